@@ -1,0 +1,1 @@
+"""One GPT-2 training run: knows of no variant and no study."""

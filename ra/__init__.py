@@ -1,0 +1,1 @@
+"""The attentions under study: one name gives one attention a layer."""

@@ -1,0 +1,1 @@
+"""Command-line entries, one a command; each is thin."""

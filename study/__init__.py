@@ -1,0 +1,1 @@
+"""Many runs: the plan, the order, the statistics and the report."""
