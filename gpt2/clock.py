@@ -1,0 +1,64 @@
+"""The clocks of a run. Exactly one runs at a time, so every second is on one of them and on one only.
+
+`train` is what the budget is charged with. `compile` holds model set-up, compiling and each process's first
+steps, which warm the allocator and the kernels; `evaluate`, `checkpoint` and `data` (waiting for the next
+batch) are what they say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+NAMES = ("train", "compile", "evaluate", "checkpoint", "data")
+
+
+class Clocks:
+    """Seconds by name. `synchronise` waits for the device, so that queued work lands on the clock that queued it."""
+
+    def __init__(
+        self,
+        seconds: Mapping[str, float] | None = None,
+        synchronise: Callable[[], None] = lambda: None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._seconds = dict.fromkeys(NAMES, 0.0) | {k: float(v) for k, v in (seconds or {}).items()}
+        self._synchronise = synchronise
+        self._now = now
+        self._running = "compile"
+        self._since = now()
+
+    def _settle(self) -> None:
+        now = self._now()
+        self._seconds[self._running] += now - self._since
+        self._since = now
+
+    def switch(self, name: str, synchronise: bool = True) -> None:
+        """From now on seconds go to `name`. Without `synchronise` the device may still be busy with older work."""
+        if name not in self._seconds:
+            raise KeyError(f"no clock {name!r}; there are {', '.join(NAMES)}")
+        if synchronise:
+            self._synchronise()
+        self._settle()
+        self._running = name
+
+    @contextmanager
+    def on(self, name: str, synchronise: bool = True) -> Iterator[None]:
+        """Charge the block to `name`, then go on with the clock that ran before."""
+        before = self._running
+        self.switch(name, synchronise)
+        try:
+            yield
+        finally:
+            self.switch(before, synchronise)
+
+    def read(self, name: str) -> float:
+        """Seconds on `name` up to now."""
+        self._settle()
+        return self._seconds[name]
+
+    def seconds(self) -> dict[str, float]:
+        """All clocks up to now, for the record and the checkpoint."""
+        self._settle()
+        return dict(self._seconds)

@@ -1,0 +1,252 @@
+"""GPT-2, pre-LN, with the attention of each layer given from outside.
+
+    tokens ─ token + position embedding ─ dropout
+        └─> [ x + attention(norm(x)) ; x + mlp(norm(x)) ] x layers ─ norm ─ head (the token embedding again)
+
+Radford et al., "Language Models are Unsupervised Multitask Learners" (2019). The vocabulary of 50257 is padded
+to a multiple of 128 for the matrix units; padded logits are never part of an output, a softmax or a gradient.
+
+Shapes: B batch, T tokens, C channels, H heads, D head size, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from gpt2.loss import linear_cross_entropy, token_losses
+
+INITIAL_STD = 0.02  # GPT-2's; residual projections get 0.02 / sqrt(2 * layers)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    layer = skip_init(nn.Linear, inputs, outputs)
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+class CausalSelfAttention(nn.Module):
+    """Standard causal self-attention, and the projections that every other attention shares.
+
+    y_i = sum_{j<=i} softmax_j(Q_i . K_j / sqrt(D)) V_j
+
+    An attention of another kind overrides `attend` and nothing else. One with parameters of its own may define
+    `optimizer_settings` (see gpt2.optim) and `learned_scalars` (recorded at each evaluation).
+
+    forward: x_BTC (B, T, C) -> (B, T, C), same dtype and device.
+    """
+
+    attention_calls = 1  # fused attention calls a forward pass, for counting FLOPs
+
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.heads = heads
+        self.dropout = dropout
+        self.qkv = _linear(width, 3 * width)
+        self.proj = _linear(width, width)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC)
+        return self.merge(self.attend(q_BHTD, k_BHTD, v_BHTD))
+
+    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        """Mix the values: (B, H, T, D) each -> (B, H, T, D). Position i may use positions j <= i only."""
+        return self.fused(q_BHTD, k_BHTD, v_BHTD)
+
+    def fused(
+        self, query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor, scale: float | None = None
+    ) -> Tensor:
+        """One fused causal attention call: memory linear in T. `scale` defaults to 1/sqrt(D)."""
+        return F.scaled_dot_product_attention(
+            query_BHTD,
+            key_BHTD,
+            value_BHTD,
+            is_causal=True,
+            dropout_p=self.dropout if self.training else 0.0,
+            scale=scale,
+        )
+
+    def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x_BTC -> query, key and value, (B, H, T, D) each."""
+        B, T, C = x_BTC.shape
+        qkv = self.qkv(x_BTC).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        return qkv[0], qkv[1], qkv[2]
+
+    def merge(self, y_BHTD: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B, T, C), through the output projection and dropout."""
+        y_BTC = y_BHTD.transpose(1, 2).flatten(2)
+        return F.dropout(self.proj(y_BTC), self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    """Width -> 4 x width -> width with the tanh GELU that GPT-2 was trained with."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.fc = _linear(width, 4 * width)
+        self.proj = _linear(4 * width, width)
+        self.dropout = dropout
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        hidden = F.gelu(self.fc(x_BTC), approximate="tanh")
+        return F.dropout(self.proj(hidden), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, attention: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = attention
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = MLP(width, dropout)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        x_BTC = x_BTC + self.attention(self.norm1(x_BTC))
+        return x_BTC + self.mlp(self.norm2(x_BTC))
+
+
+class GPT2(nn.Module):
+    """The language model. `attention(layer)` gives the attention module of each layer, 0 .. layers-1.
+
+    forward: ids_BT int64 -> logits (B, T, vocabulary). For training and scoring use `loss` and `token_losses`,
+    which never hold the logits of more than a chunk of rows. Weights are unset until `initialise` is called.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        heads: int,
+        width: int,
+        block_size: int,
+        vocabulary: int,
+        padded_vocabulary: int,
+        dropout: float = 0.0,
+        attention: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        super().__init__()
+        if padded_vocabulary < vocabulary:
+            raise ValueError(f"padded vocabulary {padded_vocabulary} is below the vocabulary {vocabulary}")
+        self.vocabulary = vocabulary
+        self.block_size = block_size
+        self.dropout = dropout
+        make = attention or (lambda layer: CausalSelfAttention(width, heads, dropout))
+        self.token = skip_init(nn.Embedding, padded_vocabulary, width)
+        self.position = skip_init(nn.Embedding, block_size, width)
+        self.blocks = nn.ModuleList(Block(width, make(layer), dropout) for layer in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    @property
+    def head(self) -> Tensor:
+        """The head's weight (V, C): tied to the token embedding."""
+        weight: Tensor = self.token.weight
+        return weight
+
+    def hidden(self, ids_BT: Tensor) -> Tensor:
+        """ids_BT -> x_BTC after the final layer norm. T must not exceed block_size."""
+        T = ids_BT.shape[1]
+        if T > self.block_size:
+            raise ValueError(f"{T} tokens exceed the block size {self.block_size}")
+        x_BTC = self.token(ids_BT) + self.position.weight[:T]
+        x_BTC = F.dropout(x_BTC, self.dropout, self.training)
+        for block in self.blocks:
+            x_BTC = block(x_BTC)
+        out: Tensor = self.norm(x_BTC)
+        return out
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        return F.linear(self.hidden(ids_BT), self.head[: self.vocabulary])
+
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean cross-entropy in nats over the targets, a differentiable scalar."""
+        return linear_cross_entropy(self.hidden(ids_BT), self.head, targets_BT, self.vocabulary)
+
+    @torch.no_grad()
+    def token_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Cross-entropy in nats of each position, (B, T) float32; a target of -1 is not scored and gives 0."""
+        return token_losses(self.hidden(ids_BT), self.head, targets_BT, self.vocabulary)
+
+    def flops_per_token(self, tokens: int | None = None) -> int:
+        """Matrix FLOPs of one training token: 6 a matrix weight (head included), causal attention at half.
+
+        forward + backward = 3 x forward; a multiply-add is 2 FLOPs. Attention of one layer and fused call over
+        `tokens` (default block_size) positions: 3 x 2 x 2 x C x T / 2 = 6 C T, since a causal mask leaves half.
+        Kaplan et al. 2020 (arXiv:2001.08361), with the causal half and without the embedding look-up.
+        """
+        width = self.token.weight.shape[1]
+        matrices = sum(p.numel() for name, p in self.blocks.named_parameters() if p.dim() == 2)
+        calls = sum(getattr(block.attention, "attention_calls", 1) for block in self.blocks)
+        return 6 * (matrices + self.vocabulary * width) + 6 * calls * width * (tokens or self.block_size)
+
+
+def _kind(name: str, parameter: Tensor) -> str | None:
+    """How a parameter starts: 'normal', 'residual', 'zero', 'one', or None: its module has set it already."""
+    if name.endswith("bias"):
+        return "zero"
+    if "norm" in name.split(".")[-2:][0] and name.endswith("weight"):
+        return "one"
+    if parameter.dim() >= 2:
+        return "residual" if name.endswith(("attention.proj.weight", "mlp.proj.weight")) else "normal"
+    return None
+
+
+def keyed_normal(seed: int, name: str, shape: torch.Size) -> Tensor:
+    """Standard normal float32 tensor that is a pure function of (seed, name, shape).
+
+    Drawn on the CPU from a generator of its own, in float64 (whose draw does not depend on the width of the
+    processor's vector units, unlike float32's) and then rounded.
+    """
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).float()
+
+
+@torch.no_grad()
+def initialise(model: GPT2, seed: int) -> list[str]:
+    """Set GPT-2's initial weights, each tensor drawn from (seed, its name): the same for every variant and device.
+
+    Returns the names that were set, in the model's order; parameters of another kind (an attention's own
+    scalars) keep the value that their module gave them. Padded vocabulary rows are zero.
+    """
+    layers = len(model.blocks)
+    std = {"normal": INITIAL_STD, "residual": INITIAL_STD / math.sqrt(2 * layers)}
+    names = []
+    for name, parameter in model.named_parameters():
+        kind = _kind(name, parameter)
+        if kind is None:
+            continue
+        if kind in std:
+            parameter.copy_(keyed_normal(seed, name, parameter.shape) * std[kind])
+        else:
+            parameter.fill_(1.0 if kind == "one" else 0.0)
+        names.append(name)
+    model.token.weight[model.vocabulary :] = 0.0
+    return names
+
+
+def weights_digest(model: GPT2, names: list[str]) -> str:
+    """SHA-256 over the named tensors' names and bytes, whatever device they are on."""
+    digest = hashlib.sha256()
+    parameters = dict(model.named_parameters())
+    for name in sorted(names):
+        digest.update(name.encode())
+        digest.update(parameters[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def learned_scalars(model: GPT2) -> dict[str, list[float]]:
+    """What the attentions have learned of their own, by name, one value a layer that has it, in layer order."""
+    collected: dict[str, list[float]] = {}
+    for block in model.blocks:
+        scalars: Callable[[], dict[str, float]] | None = getattr(block.attention, "learned_scalars", None)
+        for name, value in (scalars() if scalars else {}).items():
+            collected.setdefault(name, []).append(value)
+    return collected

@@ -1,0 +1,122 @@
+"""Reciprocal attention: the roles of query and key exchanged, for good or by a learned share.
+
+Every path masks after the exchange, so position i sees j <= i only, in training as in evaluation; and every path
+is one or two fused attention calls, so that memory stays linear in T.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpt2.model import CausalSelfAttention
+
+
+class ReciprocalAttention(CausalSelfAttention):
+    """Causal self-attention with the roles of query and key exchanged.
+
+    y_i = sum_{j<=i} softmax_j(K_i . Q_j / sqrt(D)) V_j
+
+    With W_Q and W_K renamed this is standard attention: the two are one function class.
+    """
+
+    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        return self.fused(k_BHTD, q_BHTD, v_BHTD)
+
+
+class LearnedAttention(CausalSelfAttention):
+    """A learned share of reciprocal attention, one logit a layer; the same function in training and evaluation.
+
+    p = sigmoid(alternation_logit);  y = (1 - p) y_standard + p y_reciprocal
+
+    The mix is linear in the two outputs, which attention keeps for its own backward anyway, so beyond the
+    second call's output and softmax statistics nothing more is kept.
+    """
+
+    attention_calls = 2
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dropout: float = 0.0,
+        *,
+        initial_probability: float,
+        learning_rate_multiplier: float,
+    ) -> None:
+        super().__init__(width, heads, dropout)
+        if not 0.0 < initial_probability < 1.0:
+            raise ValueError(
+                f"initial probability {initial_probability} is not between 0 and 1, both excluded"
+            )
+        logit = math.log(initial_probability) - math.log1p(-initial_probability)
+        self.alternation_logit = nn.Parameter(torch.tensor(logit))
+        self.learning_rate_multiplier = learning_rate_multiplier
+
+    def probability(self) -> Tensor:
+        """The share p of the reciprocal path, a scalar in (0, 1)."""
+        return torch.sigmoid(self.alternation_logit)
+
+    def optimizer_settings(self) -> dict[str, float]:
+        """The logit has a parameter group of its own: no weight decay, a multiple of the learning rate."""
+        return {"alternation_logit": self.learning_rate_multiplier}
+
+    def learned_scalars(self) -> dict[str, float]:
+        return {"alternation_probability": float(self.probability().detach())}
+
+    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        p = self.probability()  # a scalar: it keeps float32 while the product stays in v's dtype
+        standard = self.fused(q_BHTD, k_BHTD, v_BHTD)
+        reciprocal = self.fused(k_BHTD, q_BHTD, v_BHTD)
+        return (1 - p) * standard + p * reciprocal
+
+
+class LearnedScoreAttention(LearnedAttention):
+    """The share is taken of the scores, before the softmax: one call on heads twice as wide.
+
+    softmax_j(((1 - p) Q_i . K_j + p K_i . Q_j) / sqrt(D)) = softmax_j([(1-p) Q, p K]_i . [K, Q]_j / sqrt(D))
+
+    The values are padded with zeros to the same head size, which every fused kernel accepts.
+    """
+
+    attention_calls = 2  # one call of twice the head size
+
+    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        D = v_BHTD.shape[-1]
+        p = self.probability()
+        query = torch.cat([(1 - p) * q_BHTD, p * k_BHTD], dim=-1)
+        key = torch.cat([k_BHTD, q_BHTD], dim=-1)
+        value = nn.functional.pad(v_BHTD, (0, D))
+        return self.fused(query, key, value, scale=1 / math.sqrt(D))[..., :D]
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Forward: 1 where p > 0.5, else 0. Backward: the identity (Bengio et al. 2013, arXiv:1308.3432)."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor) -> Tensor:
+        return (p > 0.5).to(p.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        return grad_outputs[0]
+
+
+class LearnedHardAttention(LearnedAttention):
+    """One path only: reciprocal where p > 0.5, else standard.
+
+    The value is that of the chosen path exactly. In training the other path is computed as well, since the gate's
+    straight-through gradient, <dL/dy, y_reciprocal - y_standard>, needs both; without gradients one call is made.
+    """
+
+    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        p = self.probability()
+        if not torch.is_grad_enabled():
+            reciprocal = bool(p > 0.5)
+            return self.fused(k_BHTD, q_BHTD, v_BHTD) if reciprocal else self.fused(q_BHTD, k_BHTD, v_BHTD)
+        gate: Tensor = _StraightThrough.apply(p)
+        standard = self.fused(q_BHTD, k_BHTD, v_BHTD)
+        return (1 - gate) * standard + gate * self.fused(k_BHTD, q_BHTD, v_BHTD)

@@ -1,0 +1,155 @@
+"""The attentions against plain references that write the T x T matrices out, and the properties they must keep."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpt2.model import GPT2, CausalSelfAttention, initialise
+from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
+
+B, H, T, D = 2, 3, 12, 4
+WIDTH = H * D
+LEARNED = {"initial_probability": 0.3, "learning_rate_multiplier": 100.0}
+
+MAKERS: dict[str, Callable[[], CausalSelfAttention]] = {
+    "standard": lambda: CausalSelfAttention(WIDTH, H),
+    "reciprocal": lambda: ReciprocalAttention(WIDTH, H),
+    "learned": lambda: LearnedAttention(WIDTH, H, **LEARNED),
+    "score": lambda: LearnedScoreAttention(WIDTH, H, **LEARNED),
+    "hard": lambda: LearnedHardAttention(WIDTH, H, **LEARNED),
+}
+
+
+def softmax_attention(scores_BHTT: Tensor, v_BHTD: Tensor) -> Tensor:
+    """Causal attention with the T x T matrix written out."""
+    future = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool).triu(1)
+    return scores_BHTT.masked_fill(future, -math.inf).softmax(-1) @ v_BHTD
+
+
+def reference(kind: str, q: Tensor, k: Tensor, v: Tensor, p: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    swapped = k @ q.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if kind == "standard":
+        return softmax_attention(scores, v)
+    if kind == "reciprocal":
+        return softmax_attention(swapped, v)
+    if kind == "score":
+        return softmax_attention((1 - p) * scores + p * swapped, v)
+    gate = p if kind == "learned" else ((p > 0.5).to(p.dtype) - p).detach() + p
+    return (1 - gate) * softmax_attention(scores, v) + gate * softmax_attention(swapped, v)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("logit", [-3.0, 0.4, 2.5])
+def test_forward_and_all_gradients_equal_the_written_out_reference(kind: str, logit: float) -> None:
+    attention = MAKERS[kind]().double()
+    initial = torch.tensor(logit, dtype=torch.float64)
+    if isinstance(attention, LearnedAttention):
+        attention.alternation_logit.data.copy_(initial)
+    torch.manual_seed(0)
+    q, k, v, upstream = (torch.randn(B, H, T, D, dtype=torch.float64) for _ in range(4))
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    y = attention.attend(*inputs)
+    (y * upstream).sum().backward()
+    expected_inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    expected_logit = initial.clone().requires_grad_()
+    expected = reference(kind, *expected_inputs, torch.sigmoid(expected_logit))
+    (expected * upstream).sum().backward()
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(inputs, expected_inputs, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
+    if isinstance(attention, LearnedAttention):
+        assert attention.alternation_logit.grad is not None
+        assert attention.alternation_logit.grad.abs() > 1e-6
+        torch.testing.assert_close(
+            attention.alternation_logit.grad, expected_logit.grad, rtol=1e-10, atol=1e-10
+        )
+
+
+def model_of(kind: str, layers: int = 2) -> GPT2:
+    made = GPT2(layers=layers, heads=H, width=WIDTH, block_size=T, vocabulary=53, padded_vocabulary=64,
+                attention=lambda layer: MAKERS[kind]())  # fmt: skip
+    initialise(made, 0)
+    with torch.no_grad():  # well away from uniform attention, so that a leak would show
+        for block in made.blocks:
+            block.attention.qkv.weight.mul_(30)
+    return made
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("position", [1, 5, T - 1])
+def test_a_position_never_sees_the_future(kind: str, training: bool, position: int) -> None:
+    model = model_of(kind).train(training)
+    ids = torch.randint(0, 53, (B, T), generator=torch.Generator().manual_seed(1))
+    changed = ids.clone()
+    changed[:, position:] = (changed[:, position:] + 7) % 53
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            before, after = model(ids), model(changed)
+        assert torch.equal(before[:, :position], after[:, :position])
+        assert not torch.equal(before[:, position:], after[:, position:])
+
+
+def saved_shapes(attention: nn.Module, tokens: int, width: int) -> list[tuple[int, ...]]:
+    shapes: list[tuple[int, ...]] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        shapes.append(tuple(tensor.shape))
+        return tensor
+
+    x = torch.randn(1, tokens, width, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attention(x)
+    return shapes
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_nothing_of_size_t_by_t_is_kept_for_backward(kind: str) -> None:
+    shapes = saved_shapes(MAKERS[kind](), 512, WIDTH)
+    assert shapes
+    assert not [shape for shape in shapes if sum(size == 512 for size in shape) >= 2]
+    assert max(math.prod(shape) for shape in shapes) <= 512 * 4 * WIDTH
+
+
+def test_the_check_above_sees_a_written_out_matrix() -> None:
+    class WrittenOut(CausalSelfAttention):
+        def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+            return softmax_attention(q_BHTD @ k_BHTD.transpose(-1, -2), v_BHTD)
+
+    assert any(
+        sum(size == 512 for size in shape) >= 2 for shape in saved_shapes(WrittenOut(WIDTH, H), 512, WIDTH)
+    )
+
+
+@pytest.mark.parametrize("kind", ["learned", "score", "hard"])
+@pytest.mark.parametrize(("logit", "fixed"), [(-200.0, "standard"), (200.0, "reciprocal")])
+def test_the_learned_mix_ends_in_the_fixed_attentions(kind: str, logit: float, fixed: str) -> None:
+    learned, plain = model_of(kind), model_of(fixed)
+    with torch.no_grad():
+        for block in learned.blocks:
+            block.attention.alternation_logit.fill_(logit)
+    ids = torch.randint(0, 53, (B, T))
+    torch.testing.assert_close(learned(ids), plain(ids), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["learned", "score", "hard"])
+def test_training_and_evaluation_are_the_same_function(kind: str) -> None:
+    model = model_of(kind)
+    ids = torch.randint(0, 53, (B, T))
+    trained = model.train()(ids).detach()
+    with torch.no_grad():
+        evaluated = model.eval()(ids)
+    torch.testing.assert_close(trained, evaluated, rtol=0, atol=0)
+
+
+def test_the_initial_share_is_the_one_asked_for() -> None:
+    for p in (0.01, 0.5, 0.9):
+        made = LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
+        assert made.learned_scalars()["alternation_probability"] == pytest.approx(p, abs=1e-6)
+    for p in (0.0, 1.0, -1.0):
+        with pytest.raises(ValueError, match="not between 0 and 1"):
+            LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
