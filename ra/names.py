@@ -1,0 +1,74 @@
+"""The names of the variants, and which layers of each are reciprocal. Needs no torch.
+
+A new arrangement of layers is a row of PATTERNS.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+
+from gpt2.errors import UserError
+
+LEARNED = "RALEARN"
+
+# name -> which of L layers are reciprocal; None: every layer learns its share
+PATTERNS: dict[str, Callable[[int], frozenset[int]] | None] = {
+    "B": lambda L: frozenset(),
+    "RAEARLY": lambda L: frozenset(range(L // 2)),
+    "RALATE": lambda L: frozenset(range(L // 2, L)),
+    "RAALL": lambda L: frozenset(range(L)),
+    "RAALT": lambda L: frozenset(range(1, L, 2)),
+    LEARNED: None,
+}
+LISTED = re.compile(r"RA:[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
+
+
+class VariantError(UserError, ValueError):
+    """A name that is no variant of this model."""
+
+
+def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
+    """The reciprocal layers (0 .. layers-1) of variant `name`; None for one that learns its share in every layer.
+
+    Raises VariantError for an unknown name and for `RA:` with a layer the model does not have.
+    """
+    if name in PATTERNS:
+        pattern = PATTERNS[name]
+        return pattern(layers) if pattern else None
+    if not name.startswith("RA:"):
+        near = difflib.get_close_matches(name.upper(), PATTERNS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise VariantError(
+            f"{name} is no variant; {hint}right: {', '.join(PATTERNS)}, or the layers listed such as RA:5-7,9"
+        )
+    return _listed_layers(name, layers)
+
+
+def is_equivalent_to_baseline(name: str, layers: int) -> bool:
+    """Whether the variant is standard attention with W_Q and W_K renamed in some layers (or in none)."""
+    return reciprocal_layers(name, layers) is not None
+
+
+def _listed_layers(name: str, layers: int) -> frozenset[int]:
+    """The layers of `RA:5-7,9`; VariantError where they are not layers of the model, ascending and each once."""
+    if not LISTED.fullmatch(name):
+        raise VariantError(
+            f"{name} is malformed; right: layers and ranges of layers with commas, such as RA:5-7,9"
+        )
+    chosen: list[int] = []
+    for part in name.removeprefix("RA:").split(","):
+        first, _, last = part.partition("-")
+        if last and int(last) < int(first):
+            raise VariantError(f"{name}: the range {part} runs backwards; right: {last}-{first}")
+        for layer in (int(first), int(last or first)):
+            if layer >= layers:
+                raise VariantError(
+                    f"{name}: there is no layer {layer}; this model has layers 0 to {layers - 1}"
+                )
+        chosen += range(int(first), int(last or first) + 1)
+    twice = sorted({layer for layer in chosen if chosen.count(layer) > 1})
+    if twice:
+        raise VariantError(f"{name}: layer {twice[0]} is listed twice; list each layer once")
+    return frozenset(chosen)
