@@ -244,7 +244,7 @@ class TargetConfig:
             compile=symbols.flag("COMPILE"),
             cpu_threads=symbols.integer("CPU_THREADS"),
             detected=detected(symbols),
-            scale_cpu=symbols.flag("SCALE_CPU"),
+            scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # worked out: n is not written
         )
 
 

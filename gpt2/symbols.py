@@ -175,8 +175,9 @@ class Symbols:
         """The finite float in a string symbol, within the bounds; `open_...` excludes the bound itself."""
         literal = self.text(name)
         span = _span(low, high, open_low, open_high)
+        listed = f",{span}" if span else ""
         if not NUMBER.fullmatch(literal):
-            raise self.error(name, f"is not a number; right: a decimal such as 0.1 or 6e-4{span}")
+            raise self.error(name, f"is not a number; right: a decimal such as 0.1 or 6e-4{listed}")
         value = float(literal)
         if not math.isfinite(value):
             raise self.error(
