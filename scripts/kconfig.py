@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import importlib
 import io
 import os
 import sys
@@ -87,6 +88,7 @@ def menuconfig() -> None:
             except ConfigError as error:
                 print(f"error: {error}", file=sys.stderr)
                 ask_again()
+                menus = importlib.reload(menus)  # it keeps nodes of the tree before
     put_in_place(rules.render(edited.tree), edited.config, "")
 
 

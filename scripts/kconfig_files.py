@@ -57,6 +57,8 @@ def load_strictly(text: str, label: str) -> Loaded:
             )
     for name, entry in entries.items():
         if name not in expected and entry.value != "n":
+            if has_prompt(tree.syms[name]):
+                raise ConfigError(why_not(tree.syms[name], entry))
             raise ConfigError(
                 f"{entry.where}: {entry} should not be there: it is worked out from the other symbols; "
                 "`make olddefconfig` sets it right"

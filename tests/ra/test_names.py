@@ -1,0 +1,83 @@
+"""The names of the variants and the layers they make reciprocal."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2.errors import UserError
+from ra.names import PATTERNS, VariantError, is_equivalent_to_baseline, reciprocal_layers
+
+LAYERS = st.integers(1, 60)
+
+
+@given(LAYERS)
+def test_early_and_late_share_the_layers_of_all_between_them(layers):
+    early, late = reciprocal_layers("RAEARLY", layers), reciprocal_layers("RALATE", layers)
+    assert early | late == reciprocal_layers("RAALL", layers) == frozenset(range(layers))
+    assert early & late == reciprocal_layers("B", layers) == frozenset()
+    assert len(early) == layers // 2
+    assert not early or max(early) < min(late)
+
+
+def test_the_layers_of_gpt2_124m_are_those_of_the_definition():
+    assert reciprocal_layers("RAEARLY", 12) == frozenset(range(6))
+    assert reciprocal_layers("RALATE", 12) == frozenset(range(6, 12))
+    assert reciprocal_layers("RAALT", 12) == frozenset({1, 3, 5, 7, 9, 11})
+    assert reciprocal_layers("RA:5-7,9", 12) == frozenset({5, 6, 7, 9})
+    assert reciprocal_layers("RALEARN", 12) is None
+
+
+def test_all_but_the_learned_variant_are_the_baselines_function_class():
+    assert [name for name in PATTERNS if not is_equivalent_to_baseline(name, 12)] == ["RALEARN"]
+    assert is_equivalent_to_baseline("RA:3", 12)
+
+
+@given(LAYERS.flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
+def test_any_set_of_layers_can_be_listed_singly_or_in_ranges(case):
+    layers, chosen = case
+    assert reciprocal_layers("RA:" + ",".join(map(str, sorted(chosen))), layers) == chosen
+    runs: list[list[int]] = []
+    for layer in sorted(chosen):
+        if runs and runs[-1][1] == layer - 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    assert reciprocal_layers("RA:" + ",".join(f"{a}-{b}" for a, b in runs), layers) == chosen
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("RALERN", "did you mean RALEARN?"),
+        ("raall", "did you mean RAALL?"),
+        ("XYZ", "RA:5-7,9"),
+        ("RA:12", "no layer 12; this model has layers 0 to 11"),
+        ("RA:3-12", "no layer 12"),
+        ("RA:99999999", "malformed"),
+        ("RA:7-5", "runs backwards; right: 5-7"),
+        ("RA:1-3,2", "layer 2 is listed twice"),
+        ("RA:", "malformed"),
+        ("RA:1,", "malformed"),
+        ("RA:-1", "malformed"),
+        ("RA:1;2", "malformed"),
+        ("RA:²", "malformed"),
+        ("", "no variant"),
+    ],
+)
+def test_what_is_no_variant_is_refused_in_one_line(name, says):
+    with pytest.raises(VariantError) as caught:
+        reciprocal_layers(name, 12)
+    assert isinstance(caught.value, UserError)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.text(max_size=20), LAYERS)
+def test_any_text_is_a_variant_or_refused(text, layers):
+    try:
+        chosen = reciprocal_layers(text, layers)
+    except VariantError:
+        return
+    assert chosen is None or all(0 <= layer < layers for layer in chosen)
