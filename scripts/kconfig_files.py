@@ -78,18 +78,13 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
     check_entries(tree, settable.values())
     set_values(tree, settable.values())
     notes = []
-    emptied = set()  # choices that lost what was chosen
     for name, entry in settable.items():
         symbol = tree.syms[name]
-        if not symbol.visibility and symbol.str_value != entry.value:
-            notes.append(f"dropped {entry}, which needs {needs(symbol)}")
-            emptied.add(symbol.choice)
-    for name, entry in settable.items():
-        symbol = tree.syms[name]
-        if symbol.visibility and symbol.str_value != entry.value:
-            if symbol.choice is None or symbol.choice not in emptied:
-                raise ConfigError(why_not(symbol, entry))
-            notes.append(f"set CONFIG_{name}={symbol.str_value} in its place")
+        if symbol.str_value == entry.value:
+            continue
+        if symbol.visibility:
+            raise ConfigError(why_not(symbol, entry))
+        notes.append(f"dropped {entry}, which needs {needs(symbol)}")
     after = parse_lines(render(tree), label)
     notes += [f"added {entry}" for name, entry in after.items() if name not in entries]
     notes += [

@@ -438,6 +438,7 @@ def edited(old: str, new: str) -> int:
         ('CONFIG_LEARNING_RATE="1e-3"', 'CONFIG_LEARNING_RATE="2"', "at most 1"),
         ('CONFIG_LEARNING_RATE="1e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
         ("# CONFIG_TARGET_CPU is not set", "CONFIG_TARGET_CPU=y", "keep one"),
+        ("CONFIG_TARGET_AUTO=y", "# CONFIG_TARGET_AUTO is not set", "leaves its choice empty"),
         ("CONFIG_MICRO_BATCH=0", "CONFIG_MICRO_BATCH=3", "nearest values that work"),
         ("# CONFIG_WANDB is not set", 'CONFIG_WANDB="y"', "y nor n"),
     ],
