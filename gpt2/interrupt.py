@@ -1,0 +1,39 @@
+"""Being asked to stop: SIGTERM, SIGHUP and the first SIGINT are noted, and honoured at the next safe place."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Interrupted(BaseException):
+    """The run was asked to stop; nothing is wrong. Not an Exception, so that no handler swallows it."""
+
+
+class Stop:
+    """Set by a signal; `check` raises Interrupted once it is. A second SIGINT ends the process at once."""
+
+    def __init__(self) -> None:
+        self.requested = ""
+
+    def install(self) -> Stop:
+        """Take over the signals, and on Linux ask for SIGTERM when the parent dies."""
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self._note)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            os._exit(128 + number)
+        self.requested = signal.Signals(number).name
+
+    def check(self) -> None:
+        if self.requested:
+            raise Interrupted(self.requested)

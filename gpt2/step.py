@@ -1,0 +1,167 @@
+"""One optimizer step: the effective batch in micro-batches, clipped, checked, applied.
+
+Training, the planner's timing, the equivalence control and the benchmarks all make their steps here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpt2.batch import BatchPlan
+from gpt2.config import ModelConfig, OptimizerConfig
+from gpt2.errors import UserError
+from gpt2.loss import linear_cross_entropy
+from gpt2.memory import PeakMeter
+from gpt2.model import GPT2, initialise
+from gpt2.optim import learning_rate, make_optimizer, set_learning_rate
+
+Attention = Callable[[int], nn.Module]
+
+
+class NotFiniteError(UserError, ArithmeticError):
+    """Loss or gradient is NaN or infinite; the optimizer has not been applied."""
+
+
+def build_model(config: ModelConfig, attention: Attention | None) -> GPT2:
+    """The model of the configuration on the CPU, its weights not yet initialised."""
+    return GPT2(
+        layers=config.layers,
+        heads=config.heads,
+        width=config.width,
+        block_size=config.block_size,
+        vocabulary=config.vocabulary,
+        padded_vocabulary=config.padded_vocabulary,
+        dropout=config.dropout,
+        attention=attention,
+    )
+
+
+def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
+    """The precision that forward passes run in: bfloat16 autocast, or plain float32."""
+    if dtype == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=getattr(torch, dtype))
+
+
+@dataclass
+class StepResult:
+    """Mean loss in nats over the effective batch and the gradient's norm before clipping."""
+
+    loss: float
+    gradient_norm: float
+    rate: float
+
+
+class Stepper:
+    """Model, optimizer and how to move them by one step; everything that a checkpoint must hold of them."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        optimizer_config: OptimizerConfig,
+        batch: BatchPlan,
+        *,
+        seed: int,
+        device: str,
+        dtype: str,
+        compile: bool,
+        attention: Attention | None,
+        alter: Callable[[GPT2], None] | None = None,
+    ) -> None:
+        """`alter` may change the initial weights before the optimizer sees them (the equivalence control does)."""
+        self.settings = optimizer_config
+        self.batch = batch
+        self.seed = seed
+        self.device = device
+        self.dtype = dtype
+        self.model = build_model(model_config, attention)
+        self.shared_names = initialise(self.model, seed)
+        if alter:
+            alter(self.model)
+        self.model.to(device)
+        self.optimizer = make_optimizer(
+            self.model,
+            learning_rate=optimizer_config.learning_rate,
+            betas=(optimizer_config.beta1, optimizer_config.beta2),
+            epsilon=optimizer_config.epsilon,
+            weight_decay=optimizer_config.weight_decay,
+        )
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return autocast(self.device, self.dtype)
+
+    def step(
+        self, ids_ET: Tensor, iteration: int, iterations: int, meter: PeakMeter | None = None
+    ) -> StepResult:
+        """Train on the effective batch ids_ET (E, T+1) as step `iteration` of `iterations`.
+
+        Raises NotFiniteError before the optimizer is applied.
+        """
+        self.model.train()
+        phase = meter.phase if meter else lambda name: contextlib.nullcontext()
+        if self.model.dropout:
+            torch.manual_seed(_dropout_seed(self.seed, iteration))
+        total = torch.zeros((), device=self.device, dtype=torch.float64 if self.device == "cpu" else torch.float32)
+        for micro_ids in ids_ET.split(self.batch.micro):
+            with phase("forward"), self.autocast():
+                hidden = self._hidden(micro_ids[:, :-1])
+                loss = linear_cross_entropy(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
+            del hidden
+            with phase("backward"):
+                (loss / self.batch.accumulation).backward()
+            total += loss.detach()
+            del loss
+        with phase("optimizer"):
+            result = self._apply(total, iteration, iterations)
+        return result
+
+    def _apply(self, total: Tensor, iteration: int, iterations: int) -> StepResult:
+        limit = self.settings.grad_clip or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        loss, gradient_norm = torch.stack([total / self.batch.accumulation, norm.to(total.dtype)]).tolist()
+        if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # false for NaN as well
+            raise NotFiniteError(
+                f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; {self._first_not_finite()}; "
+                "a smaller CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION is the usual remedy"
+            )
+        rate = learning_rate(
+            (iteration + 1) / iterations,
+            peak=self.settings.learning_rate,
+            warmup_fraction=self.settings.warmup_fraction,
+            minimum_ratio=self.settings.min_learning_rate_ratio,
+        )
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, gradient_norm, rate)
+
+    def _first_not_finite(self) -> str:
+        for name, parameter in self.model.named_parameters():
+            if not torch.isfinite(parameter).all():
+                return f"the first tensor that is not finite is the weight {name}"
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
+                return f"the first tensor that is not finite is the gradient of {name}"
+        return "every weight and gradient is finite"
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+def _dropout_seed(seed: int, iteration: int) -> int:
+    """Dropout is a pure function of (seed, iteration), so a resumed run needs no generator state."""
+    digest = hashlib.sha256(f"dropout:{seed}:{iteration}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,87 @@
+"""The process of one run: started by the study in a session of its own, listened to line by line, stopped politely."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY = 0, 1, 3, 4
+PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Child:
+    """`python -m scripts.train ...` with its events on a pipe and everything else in its log file."""
+
+    def __init__(self, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self._log_file = log.open("a")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.train", *arguments],
+            cwd=ROOT,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log_file,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a Ctrl-C at the terminal reaches the study alone, which passes it on
+        )
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The events as they come, until the process closes its output. Other lines go to the log."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            if isinstance(event, dict) and "event" in event:
+                yield event
+            else:
+                self._log_file.write(line)
+                self._log_file.flush()
+
+    def wait(self) -> int:
+        """The exit status; negative where a signal ended the process."""
+        status = self.process.wait()
+        self._log_file.close()
+        return status
+
+    def stop(self) -> int:
+        """Ask it to save and stop; after PATIENCE_SECONDS it is killed."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.communicate(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        return self.wait()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+
+    def last_words(self) -> str:
+        """The last line of its log that says anything."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    name = signal.Signals(-status).name
+    hint = {
+        "SIGKILL": " (the system's out-of-memory killer, or somebody's kill -9)",
+        "SIGBUS": " (a data shard was cut short while it was mapped, or the disk failed: `make data` checks)",
+    }.get(name, "")
+    return f"killed by {name}{hint}"

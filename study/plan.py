@@ -1,0 +1,262 @@
+"""The plan of a study, made once before its first run: the micro-batch, and how many iterations each variant gets.
+
+A time budget becomes an iteration count here. Real steps of each cost class are timed on the card; from then on
+a run is defined by its count, so that it is reproducible, resumes exactly and always ends its schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2 import record
+from gpt2.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch
+from gpt2.config import BudgetConfig, Config
+from gpt2.errors import UserError
+from gpt2.memory import estimate_bytes
+from gpt2.target import ResolvedTarget
+from gpt2.target import record as target_record
+from gpt2.train import WARM_UP_STEPS
+from ra.variants import Variant
+from study.settings import StudySettings
+
+MARGIN = 0.10  # of the card's memory that the plan leaves free
+SAME_SPEED = 1.02  # cost classes this close get the same count
+MICRO_TOKENS = {"cpu": 4096}  # tokens of a micro-batch beyond which a step is no faster; 65536 on a GPU
+TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 6.0, 60.0  # seconds of timing per class, from the time limit
+
+
+class PlanError(UserError, RuntimeError):
+    """The budget or the card does not allow the study as configured."""
+
+
+class DoesNotFitError(Exception):
+    """The card ran out of memory at this micro-batch."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What timing a cost class gave: seconds of each step, and the peak memory of one."""
+
+    seconds: list[float]
+    peak_bytes: int
+
+
+# (variant, batch, seconds to spend) -> Timing; raises DoesNotFitError
+TimeSteps = Callable[[str, BatchPlan, float], Timing]
+
+
+def load_plan(study_dir: Path) -> dict[str, Any] | None:
+    """The plan that was made, or None; PlanError where the file cannot be read."""
+    path = study_dir / "plan.json"
+    if not path.exists():
+        return None
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text())
+        plan["variants"], BatchPlan(**plan["batch"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"{path} cannot be read ({error}); delete it and run `make` to plan anew") from error
+    return plan
+
+
+def make_plan(
+    study_dir: Path,
+    config: Config,
+    settings: StudySettings,
+    resolved: ResolvedTarget,
+    variants: dict[str, Variant],
+    time_steps: TimeSteps,
+) -> dict[str, Any]:
+    """Choose the micro-batch, time each cost class, set the counts, and write plan.json."""
+    examples: dict[str, str] = {}  # cost class -> a variant of it
+    for name, variant in variants.items():
+        examples.setdefault(variant.cost_class, name)
+    calls = max(variant.attention_calls for variant in variants.values())
+    batch = choose_batch(config, resolved, calls)
+    timings: dict[str, Timing] = {}
+    while config.budget.max_time_seconds:
+        budget = min(max(TIMING_SHARE * config.budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
+        try:
+            timings = {cost: time_steps(name, batch, budget) for cost, name in examples.items()}
+            break
+        except DoesNotFitError as error:
+            smaller = next_smaller(batch)
+            if smaller is None:
+                raise PlanError(f"{resolved.device_name}: one sequence at a time does not fit: {error}") from error
+            batch = smaller
+    seconds = {cost: steady_mean(timing.seconds) for cost, timing in timings.items()}
+    counts = iteration_counts(config.budget, batch.tokens, seconds, list(examples), settings.budget_equal_tokens)
+    estimates = {name: estimate(config, resolved, batch, v.attention_calls) for name, v in variants.items()}
+    plan = {
+        "schema": 1,
+        "study": settings.name,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "config_sha256": config.sha256,
+        "target": target_record(resolved),
+        "batch": dataclasses.asdict(batch),
+        "budget": dataclasses.asdict(config.budget) | {"equal_tokens": settings.budget_equal_tokens},
+        "classes": {
+            cost: {
+                "seconds_per_iteration": seconds[cost],
+                "samples": [round(sample, 6) for sample in timing.seconds],
+                "peak_bytes": timing.peak_bytes,
+            }
+            for cost, timing in timings.items()
+        },
+        "variants": {
+            name: {
+                "class": variant.cost_class,
+                "iterations": counts[variant.cost_class],
+                "tokens": counts[variant.cost_class] * batch.tokens,
+                "predicted_bytes": estimates[name],
+            }
+            for name, variant in variants.items()
+        },
+        "evaluation": {
+            "interval_tokens": config.evaluation.interval_tokens,
+            "grid_tokens": grid(config.evaluation.interval_tokens, max(counts.values()) * batch.tokens),
+        },
+        "notes": [],
+    }
+    record.write_json(study_dir / "plan.json", plan)
+    return plan
+
+
+def with_variants(
+    study_dir: Path, plan: dict[str, Any], variants: dict[str, Variant], remake: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """The plan with the variants that were added since it was made; the counts that stand are never changed.
+
+    A new variant of a known cost class takes that class's count. One of a new class needs timing: `remake` gives
+    a plan of today from which only the new variants' rows are taken.
+    """
+    missing = {name: variant for name, variant in variants.items() if name not in plan["variants"]}
+    if not missing:
+        return plan
+    known = {row["class"]: row for row in plan["variants"].values()}
+    fresh = remake() if any(variant.cost_class not in known for variant in missing.values()) else None
+    for name, variant in missing.items():
+        if variant.cost_class in known:
+            plan["variants"][name] = dict(known[variant.cost_class])
+        elif fresh:
+            plan["variants"][name] = fresh["variants"][name]
+            plan["classes"] |= {cost: row for cost, row in fresh["classes"].items() if cost not in plan["classes"]}
+    record.write_json(study_dir / "plan.json", plan)
+    return plan
+
+
+def fall_back(study_dir: Path, plan: dict[str, Any], run: str) -> bool:
+    """Out of memory in `run`: the next smaller micro-batch for it and all that follow. False when none is left."""
+    before = BatchPlan(**plan["batch"])
+    batch = next_smaller(before)
+    if batch is None:
+        return False
+    plan["batch"] = dataclasses.asdict(batch)
+    plan["notes"].append(
+        f"{run} ran out of memory at micro-batch {before.micro}: from there on micro-batch {batch.micro}, the effective "
+        f"batch of {batch.effective} unchanged"
+    )
+    record.write_json(study_dir / "plan.json", plan)
+    return True
+
+
+def choose_batch(config: Config, resolved: ResolvedTarget, attention_calls: int) -> BatchPlan:
+    """The configured micro-batch, or the largest exact one whose estimate fits the target with the margin."""
+    effective, block = config.batch.effective, config.model.block_size
+    if config.batch.micro:
+        return plan_batch(effective, config.batch.micro, 1, block)
+    kind = "cpu" if resolved.device == "cpu" else "cuda"
+    limit = max(1, MICRO_TOKENS.get(kind, 65536) // block)
+    batch = plan_batch(effective, largest_micro_batch(effective, 1, limit), 1, block)
+    room = resolved.memory_bytes * (1 - MARGIN)
+    while estimate(config, resolved, batch, attention_calls) > room:
+        smaller = next_smaller(batch)
+        if smaller is None:
+            need = estimate(config, resolved, batch, attention_calls)
+            raise PlanError(
+                f"{config.model.size} with block size {block} needs about {need / 2**30:.1f} GiB for one sequence; "
+                f"{resolved.device_name} has {resolved.memory_bytes / 2**30:.1f} GiB, {MARGIN:.0%} of it kept free: "
+                "choose a smaller CONFIG_GPT2_MODEL_* or CONFIG_GPT2_BLOCK_SIZE"
+            )
+        batch = smaller
+    return batch
+
+
+def estimate(config: Config, resolved: ResolvedTarget, batch: BatchPlan, attention_calls: int) -> int:
+    """Estimated peak bytes of a step of `batch` on the target."""
+    model = config.model
+    parameters = 12 * model.layers * model.width**2 + (model.padded_vocabulary + model.block_size) * model.width
+    return estimate_bytes(
+        parameters=parameters,
+        layers=model.layers,
+        width=model.width,
+        padded_vocabulary=model.padded_vocabulary,
+        tokens=batch.micro * batch.block_size,
+        half=resolved.dtype != "float32",
+        attention_calls=attention_calls,
+    )
+
+
+def steady_mean(samples: list[float]) -> float:
+    """Mean seconds of a step without the slowest twentieth, which is other processes' doing."""
+    kept = sorted(samples)[: max(1, round(len(samples) * 0.95))]
+    return sum(kept) / len(kept)
+
+
+def iteration_counts(
+    budget: BudgetConfig, tokens: int, seconds: dict[str, float], classes: list[str], equal_tokens: bool
+) -> dict[str, int]:
+    """Iterations of each cost class: what ends first of time, tokens and iterations.
+
+    `tokens` is of one iteration; `seconds` of one iteration by class (needed under a time limit only). Classes
+    within 2 % of the fastest of their group share its mean. The first steps of a process are not charged to
+    the budget, so a time limit buys that many more.
+    """
+    counts: dict[str, int] = {}
+    shared = _shared_seconds(seconds)
+    for cost in classes:
+        limits = []
+        if budget.max_time_seconds:
+            limits.append(int(budget.max_time_seconds / shared[cost]) + WARM_UP_STEPS)
+            if limits[-1] < 2 * WARM_UP_STEPS + 1:
+                raise PlanError(
+                    f"a step takes {shared[cost]:.1f} s here, so CONFIG_GPT2_MAX_TIME={budget.max_time_seconds} is hardly "
+                    f"a step or two: at least {5 * shared[cost]:.0f} s is sensible, or a smaller CONFIG_EFFECTIVE_BATCH"
+                )
+        if budget.max_tokens:
+            limits.append(budget.max_tokens // tokens)
+            if not limits[-1]:
+                raise PlanError(
+                    f"CONFIG_GPT2_MAX_TOKENS={budget.max_tokens} is less than one iteration's {tokens} tokens"
+                )
+        if budget.max_iterations:
+            limits.append(budget.max_iterations)
+        if not limits:
+            raise PlanError(
+                "no budget: set one of CONFIG_GPT2_MAX_TIME, CONFIG_GPT2_MAX_TOKENS or CONFIG_GPT2_MAX_ITERS above 0"
+            )
+        counts[cost] = min(limits)
+    if equal_tokens:
+        counts = dict.fromkeys(counts, min(counts.values()))
+    return counts
+
+
+def _shared_seconds(seconds: dict[str, float]) -> dict[str, float]:
+    """Classes whose times agree within SAME_SPEED get the mean of their group."""
+    groups: list[list[str]] = []
+    for cost in sorted(seconds, key=lambda name: seconds[name]):
+        if groups and seconds[cost] <= SAME_SPEED * seconds[groups[-1][0]]:
+            groups[-1].append(cost)
+        else:
+            groups.append([cost])
+    return {cost: sum(seconds[c] for c in group) / len(group) for group in groups for cost in group}
+
+
+def grid(interval: int, last: int) -> list[int]:
+    """The multiples of `interval` tokens up to `last`; empty when evaluation is at the end only."""
+    return list(range(interval, last + 1, interval)) if interval else []
