@@ -1,0 +1,85 @@
+"""The CPU: its name, the memory and the cores that this process may use. Standard library only.
+
+A container's limits (cgroup v1 and v2) and the scheduler's affinity count, not what the machine has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SYS, PROC = Path("/sys"), Path("/proc")
+UNLIMITED = 2**60  # cgroup v1 writes "no limit" as a number just below 2**63
+
+
+def read(path: Path) -> str:
+    """A file's text without white space around it; empty where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def number(path: Path) -> int:
+    """A file's whole number; 0 where there is none."""
+    text = read(path)
+    return int(text) if text.isdecimal() else 0
+
+
+def cpu_name(proc: Path = PROC) -> str:
+    """The processor's model name, as the kernel tells it."""
+    found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", read(proc / "cpuinfo"), re.MULTILINE)
+    return found.group(1).strip() if found else "CPU"
+
+
+def memory_bytes(sys: Path = SYS, proc: Path = PROC) -> int:
+    """Total memory in bytes that this process may use: the machine's, or less where a container limits it."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB", read(proc / "meminfo"), re.MULTILINE)
+    total = int(found.group(1)) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [number(folder / "memory.max") for folder in _groups(sys, proc, "")]
+    limits += [number(folder / "memory.limit_in_bytes") for folder in _groups(sys, proc, "memory")]
+    return min([total, *(limit for limit in limits if 0 < limit < UNLIMITED)])
+
+
+def cpu_threads(requested: int, sys: Path = SYS, proc: Path = PROC, allowed: set[int] | None = None) -> int:
+    """`requested` threads, or with 0 one a physical core that this process may use.
+
+    Hyper-threads share a core's arithmetic units, so they count once. allowed: logical CPUs (the scheduler's
+    affinity by default). A container's CPU quota is an upper bound; the result is at least 1.
+    """
+    if requested:
+        return requested
+    if allowed is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        allowed = affinity(0) if affinity else set(range(os.cpu_count() or 1))
+    topology = [sys / "devices/system/cpu" / f"cpu{cpu}" / "topology" for cpu in sorted(allowed)]
+    siblings = [read(folder / "thread_siblings_list") or str(folder) for folder in topology]
+    quotas = [len(set(siblings)), *_cpu_quotas(sys, proc)]
+    return max(1, int(min(quotas)))
+
+
+def _cpu_quotas(sys: Path, proc: Path) -> Iterator[float]:
+    """CPUs' worth of time that each enclosing cgroup grants; groups without a limit are left out."""
+    for folder in _groups(sys, proc, ""):
+        quota, _, period = read(folder / "cpu.max").partition(" ")
+        if quota.isdecimal() and period.isdecimal():
+            yield int(quota) / int(period)
+    for folder in [*_groups(sys, proc, "cpu"), *_groups(sys, proc, "cpu,cpuacct")]:
+        granted, period_us = number(folder / "cpu.cfs_quota_us"), number(folder / "cpu.cfs_period_us")
+        if granted and period_us:
+            yield granted / period_us
+
+
+def _groups(sys: Path, proc: Path, controller: str) -> list[Path]:
+    """This process's cgroup of a controller ("": v2) and all around it; in a container they may start anywhere."""
+    path = ""
+    for line in read(proc / "self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, where = rest.partition(":")
+        if controllers == controller or (controller and controller in controllers.split(",")):
+            path = where.strip("/")
+    root = sys / "fs/cgroup" / controller
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [root.joinpath(*parts[:depth]) for depth in range(len(parts) + 1)]
