@@ -1,6 +1,6 @@
 """The names of the variants, and which layers of each are reciprocal. Needs no torch.
 
-A new arrangement of layers is a row of PATTERNS.
+A new arrangement of layers is a row of PATTERNS; a new attention is a file in ra/own, whose name is the variant's.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from gpt2.errors import UserError
 
@@ -25,23 +26,38 @@ PATTERNS: dict[str, Callable[[int], frozenset[int]] | None] = {
 LISTED = re.compile(r"RA:[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 
 
+OWN = Path(__file__).with_name("own")
+
+
 class VariantError(UserError, ValueError):
     """A name that is no variant of this model."""
 
 
+def own_variants() -> list[str]:
+    """The variants that users added: the files in ra/own, in upper case."""
+    return sorted(path.stem.upper() for path in OWN.glob("*.py") if not path.stem.startswith("_"))
+
+
+def is_own(name: str) -> bool:
+    """Whether the name is that of a file in ra/own (and not of a built-in variant)."""
+    return name not in PATTERNS and name in own_variants()
+
+
 def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
-    """The reciprocal layers (0 .. layers-1) of variant `name`; None for one that learns its share in every layer.
+    """The reciprocal layers (0 .. layers-1) of variant `name`; None for a learned one and for a user's own.
 
     Raises VariantError for an unknown name and for `RA:` with a layer the model does not have.
     """
     if name in PATTERNS:
         pattern = PATTERNS[name]
         return pattern(layers) if pattern else None
+    if is_own(name):
+        return None
     if not name.startswith("RA:"):
-        near = difflib.get_close_matches(name.upper(), PATTERNS, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name.upper(), [*PATTERNS, *own_variants()], n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise VariantError(
-            f"{name} is no variant; {hint}right: {', '.join(PATTERNS)}, or the layers listed such as RA:5-7,9"
+            f"{name} is no variant; {hint}right: {', '.join([*PATTERNS, *own_variants()])}, or the layers listed such as RA:5-7,9"
         )
     return _listed_layers(name, layers)
 

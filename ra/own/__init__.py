@@ -1,0 +1,1 @@
+"""Variants of your own, one file each: see ra/variants.py."""

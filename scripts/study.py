@@ -1,0 +1,61 @@
+"""`make`: run the study that .config describes, resume what was cut off, and report.
+
+The first line says what it was scaled to. Torch is loaded only when there is something to run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpt2.config import Config, read_symbols
+from gpt2.errors import UserError, run_command
+from gpt2.symbols import Symbols
+from study.settings import StudySettings
+
+CONFIG = Path(".config")
+
+
+def first_line(config: Config, settings: StudySettings) -> str:
+    """What this study is, in one line."""
+    scale = (
+        f"CPU study (no GPU was found when .config was made, so it was scaled to a processor): {config.model.size} model"
+        if config.target.scale_cpu
+        else f"GPT-2 {config.model.size}"
+    )
+    budget = config.budget
+    each = [f"{budget.max_time_seconds} s of training"] if budget.max_time_seconds else []
+    each += [f"{budget.max_tokens} tokens"] if budget.max_tokens else []
+    each += [f"{budget.max_iterations} iterations"] if budget.max_iterations else []
+    return (
+        f"{settings.name}: {scale}, {len(settings.variants)} variants x {settings.seeds} seeds, "
+        f"at most {' or '.join(each)} a run, {config.data.dataset} data"
+    )
+
+
+def refuse_assignments() -> None:
+    """CONFIG_X=v belongs to defconfig; anywhere else it would be ignored, so it is refused."""
+    if "CONFIG_" in os.environ.get("MAKEFLAGS", ""):
+        raise UserError(
+            "CONFIG_X=v on the command line belongs to `make defconfig-NAME CONFIG_X=v`; it changes nothing here"
+        )
+
+
+def load() -> tuple[Symbols, Config, StudySettings]:
+    if not CONFIG.exists():
+        raise UserError("there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)")
+    symbols = read_symbols(CONFIG)
+    return symbols, Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
+
+
+def main() -> int:
+    refuse_assignments()
+    symbols, config, settings = load()
+    print(first_line(config, settings), flush=True)
+    from study.run import Study
+
+    return Study(symbols, CONFIG.read_text()).run()
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,126 @@
+"""One run in a process of its own; started by the study, which reads its events from standard output.
+
+    python -m scripts.train STUDY_DIR VARIANT SEED                     train, or go on from the last checkpoint
+    python -m scripts.train STUDY_DIR VARIANT SEED --time S --micro M  only time steps for S seconds, for the plan
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from gpt2.errors import UserError
+from study.child import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.train")
+    parser.add_argument("study_dir", type=Path)
+    parser.add_argument("variant")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--time", type=float, default=0.0)
+    parser.add_argument("--micro", type=int, default=0)
+    arguments = parser.parse_args()
+    from gpt2.interrupt import Interrupted, Stop
+
+    stop = Stop().install()
+    import torch
+
+    try:
+        return _work(arguments, stop)
+    except Interrupted:
+        return EXIT_INTERRUPTED
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        print(f"error: out of memory: {error}", file=sys.stderr)
+        return EXIT_OUT_OF_MEMORY
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _work(arguments: argparse.Namespace, stop: object) -> int:
+    import torch
+
+    from gpt2 import record, target
+    from gpt2.batch import BatchPlan, plan_batch
+    from gpt2.config import Config, read_symbols
+    from gpt2.interrupt import Stop
+    from gpt2.train import Run, RunPlan
+    from ra.settings import AlternationSettings
+    from ra.variants import variant
+    from study.plan import load_plan
+
+    assert isinstance(stop, Stop)
+    symbols = read_symbols(arguments.study_dir / "config")
+    config = Config.from_symbols(symbols)
+    resolved = target.resolve(config.target)
+    if resolved.device == "cpu":
+        torch.set_num_threads(target.cpu_threads(config.target.cpu_threads))
+    else:
+        torch.set_float32_matmul_precision("high")
+    chosen = variant(arguments.variant, config.model, AlternationSettings.from_symbols(symbols))
+    with target.attention_context(resolved):
+        if arguments.time:
+            batch = plan_batch(config.batch.effective, arguments.micro, 1, config.model.block_size)
+            return _time_steps(config, resolved, chosen.attention, batch, arguments.time)
+        plan = load_plan(arguments.study_dir)
+        if plan is None:
+            raise UserError(f"{arguments.study_dir} has no plan.json; start the study with `make`")
+        row, name = plan["variants"][arguments.variant], record.run_name(arguments.variant, arguments.seed)
+        run = RunPlan(
+            directory=arguments.study_dir / "runs" / name,
+            run=name,
+            variant=arguments.variant,
+            seed=arguments.seed,
+            iterations=row["iterations"],
+            batch=BatchPlan(**plan["batch"]),
+            predicted_bytes=row.get("predicted_bytes"),
+        )
+        status = Run(run, config, resolved, chosen.attention, stop).train()
+    return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
+
+
+def _time_steps(config, resolved, attention, batch, seconds: float) -> int:  # type: ignore[no-untyped-def]
+    """Time whole steps on random tokens; prints {"event": "timing", "seconds": [...], "peak_bytes": N}."""
+    import torch
+
+    from gpt2.memory import PeakMeter
+    from gpt2.step import Stepper
+    from gpt2.train import WARM_UP_STEPS, device_synchroniser, print_line
+
+    meter, synchronise = PeakMeter(resolved.device), device_synchroniser(resolved.device)
+    stepper = Stepper(
+        config.model,
+        config.optimizer,
+        batch,
+        seed=0,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        compile=config.target.compile,
+        attention=attention,
+    )
+    shape = (batch.effective, batch.block_size + 1)
+    ids_ET = torch.randint(config.model.vocabulary, shape, generator=torch.Generator().manual_seed(0))
+    ids_ET = ids_ET.to(resolved.device)
+    samples: list[float] = []
+    began = time.perf_counter()
+    while len(samples) < WARM_UP_STEPS + 3 or time.perf_counter() - began < seconds:
+        synchronise()
+        before = time.perf_counter()
+        stepper.step(ids_ET, len(samples), 10**9)  # a rate near zero: what is timed does not depend on it
+        synchronise()
+        samples.append(time.perf_counter() - before)
+        if len(samples) == WARM_UP_STEPS:
+            began = time.perf_counter()
+    peak = meter.peaks()["allocated"]
+    print_line({"event": "timing", "seconds": samples[WARM_UP_STEPS:], "peak_bytes": peak})
+    return EXIT_FINISHED
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status) if status == EXIT_INTERRUPTED else sys.exit(status)
