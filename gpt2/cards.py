@@ -10,15 +10,23 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 
+from gpt2.errors import UserError
+
 GIB = 2**30
 SMALLEST_SHARE = (
     0.9  # of a row's memory; a device with less is a slice of the card (MIG, a partition, a virtual GPU)
 )
-FUSED_CUDA = ("flash", "efficient", "cudnn")  # in the order tried; none of them holds a T x T matrix
-FUSED_ROCM = ("flash", "efficient")  # both through AOTriton
+# torch's fused kernels in the order tried; none of them holds a T x T matrix. cuDNN's comes last although torch
+# itself prefers it on Hopper: not-a-number gradients have been reported of it.
+FUSED_CUDA = ("flash", "efficient", "cudnn")
+FUSED_ROCM = ("flash", "efficient")  # both are AOTriton's
 # AOTriton's kernels for most Radeon cards count as experimental; without this torch refuses them and takes the
 # T x T math path. torch reads it once, at the first attention.
 AOTRITON = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
+
+
+class TargetError(UserError, RuntimeError):
+    """The target that was asked for and the machine do not go together."""
 
 
 @dataclass(frozen=True)
