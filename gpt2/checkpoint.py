@@ -64,7 +64,9 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
         _flush(root)
     except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"checkpoint {final} could not be written: {error}; free space and run `make`") from error
+        raise CheckpointError(
+            f"checkpoint {final} could not be written: {error}; free space and run `make`"
+        ) from error
     _remove_leftovers(root)
     for old in complete(root)[:-keep]:
         shutil.rmtree(old)
@@ -91,7 +93,9 @@ def load(path: Path) -> Loaded:
         meta = json.loads((path / META).read_text())
     except CheckpointError:
         raise
-    except Exception as error:  # a damaged file can fail in any way; the one before is the answer to all of them
+    except (
+        Exception
+    ) as error:  # a damaged file can fail in any way; the one before is the answer to all of them
         raise CheckpointError(f"checkpoint {path} is not whole: {type(error).__name__}: {error}") from error
     return Loaded(int(meta["iteration"]), state, meta)
 

@@ -111,14 +111,14 @@ def global_batch(
     windows = (len(train) - 1) // block_size
     if windows < 1:
         raise DataError(
-            f"the training text has {len(train)} tokens, less than one sequence of CONFIG_GPT2_BLOCK_SIZE={block_size}; "
-            "right: more text, or a smaller block size"
+            f"the training text has {len(train)} tokens, less than one sequence of "
+            f"CONFIG_GPT2_BLOCK_SIZE={block_size}; right: more text, or a smaller block size"
         )
     first = iteration * effective
-    numbers = []
+    numbers: list[int] = []
     while len(numbers) < effective:
         epoch, start = divmod(first + len(numbers), windows)
-        numbers.extend(_order(windows, seed, epoch)[start : start + effective - len(numbers)])
+        numbers += _order(windows, seed, epoch)[start : start + effective - len(numbers)].tolist()
     return train.windows(numbers, block_size)
 
 

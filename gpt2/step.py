@@ -111,7 +111,9 @@ class Stepper:
         phase = meter.phase if meter else lambda name: contextlib.nullcontext()
         if self.model.dropout:
             torch.manual_seed(_dropout_seed(self.seed, iteration))
-        total = torch.zeros((), device=self.device, dtype=torch.float64 if self.device == "cpu" else torch.float32)
+        total = torch.zeros(
+            (), device=self.device, dtype=torch.float64 if self.device == "cpu" else torch.float32
+        )
         for micro_ids in ids_ET.split(self.batch.micro):
             with phase("forward"), self.autocast():
                 hidden = self._hidden(micro_ids[:, :-1])
@@ -122,8 +124,7 @@ class Stepper:
             total += loss.detach()
             del loss
         with phase("optimizer"):
-            result = self._apply(total, iteration, iterations)
-        return result
+            return self._apply(total, iteration, iterations)
 
     def _apply(self, total: Tensor, iteration: int, iterations: int) -> StepResult:
         limit = self.settings.grad_clip or float("inf")

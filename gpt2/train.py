@@ -48,6 +48,7 @@ class RunPlan:
     iterations: int
     batch: BatchPlan
     predicted_bytes: int | None = None
+    hellaswag: Path | str = "not asked for"  # the items, or the reason why there are none
 
 
 def device_synchroniser(device: str) -> Any:
@@ -250,9 +251,9 @@ class Run:
             return
         with self.clocks.on("evaluate"):
             self.tell({"event": "phase", "phase": "scoring HellaSwag"}, always=True)
-            source = hellaswag.obtain(settings, self.config.data.directory, report=lambda text: None)
-            if isinstance(source, hellaswag.Absent):
-                self.record["hellaswag"] = {"absent": source.reason}
+            source = self.plan.hellaswag
+            if isinstance(source, str):
+                self.record["hellaswag"] = {"absent": source}
                 return
             score = hellaswag.score(
                 self.stepper.model,

@@ -57,7 +57,8 @@ def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
         near = difflib.get_close_matches(name.upper(), [*PATTERNS, *own_variants()], n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise VariantError(
-            f"{name} is no variant; {hint}right: {', '.join([*PATTERNS, *own_variants()])}, or the layers listed such as RA:5-7,9"
+            f"{name} is no variant; {hint}right: {', '.join([*PATTERNS, *own_variants()])}, "
+            "or the layers listed such as RA:5-7,9"
         )
     return _listed_layers(name, layers)
 

@@ -13,7 +13,9 @@ CACHES = ("**/__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hyp
 def configured(symbol: str, default: str) -> Path:
     """The folder that .config names, or Kconfig's usual one where there is no .config."""
     config = Path(".config")
-    found = re.search(rf'^CONFIG_{symbol}="(.+)"$', config.read_text(), re.MULTILINE) if config.exists() else None
+    found = (
+        re.search(rf'^CONFIG_{symbol}="(.+)"$', config.read_text(), re.MULTILINE) if config.exists() else None
+    )
     return Path(found.group(1) if found else default)
 
 

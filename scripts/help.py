@@ -11,7 +11,9 @@ from scripts.kconfig import listing
 def targets(makefile: str) -> list[tuple[str, str]]:
     """(target, one line) of every target with a `##` comment, in the Makefile's order."""
     found = re.findall(r"^([\w%-]+):[^#\n]*##\s*(.+)$", makefile, re.MULTILINE)
-    return [("make" if name == "all" else f"make {name.replace('-%', '-NAME')}", text) for name, text in found]
+    return [
+        ("make" if name == "all" else f"make {name.replace('-%', '-NAME')}", text) for name, text in found
+    ]
 
 
 def main() -> None:

@@ -82,7 +82,9 @@ def make_venv() -> None:
     if (VENV / "bin" / "python").exists() and subprocess.run([python(), "-c", ""]).returncode == 0:
         return
     say(f"making .venv with Python {sys.version_info.major}.{sys.version_info.minor}")
-    made = subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True)
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
+    )
     if made.returncode:
         raise SetupError(
             "python3 could not make a virtual environment; install your system's package for it "
@@ -110,7 +112,19 @@ def install_torch() -> None:
         if pip(TORCH_ON_CPU, quiet_failure=True):
             return
     say(f"asking uv for torch's {'CPU' if kind == 'cpu' else 'ROCm'} build")
-    uv = [python(), "-m", "uv", "pip", "install", "--quiet", "--python", python(), "--torch-backend", backend, torch]
+    uv = [
+        python(),
+        "-m",
+        "uv",
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        python(),
+        "--torch-backend",
+        backend,
+        torch,
+    ]
     if not pip("uv") or subprocess.run(uv).returncode:
         raise SetupError(
             f"no {'CPU' if kind == 'cpu' else 'ROCm'} build of torch could be had from here. Install the one you want "
@@ -130,7 +144,9 @@ def install(what: str) -> None:
         install_torch()
     say("installing " + ", ".join(re.split(r"[<>=]", line)[0] for line in lines))
     if not pip(*lines):
-        raise SetupError("some packages could not be installed; pip's last lines are above. Run make again to go on")
+        raise SetupError(
+            "some packages could not be installed; pip's last lines are above. Run make again to go on"
+        )
     stamp.touch()
 
 
@@ -153,7 +169,9 @@ def main(arguments: list[str]) -> int:
     (what,) = [argument for argument in arguments if argument != "--as-it-is"]
     try:
         if sys.version_info < (3, 11):
-            raise SetupError(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed (make PYTHON=...)")
+            raise SetupError(
+                f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed (make PYTHON=...)"
+            )
         check_as_it_is(what) if as_it_is else install(what)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -19,7 +19,7 @@ CONFIG = Path(".config")
 def first_line(config: Config, settings: StudySettings) -> str:
     """What this study is, in one line."""
     scale = (
-        f"CPU study (no GPU was found when .config was made, so it was scaled to a processor): {config.model.size} model"
+        f"CPU study (no GPU was found when .config was made, so it is scaled to one): {config.model.size} model"
         if config.target.scale_cpu
         else f"GPT-2 {config.model.size}"
     )
@@ -43,7 +43,9 @@ def refuse_assignments() -> None:
 
 def load() -> tuple[Symbols, Config, StudySettings]:
     if not CONFIG.exists():
-        raise UserError("there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)")
+        raise UserError(
+            "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
+        )
     symbols = read_symbols(CONFIG)
     return symbols, Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
 

@@ -1,12 +1,13 @@
 """One run in a process of its own; started by the study, which reads its events from standard output.
 
-    python -m scripts.train STUDY_DIR VARIANT SEED                     train, or go on from the last checkpoint
-    python -m scripts.train STUDY_DIR VARIANT SEED --time S --micro M  only time steps for S seconds, for the plan
+python -m scripts.train STUDY_DIR VARIANT SEED                     train, or go on from the last checkpoint
+python -m scripts.train STUDY_DIR VARIANT SEED --time S --micro M  only time steps for S seconds, for the plan
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -56,13 +57,20 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
     assert isinstance(stop, Stop)
     symbols = read_symbols(arguments.study_dir / "config")
     config = Config.from_symbols(symbols)
-    resolved = target.resolve(config.target)
+    model = config.model
+    resolved = target.check_attention(
+        target.resolve(config.target),
+        model.heads,
+        model.width // model.heads,
+        model.block_size,
+        model.dropout,
+    )
     if resolved.device == "cpu":
         torch.set_num_threads(target.cpu_threads(config.target.cpu_threads))
     else:
         torch.set_float32_matmul_precision("high")
     chosen = variant(arguments.variant, config.model, AlternationSettings.from_symbols(symbols))
-    with target.attention_context(resolved):
+    with target.attention_context(resolved, model.dropout):
         if arguments.time:
             batch = plan_batch(config.batch.effective, arguments.micro, 1, config.model.block_size)
             return _time_steps(config, resolved, chosen.attention, batch, arguments.time)
@@ -78,9 +86,16 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
             iterations=row["iterations"],
             batch=BatchPlan(**plan["batch"]),
             predicted_bytes=row.get("predicted_bytes"),
+            hellaswag=hellaswag_source(arguments.study_dir),
         )
         status = Run(run, config, resolved, chosen.attention, stop).train()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
+
+
+def hellaswag_source(study_dir: Path) -> Path | str:
+    """Where the study found HellaSwag's items, or the reason why it did not."""
+    found = json.loads((study_dir / "hellaswag.json").read_text())
+    return Path(found["path"]) if "path" in found else str(found["absent"])
 
 
 def _time_steps(config, resolved, attention, batch, seconds: float) -> int:  # type: ignore[no-untyped-def]

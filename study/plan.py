@@ -87,10 +87,14 @@ def make_plan(
         except DoesNotFitError as error:
             smaller = next_smaller(batch)
             if smaller is None:
-                raise PlanError(f"{resolved.device_name}: one sequence at a time does not fit: {error}") from error
+                raise PlanError(
+                    f"{resolved.device_name}: one sequence at a time does not fit: {error}"
+                ) from error
             batch = smaller
     seconds = {cost: steady_mean(timing.seconds) for cost, timing in timings.items()}
-    counts = iteration_counts(config.budget, batch.tokens, seconds, list(examples), settings.budget_equal_tokens)
+    counts = iteration_counts(
+        config.budget, batch.tokens, seconds, list(examples), settings.budget_equal_tokens
+    )
     estimates = {name: estimate(config, resolved, batch, v.attention_calls) for name, v in variants.items()}
     plan = {
         "schema": 1,
@@ -145,7 +149,9 @@ def with_variants(
             plan["variants"][name] = dict(known[variant.cost_class])
         elif fresh:
             plan["variants"][name] = fresh["variants"][name]
-            plan["classes"] |= {cost: row for cost, row in fresh["classes"].items() if cost not in plan["classes"]}
+            plan["classes"] |= {
+                cost: row for cost, row in fresh["classes"].items() if cost not in plan["classes"]
+            }
     record.write_json(study_dir / "plan.json", plan)
     return plan
 
@@ -158,7 +164,7 @@ def fall_back(study_dir: Path, plan: dict[str, Any], run: str) -> bool:
         return False
     plan["batch"] = dataclasses.asdict(batch)
     plan["notes"].append(
-        f"{run} ran out of memory at micro-batch {before.micro}: from there on micro-batch {batch.micro}, the effective "
+        f"{run} ran out of memory at micro-batch {before.micro}: from there on {batch.micro}, the effective "
         f"batch of {batch.effective} unchanged"
     )
     record.write_json(study_dir / "plan.json", plan)
@@ -190,7 +196,9 @@ def choose_batch(config: Config, resolved: ResolvedTarget, attention_calls: int)
 def estimate(config: Config, resolved: ResolvedTarget, batch: BatchPlan, attention_calls: int) -> int:
     """Estimated peak bytes of a step of `batch` on the target."""
     model = config.model
-    parameters = 12 * model.layers * model.width**2 + (model.padded_vocabulary + model.block_size) * model.width
+    parameters = (
+        12 * model.layers * model.width**2 + (model.padded_vocabulary + model.block_size) * model.width
+    )
     return estimate_bytes(
         parameters=parameters,
         layers=model.layers,
@@ -225,8 +233,8 @@ def iteration_counts(
             limits.append(int(budget.max_time_seconds / shared[cost]) + WARM_UP_STEPS)
             if limits[-1] < 2 * WARM_UP_STEPS + 1:
                 raise PlanError(
-                    f"a step takes {shared[cost]:.1f} s here, so CONFIG_GPT2_MAX_TIME={budget.max_time_seconds} is hardly "
-                    f"a step or two: at least {5 * shared[cost]:.0f} s is sensible, or a smaller CONFIG_EFFECTIVE_BATCH"
+                    f"a step takes {shared[cost]:.1f} s here, so CONFIG_GPT2_MAX_TIME={budget.max_time_seconds} is "
+                    f"hardly a step or two: at least {5 * shared[cost]:.0f} s is sensible, or a smaller CONFIG_EFFECTIVE_BATCH"
                 )
         if budget.max_tokens:
             limits.append(budget.max_tokens // tokens)

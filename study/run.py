@@ -93,13 +93,15 @@ class Study:
 
     def work(self) -> int:
         resolved = target.resolve(self.config.target)
-        print(f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else ""))
-        target.check_attention(resolved, self.config.model.heads, self.config.model.width // self.config.model.heads)
+        print(
+            f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
+        )
+        model = self.config.model
+        target.check_attention(
+            resolved, model.heads, model.width // model.heads, model.block_size, model.dropout
+        )
         data.prepare(self.config.data, report=print)
-        if self.config.evaluation.hellaswag:
-            source = hellaswag.obtain(self.config.evaluation, self.config.data.directory, report=print)
-            if isinstance(source, hellaswag.Absent):
-                print(f"HellaSwag: absent, and recorded as absent: {source.reason}")
+        self.find_hellaswag()
         plan = self.plan(resolved)
         left = self.left()
         terminal = Terminal(Estimate(len(left), self.expected_seconds(plan)), len(self.all_runs()))
@@ -132,12 +134,27 @@ class Study:
         before = _values(path.read_text())
         now = _values(self.config_text)
         names = sorted((before.keys() | now.keys()) - FREE_SYMBOLS)
-        differing = [f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in names if before.get(n) != now.get(n)]
+        differing = [
+            f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in names if before.get(n) != now.get(n)
+        ]
         if differing:
             raise StudyError(
                 f"{self.directory} was begun with another configuration ({'; '.join(differing)}); "
                 "right: another CONFIG_STUDY_NAME, or the configuration that it was begun with"
             )
+
+    def find_hellaswag(self) -> None:
+        """Once for the study: where HellaSwag's items are, or why there are none, for every run to read."""
+        found = {"absent": "CONFIG_HELLASWAG is off"}
+        if self.config.evaluation.hellaswag:
+            source = hellaswag.obtain(self.config.evaluation, self.config.data.directory, report=print)
+            if isinstance(source, hellaswag.Absent):
+                found = {"absent": source.reason}
+                print(f"HellaSwag: absent, and recorded as absent: {source.reason}")
+            else:
+                hellaswag.load_items(source, self.config.evaluation.hellaswag_limit)  # a bad file fails here
+                found = {"path": str(source)}
+        record.write_json(self.directory / "hellaswag.json", found)
 
     def variants(self) -> dict[str, Variant]:
         alternation = AlternationSettings.from_symbols(self.symbols)
@@ -171,7 +188,9 @@ class Study:
         if status == EXIT_OUT_OF_MEMORY:
             raise planning.DoesNotFitError(child.last_words())
         if status != EXIT_FINISHED or timing.get("event") != "timing":
-            raise StudyError(f"timing {name} failed, {how_it_ended(status)}: {child.last_words()} (see {child.log})")
+            raise StudyError(
+                f"timing {name} failed, {how_it_ended(status)}: {child.last_words()} (see {child.log})"
+            )
         return planning.Timing(timing["seconds"], timing["peak_bytes"])
 
     def expected_seconds(self, plan: dict[str, Any]) -> float:
@@ -185,11 +204,14 @@ class Study:
 
     def summary(self, plan: dict[str, Any], left: int) -> str:
         batch = plan["batch"]
-        counts = ", ".join(f"{name} {plan['variants'][name]['iterations']}" for name in self.settings.variants)
+        counts = ", ".join(
+            f"{name} {plan['variants'][name]['iterations']}" for name in self.settings.variants
+        )
         return (
             f"batch {batch['effective']} sequences of {batch['block_size']} tokens "
             f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}\n"
-            f"{left} of {len(self.all_runs())} runs to do, about {duration(left * self.expected_seconds(plan))} of training"
+            f"{left} of {len(self.all_runs())} runs to do, about "
+            f"{duration(left * self.expected_seconds(plan))} of training"
         )
 
     # -- a run --------------------------------------------------------------------------------------------------
@@ -229,7 +251,9 @@ class Study:
         parts = [f"perplexity {seen['validation']['perplexity'] or float('nan'):.2f}"]
         if seen["hellaswag"] and "acc" in seen["hellaswag"]:
             parts.append(f"HellaSwag {seen['hellaswag']['acc']:.1%} +- {seen['hellaswag']['acc_stderr']:.1%}")
-        parts.append(f"{seen['progress']['tokens'] / 1e6:.1f}M tokens in {duration(seen['clock']['train'])} of training")
+        parts.append(
+            f"{seen['progress']['tokens'] / 1e6:.1f}M tokens in {duration(seen['clock']['train'])} of training"
+        )
         if seen["throughput"]["tokens_per_second"]:
             parts.append(f"{seen['throughput']['tokens_per_second']:,.0f} tok/s")
         parts.append(f"{seen['memory']['peak_allocated_bytes'] / 2**30:.2f} GiB")
@@ -292,14 +316,17 @@ class Study:
             self.directory.mkdir(parents=True, exist_ok=True)
             file = (self.directory / "lock").open("a+")
         except OSError as error:
-            raise StudyError(f"{self.directory} cannot be written: {error.strerror}; see CONFIG_RESULTS_DIR") from error
+            raise StudyError(
+                f"{self.directory} cannot be written: {error.strerror}; see CONFIG_RESULTS_DIR"
+            ) from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
                 raise StudyError(
-                    f"{self.directory} is being run by process {file.read().strip() or 'unknown'}; wait for it or stop it"
+                    f"{self.directory} is being run by process {file.read().strip() or 'unknown'}; "
+                    "wait for it or stop it"
                 ) from None
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
@@ -311,4 +338,3 @@ def _values(text: str) -> dict[str, str]:
     """CONFIG lines as they stand; symbols that are off are absent."""
     pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
     return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}
-
