@@ -8,7 +8,14 @@ import pytest
 
 from gpt2 import hardware
 from gpt2.cards import GIB, TARGETS, match
-from gpt2.hardware import Hardware, HardwareError, detect_hardware, detected_target_name, is_integrated, run_tool
+from gpt2.hardware import (
+    Hardware,
+    HardwareError,
+    detect_hardware,
+    detected_target_name,
+    is_integrated,
+    run_tool,
+)
 
 A100 = "GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960, Disabled, 550.54.15"
 RTX4090 = "GPU-bbbb, NVIDIA GeForce RTX 4090, 24564, [N/A], 550.54.15"
@@ -47,6 +54,7 @@ class Machine:
         self.put(folder / "properties", "\n".join(f"{key} {value}" for key, value in values.items()))
         bank = f"heap_type 1\nsize_in_bytes {int(gib * GIB)}\nflags 0"
         self.put(folder / "mem_banks/0/properties", bank)
+        self.put(folder / "mem_banks/1/properties", f"heap_type 0\nsize_in_bytes {64 * GIB}")  # the host's
 
     def cpu_node(self) -> None:
         folder = self.sys / "class/kfd/kfd/topology/nodes/0"
@@ -241,7 +249,10 @@ PROC_INFORMATION = "Model: \t\t NVIDIA A100-SXM4-40GB\nIRQ:   \t\t 100\nGPU UUID
     ("failure", "reason"),
     [
         (subprocess.TimeoutExpired("nvidia-smi", 8), "nvidia-smi (no answer within 8 s)"),
-        (subprocess.CalledProcessError(9, "nvidia-smi", "NVIDIA-SMI has failed\nmore"), "nvidia-smi (NVIDIA-SMI has failed)"),
+        (
+            subprocess.CalledProcessError(9, "nvidia-smi", "NVIDIA-SMI has failed\nmore"),
+            "nvidia-smi (NVIDIA-SMI has failed)",
+        ),
         (subprocess.CalledProcessError(15, "nvidia-smi", ""), "nvidia-smi (exit status 15)"),
         (PermissionError(13, "Permission denied"), "nvidia-smi (Permission denied)"),
     ],
@@ -308,7 +319,9 @@ def test_a_real_tool_is_run_and_its_complaint_is_kept(
         ("gfx9999", 0, False, False),
     ],
 )
-def test_processor_graphics_are_told_from_cards(target: str, gib: float, flagged: bool, expected: bool) -> None:
+def test_processor_graphics_are_told_from_cards(
+    target: str, gib: float, flagged: bool, expected: bool
+) -> None:
     assert is_integrated(target, int(gib * GIB), flagged) is expected
 
 

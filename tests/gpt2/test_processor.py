@@ -51,7 +51,10 @@ def test_a_containers_cpu_quota_is_an_upper_bound(roots: tuple[Path, Path], quot
 
 def test_a_quota_of_an_enclosing_group_counts_too(roots: tuple[Path, Path]) -> None:
     put(roots[1], {"self/cgroup": "0::/user.slice/job"})
-    put(roots[0], {"fs/cgroup/user.slice/cpu.max": "200000 100000", "fs/cgroup/user.slice/job/cpu.max": "max 100000"})
+    put(
+        roots[0],
+        {"fs/cgroup/user.slice/cpu.max": "200000 100000", "fs/cgroup/user.slice/job/cpu.max": "max 100000"},
+    )
     assert cpu_threads(0, *roots, allowed=set(range(8))) == 2
 
 
@@ -66,7 +69,9 @@ def test_version_1_groups_are_read_as_well(roots: tuple[Path, Path]) -> None:
     assert memory_bytes(*roots) == 8 * GIB
 
 
-@pytest.mark.parametrize(("limit", "expected"), [("max", 64 * GIB), (str(2 * GIB), 2 * GIB), (str(512 * GIB), 64 * GIB)])
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("max", 64 * GIB), (str(2 * GIB), 2 * GIB), (str(512 * GIB), 64 * GIB)]
+)
 def test_memory_is_the_machines_or_the_containers_whichever_is_less(
     roots: tuple[Path, Path], limit: str, expected: int
 ) -> None:
