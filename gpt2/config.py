@@ -37,7 +37,7 @@ PADDED_VOCABULARY = 50304  # the next multiple of 128
 # symbol -> (name, layers, heads, width): GPT-2's four published sizes, and two for a CPU
 MODELS = {
     "GPT2_MODEL_TINY": ("tiny", 2, 2, 64),
-    "GPT2_MODEL_MINI": ("mini", 6, 6, 192),
+    "GPT2_MODEL_MINI": ("mini", 4, 4, 128),
     "GPT2_MODEL_124M": ("124m", 12, 12, 768),
     "GPT2_MODEL_350M": ("350m", 24, 16, 1024),
     "GPT2_MODEL_774M": ("774m", 36, 20, 1280),

@@ -30,6 +30,22 @@ def _chunk_rows(x: Tensor) -> int:
     return CHUNK_ROWS.get(x.device.type, 512)
 
 
+def _logits(x: Tensor, w_VC: Tensor, buffer_NV: Tensor) -> Tensor:
+    """x @ w_VC.T in the first rows of the buffer: fresh memory for every chunk would cost more than the product."""
+    logits_NV = buffer_NV[: x.shape[0]]
+    if x.dtype == buffer_NV.dtype:
+        return torch.mm(x, w_VC.T, out=logits_NV)
+    return logits_NV.copy_(x @ w_VC.T)
+
+
+def _add_product(total_VC: Tensor, grad_NV: Tensor, x_NC: Tensor) -> None:
+    """total_VC += grad_NV.T @ x_NC, without a temporary where the dtypes agree."""
+    if grad_NV.dtype == total_VC.dtype:
+        total_VC.addmm_(grad_NV.T, x_NC)
+    else:
+        total_VC += grad_NV.T @ x_NC
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of x_NC @ weight_VC.T against targets_N; gradients are made in forward."""
 
@@ -44,26 +60,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight_VC, dtype=wide) if need_weight else None
         with torch.autocast(x_NC.device.type, enabled=False):
             w_VC = weight_VC[:vocabulary].to(dtype)
-            rows = _chunk_rows(x_NC)
+            rows = min(_chunk_rows(x_NC), x_NC.shape[0])
+            buffer_NV = torch.empty(
+                rows, vocabulary, dtype=wide, device=x_NC.device
+            )  # the only logits there are
             for start in range(0, x_NC.shape[0], rows):
                 part = slice(start, start + rows)
                 x, targets = x_NC[part].to(dtype), targets_N[part]
-                logits_NV = (x @ w_VC.T).to(wide)
+                logits_NV = _logits(x, w_VC, buffer_NV)
                 kept = targets != IGNORED
                 index = targets.clamp(min=0)[:, None]
-                normaliser = logits_NV.logsumexp(dim=-1, keepdim=True)
-                loss += ((normaliser - logits_NV.gather(1, index))[:, 0] * kept).sum()
+                target_logits = logits_NV.gather(1, index)
+                largest = logits_NV.amax(dim=-1, keepdim=True)
+                logits_NV.sub_(largest).exp_()
+                total = logits_NV.sum(dim=-1, keepdim=True)
+                loss += ((total.log() + largest - target_logits)[:, 0] * kept).sum()
                 if not (need_x or need_weight):
                     continue
                 # d loss / d logits = (softmax - onehot) / count, in place of the logits
-                grad_NV = logits_NV.sub_(normaliser).exp_()
-                grad_NV.scatter_add_(1, index, torch.full_like(index, -1, dtype=wide))
-                grad_NV.mul_((kept / count)[:, None])
-                grad = grad_NV.to(dtype)
+                share = (kept / count).to(wide)[:, None]
+                grad = logits_NV.mul_(share / total).scatter_add_(1, index, -share).to(dtype)
                 if grad_x is not None:
                     grad_x[part] = (grad @ w_VC).to(grad_x.dtype)
                 if grad_weight is not None:
-                    grad_weight[:vocabulary] += grad.T @ x
+                    _add_product(grad_weight[:vocabulary], grad, x)
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.weight_dtype = weight_VC.dtype
         return loss / count
@@ -97,14 +117,12 @@ def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabular
     dtype = _compute_dtype(x_BTC)
     wide = torch.promote_types(dtype, torch.float32)
     x_NC, targets_N = x_BTC.reshape(-1, x_BTC.shape[-1]), targets_BT.reshape(-1)
-    losses_N = torch.empty(targets_N.shape, dtype=wide, device=x_BTC.device)
+    losses_N = torch.zeros(targets_N.shape, dtype=wide, device=x_BTC.device)
+    scored = (targets_N != IGNORED).nonzero()[:, 0]  # the head is not applied where nothing is scored
     with torch.autocast(x_BTC.device.type, enabled=False):
         w_VC = weight_VC[:vocabulary].to(dtype)
         rows = _chunk_rows(x_BTC)
-        for start in range(0, x_NC.shape[0], rows):
-            part = slice(start, start + rows)
+        for part in scored.split(rows):
             logits_NV = (x_NC[part].to(dtype) @ w_VC.T).to(wide)
-            losses_N[part] = F.cross_entropy(
-                logits_NV, targets_N[part], ignore_index=IGNORED, reduction="none"
-            )
+            losses_N[part] = F.cross_entropy(logits_NV, targets_N[part], reduction="none")
     return losses_N.reshape(targets_BT.shape)

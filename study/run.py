@@ -96,10 +96,6 @@ class Study:
         print(
             f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
         )
-        model = self.config.model
-        target.check_attention(
-            resolved, model.heads, model.width // model.heads, model.block_size, model.dropout
-        )
         data.prepare(self.config.data, report=print)
         self.find_hellaswag()
         plan = self.plan(resolved)

@@ -83,9 +83,9 @@ def test_a_config_fills_every_field():
     config = Config.from_symbols(symbols())
     assert (config.model.size, config.model.layers, config.model.heads, config.model.width) == (
         "mini",
-        6,
-        6,
-        192,
+        4,
+        4,
+        128,
     )
     assert (config.model.vocabulary, config.model.padded_vocabulary) == (50257, 50304)
     assert (config.batch.effective, config.batch.micro) == (16, 0)

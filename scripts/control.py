@@ -1,0 +1,67 @@
+"""`make control`: B and the fixed reciprocal patterns from swapped initial weights; their curves must coincide."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import numpy as np
+import torch
+
+from gpt2 import data, target
+from gpt2.batch import largest_micro_batch, plan_batch
+from gpt2.errors import run_command
+from ra.control import Control, losses
+from scripts.study import load
+
+STEPS = 60
+NAMES = ("RAALL", "RAEARLY", "RALATE")
+TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}  # float32: rounding; bfloat16 keeps 8 bits of each product
+SEQUENCES = 32  # at most; a control needs no large batch
+
+
+def main() -> int:
+    _, config, _ = load()
+    resolved = target.resolve(config.target)
+    if resolved.device == "cpu":
+        torch.set_num_threads(target.cpu_threads(config.target.cpu_threads))
+    effective = min(config.batch.effective, SEQUENCES)
+    block = config.model.block_size
+    batch = plan_batch(effective, largest_micro_batch(effective, 1, 8), 1, block)
+    corpus = data.open_corpus(data.prepare(config.data, report=print))
+    model = dataclasses.replace(config.model, dropout=0.0)
+
+    def batches(k: int) -> torch.Tensor:
+        return torch.from_numpy(data.global_batch(corpus.train, block, effective, 0, k).astype(np.int64))
+
+    train = partial(
+        losses, model=model, optimizer=config.optimizer, batch=batch, batches=batches, steps=STEPS, seed=0,
+        device=resolved.device, dtype=resolved.dtype,
+    )  # fmt: skip
+    print(f"{STEPS} steps of {effective} sequences on {resolved.device_name}, {resolved.dtype}")
+    with target.attention_context(resolved):
+        baseline = train("B", swap=False)
+        controls = [Control(name, baseline, train(name, swap=True)) for name in NAMES]
+        unswapped = Control("RAALL", baseline, train("RAALL", swap=False))
+    print(f"{'step':>6}{'B':>12}" + "".join(f"{control.name:>12}" for control in controls))
+    for k in range(0, STEPS, 10):
+        print(
+            f"{k + 1:>6}{baseline[k]:>12.6f}"
+            + "".join(f"{control.swapped[k]:>12.6f}" for control in controls)
+        )
+    limit = TOLERANCE[resolved.dtype]
+    failed = [control for control in controls if not control.largest_difference < limit]
+    for control in controls:
+        verdict = "coincides with B" if control not in failed else f"DIFFERS (limit {limit:g})"
+        print(
+            f"{control.name} from swapped weights: largest |difference| {control.largest_difference:.2e}: {verdict}"
+        )
+    print(
+        f"RAALL from B's own weights: largest |difference| {unswapped.largest_difference:.2e}: "
+        "another start of the same function class, so this is noise, not an effect"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    run_command(main)
