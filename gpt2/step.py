@@ -127,14 +127,15 @@ class Stepper:
             return self._apply(total, iteration, iterations)
 
     def _apply(self, total: Tensor, iteration: int, iterations: int) -> StepResult:
-        limit = self.settings.grad_clip or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         loss, gradient_norm = torch.stack([total / self.batch.accumulation, norm.to(total.dtype)]).tolist()
         if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # false for NaN as well
             raise NotFiniteError(
                 f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; {self._first_not_finite()}; "
                 "a smaller CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION is the usual remedy"
             )
+        if self.settings.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
         rate = learning_rate(
             (iteration + 1) / iterations,
             peak=self.settings.learning_rate,
@@ -150,6 +151,7 @@ class Stepper:
         for name, parameter in self.model.named_parameters():
             if not torch.isfinite(parameter).all():
                 return f"the first tensor that is not finite is the weight {name}"
+        for name, parameter in self.model.named_parameters():
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 return f"the first tensor that is not finite is the gradient of {name}"
         return "every weight and gradient is finite"

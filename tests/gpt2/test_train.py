@@ -1,0 +1,193 @@
+"""Whole runs of a very small model in this process: resuming, clocks, records."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpt2 import checkpoint, record
+from gpt2.batch import plan_batch
+from gpt2.config import (
+    BatchConfig,
+    BudgetConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    ModelConfig,
+    OptimizerConfig,
+    TargetConfig,
+    TrackingConfig,
+)
+from gpt2.interrupt import Stop
+from gpt2.step import NotFiniteError
+from gpt2.target import resolve
+from gpt2.train import Run, RunPlan, keep_metrics
+from ra.settings import AlternationSettings
+from ra.variants import variant
+
+ITERATIONS = 8
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(80):
+        (folder / f"{number:02d}.txt").write_text(
+            f"Story {number}: " + f"the cat {number} sat on the mat. " * 8
+        )
+    return folder
+
+
+def configuration(texts: Path, dropout: float = 0.0, seconds: int = 0) -> Config:
+    return Config(
+        model=ModelConfig("test", 2, 2, 16, 16, dropout),
+        batch=BatchConfig(4, 2),
+        budget=BudgetConfig(seconds, 0, ITERATIONS),
+        optimizer=OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, 1.0),
+        data=DataConfig("files", (str(texts / "*.txt"),), 0, texts.parent / "prepared", 1),
+        evaluation=EvaluationConfig(64, 128, False, None, 0),
+        target=TargetConfig("cpu", "auto", False, 1, "cpu", True),
+        tracking=TrackingConfig(False, "off", "", False),
+        checkpoint_seconds=10**6,
+        sha256="0" * 64,
+    )
+
+
+def make(directory: Path, config: Config, name: str = "B", stop: Stop | None = None) -> Run:
+    alternation = AlternationSettings("output", 0.5, 100.0)
+    plan = RunPlan(directory, f"{name}0", name, 0, ITERATIONS, plan_batch(4, 2, 1, 16))
+    attention: Callable[[int], nn.Module] = variant(name, config.model, alternation).attention
+    return Run(plan, config, resolve(config.target), attention, stop or Stop())
+
+
+class StopAfter(Stop):
+    """Asks to stop at the n-th time that the run looks, wherever that is: between steps or in an evaluation."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    def check(self) -> None:
+        self.looks -= 1
+        if self.looks == 0:
+            self.requested = "SIGTERM"
+        super().check()
+
+
+def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """Weights and optimizer, and what of the record and the metrics does not depend on wall-clock time."""
+    loaded = checkpoint.load_latest(directory / "checkpoint")
+    assert loaded is not None
+    seen = record.load(directory)
+    kept = {
+        "losses": [[tokens, loss] for tokens, _, loss in seen["validation"]["history"]],
+        "learned": seen["learned"],
+        "progress": [seen["progress"]["iterations"], seen["progress"]["tokens"]],
+        "fingerprint": seen["fingerprint"],
+    }
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    losses = [[line["iteration"], line["loss"]] for line in lines if line["event"] == "train"]
+    return loaded.state, kept, losses
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("name", ["B", "RALEARN"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_run_stopped_anywhere_resumes_to_the_same_bits(
+    tmp_path: Path, texts: Path, name: str, dropout: float
+) -> None:
+    config = configuration(texts, dropout)
+    assert make(tmp_path / "whole", config, name).train() == "finished"
+    expected = outcome(tmp_path / "whole")
+    assert len(expected[2]) == ITERATIONS
+    for looks in (1, 2, 4, 7, 12, 19):
+        directory = tmp_path / f"stopped{looks}"
+        status = make(directory, config, name, StopAfter(looks)).train()
+        stops = 0
+        while status == "interrupted":
+            stops += 1
+            assert record.load(directory)["status"] == "interrupted"
+            status = make(directory, config, name).train()
+        assert status == "finished"
+        assert stops or looks > 12
+        assert same(outcome(directory), expected)
+
+
+def test_the_clocks_continue_where_they_stood(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+    make(tmp_path, config, stop=StopAfter(6)).train()
+    before = record.load(tmp_path)["clock"]
+    make(tmp_path, config).train()
+    after = record.load(tmp_path)["clock"]
+    assert before["train"] > 0
+    assert all(after[name] >= before[name] for name in before)
+
+
+def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> None:
+    make(tmp_path, configuration(texts), "RALEARN").train()
+    seen = record.load(tmp_path)
+    assert record.validate(seen) == []
+    assert seen["schedule"] == {"iterations": ITERATIONS, "cut": False}
+    assert seen["progress"]["tokens"] == ITERATIONS * 4 * 16
+    assert [row[0] for row in seen["validation"]["history"]] == [128, 256, 384, 512]
+    assert len(seen["learned"]["alternation_probability"]) == 2
+    assert seen["memory"]["peak_reserved_bytes"] > 0
+    assert json.loads((tmp_path / "memory.json").read_text())["by_phase"]["backward"] is not None
+
+
+def test_the_alternation_logits_move_and_their_path_is_on_record(tmp_path: Path, texts: Path) -> None:
+    make(tmp_path, configuration(texts), "RALEARN").train()
+    history = record.load(tmp_path)["learned"]["history"]
+    assert len(history) == 4
+    assert all(abs(p - 0.5) > 1e-4 for p in history[-1][1])
+    assert history[0][1] != history[-1][1]
+
+
+def test_all_variants_of_a_study_share_their_fingerprint(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+    runs = [make(tmp_path / name, config, name) for name in ("B", "RAALL", "RAEARLY", "RALEARN")]
+    assert len({json.dumps(run.record["fingerprint"], sort_keys=True) for run in runs}) == 1
+
+
+def test_a_time_limit_that_is_passed_cuts_the_schedule_and_says_so(tmp_path: Path, texts: Path) -> None:
+    run = make(tmp_path, configuration(texts, seconds=1))
+    run.clocks._seconds["train"] = 1.2  # as if the card had slowed down
+    assert run.train() == "finished"
+    seen = record.load(tmp_path)
+    assert seen["schedule"]["cut"] is True
+    assert seen["progress"]["iterations"] < ITERATIONS
+    assert any("schedule was cut" in note for note in seen["notes"])
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: Path, texts: Path) -> None:
+    run = make(tmp_path, configuration(texts))
+    with torch.no_grad():
+        run.stepper.model.blocks[1].mlp.fc.weight[0, 0] = float("nan")
+    before = {name: value.clone() for name, value in run.stepper.model.state_dict().items()}
+    with pytest.raises(NotFiniteError, match=r"blocks\.1\.mlp\.fc\.weight"):
+        run.train()
+    after = run.stepper.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) or name == "blocks.1.mlp.fc.weight" for name in before)
+    seen = record.load(tmp_path)
+    assert seen["status"] == "failed"
+    assert "NotFiniteError" in seen["error"]
+
+
+def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat')
+    keep_metrics(path, 3)
+    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
