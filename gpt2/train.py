@@ -161,13 +161,24 @@ class Run:
             self.iteration, self.cut, self.timed_steps = loaded.iteration, meta["cut"], meta["timed_steps"]
             self.losses, self.learned = meta["losses"], meta["learned"]
             self.notes = meta["notes"] + loaded.passed_over
-            spent = self.clocks.seconds()
+            before, spent = self.clocks_before(loaded), self.clocks.seconds()
             self.clocks = Clocks(
-                {name: meta["clocks"][name] + spent[name] for name in spent},
+                {name: before[name] + spent[name] for name in spent},
                 device_synchroniser(self.device),
             )
         keep_metrics(self.plan.directory / "metrics.jsonl", self.iteration)
         self.stop.check()
+
+    def clocks_before(self, loaded: checkpoint.Loaded) -> dict[str, float]:
+        """The clocks at the checkpoint; the record written after it knows what writing it took."""
+        clocks: dict[str, float] = loaded.meta["clocks"]
+        try:
+            written = record.load(self.plan.directory)
+        except record.RecordError:
+            return clocks
+        if written["clock"] and written["progress"]["iterations"] == loaded.iteration:
+            return {name: max(clocks[name], written["clock"][name]) for name in clocks}
+        return clocks
 
     def feed(self) -> Feed:
         block, batch = self.config.model.block_size, self.plan.batch

@@ -128,7 +128,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bits(
 
 def test_the_clocks_continue_where_they_stood(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
-    make(tmp_path, config, stop=StopAfter(6)).train()
+    make(tmp_path, config, stop=StopAfter(12)).train()
     before = record.load(tmp_path)["clock"]
     make(tmp_path, config).train()
     after = record.load(tmp_path)["clock"]

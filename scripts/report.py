@@ -1,0 +1,31 @@
+"""`make report`: rebuild a study's report from its records and print the table.
+
+python -m scripts.report [STUDY_DIR]    without one: the study that .config names
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpt2.config import read_symbols
+from gpt2.errors import UserError, run_command
+from study import report
+from study.settings import StudySettings
+
+
+def main() -> int:
+    if len(sys.argv) > 1:
+        directory = Path(sys.argv[1])
+    else:
+        settings = StudySettings.from_symbols(read_symbols(".config"))
+        directory = settings.results_dir / settings.name
+    if not directory.is_dir():
+        raise UserError(f"{directory} is no study folder; right: results/NAME of a study that was started")
+    print(report.render_terminal(report.write(directory)))
+    print(f"report: {directory / 'report.md'}    numbers: {directory / 'report.json'}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,156 @@
+"""Small-sample statistics of paired runs. Standard library only.
+
+All of it works on validation losses in nats: a difference of losses is the logarithm of a ratio of perplexities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its two-sided confidence interval; low and high are None where there is too little data."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+    @property
+    def contains_zero(self) -> bool | None:
+        """Whether zero is inside; None where there is no interval."""
+        return None if self.low is None or self.high is None else self.low <= 0.0 <= self.high
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """The regularised incomplete beta function I_x(a, b), by Lentz's continued fraction (Abramowitz & Stegun 26.5.8)."""
+    if x <= 0.0 or x >= 1.0:
+        return 0.0 if x <= 0.0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1.0 - incomplete_beta(b, a, 1.0 - x)
+    front = (
+        math.exp(a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b))
+        / a
+    )
+    tiny = 1e-300
+    c, d = 1.0, 1.0 / max(1.0 - (a + b) * x / (a + 1), tiny)
+    value = d
+    for m in range(1, 500):
+        for step in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 / ((1.0 + step * d) or tiny)
+            c = (1.0 + step / c) or tiny
+            value *= c * d
+        if abs(c * d - 1.0) < 1e-16:
+            break
+    return front * value
+
+
+def t_tail(t: float, freedom: float) -> float:
+    """P(|T| >= |t|) of Student's t with `freedom` degrees of freedom: a two-sided p-value."""
+    return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
+
+
+def t_quantile(confidence: float, freedom: float) -> float:
+    """The t with P(|T| < t) = confidence, by bisection on `t_tail`."""
+    low, high = 0.0, 1.0
+    while t_tail(high, freedom) > 1.0 - confidence:
+        high *= 2.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if t_tail(middle, freedom) > 1.0 - confidence else (low, middle)
+    return (low + high) / 2
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def sum_of_squares(values: Sequence[float]) -> float:
+    """Of the deviations from the mean."""
+    centre = mean(values)
+    return math.fsum((value - centre) ** 2 for value in values)
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Mean of independent values with its t interval; of paired differences too. One value has no interval."""
+    centre, count = mean(values), len(values)
+    if count < 2:
+        return Interval(centre, None, None, count)
+    error = math.sqrt(sum_of_squares(values) / (count - 1) / count)
+    half = t_quantile(CONFIDENCE, count - 1) * error
+    return Interval(centre, centre - half, centre + half, count)
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """Standard deviation of a run's loss among equivalent arms of one seed, in nats, and its degrees of freedom."""
+
+    sigma: float
+    freedom: int
+
+
+def noise_floor(arms_by_seed: Sequence[Sequence[float]]) -> NoiseFloor | None:
+    """Pooled within seeds over the equivalent arms: S (k-1) degrees of freedom for S seeds of k arms.
+
+    Seeds may have different numbers of arms; None where no seed has two.
+    """
+    freedom = sum(len(arms) - 1 for arms in arms_by_seed if arms)
+    if freedom < 1:
+        return None
+    squares = math.fsum(sum_of_squares(arms) for arms in arms_by_seed if len(arms) > 1)
+    return NoiseFloor(math.sqrt(squares / freedom), freedom)
+
+
+@dataclass(frozen=True)
+class AgainstFloor:
+    """A variant against the mean of the equivalent arms at the same seeds, judged by their noise floor."""
+
+    difference: Interval
+    p_value: float
+
+
+def against_floor(pairs: Sequence[tuple[float, Sequence[float]]]) -> AgainstFloor | None:
+    """pairs: (the variant's loss, the losses of the equivalent arms) of each seed. None without a noise floor.
+
+    The difference of seed s has variance sigma^2 (1 + 1/k_s) if the variant has no effect and its runs vary as the
+    arms do; the mean over seeds is compared with t of the floor's degrees of freedom.
+    """
+    used = [(value, arms) for value, arms in pairs if arms]
+    floor = noise_floor([arms for _, arms in used])
+    if floor is None or not used:
+        return None
+    differences = [value - mean(arms) for value, arms in used]
+    variance = math.fsum(floor.sigma**2 * (1 + 1 / len(arms)) for _, arms in used) / len(used) ** 2
+    centre, error = mean(differences), math.sqrt(variance)
+    half = t_quantile(CONFIDENCE, floor.freedom) * error
+    p_value = t_tail(centre / error, floor.freedom) if error > 0 else float(centre == 0)
+    return AgainstFloor(Interval(centre, centre - half, centre + half, len(used)), p_value)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values (Holm 1979), in the given order."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def pooled_proportion(rates: Sequence[float], items: int) -> tuple[float, float]:
+    """Mean of several runs' accuracies on the same items, and the standard error of one run on these items.
+
+    The runs answer the same questions, so more runs do not make the sample of questions larger.
+    """
+    rate = mean(rates)
+    return rate, math.sqrt(rate * (1 - rate) / (items - 1)) if items > 1 else math.nan

@@ -1,0 +1,101 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from study import statistics
+
+losses = st.floats(2, 8)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30, 200])
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.99, 0.999])
+def test_t_quantiles_are_scipys(freedom: int, confidence: float) -> None:
+    expected = stats.t.ppf((1 + confidence) / 2, freedom)
+    assert statistics.t_quantile(confidence, freedom) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.floats(0.5, 100), st.floats(0.5, 100), st.floats(0, 1))
+def test_the_incomplete_beta_function_is_scipys(a: float, b: float, x: float) -> None:
+    assert statistics.incomplete_beta(a, b, x) == pytest.approx(special.betainc(a, b, x), rel=1e-8, abs=1e-12)
+
+
+@given(st.lists(losses, min_size=2, max_size=9))
+def test_a_mean_has_scipys_interval(values: list[float]) -> None:
+    seen = statistics.mean_interval(values)
+    error = stats.sem(values)
+    assert seen.low is not None
+    assert seen.high is not None
+    if error > 1e-9:
+        low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=error)
+        assert seen.low == pytest.approx(low, rel=1e-9)
+        assert seen.high == pytest.approx(high, rel=1e-9)
+
+
+def test_one_value_has_no_interval() -> None:
+    seen = statistics.mean_interval([3.0])
+    assert (seen.mean, seen.low, seen.high, seen.contains_zero) == (3.0, None, None, None)
+
+
+def test_the_noise_floor_is_the_residual_of_a_one_way_analysis_by_seed() -> None:
+    draw = np.random.default_rng(0)
+    table = 4 + draw.normal(size=(3, 1)) + 0.01 * draw.normal(size=(3, 4))
+    floor = statistics.noise_floor(table.tolist())
+    assert floor is not None
+    residual = table - table.mean(axis=1, keepdims=True)
+    assert floor.freedom == 9
+    assert floor.sigma == pytest.approx(math.sqrt((residual**2).sum() / 9))
+
+
+def test_one_seed_of_four_arms_gives_three_degrees_of_freedom_and_one_arm_none() -> None:
+    floor = statistics.noise_floor([[3.0, 3.1, 3.2, 3.3]])
+    assert floor is not None
+    assert floor.freedom == 3
+    assert statistics.noise_floor([[3.0], [3.1]]) is None
+    assert statistics.against_floor([(3.0, [3.1])]) is None
+
+
+def covered(seeds: int, studies: int = 2000) -> float:
+    """How often the interval of a variant with a true effect of 0.02 contains that effect."""
+    draw = np.random.default_rng(seeds)
+    hits = 0
+    for _ in range(studies):
+        base = 4 + 0.1 * draw.normal(size=seeds)
+        arms = base[:, None] + 0.01 * draw.normal(size=(seeds, 4))
+        variant = base + 0.02 + 0.01 * draw.normal(size=seeds)
+        seen = statistics.against_floor(list(zip(variant.tolist(), arms.tolist(), strict=True)))
+        assert seen is not None
+        assert seen.difference.low is not None
+        assert seen.difference.high is not None
+        hits += seen.difference.low <= 0.02 <= seen.difference.high
+    return hits / studies
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_nominal_95_percent_intervals_cover_95_percent(seeds: int) -> None:
+    assert 0.93 <= covered(seeds) <= 0.97
+
+
+def test_p_values_and_intervals_agree() -> None:
+    draw = np.random.default_rng(1)
+    for _ in range(200):
+        pairs = [(float(draw.normal()), draw.normal(size=4).tolist()) for _ in range(2)]
+        seen = statistics.against_floor(pairs)
+        assert seen is not None
+        assert seen.difference.contains_zero == (seen.p_value >= 0.05)
+
+
+def test_holm_adjusts_as_published() -> None:
+    assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert statistics.holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_never_lowers_a_p_value_and_keeps_their_order(values: list[float]) -> None:
+    adjusted = statistics.holm(values)
+    assert all(after >= before for before, after in zip(values, adjusted, strict=True))
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    assert [adjusted[i] for i in order] == sorted(adjusted)
