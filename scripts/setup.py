@@ -65,6 +65,15 @@ def say(text: str) -> None:
     print(f"setup: {text}", flush=True)
 
 
+def say_scale() -> None:
+    """What the study was scaled to, before anything else is said."""
+    config = ROOT / ".config"
+    if config.exists() and re.search(
+        r"^CONFIG_SCALE_CPU=y$", config.read_text(errors="replace"), re.MULTILINE
+    ):
+        print("no GPU: .config is scaled to a CPU study", flush=True)
+
+
 def python() -> str:
     return str(VENV / "bin" / "python")
 
@@ -81,7 +90,6 @@ def pip(*arguments: str, quiet_failure: bool = False) -> bool:
 def make_venv() -> None:
     if (VENV / "bin" / "python").exists() and subprocess.run([python(), "-c", ""]).returncode == 0:
         return
-    say(f"making .venv with Python {sys.version_info.major}.{sys.version_info.minor}")
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
     )
@@ -139,10 +147,12 @@ def install(what: str) -> None:
     stamp = VENV / f".{what}-{digest}"
     if stamp.exists():
         return
+    if what == "main":
+        say_scale()
     make_venv()
-    if what != "base":
+    if what != "base":  # kconfiglib alone takes seconds and goes without saying
         install_torch()
-    say("installing " + ", ".join(re.split(r"[<>=]", line)[0] for line in lines))
+        say("installing " + ", ".join(re.split(r"[<>=]", line)[0] for line in lines))
     if not pip(*lines):
         raise SetupError(
             "some packages could not be installed; pip's last lines are above. Run make again to go on"
@@ -168,6 +178,10 @@ def main(arguments: list[str]) -> int:
     as_it_is = "--as-it-is" in arguments
     (what,) = [argument for argument in arguments if argument != "--as-it-is"]
     try:
+        if what == "main" and not (ROOT / ".config").exists():
+            raise SetupError(
+                "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
+            )
         if sys.version_info < (3, 11):
             raise SetupError(
                 f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed (make PYTHON=...)"

@@ -28,7 +28,8 @@ from study.settings import StudySettings
 MARGIN = 0.10  # of the card's memory that the plan leaves free
 SAME_SPEED = 1.02  # cost classes this close get the same count
 MICRO_TOKENS = {"cpu": 4096}  # tokens of a micro-batch beyond which a step is no faster; 65536 on a GPU
-TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 6.0, 60.0  # seconds of timing per class, from the time limit
+ROUNDS = 2
+TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 10.0, 60.0  # seconds of timing per class, from the time limit
 
 
 class PlanError(UserError, RuntimeError):
@@ -49,6 +50,20 @@ class Timing:
 
 # (variant, batch, seconds to spend) -> Timing; raises DoesNotFitError
 TimeSteps = Callable[[str, BatchPlan, float], Timing]
+
+
+def timed_in_turns(
+    examples: dict[str, str], batch: BatchPlan, seconds: float, time_steps: TimeSteps
+) -> dict[str, Timing]:
+    """Each cost class timed ROUNDS times in turn (A B A B), so that a drift of the machine falls on all alike."""
+    parts: dict[str, list[Timing]] = {cost: [] for cost in examples}
+    for _ in range(ROUNDS if len(examples) > 1 else 1):
+        for cost, name in examples.items():
+            parts[cost].append(time_steps(name, batch, seconds / ROUNDS))
+    return {
+        cost: Timing([s for part in timed for s in part.seconds], max(part.peak_bytes for part in timed))
+        for cost, timed in parts.items()
+    }
 
 
 def load_plan(study_dir: Path) -> dict[str, Any] | None:
@@ -82,7 +97,7 @@ def make_plan(
     while config.budget.max_time_seconds:
         budget = min(max(TIMING_SHARE * config.budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
         try:
-            timings = {cost: time_steps(name, batch, budget) for cost, name in examples.items()}
+            timings = timed_in_turns(examples, batch, budget, time_steps)
             break
         except DoesNotFitError as error:
             smaller = next_smaller(batch)
@@ -234,7 +249,8 @@ def iteration_counts(
             if limits[-1] < 2 * WARM_UP_STEPS + 1:
                 raise PlanError(
                     f"a step takes {shared[cost]:.1f} s here, so CONFIG_GPT2_MAX_TIME={budget.max_time_seconds} is "
-                    f"hardly a step or two: at least {5 * shared[cost]:.0f} s is sensible, or a smaller CONFIG_EFFECTIVE_BATCH"
+                    f"hardly a step or two: at least {5 * shared[cost]:.0f} s is sensible, "
+                    "or a smaller CONFIG_EFFECTIVE_BATCH"
                 )
         if budget.max_tokens:
             limits.append(budget.max_tokens // tokens)

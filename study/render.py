@@ -60,7 +60,8 @@ def verdict(judged: Judged) -> str:
     difference = judged.result.difference
     assert difference.low is not None
     assert difference.high is not None
-    interval = f"{percent(difference.mean)} perplexity, 95 % interval [{percent(difference.low)}, {percent(difference.high)}]"
+    bounds = f"[{percent(difference.low)}, {percent(difference.high)}]"
+    interval = f"{percent(difference.mean)} perplexity, 95 % interval {bounds}"
     seeds = f"{difference.count} seed{'s' if difference.count > 1 else ''}"
     if difference.contains_zero or judged.adjusted_p >= 0.05:
         said = f"{CANNOT_TELL}: its difference from the equivalent arms is within their noise"
@@ -251,7 +252,8 @@ def terminal(report: Report) -> str:
     """At most 100 columns: the table, then the verdicts."""
     if not report.rows:
         return "no finished run yet"
-    head = f"{'variant':<12}{'seeds':>5}{'perplexity [95 %]':>26}{'to B':>10}{'HellaSwag':>15}{'tokens':>9}{'tok/s':>9}{'GiB':>6}"
+    head = f"{'variant':<12}{'seeds':>5}{'perplexity [95 %]':>26}{'to B':>10}{'HellaSwag':>15}"
+    head += f"{'tokens':>9}{'tok/s':>9}{'GiB':>6}"
     lines = [head]
     for row in report.rows:
         against = percent(row.against_baseline.mean) if row.against_baseline else "-"

@@ -28,7 +28,7 @@ class Interval:
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by Lentz's continued fraction (Abramowitz & Stegun 26.5.8)."""
+    """The regularised incomplete beta function I_x(a, b), by Lentz's continued fraction (A&S 26.5.8)."""
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0
     if x > (a + 1) / (a + b + 2):
