@@ -20,6 +20,7 @@ from gpt2.batch import BatchPlan
 from gpt2.config import Config, Symbols
 from gpt2.errors import UserError
 from gpt2.hardware import detected_target_name
+from gpt2.track import Trackers
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study import plan as planning
@@ -221,9 +222,19 @@ class Study:
         while True:
             terminal.begin(name, number, plan["variants"][run[0]]["iterations"])
             with self.process([str(self.directory), run[0], str(run[1])], directory / "log.txt") as child:
+                trackers = None
                 for event in child.events():
+                    if (
+                        trackers is None and event["event"] == "train"
+                    ):  # from here on the record says "running"
+                        trackers = Trackers(directory, self.config.tracking)
                     terminal.update(event)
                 status = child.wait()
+            if status not in (EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY):
+                self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}")
+            told = trackers.finish() if trackers else None
+            if told:
+                terminal.say(told)
             if self.asked:
                 terminal.end("stopped, saved")
                 raise StopAsked
@@ -232,8 +243,8 @@ class Study:
                 terminal.estimate.left += 1
                 continue
             break
-        if status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
-            self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}")
+        if status == EXIT_OUT_OF_MEMORY:
+            self.mark_failed(run, f"out of memory at the smallest micro-batch: {child.last_words()}")
         terminal.end(self.outcome(run))
 
     def outcome(self, run: tuple[str, int]) -> str:

@@ -15,7 +15,7 @@ SCHEMA = json.loads((Path(record.__file__).with_name("run.schema.json")).read_te
 
 
 def full() -> dict[str, Any]:
-    hashes = {name: "ab" for name in SCHEMA["properties"]["fingerprint"]["properties"]}
+    hashes = dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "ab")
     return record.blank("RALEARN0", "RALEARN", 0) | {
         "status": "finished",
         "fingerprint": hashes,

@@ -1,0 +1,160 @@
+"""Weights & Biases and trackio, never in the way of training.
+
+A tracker runs beside the training process as a process of its own, `python -m gpt2.track RUN_DIR TRACKER MODE PROJECT`,
+which follows metrics.jsonl and run.json and forwards them. Training never imports a tracker and never waits for one: a
+tracker that refuses, hangs or dies leaves a line in track.log and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpt2.config import TrackingConfig
+
+POLL_SECONDS = 1.0
+FINISH_SECONDS = 20.0  # that the study waits for a tracker at the end of a run, at most
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Trackers:
+    """The sidecars of one run. `finish` waits a bounded time, then ends them."""
+
+    def __init__(self, run_dir: Path, tracking: TrackingConfig) -> None:
+        self.run_dir = run_dir
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.wandb_offline = tracking.wandb and tracking.wandb_mode == "offline"
+        wanted = [("wandb", tracking.wandb_mode, tracking.wandb_project)] if tracking.wandb else []
+        wanted += (
+            [("trackio", "local", tracking.wandb_project or "gpt2-ra-ablation")] if tracking.trackio else []
+        )
+        for arguments in wanted:
+            with (run_dir / "track.log").open("ab") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "gpt2.track", str(run_dir), *arguments],
+                        cwd=ROOT,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                )
+
+    def finish(self, seconds: float = FINISH_SECONDS) -> str | None:
+        """Let them send what is left, for so many seconds in all; the command to sync later, where there is one."""
+        deadline = time.monotonic() + seconds
+        late = False
+        for process in self.processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                late = True
+        folders = sorted((self.run_dir / "wandb").glob("*run-*"))
+        if folders and (self.wandb_offline or late):
+            return f"to send this run to W&B: wandb sync {folders[-1]}"
+        return f"the tracker did not finish, see {self.run_dir / 'track.log'}" if late else None
+
+
+def names(line: dict[str, Any]) -> dict[str, float]:
+    """A line of metrics.jsonl under the stable names that the trackers show."""
+    kind = line.get("event")
+    if kind not in ("train", "validation"):
+        return {}
+    keys = {
+        "train": (
+            "loss",
+            "learning_rate",
+            "grad_norm",
+            "tokens_per_second",
+            "memory_bytes",
+            "train_seconds",
+            "tokens",
+        ),
+        "validation": ("loss", "perplexity", "tokens"),
+    }[kind]
+    return {f"{kind}/{key}": line[key] for key in keys if line.get(key) is not None}
+
+
+def summary(record: dict[str, Any]) -> dict[str, float]:
+    """The final numbers of a record under stable names."""
+    found: dict[str, float] = {}
+    for group in ("validation", "hellaswag", "memory", "throughput"):
+        for key, value in (record.get(group) or {}).items():
+            if isinstance(value, (int, float)):
+                found[f"{group}/{key}"] = value
+    learned = (record.get("learned") or {}).get("alternation_probability") or []
+    return found | {f"alternation/layer_{layer:02d}": p for layer, p in enumerate(learned)}
+
+
+def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines behind `offset`, and where the next ones will begin; a shortened file is read anew."""
+    if not path.exists():
+        return [], 0
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) < offset:
+            offset = 0
+        file.seek(offset)
+        content = file.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    return [json.loads(text) for text in whole.splitlines()], offset + len(whole)
+
+
+def follow(run_dir: Path, parent: int) -> Iterator[dict[str, Any]]:
+    """Lines as they appear, until the record is final or the parent is gone."""
+    offset = 0
+    while True:
+        final = _status(run_dir) in ("finished", "failed", "interrupted") or os.getppid() != parent
+        lines, offset = new_lines(run_dir / "metrics.jsonl", offset)
+        yield from lines
+        if final:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _record(run_dir: Path) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = json.loads((run_dir / "run.json").read_text())
+        return value
+    except (OSError, ValueError):
+        return {}
+
+
+def _status(run_dir: Path) -> str:
+    return str(_record(run_dir).get("status"))
+
+
+def main(arguments: list[str]) -> None:
+    """Forward one run to one tracker; trackio has wandb's interface."""
+    folder, tracker, mode, project = arguments
+    run_dir, parent = Path(folder), os.getppid()
+    client = importlib.import_module(tracker)
+    config = (run_dir / "config").read_text() if (run_dir / "config").exists() else ""
+    symbols = dict(
+        line.split("=", 1) for line in config.splitlines() if line.startswith("CONFIG_") and "=" in line
+    )
+    options: dict[str, Any] = {"project": project, "name": run_dir.name, "config": symbols}
+    if tracker == "wandb":
+        os.environ.setdefault("WANDB_SILENT", "true")
+        options |= {"mode": mode, "dir": str(run_dir), "group": run_dir.parent.parent.name}
+    client.init(**options)
+    for line in follow(run_dir, parent):
+        values = names(line)
+        if values:
+            client.log(values, step=int(line["iteration"]))
+    record = _record(run_dir)
+    client.log(summary(record), step=int((record.get("progress") or {}).get("iterations", 0)))
+    client.finish()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

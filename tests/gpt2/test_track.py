@@ -1,0 +1,95 @@
+"""The tracker's process against fake wandb modules: whatever it does, the caller is not touched."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpt2 import record
+from gpt2.config import TrackingConfig
+from gpt2.track import Trackers, new_lines
+
+GOOD = """
+import json, os
+def _write(*what):
+    with open(os.environ["SEEN"], "a") as file:
+        file.write(json.dumps(what) + "\\n")
+def init(**options): _write("init", options["project"], options["name"], options["mode"])
+def log(values, step): _write("log", values, step)
+def finish(): _write("finish")
+"""
+FAKES = {
+    "good": GOOD,
+    "refuses": "def init(**options): raise ConnectionError('refused')",
+    "hangs": "import time\ndef init(**options): time.sleep(600)",
+    "dies": "import os\ndef init(**options): pass\ndef log(values, step): os._exit(7)",
+}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "study" / "runs" / "B0"
+    folder.mkdir(parents=True)
+    lines = [
+        {"event": "train", "iteration": k, "tokens": 8 * k, "loss": 9.0 - k, "train_seconds": 1.0}
+        for k in (1, 2)
+    ] + [{"event": "validation", "iteration": 2, "tokens": 16, "loss": 7.5, "perplexity": 1808.0}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record.write_json(folder / "run.json", record.blank("B0", "B", 0) | {"status": "finished"})
+    return folder
+
+
+def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Trackers:
+    fakes = run_dir / "fakes"
+    fakes.mkdir()
+    (fakes / "wandb.py").write_text(FAKES[kind])
+    monkeypatch.setenv("PYTHONPATH", str(fakes))
+    monkeypatch.setenv("SEEN", str(run_dir / "seen"))
+    return Trackers(run_dir, TrackingConfig(True, "offline", "my-project", False))
+
+
+def test_every_number_reaches_the_tracker_under_its_stable_name(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("good", run_dir, monkeypatch).finish(60)
+    seen = [json.loads(line) for line in (run_dir / "seen").read_text().splitlines()]
+    assert seen[0] == ["init", "my-project", "B0", "offline"]
+    assert seen[1] == ["log", {"train/loss": 8.0, "train/train_seconds": 1.0, "train/tokens": 8}, 1]
+    assert seen[3][1]["validation/perplexity"] == 1808.0
+    assert seen[-1] == ["finish"]
+
+
+@pytest.mark.parametrize("kind", ["refuses", "hangs", "dies"])
+def test_a_tracker_that_fails_is_ended_and_leaves_no_process(
+    kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trackers = start(kind, run_dir, monkeypatch)
+    trackers.finish(1.0 if kind == "hangs" else 60.0)
+    (process,) = trackers.processes
+    assert process.returncode not in (None, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_a_hanging_tracker_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = start("hangs", run_dir, monkeypatch).finish(0.5)
+    assert told is not None
+    assert "did not finish" in told
+
+
+def test_without_tracking_nothing_is_started(run_dir: Path) -> None:
+    trackers = Trackers(run_dir, TrackingConfig(False, "off", "", False))
+    assert trackers.processes == []
+    assert trackers.finish() is None
+
+
+def test_only_whole_lines_are_read_and_a_shortened_file_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2')
+    lines, offset = new_lines(path, 0)
+    assert lines == [{"a": 1}]
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    assert new_lines(path, offset)[0] == [{"a": 2}]
+    path.write_text('{"b": 1}\n')
+    assert new_lines(path, 18)[0] == [{"b": 1}]
