@@ -1,0 +1,169 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2.batch import BatchPlan
+from gpt2.config import BudgetConfig, Config, load_config
+from gpt2.target import TARGETS, ResolvedTarget
+from gpt2.train import WARM_UP_STEPS
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from scripts import kconfig
+from study import plan as planning
+from study.plan import DoesNotFitError, PlanError, Timing, iteration_counts
+from study.settings import StudySettings
+
+ALTERNATION = AlternationSettings("output", 0.5, 100.0)
+NAMES = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """The study as it is configured for an A100."""
+    for part in ("Kconfig", "gpt2", "ra", "study", "defconfigs"):
+        (tmp_path / part).symlink_to(Path(__file__).parents[2] / part)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RA_DETECTED", "a100-40g")
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    kconfig.main(["defconfig", "gpt2-ra-ablation"])
+    return load_config(".config")
+
+
+def resolved(gib: float = 40.0) -> ResolvedTarget:
+    row = TARGETS["a100-40g"]
+    return ResolvedTarget(row, "cuda:0", row.title, int(gib * 2**30), "bfloat16", "flash", "13.0", "2.13.0")
+
+
+def make(
+    config: Config, directory: Path, time_steps: Any, names: tuple[str, ...] = NAMES, gib: float = 40.0
+) -> Any:
+    settings = StudySettings("s", names, 3, directory, False)
+    variants = {name: variant(name, config.model, ALTERNATION) for name in names}
+    return planning.make_plan(directory, config, settings, resolved(gib), variants, time_steps)
+
+
+def steady(seconds: dict[str, float]) -> Any:
+    return lambda name, batch, budget: Timing([seconds[name]] * 20, 1)
+
+
+def test_all_variants_get_one_exact_batch_of_512_sequences_on_every_gpu(
+    config: Config, tmp_path: Path
+) -> None:
+    for gib in (24.0, 40.0, 48.0, 80.0, 141.0, 192.0):
+        batch = make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0)), gib=gib)["batch"]
+        assert batch["effective"] == 512 == batch["micro"] * batch["accumulation"]
+        assert batch["block_size"] == 1024
+
+
+def test_a_time_budget_becomes_counts_and_fixed_patterns_share_theirs(config: Config, tmp_path: Path) -> None:
+    timed: list[str] = []
+
+    def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
+        timed.append(name)
+        return Timing([2.0 if name == "B" else 2.5] * 20, 1)
+
+    plan = make(config, tmp_path, time_steps)
+    counts = {name: row["iterations"] for name, row in plan["variants"].items()}
+    assert counts["B"] == counts["RAEARLY"] == counts["RALATE"] == counts["RAALL"] == 3600 + WARM_UP_STEPS
+    assert counts["RALEARN"] == 2880 + WARM_UP_STEPS
+    assert timed == ["B", "RALEARN"] * planning.ROUNDS
+    assert planning.load_plan(tmp_path) == plan
+
+
+def test_classes_within_two_percent_share_a_count_and_others_do_not() -> None:
+    budget = BudgetConfig(100, 0, 0)
+    close = iteration_counts(budget, 1, {"a": 1.0, "b": 1.015}, ["a", "b"], False)
+    apart = iteration_counts(budget, 1, {"a": 1.0, "b": 1.03}, ["a", "b"], False)
+    assert close["a"] == close["b"]
+    assert apart["a"] > apart["b"]
+
+
+@given(
+    seconds=st.floats(0.01, 5),
+    limit=st.integers(60, 7200),
+    tokens=st.integers(0, 10**6),
+    most=st.integers(0, 10**5),
+)
+def test_the_budget_that_ends_first_decides(seconds: float, limit: int, tokens: int, most: int) -> None:
+    per_iteration = 100
+    if 0 < tokens < per_iteration:
+        tokens = per_iteration
+    counts = iteration_counts(BudgetConfig(limit, tokens, most), per_iteration, {"a": seconds}, ["a"], False)
+    limits = [int(limit / seconds) + WARM_UP_STEPS]
+    limits += [tokens // per_iteration] if tokens else []
+    limits += [most] if most else []
+    assert counts["a"] == min(limits)
+
+
+def test_equal_tokens_gives_all_the_slowest_count() -> None:
+    counts = iteration_counts(BudgetConfig(100, 0, 0), 1, {"a": 1.0, "b": 2.0}, ["a", "b"], True)
+    assert counts == {"a": 50 + WARM_UP_STEPS, "b": 50 + WARM_UP_STEPS}
+
+
+def test_a_budget_that_is_hardly_a_step_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"CONFIG_GPT2_MAX_TIME=3 .*CONFIG_EFFECTIVE_BATCH"):
+        iteration_counts(BudgetConfig(3, 0, 0), 1, {"a": 3.0}, ["a"], False)
+    with pytest.raises(PlanError, match="less than one iteration"):
+        iteration_counts(BudgetConfig(0, 50, 0), 100, {}, ["a"], False)
+
+
+def test_out_of_memory_while_timing_takes_the_next_divisor_for_all(config: Config, tmp_path: Path) -> None:
+    tried: list[tuple[str, int]] = []
+
+    def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
+        tried.append((name, batch.micro))
+        if name == "RALEARN" and batch.micro > 4:
+            raise DoesNotFitError("out of memory")
+        return Timing([2.0] * 20, 1)
+
+    batch = make(config, tmp_path, time_steps)["batch"]
+    assert batch["micro"] == 4
+    assert batch["micro"] * batch["accumulation"] == 512
+    assert [micro for _, micro in tried] == sorted((micro for _, micro in tried), reverse=True)
+
+
+def test_a_model_that_cannot_fit_is_refused_before_anything_runs(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"needs about .* GiB for one sequence.*CONFIG_GPT2_MODEL"):
+        make(config, tmp_path, steady({}), gib=1.0)
+
+
+def test_falling_back_keeps_the_effective_batch_and_is_noted(config: Config, tmp_path: Path) -> None:
+    plan = make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))
+    before = plan["batch"]["micro"]
+    assert planning.fall_back(tmp_path, plan, "RALEARN0")
+    after = planning.load_plan(tmp_path)
+    assert after is not None
+    assert after["batch"]["micro"] == before // 2
+    assert after["batch"]["micro"] * after["batch"]["accumulation"] == 512
+    assert "RALEARN0 ran out of memory" in after["notes"][0]
+
+
+def test_a_variant_that_is_added_later_never_changes_the_counts_that_stand(
+    config: Config, tmp_path: Path
+) -> None:
+    plan = make(config, tmp_path, steady({"B": 2.0}), names=("B", "RAALL"))
+    variants = {
+        name: variant(name, config.model, ALTERNATION) for name in ("B", "RAALL", "RALATE", "RALEARN")
+    }
+    fresh = {"classes": {"standard": {}, "learned-output": {"seconds_per_iteration": 3.0}},
+             "variants": {"RALEARN": {"class": "learned-output", "iterations": 7, "tokens": 7}}}  # fmt: skip
+    counts = {name: dict(row) for name, row in plan["variants"].items()}
+    later = planning.with_variants(tmp_path, plan, variants, lambda: fresh)
+    assert {name: later["variants"][name] for name in counts} == counts
+    assert later["variants"]["RALATE"]["iterations"] == counts["B"]["iterations"]
+    assert later["variants"]["RALEARN"]["iterations"] == 7
+
+
+def test_an_unreadable_plan_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(PlanError, match=r"plan.json cannot be read"):
+        planning.load_plan(tmp_path)
+
+
+def test_the_configured_micro_batch_is_taken_as_it_is(config: Config, tmp_path: Path) -> None:
+    fixed = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=8))
+    assert make(fixed, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))["batch"]["micro"] == 8
