@@ -1,0 +1,185 @@
+"""A whole study of a very small model in real processes: what `make` does, and what it survives."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpt2 import record
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "VARIANTS": "B RALEARN",
+    "SEEDS": "1",
+    "GPT2_MAX_ITERS": "12",
+    "EFFECTIVE_BATCH": "4",
+    "GPT2_BLOCK_SIZE": "32",
+    "EVAL_TOKENS": "256",
+    "EVAL_INTERVAL_TOKENS": "512",
+    "HELLASWAG": "n",
+    "CPU_THREADS": "1",
+}
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, texts: Path) -> Path:
+    """A folder with the project's code in it and a .config of a study of seconds."""
+    for part in ("Kconfig", "gpt2", "ra", "study", "scripts", "defconfigs"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    configure(tmp_path, texts)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(80):
+        (folder / f"{number:02d}.txt").write_text(
+            f"Story {number}: " + f"the dog {number} ran to the hill. " * 20
+        )
+    return folder
+
+
+def command(workplace: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", *arguments]
+
+
+def environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    return kept | {"RA_DETECTED": "cpu", "PYTHONUNBUFFERED": "1"}
+
+
+def configure(workplace: Path, texts: Path, **changes: str) -> None:
+    values = SETTINGS | {"DATASET_FILES": str(texts / "*.txt")} | changes
+    assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
+    run(workplace, "scripts.kconfig", "defconfig", "gpt2-ra-ablation-smoke+cpu", *assignments, expect=0)
+
+
+def run(workplace: Path, *arguments: str, expect: int) -> str:
+    done = subprocess.run(
+        command(workplace, *arguments),
+        cwd=workplace,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def numbers(workplace: Path, name: str) -> list[object]:
+    """What of a record must not depend on how the study came to its end."""
+    seen = record.load(workplace / "results/gpt2-ra-ablation-smoke/runs" / name)
+    history = [[tokens, loss] for tokens, _, loss in seen["validation"]["history"]]
+    return [seen["status"], seen["progress"]["iterations"], history, seen["learned"], seen["fingerprint"]]
+
+
+def test_a_study_runs_reports_and_then_has_nothing_to_do(workplace: Path, texts: Path) -> None:
+    first = run(workplace, "scripts.study", expect=0)
+    assert "CPU study" in first.splitlines()[0]
+    study = workplace / "results/gpt2-ra-ablation-smoke"
+    assert [numbers(workplace, name)[0] for name in ("B0", "RALEARN0")] == ["finished", "finished"]
+    assert "cannot tell" in (study / "report.md").read_text()
+    for name in ("config", "run.json", "metrics.jsonl", "memory.json", "log.txt", "checkpoint"):
+        assert (study / "runs" / "B0" / name).exists(), name
+    before = (study / "runs/B0/run.json").read_bytes()
+    again = run(workplace, "scripts.study", expect=0)
+    assert "nothing to run: all 2 runs" in again
+    assert (study / "runs/B0/run.json").read_bytes() == before
+    # another night: a seed and a variant more, the finished runs untouched
+    configure(workplace, texts, SEEDS="2", VARIANTS="B RAALL RALEARN")
+    run(workplace, "scripts.study", expect=0)
+    assert (study / "runs/B0/run.json").read_bytes() == before
+    assert len(list((study / "runs").iterdir())) == 6
+    # another experiment under the same name
+    configure(workplace, texts, LEARNING_RATE="2e-3")
+    assert "CONFIG_LEARNING_RATE" in run(workplace, "scripts.study", expect=1)
+
+
+def wait_for(condition: object, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_study_that_is_cut_off_goes_on_to_the_same_numbers(
+    workplace: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory, number: signal.Signals
+) -> None:
+    configure(workplace, texts, VARIANTS="B", GPT2_MAX_ITERS="150", CHECKPOINT_SECONDS="1")
+    process = subprocess.Popen(
+        command(workplace, "scripts.study"), cwd=workplace, env=environment(), stdout=subprocess.DEVNULL
+    )
+    metrics = workplace / "results/gpt2-ra-ablation-smoke/runs/B0/metrics.jsonl"
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 30)
+    process.send_signal(number)
+    status = process.wait(120)
+    assert status == (130 if number != signal.SIGKILL else -signal.SIGKILL)
+    if number != signal.SIGKILL:
+        assert numbers(workplace, "B0")[0] == "interrupted"
+    wait_for(lambda: not children_of_a_study(workplace))
+    run(workplace, "scripts.study", expect=0)
+    resumed = numbers(workplace, "B0")
+    losses = [
+        json.loads(line)["loss"] for line in metrics.read_text().splitlines() if '"event": "train"' in line
+    ]
+    (workplace / "results").rename(workplace / "cut-off")
+    run(workplace, "scripts.study", expect=0)
+    assert numbers(workplace, "B0") == resumed
+    whole = [
+        json.loads(line)["loss"] for line in metrics.read_text().splitlines() if '"event": "train"' in line
+    ]
+    assert losses == whole
+    assert len(whole) == 150
+
+
+def children_of_a_study(workplace: Path) -> list[str]:
+    """Training processes that still run in this workplace."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            here = (path / "cwd").resolve() == workplace.resolve()
+        except OSError:
+            continue
+        if here and "scripts.train" in words:
+            found.append(path.name)
+    return found
+
+
+def test_two_studies_in_one_folder_the_second_is_told_who_runs_it(workplace: Path, texts: Path) -> None:
+    configure(workplace, texts, VARIANTS="B", GPT2_MAX_ITERS="2000")
+    process = subprocess.Popen(
+        command(workplace, "scripts.study"), cwd=workplace, env=environment(), stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_for(lambda: (workplace / "results/gpt2-ra-ablation-smoke/lock").exists())
+        told = run(workplace, "scripts.study", expect=1)
+        assert f"is being run by process {process.pid}" in told
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+
+
+def test_a_run_that_fails_is_recorded_and_the_others_go_on(workplace: Path, texts: Path) -> None:
+    configure(workplace, texts, LEARNING_RATE="1.0", ALTERNATION_LR_MULTIPLIER="100000", GRAD_CLIP="0")
+    study = workplace / "results/gpt2-ra-ablation-smoke"
+    (study / "runs" / "B0").mkdir(parents=True)
+    (study / "runs" / "B0" / "checkpoint").write_text("in the way")  # its checkpoint cannot be written
+    told = run(workplace, "scripts.study", expect=1)
+    assert "not finished: B0" in told
+    assert record.load(study / "runs/B0")["status"] == "failed"
+    assert record.load(study / "runs/RALEARN0")["status"] in ("finished", "failed")
+
+
+def test_without_a_config_the_remedy_is_named(tmp_path: Path) -> None:
+    for part in ("gpt2", "ra", "study", "scripts"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    assert "make defconfig-gpt2-ra-ablation" in run(tmp_path, "scripts.study", expect=1)
