@@ -21,7 +21,6 @@ from gpt2.config import TrackingConfig
 
 POLL_SECONDS = 1.0
 FINISH_SECONDS = 20.0  # that the study waits for a tracker at the end of a run, at most
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class Trackers:
@@ -40,7 +39,6 @@ class Trackers:
                 self.processes.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "gpt2.track", str(run_dir), *arguments],
-                        cwd=ROOT,
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,

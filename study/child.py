@@ -16,7 +16,6 @@ PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
 # A training step frees and takes the same large buffers over and over: a heap that keeps them spares the page faults
 # of fresh ones. Another value of GLIBC_TUNABLES in the environment wins.
 KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class Child:
@@ -28,7 +27,6 @@ class Child:
         self._log_file = log.open("a")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "scripts.train", *arguments],
-            cwd=ROOT,
             env={"GLIBC_TUNABLES": KEEP_HEAP} | os.environ | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
