@@ -103,8 +103,10 @@ def table(headings: list[str], rows: list[list[str]]) -> list[str]:
 
 def _results(report: Report) -> list[str]:
     tokens = report.equal_tokens
-    lines = ["## Perplexity", "", f"At equal time (each variant's own final step). Mean over seeds [95 % interval]; the "
-             f"difference to {BASELINE} is paired by seed.", ""]  # fmt: skip
+    about = (
+        "At equal time (each variant's own final step). Mean over seeds [95 % interval]; the difference to "
+    )
+    lines = ["## Perplexity", "", f"{about}{BASELINE} is paired by seed.", ""]
     lines += table(
         ["variant", "seeds", "final", "best", f"to {BASELINE}"],
         [
