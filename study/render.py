@@ -1,95 +1,17 @@
-"""A report's numbers in words: Markdown for the reader, a plain table for the terminal."""
+"""A report in words: Markdown for the reader, a plain table for the terminal."""
 
 from __future__ import annotations
 
 import html
-import math
 import re
+import textwrap
 
-from study.report import BASELINE, HellaSwagScore, Interval, Judged, Report, Row
+from study.report import Report, Row
+from study.runs import BASELINE
+from study.words import CANNOT_TELL, change, inert, percent, score, sentence, shown, verdicts
+from study.words import ONE_CLASS as ONE_CLASS
 
-ONE_CLASS = (
-    "B, RAEARLY, RALATE, RAALL, RAALT and RA:... are one function class with one initial distribution (a reciprocal "
-    "layer is a standard layer with W_Q and W_K renamed): differences among them are noise, and their spread is the "
-    "measured noise floor."
-)
-CANNOT_TELL = "cannot tell"
-
-
-def inert(text: str) -> str:
-    """Text of a record so that neither Markdown nor HTML in it has an effect, on one line."""
-    return re.sub(r"([\\`*_{}\[\]#|!~])", r"\\\1", html.escape(" ".join(text.split())))
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(min(loss, 700.0))
-
-
-def percent(difference: float) -> str:
-    """A difference of losses as the change of perplexity it is."""
-    return f"{100 * math.expm1(difference):+.2f} %"
-
-
-def shown(interval: Interval | None) -> str:
-    """A loss as perplexity, with its interval where there is one."""
-    if interval is None:
-        return "-"
-    text = f"{perplexity(interval.mean):.2f}"
-    if interval.low is None or interval.high is None:
-        return f"{text} (one seed)"
-    return f"{text} [{perplexity(interval.low):.2f}, {perplexity(interval.high):.2f}]"
-
-
-def change(interval: Interval | None) -> str:
-    """A paired difference as a change of perplexity, and what it allows one to say."""
-    if interval is None:
-        return "-"
-    if interval.low is None or interval.high is None:
-        return f"{percent(interval.mean)} (one seed: not evidence)"
-    text = f"{percent(interval.mean)} [{percent(interval.low)}, {percent(interval.high)}]"
-    return f"{text}: {CANNOT_TELL}" if interval.contains_zero else text
-
-
-def score(value: HellaSwagScore, norm: bool = False) -> str:
-    rate, error = (value.acc_norm, value.acc_norm_stderr) if norm else (value.acc, value.acc_stderr)
-    return "not run" if rate is None or error is None else f"{100 * rate:.1f} ± {100 * error:.1f} %"
-
-
-def verdict(judged: Judged) -> str:
-    """One sentence on a variant that is a real change; never more than its interval allows."""
-    difference = judged.result.difference
-    assert difference.low is not None
-    assert difference.high is not None
-    bounds = f"[{percent(difference.low)}, {percent(difference.high)}]"
-    interval = f"{percent(difference.mean)} perplexity, 95 % interval {bounds}"
-    seeds = f"{difference.count} seed{'s' if difference.count > 1 else ''}"
-    if difference.contains_zero or judged.adjusted_p >= 0.05:
-        said = f"{CANNOT_TELL}: its difference from the equivalent arms is within their noise"
-    else:
-        said = f"{'better' if difference.mean < 0 else 'worse'} than the equivalent arms by more than their noise"
-    return f"**{inert(judged.variant)}**: {said} ({interval}; {seeds}, adjusted p = {judged.adjusted_p:.3g})."
-
-
-def verdicts(report: Report) -> list[str]:
-    lines = [verdict(judged) for judged in report.judged]
-    told = {judged.variant for judged in report.judged}
-    lines += [
-        f"**{inert(row.variant)}**: {CANNOT_TELL}: no seed has two equivalent arms to measure the noise with."
-        for row in report.rows
-        if not row.equivalent and row.variant not in told
-    ]
-    arms = [row for row in report.rows if row.equivalent]
-    if len(arms) > 1:
-        lines.append(ONE_CLASS)
-    if report.floor:
-        lines.append(
-            f"Noise floor: runs of equivalent arms at one seed differ by a standard deviation of "
-            f"{report.floor.sigma:.4f} nats ({100 * math.expm1(report.floor.sigma):.2f} % of perplexity), "
-            f"{report.floor.freedom} degrees of freedom."
-        )
-    if arms and max(len(row.seeds) for row in report.rows) == 1:
-        lines.append("One seed: the order of the equivalent arms is not evidence, and no ranking is given.")
-    return lines
+WIDTH = 100  # columns of the terminal
 
 
 def table(headings: list[str], rows: list[list[str]]) -> list[str]:
@@ -101,63 +23,103 @@ def table(headings: list[str], rows: list[list[str]]) -> list[str]:
     ]
 
 
-def _results(report: Report) -> list[str]:
-    tokens = report.equal_tokens
-    about = (
-        "At equal time (each variant's own final step). Mean over seeds [95 % interval]; the difference to "
-    )
-    lines = ["## Perplexity", "", f"{about}{BASELINE} is paired by seed.", ""]
-    lines += table(
-        ["variant", "seeds", "final", "best", f"to {BASELINE}"],
-        [
-            [
-                inert(row.variant),
-                str(len(row.seeds)),
-                shown(row.final_loss),
-                shown(row.best_loss),
-                change(row.against_baseline),
-            ]
-            for row in report.rows
-        ],
-    )
-    if tokens:
-        lines += ["", f"At equal tokens ({tokens:,}, the last point that every run was evaluated at).", ""]
-        lines += table(
-            ["variant", "perplexity", f"to {BASELINE}"],
-            [
-                [inert(row.variant), shown(row.equal_tokens_loss), change(row.against_baseline_equal_tokens)]
-                for row in report.rows
-            ],
-        )
+def _about(report: Report) -> str:
+    """What the final numbers are, in a sentence that is true of this budget."""
+    seconds, equal = report.budget.get("max_time_seconds"), report.budget.get("equal_tokens")
+    if (
+        seconds
+        and not equal
+        and not report.budget.get("max_tokens")
+        and not report.budget.get("max_iterations")
+    ):
+        what = f"At equal time: the last step of each variant, under a budget of {seconds:,} s of training"
     else:
-        lines += ["", "At equal tokens: the runs share no point of evaluation."]
-    return lines
+        what = "At the end of the budget: the last step of each variant (tokens and seconds are under Cost)"
+    return (
+        f"{what}. Mean over seeds [95 % interval]; the difference to {BASELINE} is paired by seed, in percent of "
+        "perplexity, and lower is better."
+    )
+
+
+def _results(report: Report) -> list[str]:
+    rows = [
+        [
+            inert(row.variant),
+            ", ".join(str(seed) for seed in row.seeds),
+            shown(row.final_loss),
+            shown(row.best_loss),
+            change(row.against_baseline, row.equivalent),
+        ]
+        for row in report.rows
+    ]
+    headings = ["variant", "seeds", "final perplexity", "best perplexity", f"final against {BASELINE}"]
+    lines = ["## Perplexity", "", _about(report), "", *table(headings, rows)]
+    if len({tuple(row.seeds) for row in report.rows}) > 1:
+        lines += [
+            "",
+            "The means are over different seeds and cannot be compared with each other; the differences can.",
+        ]
+    return [*lines, "", *_equal_tokens(report)]
+
+
+def _equal_tokens(report: Report) -> list[str]:
+    if report.equal_tokens is None:
+        return ["At equal tokens: the runs share no point of evaluation."]
+    if report.same_point:
+        return [
+            f"At equal tokens: the same numbers, since every run ended at {report.equal_tokens:,} tokens."
+        ]
+    rows = [
+        [
+            inert(row.variant),
+            shown(row.equal_tokens_loss),
+            change(row.against_baseline_equal_tokens, row.equivalent),
+        ]
+        for row in report.rows
+    ]
+    return [
+        f"At equal tokens ({report.equal_tokens:,}, the last point at which every counted run was evaluated; the "
+        "learning rate had not finished its decay there in runs that went on).",
+        "",
+        *table(["variant", "perplexity", f"against {BASELINE}"], rows),
+    ]
 
 
 def _hellaswag(report: Report) -> list[str]:
     lines = ["## HellaSwag", ""]
     if all(row.hellaswag.acc is None for row in report.rows):
         reasons = dict.fromkeys(row.hellaswag.absent for row in report.rows)
-        return [*lines, *(f"Not run: {inert(reason)}." for reason in reasons)]
+        return [*lines, *(f"Not run: {sentence(reason)}" for reason in reasons)]
     lines += table(
-        ["variant", "acc", "acc_norm", "items"],
+        ["variant", "acc", "acc_norm", "items", "runs"],
         [
             [
                 inert(row.variant),
                 score(row.hellaswag),
                 score(row.hellaswag, norm=True),
-                str(row.hellaswag.items or "-"),
+                f"{row.hellaswag.items:,}" if row.hellaswag.items else "-",
+                f"{row.hellaswag.runs} of {len(row.seeds)}",
             ]
             for row in report.rows
         ],
     )
     lines += ["", "± one standard error of the items; chance is 25 %."]
-    near = [inert(row.variant) for row in report.rows if row.hellaswag.near_chance]
-    if near:
-        lines.append(f"Within two standard errors of chance, so no sign of skill: {', '.join(near)}.")
-    lines += [f"{inert(row.variant)} not run: {inert(row.hellaswag.absent)}." for row in report.rows
+    lines += _near_chance(report)
+    lines += [f"{inert(row.variant)} not run: {sentence(row.hellaswag.absent)}" for row in report.rows
               if row.hellaswag.acc is None]  # fmt: skip
     return lines
+
+
+def _near_chance(report: Report) -> list[str]:
+    near = [inert(row.variant) for row in report.rows if row.hellaswag.near_chance]
+    return (
+        [f"† Within two standard errors of chance, so no sign of skill: {', '.join(near)}."] if near else []
+    )
+
+
+def gibibytes(row: Row) -> str:
+    """The highest peak of the variant's runs."""
+    return "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 2**30:.2f}"
 
 
 def _cost(report: Report) -> list[str]:
@@ -168,8 +130,8 @@ def _cost(report: Report) -> list[str]:
             f"{row.tokens:,.0f}",
             f"{row.train_seconds:,.1f}",
             f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-",
-            f"{100 * row.mfu:.1f} %" if row.mfu else "-",
-            f"{row.peak_memory_bytes / 2**30:.2f}",
+            f"{100 * row.mfu:.1f} %" if row.mfu is not None else "-",
+            gibibytes(row),
             str(report.effective_batch),
         ]
 
@@ -199,7 +161,7 @@ def _learned(report: Report) -> list[str]:
     lines = [
         "## What was learned",
         "",
-        "Probability of the reciprocal path, layer by layer, mean over seeds.",
+        "Probability of the reciprocal path, layer by layer, mean over seeds, at the first and the last evaluation.",
         "",
     ]
     for name, moments in report.learned.items():
@@ -217,26 +179,31 @@ def _runs(report: Report) -> list[str]:
     return ["## Runs", "", *table(["run", "status", "counted"], rows)]
 
 
-METHOD = """## Method
+METHOD = f"""## Method
 
-- Losses are mean nats a token on fixed validation windows; perplexity is exp(loss). Means and differences are made
-  of losses, so a difference is the logarithm of a ratio of perplexities and is shown as a percentage of perplexity.
-- Differences to B are paired by seed: both runs saw the same batches in the same order from the same initial
-  weights. Their intervals are Student's t over seeds.
-- The noise floor pools the equivalent arms within each seed (S(k-1) degrees of freedom for S seeds of k arms). A
-  variant that is a real change is compared with the mean of those arms at the same seeds; under no effect the
-  difference has variance sigma²(1 + 1/k) a seed. p-values are adjusted by Holm's method over such variants.
+- Losses are mean nats a token on fixed validation windows; perplexity is exp(loss). Means, intervals and differences
+  are made of losses, so a difference is the logarithm of a ratio of perplexities.
+- "final" is the last step; "best" is the lowest of a run's evaluations, which flatters every run alike.
+- Differences to {BASELINE} are paired by seed: both runs saw the same batches in the same order from the same initial
+  weights. Their intervals are Student's t over seeds, one by one, not adjusted for the number of variants.
+- The noise floor pools the equivalent arms within each seed: S(k-1) degrees of freedom for S seeds of k arms.
+  Arms whose losses agree to the last bit are one arm (on two layers RALATE is RAALT), counted once. A
+  variant that is a real change is compared with the mean of those arms at the same seeds; its mean difference over
+  S seeds then has variance sigma²(1 + 1/k)/S. That takes its runs to vary as the arms do, and speaks of the seeds that
+  were run. p-values are adjusted by Holm's method over the variants judged together; intervals are not.
+- Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
+  difference assumes less.
 - HellaSwag's standard error is that of the items; more seeds answer the same items and do not shrink it.
-- "cannot tell" stands wherever an interval contains zero."""
+- "{CANNOT_TELL}" stands wherever an interval contains zero. It does not say that there is no difference."""
 
 
 def markdown(report: Report) -> str:
     """report.md."""
-    where = f" on {inert(report.target['device'])}, {report.target['dtype']}" if report.target else ""
-    parts = [f"# {inert(report.study)}{where}", *("- " + line for line in verdicts(report))]
-    lines = [parts[0], "", *parts[1:]]
+    target = report.target
+    where = f" on {inert(target['device'])}, {inert(target['dtype'])}" if target else ""
+    lines = [f"# {inert(report.study)}{where}", "", *("- " + line for line in verdicts(report))]
     if not report.rows:
-        lines += ["No finished run yet: there is nothing to compare."]
+        lines += ["", "No finished run yet: there is nothing to compare."]
     else:
         for section in (_results, _hellaswag, _cost, _learned):
             lines += ["", *section(report)] if section(report) else []
@@ -250,24 +217,59 @@ def plain(text: str) -> str:
     return html.unescape(re.sub(r"\\(.)", r"\1", text.replace("**", "")))
 
 
+def wrap(line: str) -> str:
+    """A Markdown sentence in lines of the terminal; a number keeps its percent sign."""
+    kept = plain(line).replace(" %", "\u00a0%")
+    return textwrap.fill(kept, WIDTH, subsequent_indent="  ").replace("\u00a0", " ")
+
+
+def columns(rows: list[list[str]], width: int) -> list[str]:
+    """Cells in columns, the first to the left; closer together where they would not fit."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= width else " "
+    lines = []
+    for row in rows:
+        cells = [f"{cell:<{size}}" if not place else f"{cell:>{size}}"
+                 for place, (cell, size) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        lines.append(gap.join(cells)[:width].rstrip())
+    return lines
+
+
 def terminal(report: Report) -> str:
     """At most 100 columns: the table, then the verdicts."""
-    if not report.rows:
-        return "no finished run yet"
-    head = f"{'variant':<12}{'seeds':>5}{'perplexity [95 %]':>26}{'to B':>10}{'HellaSwag':>15}"
-    head += f"{'tokens':>9}{'tok/s':>9}{'GiB':>6}"
-    lines = [head]
-    for row in report.rows:
-        against = percent(row.against_baseline.mean) if row.against_baseline else "-"
-        mark = "?" if row.against_baseline and row.against_baseline.contains_zero is not False else ""
-        lines.append(
-            f"{plain(row.variant)[:12]:<12}{len(row.seeds):>5}{shown(row.final_loss):>26}{against + mark:>10}"
-            f"{score(row.hellaswag):>15}{row.tokens / 1e6:>8.2f}M{row.tokens_per_second or 0:>9,.0f}"
-            f"{row.peak_memory_bytes / 2**30:>6.2f}"
-        )
-    if any(row.against_baseline and row.against_baseline.contains_zero is not False for row in report.rows):
-        lines.append("? cannot tell")
-    uncounted = [f"{run.name} ({run.status})" for run in report.runs if not run.used]
-    if uncounted:
-        lines.append(f"not counted: {', '.join(uncounted)}")
-    return "\n".join([*lines, "", *(plain(line) for line in verdicts(report))])
+    sentences = verdicts(report)
+    text = [] if report.rows else ["no finished run yet"]
+    if report.rows:
+        heading = [
+            "variant",
+            "seeds",
+            "perplexity [95 %]",
+            f"to {BASELINE}",
+            "HellaSwag",
+            "tokens",
+            "tok/s",
+            "GiB",
+        ]
+        text += columns([heading, *(_terminal_row(row) for row in report.rows)], WIDTH)
+        if any("?" in _terminal_row(row)[3] for row in report.rows):
+            text.append(f"? {CANNOT_TELL}")
+        text += _near_chance(report)
+    wrapped = [wrap(line) for line in sentences]
+    return "\n".join(
+        [*(textwrap.fill(plain(line), WIDTH) if len(line) > WIDTH else line for line in text), "", *wrapped]
+    )
+
+
+def _terminal_row(row: Row) -> list[str]:
+    against = row.against_baseline
+    unsure = against is not None and (row.equivalent or against.contains_zero is not False)
+    return [
+        plain(inert(row.variant))[:14],
+        str(len(row.seeds)),
+        shown(row.final_loss),
+        f"{percent(against.mean)}{'?' if unsure else ''}" if against else "-",
+        score(row.hellaswag),
+        f"{row.tokens / 1e6:,.2f}M",
+        f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-",
+        gibibytes(row),
+    ]

@@ -1,20 +1,18 @@
-"""The numbers of a study's report, from its records alone; `study.render` puts them into words.
-
-Needs no torch. Runs that are missing, unfinished, unreadable or not comparable are named and never averaged.
-"""
+"""The numbers of a study's report, from its records alone; `study.render` puts them into words. Needs no torch."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpt2 import record
-from ra.names import PATTERNS
+from ra.names import LISTED, PATTERNS
+from study.runs import BASELINE, Run, losses, provenance, read_runs
 from study.statistics import (
     AgainstFloor,
     Interval,
@@ -27,21 +25,8 @@ from study.statistics import (
     pooled_proportion,
 )
 
-BASELINE = "B"
 CHANCE = 0.25  # four endings
-
-
-@dataclass
-class Run:
-    """A run as the report lists it. used: whether its numbers count; why_not says otherwise."""
-
-    name: str
-    variant: str
-    seed: int | None
-    status: str
-    used: bool
-    why_not: str = ""
-    record: dict[str, Any] | None = field(default=None, repr=False)
+Losses = dict[str, dict[int, float]]  # variant -> seed -> loss in nats
 
 
 @dataclass
@@ -53,6 +38,7 @@ class HellaSwagScore:
     acc_norm: float | None
     acc_norm_stderr: float | None
     items: int
+    runs: int
     near_chance: bool
     absent: str
 
@@ -75,7 +61,7 @@ class Row:
     train_seconds: float
     tokens_per_second: float | None
     mfu: float | None
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     cut: int  # runs whose schedule was cut
 
 
@@ -85,96 +71,46 @@ class Judged:
 
     variant: str
     result: AgainstFloor
-    adjusted_p: float
+    adjusted_p: float  # Holm's, over the variants judged together
+    judged_together: int
 
 
 @dataclass
 class Report:
+    """same_point: every run ended at equal_tokens, so that final and equal-token numbers are the same numbers."""
+
     study: str
     runs: list[Run]
     rows: list[Row]
     floor: NoiseFloor | None
     judged: list[Judged]
+    judged_equal_tokens: list[Judged]
     equal_tokens: int | None
+    same_point: bool
     learned: dict[str, dict[str, list[float]]]  # variant -> {"first": [p a layer], "last": [...]}
+    budget: dict[str, Any]
     effective_batch: int | None
     block_size: int | None
+    validation_tokens: int | None
     target: dict[str, Any] | None
     notes: list[str]
 
 
 def is_equivalent(variant: str) -> bool:
     """Whether the variant is the baseline's function class with its weights renamed."""
-    return variant.startswith("RA:") or PATTERNS.get(variant) is not None
-
-
-def read_runs(study_dir: Path) -> list[Run]:
-    """Every run that is there or was expected, with the reason where its numbers do not count."""
-    runs = []
-    for folder in sorted((study_dir / "runs").glob("*")) if (study_dir / "runs").is_dir() else []:
-        try:
-            seen = record.load(folder)
-        except record.RecordError as error:
-            runs.append(Run(folder.name, "?", None, "unreadable", False, str(error)))
-            continue
-        status = str(seen["status"])
-        reason = "" if status == "finished" else (seen["error"] or f"its status is {status}")
-        if not reason and not seen["validation"]["history"]:
-            reason = "it has no validation result"
-        runs.append(Run(folder.name, seen["variant"], seen["seed"], status, not reason, reason, seen))
-    runs += _missing(study_dir, {run.name for run in runs})
-    _refuse_other_experiments(runs)
-    order = {name: place for place, name in enumerate([*PATTERNS])}
-    runs.sort(key=lambda run: (-1 if run.seed is None else run.seed, order.get(run.variant, 99), run.name))
-    return runs
-
-
-def _missing(study_dir: Path, present: set[str]) -> list[Run]:
-    try:
-        expected = json.loads((study_dir / "expected.json").read_text())
-        wanted = [
-            (str(name), seed) for seed in range(int(expected["seeds"])) for name in expected["variants"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-    return [
-        Run(record.run_name(name, seed), name, seed, "missing", False, "it has not been run")
-        for name, seed in wanted
-        if record.run_name(name, seed) not in present
-    ]
-
-
-def _refuse_other_experiments(runs: list[Run]) -> None:
-    """A run whose fingerprint differs from the majority's (at its seed for what depends on the seed) is set aside."""
-    for entry in ("model", "data", "tokenizer", "batch", "schedule", "validation", "initial_weights"):
-        groups: dict[Any, list[Run]] = {}
-        for run in runs:
-            if run.used and run.record:
-                groups.setdefault(run.seed if entry == "initial_weights" else None, []).append(run)
-        for members in groups.values():
-            seen = Counter((run.record or {})["fingerprint"][entry] for run in members)
-            usual = seen.most_common(1)[0][0]
-            for run in members:
-                if (run.record or {})["fingerprint"][entry] != usual:
-                    run.used = False
-                    run.why_not = f"another experiment: its fingerprint differs in {entry}"
-
-
-def loss_at(seen: dict[str, Any], tokens: int) -> float | None:
-    """The validation loss that was measured at exactly so many tokens."""
-    return next((loss for at, _, loss in seen["validation"]["history"] if at == tokens), None)
+    return bool(LISTED.fullmatch(variant)) or PATTERNS.get(variant) is not None
 
 
 def common_tokens(runs: list[Run]) -> int | None:
     """The largest number of tokens at which every run was evaluated."""
-    grids = [{row[0] for row in run.record["validation"]["history"]} for run in runs if run.record]
+    grids = [set(losses(run.record)) for run in runs]
     shared = set.intersection(*grids) if grids else set()
     return max(shared) if shared else None
 
 
-def paired(losses: dict[str, dict[int, float]], variant: str) -> Interval | None:
+def paired(table: Losses, variant: str) -> Interval | None:
     """The variant minus the baseline at the seeds that both have."""
-    base, own = losses.get(BASELINE, {}), losses[variant]
+    base, own = table.get(BASELINE, {}), table[variant]
     differences = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
     return mean_interval(differences) if differences and variant != BASELINE else None
 
@@ -183,142 +119,181 @@ def build(study_dir: Path) -> Report:
     """Everything that the report says, as numbers."""
     runs = read_runs(study_dir)
     used = [run for run in runs if run.used]
-    variants = list(dict.fromkeys(run.variant for run in used))
-    variants.sort(key=lambda name: list(PATTERNS).index(name) if name in PATTERNS else len(PATTERNS))
+    order = list(PATTERNS)
+    variants = sorted(
+        {run.variant for run in used}, key=lambda name: (order.index(name) if name in order else 99, name)
+    )
     tokens = common_tokens(used)
-    final = {name: _by_seed(used, name, lambda seen: seen["validation"]["loss"]) for name in variants}
-    level = {name: _by_seed(used, name, lambda seen: loss_at(seen, tokens or -1)) for name in variants}
-    rows = [_row(name, [run.record for run in used if run.variant == name and run.record], final, level)
-            for name in variants]  # fmt: skip
-    arms = [name for name in variants if is_equivalent(name)]
-    by_seed = [
-        [final[n][seed] for n in arms if seed in final[n]] for seed in sorted({r.seed or 0 for r in used})
-    ]
+    final = _table(used, variants, lambda seen: seen["validation"]["loss"])
+    level = _table(used, variants, lambda seen: losses(seen)[tokens]) if tokens is not None else {}
     first = used[0].record if used else None
+    plan = _plan(study_dir)
     return Report(
-        study=study_dir.name,
+        study=study_dir.resolve().name,
         runs=runs,
-        rows=rows,
-        floor=noise_floor(by_seed),
-        judged=_judge([name for name in variants if not is_equivalent(name)], arms, final),
+        rows=[_row(name, [run.record for run in used if run.variant == name], final, level)
+              for name in variants],
+        floor=noise_floor(_arms(final)),
+        judged=_judge(final),
+        judged_equal_tokens=_judge(level),
         equal_tokens=tokens,
+        same_point=bool(used) and all(run.record["progress"]["tokens"] == tokens for run in used),
         learned=_learned(used),
+        budget=plan["budget"],
         effective_batch=first["batch"]["effective"] if first else None,
         block_size=first["batch"]["block_size"] if first else None,
+        validation_tokens=first["validation"]["tokens"] if first else None,
         target=first["target"] if first else None,
-        notes=_notes(study_dir, used),
-    )
+        notes=_notes(plan["notes"], used),
+    )  # fmt: skip
 
 
-def _by_seed(used: list[Run], name: str, value: Any) -> dict[int, float]:
-    found = {run.seed: value(run.record) for run in used if run.variant == name}
-    return {seed: loss for seed, loss in found.items() if seed is not None and loss is not None}
+def _table(used: list[Run], variants: list[str], value: Callable[[dict[str, Any]], float]) -> Losses:
+    return {
+        name: {run.seed: value(run.record) for run in used if run.variant == name and run.seed is not None}
+        for name in variants
+    }
 
 
-def _judge(changes: list[str], arms: list[str], final: dict[str, dict[int, float]]) -> list[Judged]:
+def _arms(table: Losses, seeds: list[int] | None = None) -> list[list[float]]:
+    """The losses of the equivalent arms at each of the seeds (all by default).
+
+    Arms that agree to the last bit are one arm under two names (RALATE and RAALT on two layers): counted once, so
+    that they do not make the noise look smaller.
+    """
+    if seeds is None:
+        seeds = sorted({seed for own in table.values() for seed in own})
+    arms = {name: own for name, own in table.items() if is_equivalent(name)}
+    return [list(dict.fromkeys(own[seed] for own in arms.values() if seed in own)) for seed in seeds]
+
+
+def _judge(table: Losses) -> list[Judged]:
+    floor = noise_floor(_arms(table))
     results = {}
-    for name in changes:
-        pairs = [
-            (loss, [final[arm][seed] for arm in arms if seed in final[arm]])
-            for seed, loss in final[name].items()
-        ]
-        result = against_floor(pairs)
-        if result:
-            results[name] = result
+    for name, own in table.items():
+        if not is_equivalent(name) and floor:
+            result = against_floor(list(zip(own.values(), _arms(table, list(own)), strict=True)), floor)
+            if result:
+                results[name] = result
     adjusted = holm([result.p_value for result in results.values()])
-    return [Judged(name, result, p) for (name, result), p in zip(results.items(), adjusted, strict=True)]
+    return [
+        Judged(name, result, p, len(results))
+        for (name, result), p in zip(results.items(), adjusted, strict=True)
+    ]
 
 
-def _row(name: str, records: list[dict[str, Any]], final: dict[str, Any], level: dict[str, Any]) -> Row:
-    speeds = [r["throughput"]["tokens_per_second"] for r in records if r["throughput"]["tokens_per_second"]]
-    mfu = [r["throughput"]["mfu"] for r in records if r["throughput"]["mfu"]]
-    best = [min(row[2] for row in r["validation"]["history"]) for r in records]
+def _row(name: str, records: list[dict[str, Any]], final: Losses, level: Losses) -> Row:
+    def known(part: str, key: str) -> list[Any]:
+        return [seen[part][key] for seen in records if seen[part] and seen[part][key] is not None]
+
+    speeds, mfu = known("throughput", "tokens_per_second"), known("throughput", "mfu")
     return Row(
         variant=name,
         equivalent=is_equivalent(name),
-        seeds=sorted(r["seed"] for r in records),
+        seeds=sorted(seen["seed"] for seen in records),
         final_loss=mean_interval(list(final[name].values())),
-        best_loss=mean_interval(best),
-        equal_tokens_loss=mean_interval(list(level[name].values())) if level[name] else None,
+        best_loss=mean_interval([min([*losses(r).values(), r["validation"]["loss"]]) for r in records]),
+        equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
         against_baseline=paired(final, name),
-        against_baseline_equal_tokens=paired(level, name),
+        against_baseline_equal_tokens=paired(level, name) if level else None,
         hellaswag=_hellaswag(records),
-        iterations=mean([r["progress"]["iterations"] for r in records]),
-        tokens=mean([r["progress"]["tokens"] for r in records]),
-        train_seconds=mean([r["progress"]["train_seconds"] for r in records]),
+        iterations=mean(known("progress", "iterations")),
+        tokens=mean(known("progress", "tokens")),
+        train_seconds=mean(known("progress", "train_seconds")),
         tokens_per_second=mean(speeds) if speeds else None,
         mfu=mean(mfu) if mfu else None,
-        peak_memory_bytes=max(r["memory"]["peak_allocated_bytes"] for r in records),
-        cut=sum(bool(r["schedule"] and r["schedule"]["cut"]) for r in records),
+        peak_memory_bytes=max(known("memory", "peak_allocated_bytes"), default=None),
+        cut=sum(bool((seen.get("schedule") or {}).get("cut")) for seen in records),
     )
 
 
+def near_chance(rate: float, error: float) -> bool:
+    """Whether a HellaSwag accuracy is within two standard errors of guessing."""
+    return abs(rate - CHANCE) <= 2 * error
+
+
 def _hellaswag(records: list[dict[str, Any]]) -> HellaSwagScore:
-    scores = [r["hellaswag"] for r in records if r["hellaswag"] and "acc" in r["hellaswag"]]
-    if not scores or len({score["items"] for score in scores}) > 1:
+    scores = [
+        r["hellaswag"] for r in records if r["hellaswag"] and {"acc", "acc_norm"} <= set(r["hellaswag"])
+    ]
+    sizes = {score.get("items", 0) for score in scores}
+    if len(sizes) != 1 or 0 in sizes:
         reasons = [r["hellaswag"]["absent"] for r in records if r["hellaswag"] and "absent" in r["hellaswag"]]
-        reason = (
-            "runs were scored on different numbers of items" if scores else (reasons or ["not asked for"])[0]
-        )
-        return HellaSwagScore(None, None, None, None, 0, False, reason)
-    items = scores[0]["items"]
+        reason = "its runs were scored on different items" if scores else (reasons or ["not asked for"])[0]
+        return HellaSwagScore(None, None, None, None, 0, 0, False, reason)
+    items = sizes.pop()
     acc, acc_error = pooled_proportion([score["acc"] for score in scores], items)
     norm, norm_error = pooled_proportion([score["acc_norm"] for score in scores], items)
-    near = abs(acc - CHANCE) <= 2 * acc_error or abs(norm - CHANCE) <= 2 * norm_error
-    return HellaSwagScore(acc, acc_error, norm, norm_error, items, near, "")
+    near = near_chance(acc, acc_error) or near_chance(norm, norm_error)
+    return HellaSwagScore(acc, acc_error, norm, norm_error, items, len(scores), near, "")
 
 
 def _learned(used: list[Run]) -> dict[str, dict[str, list[float]]]:
     """Alternation probabilities a layer, mean over seeds, at the first and the last evaluation."""
     found: dict[str, dict[str, list[float]]] = {}
     for name in dict.fromkeys(run.variant for run in used):
-        histories = [run.record["learned"]["history"] for run in used
-                     if run.variant == name and run.record and run.record["learned"]]  # fmt: skip
+        learned = [run.record["learned"] for run in used if run.variant == name]
+        histories = [[row[1] for row in seen.get("history", [])] for seen in learned if seen]
+        histories = [history for history in histories if history]
         if histories:
             found[name] = {
                 moment: [
-                    mean(layer) for layer in zip(*(history[place][1] for history in histories), strict=True)
+                    mean(layer) for layer in zip(*(history[place] for history in histories), strict=True)
                 ]
                 for moment, place in (("first", 0), ("last", -1))
             }
     return found
 
 
-def _notes(study_dir: Path, used: list[Run]) -> list[str]:
-    """What the plan and the runs noted, each once."""
+def _plan(study_dir: Path) -> dict[str, Any]:
+    """The budget and the notes of plan.json; empty where it has none."""
     try:
-        notes = [str(note) for note in json.loads((study_dir / "plan.json").read_text()).get("notes", [])]
-    except (OSError, ValueError, AttributeError):
-        notes = []
-    for run in used:
-        notes += [f"{run.name}: {note}" for note in (run.record or {}).get("notes", [])]
-    return list(dict.fromkeys(notes))
+        plan = json.loads((study_dir / "plan.json").read_text(encoding="utf-8"))
+        return {
+            "budget": dict(plan.get("budget") or {}),
+            "notes": [str(note) for note in plan.get("notes", [])],
+        }
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {"budget": {}, "notes": []}
+
+
+def _notes(planned: list[str], used: list[Run]) -> list[str]:
+    """Where the numbers come from, then what the plan and the runs noted, each once."""
+    own = [f"{run.name}: {note}" for run in used for note in run.record.get("notes", [])]
+    return list(dict.fromkeys([*provenance(used), *planned, *own]))
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain data; the runs' own records are left where they are."""
+    """The report as plain data, perplexities beside the losses; the runs' own records are left where they are."""
     value = dataclasses.asdict(report)
     for run in value["runs"]:
         del run["record"]
     for row in value["rows"]:
         for key in ("final_loss", "best_loss", "equal_tokens_loss"):
-            if row[key]:
-                row[key.replace("loss", "perplexity")] = math.exp(min(row[key]["mean"], 700.0))
+            row[key.replace("loss", "perplexity")] = row[key] and {
+                part: None if row[key][part] is None else math.exp(min(row[key][part], 700.0))
+                for part in ("mean", "low", "high")
+            }
     return {"schema": 1} | value
 
 
 def write(study_dir: Path) -> Report:
     """Rebuild report.json and report.md from the records, each replaced at once."""
-    from study.render import markdown
-
     report = build(study_dir)
     record.write_json(study_dir / "report.json", as_json(report))
-    record.write_text(study_dir / "report.md", markdown(report))
+    record.write_text(study_dir / "report.md", render_markdown(report))
     return report
 
 
+def render_markdown(report: Report) -> str:
+    """The text of report.md."""
+    from study.render import markdown
+
+    return markdown(report)
+
+
 def render_terminal(report: Report) -> str:
-    """The table for the terminal."""
+    """The table and the verdicts for the terminal, at most 100 columns."""
     from study.render import terminal
 
     return terminal(report)

@@ -5,6 +5,7 @@ All of it works on validation losses in nats: a difference of losses is the loga
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def t_tail(t: float, freedom: float) -> float:
     return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
 
 
+@functools.cache
 def t_quantile(confidence: float, freedom: float) -> float:
     """The t with P(|T| < t) = confidence, by bisection on `t_tail`."""
     low, high = 0.0, 1.0
@@ -119,14 +121,18 @@ class AgainstFloor:
     p_value: float
 
 
-def against_floor(pairs: Sequence[tuple[float, Sequence[float]]]) -> AgainstFloor | None:
+def against_floor(
+    pairs: Sequence[tuple[float, Sequence[float]]], floor: NoiseFloor | None = None
+) -> AgainstFloor | None:
     """pairs: (the variant's loss, the losses of the equivalent arms) of each seed. None without a noise floor.
+
+    floor: that of the whole study, which may have seeds the variant lacks; by default that of the pairs' arms.
 
     The difference of seed s has variance sigma^2 (1 + 1/k_s) if the variant has no effect and its runs vary as the
     arms do; the mean over seeds is compared with t of the floor's degrees of freedom.
     """
     used = [(value, arms) for value, arms in pairs if arms]
-    floor = noise_floor([arms for _, arms in used])
+    floor = floor or noise_floor([arms for _, arms in used])
     if floor is None or not used:
         return None
     differences = [value - mean(arms) for value, arms in used]

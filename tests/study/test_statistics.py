@@ -18,6 +18,13 @@ def test_t_quantiles_are_scipys(freedom: int, confidence: float) -> None:
     assert statistics.t_quantile(confidence, freedom) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("quantile", [0.6, 0.75, 0.9, 0.95, 0.975, 0.995, 0.9995])
+def test_t_quantiles_are_scipys_at_every_degree_of_freedom(quantile: float) -> None:
+    freedoms = range(1, 201)
+    seen = [statistics.t_quantile(2 * quantile - 1, freedom) for freedom in freedoms]
+    assert seen == pytest.approx(stats.t.ppf(quantile, freedoms), rel=1e-8)
+
+
 @given(st.floats(0.5, 100), st.floats(0.5, 100), st.floats(0, 1))
 def test_the_incomplete_beta_function_is_scipys(a: float, b: float, x: float) -> None:
     assert statistics.incomplete_beta(a, b, x) == pytest.approx(special.betainc(a, b, x), rel=1e-8, abs=1e-12)
