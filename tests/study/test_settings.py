@@ -63,7 +63,7 @@ def test_a_safe_name_stays_below_the_results_folder(name):
         ("  ", "names no variant"),
         ("B RAALL B", "names B twice"),
         ("B RALERN", "did you mean RALEARN?"),
-        ("B RA:4-6", "layers 0 to 5"),
+        ("B RA:4-6", "layers 0 to 3"),
         ("B,RAALL", "no variant"),
     ],
 )
