@@ -62,7 +62,7 @@ def run_name(variant: str, seed: int) -> str:
     """The run's folder: RALEARN0. Listed layers get a separator, so that no two runs share a name: RA-5-7_9.0."""
     if variant.startswith("RA:"):
         return f"{variant.replace(':', '-').replace(',', '_')}.{seed}"
-    return f"{variant}{seed}" if not variant[-1].isdigit() else f"{variant}.{seed}"
+    return f"{variant}{seed}" if not variant[-1:].isdigit() else f"{variant}.{seed}"
 
 
 def blank(run: str, variant: str, seed: int) -> dict[str, Any]:
@@ -97,10 +97,12 @@ def load(run_dir: Path) -> dict[str, Any]:
     """The record in `run_dir`; RecordError where it is missing, corrupt, of another schema or does not follow it."""
     path = run_dir / "run.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(
+            path.read_text(encoding="utf-8"), parse_float=_finite_number, parse_constant=_finite_number
+        )
     except FileNotFoundError as error:
         raise RecordError(f"{path} does not exist") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         seen = value.get("schema") if isinstance(value, dict) else type(value).__name__
@@ -108,6 +110,14 @@ def load(run_dir: Path) -> dict[str, Any]:
     problems = validate(value)
     if problems:
         raise RecordError(f"{path} does not follow the schema: {problems[0]}")
+    return value
+
+
+def _finite_number(text: str) -> float:
+    """A number of a record; Python would also read NaN, Infinity and 1e999, none of which are JSON's."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
     return value
 
 
@@ -138,8 +148,13 @@ def _check(value: Any, schema: dict[str, Any], where: str) -> list[str]:
     problems = []
     if "enum" in schema and value not in schema["enum"]:
         problems.append(f"{where} is {value!r}; one of {schema['enum']} expected")
-    if "minimum" in schema and _is(value, "number") and value < schema["minimum"]:
-        problems.append(f"{where} is {value}; at least {schema['minimum']} expected")
+    if _is(value, "number"):
+        if value < schema.get("minimum", value):
+            problems.append(f"{where} is {value}; at least {schema['minimum']} expected")
+        if value > schema.get("maximum", value):
+            problems.append(f"{where} is {value}; at most {schema['maximum']} expected")
+    if isinstance(value, str) and len(value) < schema.get("minLength", 0):
+        problems.append(f"{where} is empty")
     if isinstance(value, dict):
         properties = schema.get("properties", {})
         problems += [f"{where}.{key} is missing" for key in schema.get("required", []) if key not in value]
@@ -148,7 +163,20 @@ def _check(value: Any, schema: dict[str, Any], where: str) -> list[str]:
                 problems += _check(item, properties[key], f"{where}.{key}")
             elif schema.get("additionalProperties") is False:
                 problems.append(f"{where}.{key} is not part of the schema")
-    if isinstance(value, list) and "items" in schema:
-        for number, item in enumerate(value):
-            problems += _check(item, schema["items"], f"{where}[{number}]")
+    if isinstance(value, list):
+        problems += _check_list(value, schema, where)
+    return problems
+
+
+def _check_list(value: list[Any], schema: dict[str, Any], where: str) -> list[str]:
+    """prefixItems describes the first entries one by one; items describes every one behind them."""
+    low, high = schema.get("minItems", 0), schema.get("maxItems", len(value))
+    first, rest = schema.get("prefixItems", []), schema.get("items", {})
+    problems = []
+    if not low <= len(value) <= high:
+        problems.append(
+            f"{where} has {len(value)} entries; {low} to {schema.get('maxItems', 'any')} expected"
+        )
+    for number, item in enumerate(value):
+        problems += _check(item, first[number] if number < len(first) else rest, f"{where}[{number}]")
     return problems

@@ -60,11 +60,12 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.floats(-2, 2), st.text(max_size=3),
-    st.just([]), st.just({}), st.just({"absent": "no network"}), st.just("finished"),
+    st.just([]), st.just({}), st.just({"absent": "no network"}), st.just("finished"), st.just([1, 2.0]),
+    st.lists(st.one_of(st.integers(-1, 2), st.none(), st.lists(st.floats(-1, 2), max_size=2)), max_size=4),
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(place=st.sampled_from(places(full())[1:]), odd=ODD, remove=st.booleans(), extra=st.booleans())
 def test_our_validator_agrees_with_jsonschema_on_changed_records(
     place: tuple[Any, ...], odd: Any, remove: bool, extra: bool
@@ -107,6 +108,9 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
         ('{"schema": 2}', "is of schema 2; this version reads schema 1"),
         ('{"schema": 1}', "does not follow the schema"),
         ("\x00\xff", "cannot be read"),
+        ('{"schema": 1, "seed": NaN}', "NaN is not a finite number"),
+        ('{"schema": 1, "seed": 1e999}', "1e999 is not a finite number"),
+        ("[" * 100_000, "cannot be read"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_refused_with_its_path(
