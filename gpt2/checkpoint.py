@@ -51,7 +51,8 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         temporary.mkdir()
-        torch.save(state, temporary / STATE)
+        with (temporary / STATE).open("wb") as file:  # a file of Python's tells what went wrong with it
+            torch.save(state, file)
         (temporary / META).write_text(json.dumps(meta | {"iteration": iteration}))
         sums = {name: _describe(temporary / name) for name in (STATE, META)}
         (temporary / MANIFEST).write_text(json.dumps({"schema": 1, "files": sums}, indent=1))
@@ -68,9 +69,14 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
             f"checkpoint {final} could not be written: {error}; free space and run `make`"
         ) from error
     _remove_leftovers(root)
+    keep_newest(root, keep)
+    return final
+
+
+def keep_newest(root: Path, keep: int = 1) -> None:
+    """Remove all checkpoints but the newest `keep`: a finished run needs one."""
     for old in complete(root)[:-keep]:
         shutil.rmtree(old)
-    return final
 
 
 def complete(root: Path) -> list[Path]:

@@ -9,41 +9,40 @@ A document belongs to validation when the hash of its text says so, wherever it 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from gpt2 import tokenizer
+from gpt2 import record, tokenizer
 from gpt2.config import DataConfig
 from gpt2.corpus import DataError, documents, source_identity, validation_permille
+from gpt2.shards import ShardWriter, batches, encoded
 
 __all__ = [
     "Corpus",
     "DataError",
     "TokenStream",
+    "check",
     "global_batch",
     "open_corpus",
     "prepare",
     "validation_windows",
     "verify",
+    "window_numbers",
 ]
 
 SPLITS = ("train", "validation")
-SHARD_TOKENS = 100_000_000  # 200 MB a shard
-BATCH_CHARACTERS = 1_000_000  # of text handed to a worker at once
-SMALL_CHARACTERS = 4_000_000  # below this a process pool costs more than it saves
 REPORT_SECONDS = 5.0
 REBUILD = "run `make data`, which checks the corpus and rebuilds it"
 
@@ -103,15 +102,20 @@ def _order(windows: int, seed: int, epoch: int) -> np.ndarray:
 def global_batch(
     train: TokenStream, block_size: int, effective: int, seed: int, iteration: int
 ) -> np.ndarray:
-    """The (effective, block_size + 1) uint16 sequences of an iteration, a pure function of its arguments.
+    """The (effective, block_size + 1) uint16 sequences of an iteration, a pure function of its arguments."""
+    return train.windows(window_numbers(len(train), block_size, effective, seed, iteration), block_size)
+
+
+def window_numbers(tokens: int, block_size: int, effective: int, seed: int, iteration: int) -> list[int]:
+    """Which windows of a text of so many tokens make the batch of an iteration.
 
     Non-overlapping windows, each once an epoch, shuffled anew each epoch; a batch may reach into the next epoch.
     DataError where the corpus is shorter than one window.
     """
-    windows = (len(train) - 1) // block_size
+    windows = (tokens - 1) // block_size
     if windows < 1:
         raise DataError(
-            f"the training text has {len(train)} tokens, less than one sequence of "
+            f"the training text has {tokens} tokens, less than one sequence of "
             f"CONFIG_GPT2_BLOCK_SIZE={block_size}; right: more text, or a smaller block size"
         )
     first = iteration * effective
@@ -119,7 +123,7 @@ def global_batch(
     while len(numbers) < effective:
         epoch, start = divmod(first + len(numbers), windows)
         numbers += _order(windows, seed, epoch)[start : start + effective - len(numbers)].tolist()
-    return train.windows(numbers, block_size)
+    return numbers
 
 
 def validation_windows(validation: TokenStream, block_size: int, tokens: int) -> np.ndarray:
@@ -152,6 +156,28 @@ def verify(directory: Path, full: bool = False) -> dict[str, Any]:
         if full and _sha256(shard) != sha256:
             raise DataError(f"data shard {shard} was altered: its SHA-256 is not the manifest's; {REBUILD}")
     return manifest
+
+
+def check(directory: Path, report: Report) -> None:
+    """Every shard's content against the manifest, once for each state of the files; DataError names the shard.
+
+    What was found whole is noted in verified.json by size and time of change, so that the next start is quick.
+    """
+    manifest = verify(directory)
+    files = [shard["file"] for split in SPLITS for shard in manifest["splits"][split]["shards"]]
+    stats = {name: (directory / name).stat() for name in files}
+    state = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    noted = directory / "verified.json"
+    try:
+        if json.loads(noted.read_text()) == state:
+            return
+    except (OSError, ValueError):
+        pass
+    if sum(stat.st_size for stat in stats.values()) > 2**30:
+        report("data: checking the content of the shards")
+    verify(directory, full=True)
+    with contextlib.suppress(OSError):  # a folder that is shared read-only is checked at every start
+        record.write_json(noted, state)
 
 
 def open_corpus(directory: Path) -> Corpus:
@@ -220,7 +246,7 @@ def _make(config: DataConfig, directory: Path, identity: dict[str, Any], report:
     temporary.mkdir()
     try:
         report(f"data: preparing {config.dataset} in {directory}")
-        writers = {split: _ShardWriter(temporary, split) for split in SPLITS}
+        writers = {split: ShardWriter(temporary, split) for split in SPLITS}
         count = _write_all(config, writers, report)
         splits = {split: writer.close() for split, writer in writers.items()}
         for split in SPLITS:
@@ -245,14 +271,12 @@ def _make(config: DataConfig, directory: Path, identity: dict[str, Any], report:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_all(config: DataConfig, writers: dict[str, _ShardWriter], report: Report) -> int:
+def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Report) -> int:
     """Every document through the tokenizer into its split, in the source's order. Returns how many there were."""
     began = told = time.monotonic()
     count = 0
     permille = validation_permille(config.dataset)
-    for part in _encoded(
-        _batches(documents(config)), permille, config.workers or len(os.sched_getaffinity(0))
-    ):
+    for part in encoded(batches(documents(config)), permille, config.workers or len(os.sched_getaffinity(0))):
         for split, tokens in zip(SPLITS, part[:2], strict=True):
             writers[split].write(tokens)
         count += part[2]
@@ -267,109 +291,6 @@ def _write_all(config: DataConfig, writers: dict[str, _ShardWriter], report: Rep
     seconds = max(time.monotonic() - began, 1e-9)
     report(f"data: {total / 1e6:.1f}M tokens of {count} documents, {total / seconds / 1e6:.2f}M tokens/s")
     return count
-
-
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Documents in lists of about BATCH_CHARACTERS."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-Encoded = tuple[bytes, bytes, int]  # training tokens, validation tokens, documents
-
-
-def encode(texts: list[str], permille: int) -> Encoded:
-    """Tokens of each document and an EOT after it, as little-endian uint16 bytes by split."""
-    encoding = tokenizer.load()
-    splits: tuple[list[bytes], list[bytes]] = ([], [])
-    for text in texts:
-        raw = text.encode("utf-8", errors="replace")
-        digest = hashlib.sha256(raw).digest()
-        to_validation = int.from_bytes(digest[:8], "big") % 1000 < permille
-        tokens = encoding.encode_ordinary(raw.decode("utf-8"))
-        tokens.append(tokenizer.EOT)
-        splits[to_validation].append(np.array(tokens, dtype="<u2").tobytes())
-    return b"".join(splits[0]), b"".join(splits[1]), len(texts)
-
-
-def _encoded(batches: Iterator[list[str]], permille: int, workers: int) -> Iterator[Encoded]:
-    """The encoded batches in order; by a process pool once there is enough text, a few batches ahead at most."""
-    held: list[list[str]] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(len(text) for part in held for text in part) >= SMALL_CHARACTERS:
-            break
-    else:
-        workers = 1
-    if workers == 1:
-        for batch in held:
-            yield encode(batch, permille)
-        for batch in batches:
-            yield encode(batch, permille)
-        return
-    context = multiprocessing.get_context("spawn")  # forking a process that has threads can hang
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        ahead: list[Future[Encoded]] = [pool.submit(encode, batch, permille) for batch in held]
-        try:
-            for batch in batches:
-                ahead.append(pool.submit(encode, batch, permille))
-                if len(ahead) > 2 * workers:
-                    yield ahead.pop(0).result()
-            while ahead:
-                yield ahead.pop(0).result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _ShardWriter:
-    """Tokens of one split into shards of SHARD_TOKENS, hashed as they are written."""
-
-    def __init__(self, directory: Path, split: str) -> None:
-        self._directory, self._split = directory, split
-        self._shards: list[dict[str, Any]] = []
-        self._file: BinaryIO | None = None
-        self._digest = hashlib.sha256()
-        self._written = 0
-        self.tokens = 0
-
-    def write(self, data: bytes) -> None:
-        while data:
-            if self._file is None:
-                name = f"{self._split}-{len(self._shards):03d}.bin"
-                self._file, self._digest, self._written = (
-                    (self._directory / name).open("wb"),
-                    hashlib.sha256(),
-                    0,
-                )
-            part = data[: 2 * (SHARD_TOKENS - self._written)]
-            self._file.write(part)
-            self._digest.update(part)
-            self._written += len(part) // 2
-            self.tokens += len(part) // 2
-            data = data[len(part) :]
-            if self._written == SHARD_TOKENS:
-                self._end_shard()
-
-    def _end_shard(self) -> None:
-        if self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            name = Path(self._file.name).name
-            self._shards.append({"file": name, "tokens": self._written, "sha256": self._digest.hexdigest()})
-            self._file = None
-
-    def close(self) -> dict[str, Any]:
-        self._end_shard()
-        return {"tokens": self.tokens, "shards": self._shards}
 
 
 def _sha256(path: Path) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class UserError(Exception):
@@ -16,5 +19,13 @@ def run_command(main: Callable[[], int | None]) -> None:
         status = main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        status = 1
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(
+            f"error: {error.filename or 'the disk'}: {error.strerror}; free some space, or write elsewhere",
+            file=sys.stderr,
+        )
         status = 1
     sys.exit(status or 0)

@@ -11,6 +11,12 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """On Linux, have the system send this process the signal when its parent dies, so that none is left behind."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
 class Interrupted(BaseException):
     """The run was asked to stop; nothing is wrong. Not an Exception, so that no handler swallows it."""
 
@@ -25,8 +31,7 @@ class Stop:
         """Take over the signals, and on Linux ask for SIGTERM when the parent dies."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._note)
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        end_with_parent(signal.SIGTERM)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -27,7 +27,14 @@ Attention = Callable[[int], nn.Module]
 
 
 class NotFiniteError(UserError, ArithmeticError):
-    """Loss or gradient is NaN or infinite; the optimizer has not been applied."""
+    """Loss or gradient is NaN or infinite; the optimizer has not been applied.
+
+    retry: whether going on from the last checkpoint has not been tried yet.
+    """
+
+    def __init__(self, message: str, retry: bool = False) -> None:
+        super().__init__(message)
+        self.retry = retry
 
 
 def build_model(config: ModelConfig, attention: Attention | None) -> GPT2:
@@ -109,8 +116,7 @@ class Stepper:
         """
         self.model.train()
         phase = meter.phase if meter else lambda name: contextlib.nullcontext()
-        if self.model.dropout:
-            torch.manual_seed(_dropout_seed(self.seed, iteration))
+        self.seed_dropout(iteration)
         total = torch.zeros(
             (), device=self.device, dtype=torch.float64 if self.device == "cpu" else torch.float32
         )
@@ -131,8 +137,8 @@ class Stepper:
         loss, gradient_norm = torch.stack([total / self.batch.accumulation, norm.to(total.dtype)]).tolist()
         if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # false for NaN as well
             raise NotFiniteError(
-                f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; {self._first_not_finite()}; "
-                "a smaller CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION is the usual remedy"
+                f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; the usual remedy is a smaller "
+                "CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION"
             )
         if self.settings.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
@@ -147,14 +153,11 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, gradient_norm, rate)
 
-    def _first_not_finite(self) -> str:
-        for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(parameter).all():
-                return f"the first tensor that is not finite is the weight {name}"
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-                return f"the first tensor that is not finite is the gradient of {name}"
-        return "every weight and gradient is finite"
+    def seed_dropout(self, iteration: int) -> None:
+        """Dropout is a pure function of (seed, iteration), so a resumed run needs no generator state."""
+        if self.model.dropout:
+            digest = hashlib.sha256(f"dropout:{self.seed}:{iteration}".encode()).digest()
+            torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -162,9 +165,3 @@ class Stepper:
     def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-def _dropout_seed(seed: int, iteration: int) -> int:
-    """Dropout is a pure function of (seed, iteration), so a resumed run needs no generator state."""
-    digest = hashlib.sha256(f"dropout:{seed}:{iteration}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1

@@ -7,34 +7,32 @@ folder and tells its progress on standard output, a JSON object a line.
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import math
-import os
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import numpy as np
 import torch
 
-from gpt2 import checkpoint, data, evaluate, hellaswag, record, target, tokenizer
+from gpt2 import checkpoint, data, record, target
 from gpt2.batch import BatchPlan
 from gpt2.clock import Clocks
 from gpt2.config import Config
+from gpt2.diagnose import FaultLog
+from gpt2.exhaustion import disk_full, out_of_memory
 from gpt2.feed import Feed
 from gpt2.interrupt import Interrupted, Stop
+from gpt2.ledger import Ledger, keep_metrics, opening_record
 from gpt2.memory import PeakMeter
-from gpt2.model import learned_scalars, weights_digest
-from gpt2.revision import revision
+from gpt2.score import Scores, hellaswag_entry
+from gpt2.spikes import SpikeWatch
 from gpt2.step import Attention, NotFiniteError, Stepper, StepResult
 
 WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on the compile clock
 MEASURED_STEP = 2  # of each process: the step whose peak memory is measured by phase
 CUT_AT = 1.1  # times the time limit, on the training clock
-EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # tokens of one evaluation batch
+SAVE_SHARE = 0.02  # of the time that checkpoints may take
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Run:
         self.clocks = Clocks(synchronise=device_synchroniser(self.device))
         self.meter = PeakMeter(self.device)
         self.corpus = data.open_corpus(data.prepare(config.data, report=lambda text: None))
-        self.windows = data.validation_windows(
+        windows = data.validation_windows(
             self.corpus.validation, config.model.block_size, config.evaluation.tokens
         )
         self.stepper = Stepper(
@@ -81,15 +79,18 @@ class Run:
         )
         self.iteration = 0
         self.cut = False
-        self.losses: list[list[float]] = []  # validation history: [tokens, train seconds, loss]
-        self.learned: list[list[Any]] = []  # [tokens, [p of each layer]]
-        self.notes: list[str] = [resolved.note] if resolved.note else []
-        self.record = self._new_record()
-        self.metrics: TextIO | None = None
+        self.watch = SpikeWatch()
+        self.spikes: list[list[float]] = []  # [iteration, loss, the loss that was to be expected]
+        self.faults = FaultLog()
+        self.save_seconds = 0.0  # that the last checkpoint took
+        opening = opening_record(plan, config, resolved, self.stepper, self.corpus.fingerprint, windows)
+        self.ledger = Ledger(plan.directory, opening, plan.iterations)
+        self.scores = Scores(self.stepper, windows, config.evaluation, stop, self.note)
+        if resolved.note:
+            self.ledger.notes.append(resolved.note)
         self.steps_made = 0  # by this process
         self.timed_steps = 0  # by all processes of the run, on the training clock
         self.saved_at = time.monotonic()
-        self.told_at = 0.0
 
     # -- the recipe ---------------------------------------------------------------------------------------------
 
@@ -98,10 +99,9 @@ class Run:
         try:
             self.resume()
             self.write_record("running")
-            self.metrics = (self.plan.directory / "metrics.jsonl").open("a")
-            with self.feed() as feed, self.metrics:
+            with self.feed() as feed, self.ledger:
                 while not self.ended():
-                    if self.evaluation_due():
+                    if self.scores.due(self.tokens):
                         self.evaluate()
                     self.one_step(feed)
                     self.stop.check()
@@ -110,18 +110,15 @@ class Run:
                 self.save()  # before anything that can fail
                 self.evaluate()
                 self.score_hellaswag()
+            self.note_spikes()
             self.write_record("finished")
+            checkpoint.keep_newest(self.plan.directory / "checkpoint")
         except Interrupted as reason:
-            self.save()
-            self.note(f"interrupted by {reason} after iteration {self.iteration}")
-            self.write_record("interrupted")
-        except torch.OutOfMemoryError as error:
-            self.write_record("failed", f"out of memory at micro-batch {self.plan.batch.micro}: {error}")
-            raise
+            self.interrupted(reason)
         except Exception as error:
-            self.write_record("failed", f"{type(error).__name__}: {error}")
+            self.failed(error)
             raise
-        return str(self.record["status"])
+        return str(self.ledger.record["status"])
 
     def ended(self) -> bool:
         return self.cut or self.iteration >= self.plan.iterations
@@ -134,8 +131,20 @@ class Run:
         self.clocks.switch("compile" if warming else "train", synchronise=False)
         measured = self.meter if self.steps_made == MEASURED_STEP else None
         began = self.clocks.read("train")
-        result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
+        try:
+            result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
+        except NotFiniteError as error:
+            numbers = data.window_numbers(
+                len(self.corpus.train),
+                self.config.model.block_size,
+                self.plan.batch.effective,
+                self.plan.seed,
+                self.iteration,
+            )
+            raise self.faults.explain(error, self.stepper, ids_ET, self.iteration, numbers) from None
         self.iteration += 1
+        for passed in self.faults.passed(self.iteration):
+            self.note(passed)
         self.steps_made += 1
         self.timed_steps += not warming
         limit = self.config.budget.max_time_seconds
@@ -159,24 +168,24 @@ class Run:
             self.stepper.load_state(loaded.state)
             meta = loaded.meta
             self.iteration, self.cut, self.timed_steps = loaded.iteration, meta["cut"], meta["timed_steps"]
-            self.losses, self.learned = meta["losses"], meta["learned"]
-            self.notes = meta["notes"] + loaded.passed_over
+            self.scores.losses, self.scores.learned = meta["losses"], meta["learned"]
+            self.ledger.notes = meta["notes"] + loaded.passed_over
+            self.watch, self.spikes = SpikeWatch(meta["watch"]), meta["spikes"]
             before, spent = self.clocks_before(loaded), self.clocks.seconds()
             self.clocks = Clocks(
                 {name: before[name] + spent[name] for name in spent},
                 device_synchroniser(self.device),
             )
+        before_this = self.ledger.last_record()
+        self.faults = FaultLog(before_this.get("faults", []) if before_this else [])
         keep_metrics(self.plan.directory / "metrics.jsonl", self.iteration)
         self.stop.check()
 
     def clocks_before(self, loaded: checkpoint.Loaded) -> dict[str, float]:
         """The clocks at the checkpoint; the record written after it knows what writing it took."""
         clocks: dict[str, float] = loaded.meta["clocks"]
-        try:
-            written = record.load(self.plan.directory)
-        except record.RecordError:
-            return clocks
-        if written["clock"] and written["progress"]["iterations"] == loaded.iteration:
+        written = self.ledger.last_record()
+        if written and written["clock"] and written["progress"]["iterations"] == loaded.iteration:
             return {name: max(clocks[name], written["clock"][name]) for name in clocks}
         return clocks
 
@@ -190,125 +199,116 @@ class Run:
         )
 
     def checkpoint_due(self) -> bool:
-        return time.monotonic() - self.saved_at >= self.config.checkpoint_seconds
+        """By time, and so seldom that saving takes less than SAVE_SHARE of the run however slow the disk is."""
+        every = max(self.config.checkpoint_seconds, self.save_seconds / SAVE_SHARE)
+        return time.monotonic() - self.saved_at >= every
 
     def save(self) -> None:
         """A checkpoint of everything that the rest of the run depends on."""
+        began = time.monotonic()
         with self.clocks.on("checkpoint"):
             meta = {
                 "cut": self.cut,
                 "timed_steps": self.timed_steps,
-                "losses": self.losses,
-                "learned": self.learned,
-                "notes": self.notes,
+                "losses": self.scores.losses,
+                "learned": self.scores.learned,
+                "notes": self.ledger.notes,
+                "watch": self.watch.losses,
+                "spikes": self.spikes,
                 "clocks": self.clocks.seconds(),
             }
             checkpoint.save(self.plan.directory / "checkpoint", self.iteration, self.stepper.state(), meta)
         self.saved_at = time.monotonic()
+        self.save_seconds = self.saved_at - began
         self.write_record("running")
 
     # -- evaluating ---------------------------------------------------------------------------------------------
-
-    def evaluation_due(self) -> bool:
-        """Whether a point of the fixed token grid was passed since the last evaluation (never at 0 tokens)."""
-        every = self.config.evaluation.interval_tokens
-        last = self.losses[-1][0] if self.losses else 0
-        return every > 0 and self.tokens // every > last // every
 
     @property
     def tokens(self) -> int:
         return self.iteration * self.plan.batch.tokens
 
-    def evaluation_batch(self) -> int:
-        tokens = EVALUATION_TOKENS[torch.device(self.device).type]
-        return max(1, tokens // self.config.model.block_size)
-
     def evaluate(self) -> None:
-        """Validation loss on the fixed windows, and what the attentions have learned, into the history."""
-        if self.losses and self.losses[-1][0] == self.tokens:
+        """Validation on the fixed windows, once for each number of tokens."""
+        if self.scores.done(self.tokens):
             return
-        with self.clocks.on("evaluate"):
-            self.tell({"event": "phase", "phase": "validating"}, always=True)
-            seen = evaluate.perplexity(
-                self.stepper.model,
-                self.windows,
-                self.evaluation_batch(),
-                self.device,
-                self.stepper.autocast,
-                stop=self.stop.check,
-            )
         seconds = self.clocks.read("train")
-        self.losses.append([self.tokens, seconds, seen.loss])
-        scalars = learned_scalars(self.stepper.model).get("alternation_probability")
-        if scalars:
-            self.learned.append([self.tokens, scalars])
-        self.tell(
-            {
-                "event": "validation",
-                "iteration": self.iteration,
-                "tokens": self.tokens,
-                "train_seconds": seconds,
-                "loss": seen.loss,
-                "perplexity": seen.perplexity,
-            },
-            always=True,
-        )
+        with self.clocks.on("evaluate"):
+            self.ledger.tell({"event": "phase", "phase": "validating"}, always=True)
+            line = self.scores.validate(self.tokens, seconds)
+        self.ledger.tell(line | {"iteration": self.iteration}, always=True)
         self.write_record("running")
 
     def score_hellaswag(self) -> None:
         """HellaSwag on the trained model, or the reason why there is no score; never a made-up number."""
-        settings = self.config.evaluation
-        if not settings.hellaswag:
+        if not self.config.evaluation.hellaswag:
+            return
+        if isinstance(self.plan.hellaswag, str):
+            self.ledger.record["hellaswag"] = {"absent": self.plan.hellaswag}
             return
         with self.clocks.on("evaluate"):
-            self.tell({"event": "phase", "phase": "scoring HellaSwag"}, always=True)
-            source = self.plan.hellaswag
-            if isinstance(source, str):
-                self.record["hellaswag"] = {"absent": source}
-                return
-            score = hellaswag.score(
-                self.stepper.model,
-                hellaswag.load_items(source, settings.hellaswag_limit),
-                tokenizer.load(),
-                batch_tokens=EVALUATION_TOKENS[torch.device(self.device).type],
-                block_size=self.config.model.block_size,
-                device=self.device,
-                autocast=self.stepper.autocast,
-                stop=self.stop.check,
-            )
-        keys = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items")
-        self.record["hellaswag"] = {key: getattr(score, key) for key in keys}
+            self.ledger.tell({"event": "phase", "phase": "scoring HellaSwag"}, always=True)
+            score = self.scores.score_hellaswag(self.plan.hellaswag)
+        self.ledger.record["hellaswag"] = hellaswag_entry(score)
         choices = {"choices": score.choices, "choices_norm": score.choices_norm}
         record.write_json(self.plan.directory / "hellaswag.json", choices)
+
+    # -- ending early -------------------------------------------------------------------------------------------
+
+    def interrupted(self, reason: Interrupted) -> None:
+        """Asked to stop: everything is saved, and where it cannot be, the last checkpoint stands."""
+        try:
+            self.save()
+        except checkpoint.CheckpointError as error:
+            self.note(f"not saved when interrupted: {error}")
+        self.note(f"interrupted by {reason} after iteration {self.iteration}")
+        self.write_record("interrupted")
+
+    def failed(self, error: Exception) -> None:
+        """The record of a run that cannot go on here; a full disk is no fault of the run."""
+        if disk_full(error):
+            self.ledger.notes.append(f"the disk was full at iteration {self.iteration}")
+            status, reason = "interrupted", None
+        elif out_of_memory(error):
+            status, reason = "failed", f"out of memory at micro-batch {self.plan.batch.micro}: {error}"
+        else:
+            status, reason = "failed", f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):  # the error itself is told by whoever called
+            self.write_record(status, reason)
+
+    def note_spikes(self) -> None:
+        if self.spikes:
+            iteration, loss, expected = max(self.spikes, key=lambda spike: spike[1] - spike[2])
+            self.note(
+                f"{len(self.spikes)} loss spikes; the largest at iteration {iteration}: {loss:.2f} where "
+                f"{expected:.2f} was to be expected"
+            )
 
     # -- telling ------------------------------------------------------------------------------------------------
 
     def put_on_record(self, result: StepResult, seconds: float) -> None:
-        line: dict[str, Any] = {
-            "event": "train",
-            "iteration": self.iteration,
-            "tokens": self.tokens,
-            "train_seconds": round(self.clocks.read("train"), 4),
-            "loss": result.loss,
-            "learning_rate": result.rate,
-            "grad_norm": result.gradient_norm,
-            "tokens_per_second": round(self.plan.batch.tokens / seconds, 1) if seconds > 0 else None,
-            "memory_bytes": self.meter.peaks()["allocated"],
-        }
-        self.tell(line)
+        self.ledger.tell(
+            {
+                "event": "train",
+                "iteration": self.iteration,
+                "tokens": self.tokens,
+                "train_seconds": round(self.clocks.read("train"), 4),
+                "loss": result.loss,
+                "learning_rate": result.rate,
+                "grad_norm": result.gradient_norm,
+                "tokens_per_second": round(self.plan.batch.tokens / seconds, 1) if seconds > 0 else None,
+                "memory_bytes": self.meter.peaks()["allocated"],
+            }
+        )
+        expected = self.watch.spike(result.loss)
+        if expected is not None:
+            self.spikes.append([self.iteration, result.loss, expected])
+            self.ledger.tell(
+                {"event": "spike", "iteration": self.iteration, "loss": result.loss, "expected": expected}
+            )
 
     def note(self, message: str) -> None:
-        self.notes.append(message)
-        self.tell({"event": "note", "iteration": self.iteration, "message": message}, always=True)
-
-    def tell(self, line: dict[str, Any], always: bool = False) -> None:
-        """Every number goes to metrics.jsonl; the terminal hears at most four lines a second."""
-        if line["event"] != "phase" and self.metrics and not self.metrics.closed:
-            record.append_metrics(self.metrics, line)
-        now = time.monotonic()
-        if always or now - self.told_at >= 0.25:
-            self.told_at = now
-            print_line(line | {"iterations": self.plan.iterations})
+        self.ledger.note(self.iteration, message)
 
     def memory(self) -> dict[str, Any]:
         peaks = self.meter.peaks()
@@ -326,91 +326,18 @@ class Run:
         timed_tokens = self.timed_steps * self.plan.batch.tokens
         speed = timed_tokens / clocks["train"] if clocks["train"] > 0 else None
         peak = self.resolved.target.peak_flops
-        best = min((loss for _, _, loss in self.losses), default=None)
-        last = self.losses[-1][2] if self.losses else None
-        self.record |= {
-            "status": status,
-            "error": error,
+        entries = {
             "progress": {
                 "iterations": self.iteration, "tokens": self.tokens, "train_seconds": clocks["train"],
             },
             "clock": clocks,
-            "validation": {
-                "loss": last,
-                "perplexity": perplexity_of(last),
-                "best_perplexity": perplexity_of(best),
-                "tokens": int(self.windows.shape[0]) * self.config.model.block_size,
-                "history": self.losses,
-            },
             "memory": self.memory(),
             "throughput": {
                 "tokens_per_second": speed,
                 "mfu": speed * self.stepper.model.flops_per_token() / peak if speed and peak else None,
             },
-            "learned": {"alternation_probability": self.learned[-1][1], "history": self.learned}
-            if self.learned
-            else None,
             "schedule": {"iterations": self.plan.iterations, "cut": self.cut},
-            "notes": self.notes,
+            "faults": self.faults.faults,
+            "spikes": self.spikes,
         }  # fmt: skip
-        record.write_json(self.plan.directory / "run.json", self.record)
-
-    def _new_record(self) -> dict[str, Any]:
-        config, plan = self.config, self.plan
-        made = record.blank(plan.run, plan.variant, plan.seed)
-        code = revision()
-        return made | {
-            "commit": code.commit,
-            "dirty": code.dirty,
-            "config_sha256": config.sha256,
-            "fingerprint": {
-                "model": digest(dataclasses.asdict(config.model)),
-                "data": self.corpus.fingerprint,
-                "tokenizer": tokenizer.fingerprint(),
-                "batch": digest([plan.batch.effective, plan.batch.block_size]),
-                "schedule": digest([dataclasses.asdict(config.optimizer), dataclasses.asdict(config.budget)]),
-                "initial_weights": weights_digest(self.stepper.model, self.stepper.shared_names),
-                "validation": hashlib.sha256(np.ascontiguousarray(self.windows).data).hexdigest(),
-            },
-            "target": target.record(self.resolved),
-            "batch": dataclasses.asdict(plan.batch),
-            "parameters": sum(p.numel() for p in self.stepper.model.parameters()),
-        }
-
-
-def perplexity_of(loss: float | None) -> float | None:
-    """exp(loss), or None where there is no loss or the result is beyond a float."""
-    return math.exp(loss) if loss is not None and loss < 700 else None
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of plain data, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def keep_metrics(path: Path, iteration: int) -> None:
-    """Drop the lines of metrics.jsonl that lie after `iteration` (they will be made again) or are torn."""
-    if not path.exists():
-        return
-    kept = []
-    for text in path.read_text(errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if line.get("iteration", 0) <= iteration:
-            kept.append(text)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(text + "\n" for text in kept))
-    temporary.replace(path)
-
-
-def print_line(line: dict[str, Any]) -> None:
-    """One JSON line for whoever started this process; nobody may be listening any more."""
-    try:
-        print(json.dumps(line), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-__all__ = ["NotFiniteError", "Run", "RunPlan"]
+        self.ledger.write(status, error, entries | self.scores.entries())

@@ -11,10 +11,18 @@ import json
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from gpt2.errors import UserError
-from study.child import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY
+from study.child import (
+    EXIT_DISK_FULL,
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FINITE,
+    EXIT_OUT_OF_MEMORY,
+)
 
 
 def main() -> int:
@@ -28,18 +36,31 @@ def main() -> int:
     from gpt2.interrupt import Interrupted, Stop
 
     stop = Stop().install()
-    import torch
-
     try:
         return _work(arguments, stop)
     except Interrupted:
         return EXIT_INTERRUPTED
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        print(f"error: out of memory: {error}", file=sys.stderr)
-        return EXIT_OUT_OF_MEMORY
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    except Exception as error:
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """One line on what ended the run, its last in the log, and the exit status for it."""
+    from gpt2.exhaustion import disk_full, out_of_memory
+    from gpt2.step import NotFiniteError
+
+    status, text = EXIT_FAILED, f"{error}"
+    if out_of_memory(error):
+        status, text = EXIT_OUT_OF_MEMORY, f"out of memory: {error}"
+    elif disk_full(error):
+        status = EXIT_DISK_FULL
+    elif isinstance(error, NotFiniteError) and error.retry:
+        status = EXIT_NOT_FINITE
+    elif not isinstance(error, UserError):
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}"
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    return status
 
 
 def _work(arguments: argparse.Namespace, stop: object) -> int:
@@ -73,7 +94,7 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
     with target.attention_context(resolved, model.dropout):
         if arguments.time:
             batch = plan_batch(config.batch.effective, arguments.micro, 1, config.model.block_size)
-            return _time_steps(config, resolved, chosen.attention, batch, arguments.time)
+            return _time_steps(config, resolved, chosen.attention, batch, arguments.time, stop)
         plan = load_plan(arguments.study_dir)
         if plan is None:
             raise UserError(f"{arguments.study_dir} has no plan.json; start the study with `make`")
@@ -98,13 +119,14 @@ def hellaswag_source(study_dir: Path) -> Path | str:
     return Path(found["path"]) if "path" in found else str(found["absent"])
 
 
-def _time_steps(config, resolved, attention, batch, seconds: float) -> int:  # type: ignore[no-untyped-def]
+def _time_steps(config, resolved, attention, batch, seconds: float, stop) -> int:  # type: ignore[no-untyped-def]
     """Time whole steps on random tokens; prints {"event": "timing", "seconds": [...], "peak_bytes": N}."""
     import torch
 
+    from gpt2.ledger import print_line
     from gpt2.memory import PeakMeter
     from gpt2.step import Stepper
-    from gpt2.train import WARM_UP_STEPS, device_synchroniser, print_line
+    from gpt2.train import WARM_UP_STEPS, device_synchroniser
 
     meter, synchronise = PeakMeter(resolved.device), device_synchroniser(resolved.device)
     stepper = Stepper(
@@ -123,6 +145,7 @@ def _time_steps(config, resolved, attention, batch, seconds: float) -> int:  # t
     samples: list[float] = []
     began = time.perf_counter()
     while len(samples) < WARM_UP_STEPS + 3 or time.perf_counter() - began < seconds:
+        stop.check()
         synchronise()
         before = time.perf_counter()
         stepper.step(ids_ET, len(samples), 10**9)  # a rate near zero: what is timed does not depend on it

@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY = 0, 1, 3, 4
+EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = (
+    0,
+    1,
+    3,
+    4,
+    5,
+    6,
+)
 PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
 # A training step frees and takes the same large buffers over and over: a heap that keeps them spares the page faults
 # of fresh ones. Another value of GLIBC_TUNABLES in the environment wins.
@@ -82,7 +89,7 @@ def how_it_ended(status: int) -> str:
         return f"exit status {status}"
     name = signal.Signals(-status).name
     hint = {
-        "SIGKILL": " (the system's out-of-memory killer, or somebody's kill -9)",
+        "SIGKILL": " (by the system's out-of-memory killer, or somebody's kill -9)",
         "SIGBUS": " (a data shard was cut short while it was mapped, or the disk failed: `make data` checks)",
     }.get(name, "")
     return f"killed by {name}{hint}"

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import sys
@@ -18,26 +17,25 @@ from typing import Any
 from gpt2 import data, hellaswag, record, target
 from gpt2.batch import BatchPlan
 from gpt2.config import Config, Symbols
-from gpt2.errors import UserError
+from gpt2.exhaustion import free_bytes, gib
 from gpt2.hardware import detected_target_name
 from gpt2.track import Trackers
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study import plan as planning
-from study import report
-from study.child import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY, Child, how_it_ended
+from study import report, space
+from study.child import (
+    EXIT_DISK_FULL,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FINITE,
+    EXIT_OUT_OF_MEMORY,
+    Child,
+    how_it_ended,
+)
+from study.guard import StudyError, locked, refuse_another_configuration
 from study.settings import StudySettings
 from study.terminal import Estimate, Terminal, duration
-
-# What may change between two `make` of one study without making its runs incomparable.
-FREE_SYMBOLS = {
-    "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR",
-    "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
-}  # fmt: skip
-
-
-class StudyError(UserError, RuntimeError):
-    """The study cannot go on as it is."""
 
 
 class StopAsked(BaseException):
@@ -76,7 +74,7 @@ class Study:
 
     def run(self) -> int:
         """Run what is left; the exit status for the shell."""
-        self.refuse_another_configuration()
+        refuse_another_configuration(self.directory, self.config_text)
         if self.directory.exists() and not self.left():
             return self.nothing_to_do()
         detected = detected_target_name()
@@ -84,7 +82,7 @@ class Study:
         if notice:
             print(notice)
         os.environ.update(target.environment_for(self.config.target.name, detected))
-        with self.locked(), self.signals():
+        with locked(self.directory), self.signals():
             try:
                 return self.work()
             except StopAsked:
@@ -97,10 +95,13 @@ class Study:
         print(
             f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
         )
-        data.prepare(self.config.data, report=print)
+        data.check(data.prepare(self.config.data, report=print), report=print)
         self.find_hellaswag()
         plan = self.plan(resolved)
         left = self.left()
+        space.require(
+            self.directory, self.config.model, [plan["variants"][name]["iterations"] for name, _ in left]
+        )
         terminal = Terminal(Estimate(len(left), self.expected_seconds(plan)), len(self.all_runs()))
         terminal.say(self.summary(plan, len(left)))
         try:
@@ -122,23 +123,6 @@ class Study:
         return 0
 
     # -- before the runs ----------------------------------------------------------------------------------------
-
-    def refuse_another_configuration(self) -> None:
-        """The study's runs must stay comparable: name every symbol that differs from when it began."""
-        path = self.directory / "config"
-        if not path.exists():
-            return
-        before = _values(path.read_text())
-        now = _values(self.config_text)
-        names = sorted((before.keys() | now.keys()) - FREE_SYMBOLS)
-        differing = [
-            f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in names if before.get(n) != now.get(n)
-        ]
-        if differing:
-            raise StudyError(
-                f"{self.directory} was begun with another configuration ({'; '.join(differing)}); "
-                "right: another CONFIG_STUDY_NAME, or the configuration that it was begun with"
-            )
 
     def find_hellaswag(self) -> None:
         """Once for the study: where HellaSwag's items are, or why there are none, for every run to read."""
@@ -230,22 +214,35 @@ class Study:
                         trackers = Trackers(directory, self.config.tracking)
                     terminal.update(event)
                 status = child.wait()
-            if status not in (EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY):
-                self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}")
             told = trackers.finish() if trackers else None
             if told:
                 terminal.say(told)
             if self.asked:
                 terminal.end("stopped, saved")
                 raise StopAsked
-            if status == EXIT_OUT_OF_MEMORY and planning.fall_back(self.directory, plan, name):
-                terminal.end(plan["notes"][-1])
-                terminal.estimate.left += 1
-                continue
-            break
+            again = self.again(status, child, plan, name)
+            if not again:
+                break
+            terminal.end(again)
+            terminal.estimate.left += 1
         if status == EXIT_OUT_OF_MEMORY:
             self.mark_failed(run, f"out of memory at the smallest micro-batch: {child.last_words()}")
+        elif status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
+            self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}")
         terminal.end(self.outcome(run))
+
+    def again(self, status: int, child: Child, plan: dict[str, Any], name: str) -> str:
+        """Why the run is to go on from its last checkpoint at once, or nothing; StudyError where no run could."""
+        if status == EXIT_DISK_FULL:
+            raise StudyError(
+                f"{self.directory} is on a full disk ({gib(free_bytes(self.directory))} free): free some and run "
+                f"`make`, {name} goes on from its last checkpoint ({child.last_words()})"
+            )
+        if status == EXIT_NOT_FINITE:
+            return f"{child.last_words()}; once more from the last checkpoint, to see whether it comes back"
+        if status == EXIT_OUT_OF_MEMORY and planning.fall_back(self.directory, plan, name):
+            return str(plan["notes"][-1])
+        return ""
 
     def outcome(self, run: tuple[str, int]) -> str:
         """A finished run in a line, or why it is not."""
@@ -277,7 +274,14 @@ class Study:
             record.write_json(directory / "run.json", seen | {"status": "failed", "error": reason})
 
     def report(self) -> Any:
-        return report.write(self.directory)
+        """The report, brought up to date; a disk that is full now must not end the runs' numbers with it."""
+        try:
+            return report.write(self.directory)
+        except OSError as error:
+            raise StudyError(
+                f"the report in {self.directory} cannot be written: {error.strerror or error}; the records stand, "
+                "`make report` makes it anew"
+            ) from error
 
     # -- processes, locks and signals ---------------------------------------------------------------------------
 
@@ -315,33 +319,3 @@ class Study:
         finally:
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One `make` a study. The system drops the lock with its process, so that none is ever stale."""
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            file = (self.directory / "lock").open("a+")
-        except OSError as error:
-            raise StudyError(
-                f"{self.directory} cannot be written: {error.strerror}; see CONFIG_RESULTS_DIR"
-            ) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise StudyError(
-                    f"{self.directory} is being run by process {file.read().strip() or 'unknown'}; "
-                    "wait for it or stop it"
-                ) from None
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n")
-            file.flush()
-            yield
-
-
-def _values(text: str) -> dict[str, str]:
-    """CONFIG lines as they stand; symbols that are off are absent."""
-    pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
-    return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2 import corpus, data, tokenizer
+from gpt2 import corpus, data, shards, tokenizer
 from gpt2.config import DataConfig
 from gpt2.data import DataError, TokenStream, global_batch, validation_windows
 
@@ -127,8 +127,8 @@ def test_a_prepared_corpus_holds_every_document_once_with_an_end_of_text_after_e
 def test_what_is_prepared_does_not_depend_on_the_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "BATCH_CHARACTERS", 300)
-    monkeypatch.setattr(data, "SMALL_CHARACTERS", 600)
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 300)
+    monkeypatch.setattr(shards, "SMALL_CHARACTERS", 600)
     files = write_documents(tmp_path / "t")
     one = data.open_corpus(data.prepare(config(tmp_path / "one", files=files, workers=1), quiet))
     two = data.open_corpus(data.prepare(config(tmp_path / "two", files=files, workers=2), quiet))
@@ -137,15 +137,15 @@ def test_what_is_prepared_does_not_depend_on_the_number_of_workers(
 
 def test_a_document_is_on_the_same_side_of_the_split_wherever_it_stands() -> None:
     texts = [f"text {n}" for n in range(400)]
-    train, validation, count = data.encode(texts, 50)
-    backwards = data.encode(texts[::-1], 50)
+    train, validation, count = shards.encode(texts, 50)
+    backwards = shards.encode(texts[::-1], 50)
     assert count == 400
     assert len(validation) == len(backwards[1])
     assert 0.02 < len(validation) / (len(train) + len(validation)) < 0.09
 
 
 def test_end_of_text_written_in_a_document_is_ordinary_text() -> None:
-    train, validation, _ = data.encode(["a <|endoftext|> b"], 0)
+    train, validation, _ = shards.encode(["a <|endoftext|> b"], 0)
     tokens = np.frombuffer(train + validation, dtype="<u2").tolist()
     assert tokens.count(tokenizer.EOT) == 1
     assert tokens[-1] == tokenizer.EOT
@@ -175,7 +175,7 @@ def test_an_interrupted_preparation_leaves_nothing_and_the_next_one_cleans_up(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(data, "encode", die)
+        patch.setattr(shards, "encode", die)
         with pytest.raises(KeyboardInterrupt):
             data.prepare(settings_, quiet)
     assert not directory.exists()
@@ -184,7 +184,7 @@ def test_an_interrupted_preparation_leaves_nothing_and_the_next_one_cleans_up(
 
 
 def test_a_token_limit_ends_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 200)
     files = write_documents(tmp_path / "t", 200)
     made = data.open_corpus(data.prepare(config(tmp_path / "d", files=files, max_tokens=2000), quiet))
     assert 2000 <= len(made.train) + len(made.validation) < 2300
@@ -224,7 +224,7 @@ def test_an_altered_shard_of_the_right_size_is_found_by_the_full_check(tmp_path:
 def test_shards_are_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write_documents(tmp_path / "t")
     whole = data.open_corpus(data.prepare(config(tmp_path / "whole", files=files), quiet))
-    monkeypatch.setattr(data, "SHARD_TOKENS", 100)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
     cut = data.open_corpus(data.prepare(config(tmp_path / "cut", files=files), quiet))
     assert len(cut.manifest["splits"]["train"]["shards"]) > 5
     assert np.array_equal(whole.train.read(0, len(whole.train)), cut.train.read(0, len(cut.train)))
@@ -318,8 +318,8 @@ def test_the_hub_is_read_as_a_stream_up_to_the_token_limit(
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(corpus, "probe_hub", lambda path: None)
-    monkeypatch.setattr(data, "BATCH_CHARACTERS", 2000)
-    monkeypatch.setattr(data, "SMALL_CHARACTERS", 4000)
+    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr(shards, "SMALL_CHARACTERS", 4000)
     made = data.open_corpus(data.prepare(config(tmp_path, "fineweb-edu", max_tokens=5000), quiet))
     assert asked == [("HuggingFaceFW/fineweb-edu", "sample-10BT", {"split": "train", "streaming": True})]
     assert 5000 <= len(made.train) + len(made.validation) < 6000

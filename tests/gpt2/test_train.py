@@ -23,9 +23,10 @@ from gpt2.config import (
     TrackingConfig,
 )
 from gpt2.interrupt import Stop
+from gpt2.ledger import keep_metrics
 from gpt2.step import NotFiniteError
 from gpt2.target import resolve
-from gpt2.train import Run, RunPlan, keep_metrics
+from gpt2.train import Run, RunPlan
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
@@ -159,7 +160,7 @@ def test_the_alternation_logits_move_and_their_path_is_on_record(tmp_path: Path,
 def test_all_variants_of_a_study_share_their_fingerprint(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
     runs = [make(tmp_path / name, config, name) for name in ("B", "RAALL", "RAEARLY", "RALEARN")]
-    assert len({json.dumps(run.record["fingerprint"], sort_keys=True) for run in runs}) == 1
+    assert len({json.dumps(run.ledger.record["fingerprint"], sort_keys=True) for run in runs}) == 1
 
 
 def test_a_time_limit_that_is_passed_cuts_the_schedule_and_says_so(tmp_path: Path, texts: Path) -> None:

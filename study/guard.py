@@ -1,0 +1,66 @@
+"""What keeps a study whole: one `make` at a time in its folder, and one configuration from beginning to end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpt2.errors import UserError
+
+# What may change between two `make` of one study without making its runs incomparable.
+FREE_SYMBOLS = {
+    "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR",
+    "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
+}  # fmt: skip
+
+
+class StudyError(UserError, RuntimeError):
+    """The study cannot go on as it is."""
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """One `make` a study. The system drops the lock with its process, so that none is ever stale."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / "lock").open("a+")
+    except OSError as error:
+        raise StudyError(
+            f"{directory} cannot be written: {error.strerror}; see CONFIG_RESULTS_DIR"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise StudyError(
+                f"{directory} is being run by process {file.read().strip() or 'unknown'}; wait for it or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def refuse_another_configuration(directory: Path, config_text: str) -> None:
+    """The study's runs must stay comparable: StudyError names every symbol that differs from when it began."""
+    path = directory / "config"
+    if not path.exists():
+        return
+    before, now = _values(path.read_text()), _values(config_text)
+    names = sorted((before.keys() | now.keys()) - FREE_SYMBOLS)
+    differing = [f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in names if before.get(n) != now.get(n)]
+    if differing:
+        raise StudyError(
+            f"{directory} was begun with another configuration ({'; '.join(differing)}); "
+            "right: another CONFIG_STUDY_NAME, or the configuration that it was begun with"
+        )
+
+
+def _values(text: str) -> dict[str, str]:
+    """CONFIG lines as they stand; symbols that are off are absent."""
+    pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
+    return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}

@@ -1,0 +1,43 @@
+"""Room on the disk for what a study will still write, asked for before the first run rather than found out at night."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpt2.config import ModelConfig
+from gpt2.errors import UserError
+from gpt2.exhaustion import free_bytes, gib
+
+BYTES_A_PARAMETER = 12  # of a checkpoint: the weight and AdamW's two moments in float32
+WHILE_RUNNING = 3  # checkpoints of the run in progress: the last two, and the one that is being written
+BYTES_AN_ITERATION = 400  # of metrics.jsonl
+SPARE_BYTES = 64 * 2**20  # reports, logs, and what else the disk is used for meanwhile
+
+
+class SpaceError(UserError, OSError):
+    """The disk has no room for the study."""
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """Parameters of GPT-2 without biases' share in the variants: 12 C^2 + 13 C a layer, embeddings, the last norm."""
+    C = model.width
+    return model.layers * (12 * C * C + 13 * C) + (model.padded_vocabulary + model.block_size + 2) * C
+
+
+def needed_bytes(model: ModelConfig, iterations: list[int]) -> int:
+    """Bytes that runs of so many iterations will write at most; a finished run keeps one checkpoint."""
+    if not iterations:
+        return 0
+    checkpoint = BYTES_A_PARAMETER * parameter_count(model)
+    checkpoints = len(iterations) - 1 + WHILE_RUNNING
+    return checkpoints * checkpoint + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
+
+
+def require(directory: Path, model: ModelConfig, iterations: list[int]) -> None:
+    """SpaceError where the disk of `directory` has less than what runs of so many iterations need."""
+    needed, free = needed_bytes(model, iterations), free_bytes(directory)
+    if free < needed:
+        raise SpaceError(
+            f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "
+            f"({gib(BYTES_A_PARAMETER * parameter_count(model))} a checkpoint): free some, or set CONFIG_RESULTS_DIR"
+        )
