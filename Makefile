@@ -12,7 +12,7 @@ SETUP := python3 -m scripts.setup
 endif
 
 .PHONY: all help setup-base setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run report control check clean mrproper
+        data run report control check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Set up what is missing, run what is missing, resume what was cut off, report
@@ -47,6 +47,9 @@ control: setup-main  ## The equivalence control: B and RAALL from swapped initia
 
 check: setup-dev  ## The tests, the linter and the type checker
 	@$(RUN) -m scripts.check
+
+faults: setup-dev  ## Kill, starve and corrupt a small study in every way, and say what came of it (minutes)
+	@$(RUN) -m tests.faults
 
 clean:  ## Remove caches and prepared data; results and .venv stay
 	@$(or $(PYTHON),python3) -m scripts.clean caches data

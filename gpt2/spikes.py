@@ -28,7 +28,7 @@ class SpikeWatch:
         self.losses = list(losses)[-WINDOW:]
 
     def spike(self, loss: float) -> float | None:
-        """The loss that was to be expected where `loss` lies far above it, or None; then `loss` is one of the last losses itself."""
+        """The loss that was to be expected where `loss` lies far above it, or None; `loss` joins the last losses."""
         expected = None
         if len(self.losses) >= LEAST:
             centre = median(self.losses[-RECENT:])

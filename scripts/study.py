@@ -6,11 +6,13 @@ The first line says what it was scaled to. Torch is loaded only when there is so
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 from gpt2.config import Config, read_symbols
 from gpt2.errors import UserError, run_command
 from gpt2.symbols import Symbols
+from study.output import LastingOutput
 from study.settings import StudySettings
 
 CONFIG = Path(".config")
@@ -52,6 +54,7 @@ def load() -> tuple[Symbols, Config, StudySettings]:
 
 def main() -> int:
     refuse_assignments()
+    sys.stdout = LastingOutput(sys.stdout)  # type: ignore[assignment]
     symbols, config, settings = load()
     print(first_line(config, settings), flush=True)
     from study.run import Study

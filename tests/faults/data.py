@@ -1,0 +1,124 @@
+"""Faults of the data: shards that are not what the manifest says, shards that shrink while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.faults.harness import Bench, fault, outcome
+from tests.faults.workplace import Workplace, wait_for, write_texts
+
+NAMED = (
+    "the shard is named with `make data` before any training; `make data` mends it; the undisturbed numbers"
+)
+
+
+def with_own_data(bench: Bench) -> tuple[Workplace, Path]:
+    """A workplace with data of its own, and its training shard."""
+    place = bench.workplace(DATA_DIR="data")
+    assert place.command("scripts.data").returncode == 0
+    (shard,) = place.folder.glob("data/*/train-000.bin")
+    return place, shard
+
+
+def harmed(bench: Bench, harm: Callable[[Path], None]) -> str:
+    place, shard = with_own_data(bench)
+    harm(shard)
+    done = place.command("scripts.study")
+    named = done.returncode == 1 and shard.name in done.stdout and "make data" in done.stdout
+    if not named or place.steps():
+        return f"not named: {done.stdout[-300:]}"
+    mended = place.command("scripts.data")
+    again = place.command("scripts.study")
+    same = again.returncode == 0 and place.numbers() == bench.undisturbed()
+    return outcome(mended.returncode == 0 and same, NAMED, f"{mended.stdout[-200:]} {again.stdout[-300:]}")
+
+
+@fault("a data shard of an odd number of bytes", NAMED)
+def odd(bench: Bench) -> str:
+    return harmed(bench, lambda shard: shard.write_bytes(shard.read_bytes() + b"x"))
+
+
+@fault("an empty data shard", NAMED)
+def empty(bench: Bench) -> str:
+    return harmed(bench, lambda shard: shard.write_bytes(b""))
+
+
+@fault("a short data shard", NAMED, quick=True)
+def short(bench: Bench) -> str:
+    return harmed(bench, lambda shard: shard.write_bytes(shard.read_bytes()[:-200]))
+
+
+@fault("a missing data shard", NAMED)
+def missing(bench: Bench) -> str:
+    return harmed(bench, Path.unlink)
+
+
+@fault("an altered data shard of the right size", NAMED, quick=True)
+def altered(bench: Bench) -> str:
+    def harm(shard: Path) -> None:
+        content = bytearray(shard.read_bytes())
+        content[100] ^= 1
+        shard.write_bytes(content)
+
+    return harmed(bench, harm)
+
+
+SHRUNK = "killed by SIGBUS, explained by the study; after `make data` the undisturbed numbers"
+
+
+@fault("a data shard that is cut short while it is read", SHRUNK)
+def shrunk(bench: Bench) -> str:
+    place, shard = with_own_data(bench)
+    content = shard.read_bytes()
+    process = place.start(**bench.slow)
+    wait_for(lambda: place.steps() > 5)
+    with shard.open("r+b") as file:
+        file.truncate(0)
+    said, _ = process.communicate()
+    error = str(place.record()["error"])
+    explained = process.returncode == 1 and "SIGBUS" in error and "make data" in error
+    shard.write_bytes(content[:10])
+    mended = place.command("scripts.data")
+    again = place.command("scripts.study")
+    same = not mended.returncode and not again.returncode and place.numbers() == bench.undisturbed()
+    return outcome(explained and same, SHRUNK, f"{error} {said[-300:]} {again.stdout[-300:]}")
+
+
+@fault(
+    "SIGKILL while data are prepared",
+    "nothing half-made is taken for data, no process is left; the next make prepares anew",
+)
+def killed_preparation(bench: Bench) -> str:
+    texts = write_texts(bench.folder / "many")
+    for number in range(40):
+        (texts / f"more-{number}.txt").write_text(
+            f"Chapter {number}. " + "It was a dark and stormy night. " * 8000
+        )
+    place = bench.workplace(DATA_DIR="data", DATASET_FILES=str(texts / "*.txt"), DATA_WORKERS="2")
+    process = place.start("scripts.data")
+    wait_for(lambda: list(place.folder.glob("data/.*.tmp/train-000.bin")) or process.poll() is not None)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not [words for words in place._processes() if "python" in words])
+    half = list(place.folder.glob("data/*/manifest.json"))
+    again = place.command("scripts.data")
+    whole = list(place.folder.glob("data/*/manifest.json"))
+    left = list(place.folder.glob("data/.*.tmp"))
+    good = not half and again.returncode == 0 and len(whole) == 1 and not left
+    expected = "nothing half-made is taken for data, no process is left; the next make prepares anew"
+    return outcome(good, expected, f"{half} {whole} {left} {again.stdout[-300:]}")
+
+
+@fault(
+    "a data file with a newline and shell characters in its name",
+    "read like any other, nothing is run",
+    quick=True,
+)
+def strange_name(bench: Bench) -> str:
+    texts = write_texts(bench.folder / "strange")
+    (texts / "a\nb $(touch ran); `touch ran`.txt").write_text("Once upon a time. " * 40)
+    place = bench.workplace(DATA_DIR="data", DATASET_FILES=str(texts / "*.txt"))
+    done = place.command("scripts.data")
+    good = done.returncode == 0 and "81 documents" in done.stdout and not (place.folder / "ran").exists()
+    return outcome(good, "read like any other, nothing is run", done.stdout[-300:])

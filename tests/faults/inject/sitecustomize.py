@@ -1,0 +1,107 @@
+"""Makes a training process go wrong at a chosen place; Python imports it at start-up where PYTHONPATH has this folder.
+
+FAULT is JSON: place ("step", "loss", "accumulation", "evaluate", "hellaswag", "save"), at (iteration from which it
+fires), action ("TERM", "INT", "HUP": that signal to the study; "kill": SIGKILL to this process; "kill-both"; "oom";
+"nan"; "spike": thrice the loss), times (how often, counted over all processes; 0: always), above (for "oom": only where the micro-batch, or
+what is scored at once, is larger), stuck (seconds that the step then hangs). STEP_SECONDS makes every step take that much longer, so that a study of a very
+small model lasts long enough to be disturbed.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FIRED = Path("fault-fired")
+
+
+class Fault:
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        self.wanted, self.iteration = wanted, 0
+
+    def strikes(self, place: str, size: int = 0) -> str:
+        """The action that is due now, or nothing."""
+        wanted = self.wanted
+        if (
+            wanted.get("place") != place
+            or self.iteration < wanted.get("at", 0)
+            or size <= wanted.get("above", -1)
+        ):
+            return ""
+        if "only" in wanted and self.iteration != wanted["only"]:
+            return ""
+        fired = len(FIRED.read_text()) if FIRED.exists() else 0
+        if wanted.get("times", 1) and fired >= wanted.get("times", 1):
+            return ""
+        FIRED.write_text("x" * (fired + 1))
+        return str(wanted["action"])
+
+    def strike(self, place: str, size: int = 0) -> None:
+        action = self.strikes(place, size)
+        if action == "oom":
+            import torch
+
+            raise torch.OutOfMemoryError(f"injected in {place}")
+        if action in ("TERM", "INT", "HUP"):
+            os.kill(os.getppid(), signal.Signals[f"SIG{action}"])
+            time.sleep(0.5 + self.wanted.get("stuck", 0))  # until the study has passed it on
+        if action == "kill-both":
+            os.kill(os.getppid(), signal.SIGKILL)
+        if action in ("kill", "kill-both"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def install(fault: Fault, slower: float) -> None:
+    """Put the fault's places into the code that is about to run."""
+    sys.path.insert(0, os.getcwd())
+    import torch
+
+    from gpt2 import checkpoint, diagnose, score, step
+
+    plain_step, plain_loss, plain_flush = step.Stepper.step, step.linear_cross_entropy, checkpoint._flush
+    plain_perplexity, plain_hellaswag = score.evaluate.perplexity, score.hellaswag.score
+    calls = [0]
+
+    def made_step(self: Any, ids: Any, iteration: int, *rest: Any) -> Any:
+        fault.iteration, calls[0] = iteration, 0
+        time.sleep(slower)
+        fault.strike("step", self.batch.micro)
+        return plain_step(self, ids, iteration, *rest)
+
+    def made_loss(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            fault.strike("accumulation")
+        loss = plain_loss(*arguments)
+        return loss * {"nan": float("nan"), "spike": 3.0}.get(fault.strikes("loss"), 1.0)
+
+    def made_flush(path: Path) -> None:
+        fault.strike("save")
+        plain_flush(path)
+
+    def looking(place: str, size: int, stop: Any) -> Any:
+        def look() -> None:
+            fault.strike(place, size)
+            stop()
+
+        return look
+
+    def made_perplexity(model: Any, windows: Any, batch: int, *rest: Any, stop: Any) -> Any:
+        return plain_perplexity(model, windows, batch, *rest, stop=looking("evaluate", batch, stop))
+
+    def made_hellaswag(*arguments: Any, stop: Any, batch_tokens: int, **options: Any) -> Any:
+        look = looking("hellaswag", batch_tokens, stop)
+        return plain_hellaswag(*arguments, stop=look, batch_tokens=batch_tokens, **options)
+
+    step.Stepper.step, step.linear_cross_entropy = made_step, made_loss  # type: ignore[method-assign, assignment]
+    diagnose.linear_cross_entropy = made_loss  # type: ignore[assignment]
+    checkpoint._flush = made_flush
+    score.evaluate.perplexity, score.hellaswag.score = made_perplexity, made_hellaswag
+    torch.manual_seed(0)
+
+
+if "scripts.train" in sys.orig_argv and "--time" not in sys.orig_argv:
+    install(Fault(json.loads(os.environ.get("FAULT", "{}"))), float(os.environ.get("STEP_SECONDS", "0")))

@@ -1,0 +1,210 @@
+"""Faults from outside: signals, killed processes, dead terminals, a second `make`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from typing import Any
+
+from tests.faults.harness import Bench, fault, outcome
+from tests.faults.workplace import Workplace, injected, wait_for
+
+SAME = "interrupted and saved; `make` ends at the undisturbed numbers; no process left"
+
+
+def stopped_then_resumed(bench: Bench, injection: dict[str, Any], **changes: str) -> str:
+    """Inject, look at what the interruption left, `make` again, compare with the undisturbed study."""
+    place = bench.workplace(**changes)
+    first = place.make(injection)
+    wait_for(lambda: not place.orphans())
+    status = place.status()
+    if first.returncode != 130:
+        return f"exit status {first.returncode}: {first.stdout[-300:]}"
+    if status != "interrupted":
+        return f"status {status}"
+    return after_resuming(bench, place, "interrupted and saved", **changes)
+
+
+def after_resuming(bench: Bench, place: Workplace, before: str, **changes: str) -> str:
+    second = place.make()
+    if second.returncode:
+        return f"exit status {second.returncode} of the second make: {second.stdout[-300:]}"
+    left = place.orphans()
+    same = place.numbers() == bench.undisturbed(**changes)
+    return (
+        f"{before}; `make` ends at {'the undisturbed' if same else 'OTHER'} numbers; "
+        f"{'no process' if not left else left} left"
+    )
+
+
+@fault("SIGTERM while it trains", SAME)
+def term_in_training(bench: Bench) -> str:
+    return stopped_then_resumed(bench, {"place": "step", "at": 20, "action": "TERM"})
+
+
+@fault("SIGINT while it trains", SAME)
+def int_in_training(bench: Bench) -> str:
+    return stopped_then_resumed(bench, {"place": "step", "at": 21, "action": "INT"})
+
+
+@fault("SIGHUP: the terminal is closed", SAME, quick=True)
+def hup_in_training(bench: Bench) -> str:
+    return stopped_then_resumed(bench, {"place": "step", "at": 22, "action": "HUP"})
+
+
+@fault("SIGTERM in the middle of an accumulation", SAME, quick=True)
+def term_in_accumulation(bench: Bench) -> str:
+    return stopped_then_resumed(bench, {"place": "accumulation", "at": 23, "action": "TERM"})
+
+
+@fault("SIGTERM during validation", SAME)
+def term_in_evaluation(bench: Bench) -> str:
+    return stopped_then_resumed(bench, {"place": "evaluate", "at": 30, "action": "TERM"})
+
+
+@fault("SIGTERM during HellaSwag", SAME)
+def term_in_hellaswag(bench: Bench) -> str:
+    changes = {"HELLASWAG": "y", "HELLASWAG_FILE": str(bench.hellaswag), "HELLASWAG_LIMIT": "12"}
+    return stopped_then_resumed(bench, {"place": "hellaswag", "at": 0, "action": "TERM"}, **changes)
+
+
+@fault("SIGTERM while a checkpoint is written", SAME)
+def term_in_save(bench: Bench) -> str:
+    return stopped_then_resumed(bench, {"place": "save", "at": 20, "action": "TERM"})
+
+
+@fault("SIGKILL of the study", SAME)
+def kill_of_the_parent(bench: Bench) -> str:
+    place = bench.workplace()
+    process = place.start(**bench.slow)
+    wait_for(lambda: place.steps() > 15)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not place.orphans())
+    status = place.status()
+    return after_resuming(
+        bench, place, "interrupted and saved" if status == "interrupted" else f"status {status}"
+    )
+
+
+KILLED = "failed, killed by SIGKILL; `make` ends at the undisturbed numbers; no process left"
+
+
+def killed(bench: Bench, injection: dict[str, Any]) -> str:
+    place = bench.workplace()
+    place.make(injection)
+    seen = place.record()
+    named = "killed by SIGKILL" in str(seen["error"])
+    return after_resuming(bench, place, f"{seen['status']}{', killed by SIGKILL' if named else ''}")
+
+
+@fault("SIGKILL of the training process", KILLED)
+def kill_in_training(bench: Bench) -> str:
+    return killed(bench, {"place": "step", "at": 40, "action": "kill"})
+
+
+@fault("SIGKILL in the middle of an accumulation", KILLED)
+def kill_in_accumulation(bench: Bench) -> str:
+    return killed(bench, {"place": "accumulation", "at": 41, "action": "kill"})
+
+
+@fault("SIGKILL while a checkpoint is written", KILLED, quick=True)
+def kill_in_save(bench: Bench) -> str:
+    return killed(bench, {"place": "save", "at": 30, "action": "kill"})
+
+
+@fault("SIGKILL during validation", KILLED)
+def kill_in_evaluation(bench: Bench) -> str:
+    return killed(bench, {"place": "evaluate", "at": 40, "action": "kill"})
+
+
+@fault(
+    "SIGKILL of study and training at once: power cut",
+    "record says running; `make` ends at the undisturbed numbers; no process left",
+)
+def power_cut(bench: Bench) -> str:
+    place = bench.workplace()
+    place.make({"place": "step", "at": 40, "action": "kill-both"})
+    return after_resuming(bench, place, f"record says {place.status()}")
+
+
+@fault("two SIGINTs", "exits at once with 130; `make` ends at the undisturbed numbers; no process left")
+def two_interrupts(bench: Bench) -> str:
+    place = bench.workplace()
+    # the first finds a step that lasts for minutes: only the second request can end it soon
+    process = place.start(**injected({"place": "step", "at": 20, "action": "INT", "stuck": 600}))
+    wait_for(lambda: (place.folder / "fault-fired").exists())
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    try:
+        status = process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return "still there after a minute"
+    return after_resuming(bench, place, f"exits at once with {status}")
+
+
+@fault("twenty SIGKILLs at random moments", "the records equal those of an undisturbed study")
+def twenty_kills(bench: Bench) -> str:
+    place = bench.workplace(**bench.long)
+    kills = 0
+    while kills < 20:
+        process = place.start(**bench.slow)
+        # until it has made some way, then at a random moment; the whole group dies as in a power cut
+        before = place.steps()
+        wait_for(lambda p=process, b=before: place.steps() > b + 1 or p.poll() is not None)
+        if process.poll() is not None:
+            return f"ended with {process.returncode} after {kills} kills: {place.status()}"
+        try:
+            process.wait(bench.random.uniform(0.0, 1.5))
+        except subprocess.TimeoutExpired:
+            kills += 1
+        bench.kill_all(place, process)
+    done = place.make()
+    same = place.numbers() == bench.undisturbed(**bench.long)
+    return outcome(
+        not done.returncode and same, "the records equal those of an undisturbed study", done.stdout[-300:]
+    )
+
+
+@fault(
+    "a second `make` in the same study",
+    "refused, naming the process that holds it; the first goes on",
+    quick=True,
+)
+def second_make(bench: Bench) -> str:
+    place = bench.workplace()
+    process = place.start(**bench.slow)
+    wait_for(lambda: place.steps() > 3)
+    second = place.command("scripts.study")
+    said = f"is being run by process {process.pid}" in second.stdout and second.returncode == 1
+    process.communicate()
+    went_on = process.returncode == 0 and place.numbers() == bench.undisturbed()
+    return outcome(
+        said and went_on, "refused, naming the process that holds it; the first goes on", second.stdout[-300:]
+    )
+
+
+@fault("the lock of a process that is dead", "taken over; the study ends")
+def stale_lock(bench: Bench) -> str:
+    place = bench.workplace()
+    place.study.mkdir(parents=True)
+    (place.study / "lock").write_text("1\n")  # alive, but not the holder of the lock
+    done = place.make()
+    return outcome(done.returncode == 0, "taken over; the study ends", done.stdout[-300:])
+
+
+@fault(
+    "the reader of its output is gone",
+    "goes on to its end; `make` ends at the undisturbed numbers; no process left",
+)
+def closed_pipe(bench: Bench) -> str:
+    place = bench.workplace()
+    process = place.start(**bench.slow)
+    wait_for(lambda: place.steps() > 3)
+    assert process.stdout
+    process.stdout.close()
+    status = process.wait()
+    before = "goes on to its end" if not status and place.status() == "finished" else f"exit status {status}"
+    return after_resuming(bench, place, before)

@@ -1,0 +1,202 @@
+"""Faults of the disk: damaged checkpoints, no space, no permission."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+from tests.faults.harness import Bench, fault, in_namespace, outcome
+from tests.faults.workplace import Workplace, wait_for
+
+PREVIOUS = "passed over for the one before, named in the report; ends at the undisturbed numbers"
+
+
+def damaged(bench: Bench, harm: Callable[[Path], None], expected: str = PREVIOUS) -> str:
+    """Interrupt late enough for two checkpoints, harm the newest, `make` again."""
+    place = bench.workplace()
+    place.make({"place": "step", "at": 45, "action": "TERM"})
+    found = place.checkpoints()
+    if len(found) != 2:
+        return f"{len(found)} checkpoints instead of two"
+    harm(found[-1])
+    done = place.make()
+    told = found[-1].name in (place.study / "report.md").read_text()
+    same = place.numbers() == bench.undisturbed()
+    return outcome(
+        not done.returncode and told and same, expected, f"told {told} same {same} {done.stdout[-300:]}"
+    )
+
+
+@fault("a flipped bit in the newest checkpoint", PREVIOUS, quick=True)
+def flipped_bit(bench: Bench) -> str:
+    def harm(path: Path) -> None:
+        content = bytearray((path / "state.pt").read_bytes())
+        content[len(content) // 2] ^= 4
+        (path / "state.pt").write_bytes(content)
+
+    return damaged(bench, harm)
+
+
+@fault("the newest checkpoint cut short", PREVIOUS)
+def truncated(bench: Bench) -> str:
+    return damaged(
+        bench, lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes()[:1000])
+    )
+
+
+@fault("the newest checkpoint without its manifest", PREVIOUS)
+def without_manifest(bench: Bench) -> str:
+    return damaged(bench, lambda path: (path / "manifest.json").unlink())
+
+
+class Malicious:
+    """Unpickled, it would leave a mark."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return exec, (f"open({str(self.mark)!r}, 'w').write('ran')",)
+
+
+@fault(
+    "a checkpoint that carries code, with a valid manifest",
+    "refused without running it; " + PREVIOUS,
+    quick=True,
+)
+def malicious(bench: Bench) -> str:
+    mark = bench.folder / "ran"
+
+    def harm(path: Path) -> None:
+        content = pickle.dumps({"model": Malicious(mark)})
+        (path / "state.pt").write_bytes(content)
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["files"]["state.pt"] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    seen = damaged(bench, harm)
+    return f"refused without running it; {seen}" if not mark.exists() else f"IT RAN; {seen}"
+
+
+@fault("both checkpoints damaged", "an error that names them and the remedy; nothing is begun anew silently")
+def both_damaged(bench: Bench) -> str:
+    place = bench.workplace()
+    place.make({"place": "step", "at": 45, "action": "TERM"})
+    for path in place.checkpoints():
+        (path / "state.pt").write_bytes(b"")
+    done = place.make()
+    error = str(place.record()["error"])
+    good = done.returncode == 1 and place.status() == "failed" and "no whole checkpoint is left" in error
+    expected = "an error that names them and the remedy; nothing is begun anew silently"
+    return outcome(good and "delete the run's folder" in error, expected, f"{error} {done.stdout[-300:]}")
+
+
+def on_small_disk(bench: Bench, mebibytes: int) -> tuple[Workplace, tuple[str, ...]]:
+    """A workplace whose results lie on a file system of its own of that size, and how to run commands that see it."""
+    prefix = in_namespace()
+    place = bench.workplace()
+    (place.folder / "results").mkdir()
+    script = place.folder / "small.sh"
+    script.write_text(
+        f'mount -t tmpfs -o size={mebibytes}m tmpfs results || exit 77\n"$@"\nstatus=$?\n'
+        "cp -a results/. kept/ 2>/dev/null\nexit $status\n"
+    )
+    (place.folder / "kept").mkdir()
+    return place, (*prefix, "sh", str(script))
+
+
+FULL = "the run stops cleanly, the study says that the disk is full, the old checkpoint is whole; after freeing, same numbers"
+
+
+@fault("the disk fills up while it trains", FULL, quick=True)
+def disk_full(bench: Bench) -> str:
+    place, prefix = on_small_disk(bench, 400)
+    # fill the disk once the run is under way, try, free it, and go on: all inside the one mount
+    script = place.folder / "small.sh"
+    script.write_text(
+        script.read_text().replace(
+            '"$@"\nstatus=$?\n',
+            '"$@" & pid=$!\n'
+            f"while ! ls results/{place.study.name}/runs/B0/checkpoint/0* >/dev/null 2>&1; do sleep 0.05; done\n"
+            "cat /dev/zero > results/filler 2>/dev/null\n"
+            "wait $pid; echo FIRST $?\n"
+            f"ls results/{place.study.name}/runs/B0/checkpoint\n"
+            "rm results/filler\n"
+            '"$@"\nstatus=$?\n',
+        )
+    )
+    done = place.command("scripts.study", prefix=prefix, **bench.slow)
+    if done.returncode == 77:
+        from tests.faults.harness import CannotDoError
+
+        raise CannotDoError("no file system can be mounted here")
+    (place.folder / "results").rmdir()
+    (place.folder / "kept").rename(place.folder / "results")
+    first = "FIRST 1" in done.stdout and "is on a full disk" in done.stdout
+    same = place.status() == "finished" and place.numbers() == bench.undisturbed()
+    return outcome(first and same, FULL, f"first {first} same {same} {done.stdout[-600:]}")
+
+
+@fault(
+    "too little space for the study",
+    "refused before the first run, with what is needed and what there is",
+    quick=True,
+)
+def too_small(bench: Bench) -> str:
+    place, prefix = on_small_disk(bench, 30)
+    done = place.command("scripts.study", prefix=prefix)
+    good = done.returncode == 1 and "of free space; 1 runs need about" in done.stdout and not place.steps()
+    return outcome(
+        good, "refused before the first run, with what is needed and what there is", done.stdout[-400:]
+    )
+
+
+@fault(
+    "files may not grow (a quota)",
+    "the run stops cleanly, the study says that the disk is full; after that, same numbers",
+)
+def quota(bench: Bench) -> str:
+    place = bench.workplace()
+    done = place.command("scripts.study", prefix=("prlimit", "--fsize=3000000"), **bench.slow)
+    first = done.returncode == 1 and "is on a full disk" in done.stdout and place.status() == "interrupted"
+    again = place.make()
+    same = again.returncode == 0 and place.numbers() == bench.undisturbed()
+    expected = "the run stops cleanly, the study says that the disk is full; after that, same numbers"
+    return outcome(first and same, expected, f"first {first} same {same} {done.stdout[-400:]}")
+
+
+@fault(
+    "a results directory that cannot be written",
+    "a clear error at the start, naming CONFIG_RESULTS_DIR",
+    quick=True,
+)
+def read_only(bench: Bench) -> str:
+    place = bench.workplace(RESULTS_DIR="/sys/results")  # not even root may make a folder there
+    done = place.command("scripts.study")
+    good = done.returncode == 1 and "cannot be written" in done.stdout and "CONFIG_RESULTS_DIR" in done.stdout
+    return outcome(good, "a clear error at the start, naming CONFIG_RESULTS_DIR", done.stdout[-300:])
+
+
+@fault("a plan that cannot be read", "a clear error that names the file and the remedy")
+def bad_plan(bench: Bench) -> str:
+    place = bench.workplace()
+    place.make({"place": "step", "at": 20, "action": "TERM"})
+    (place.study / "plan.json").write_text('{"batch": {')
+    done = place.make()
+    good = done.returncode == 1 and "plan.json cannot be read" in done.stdout and "delete it" in done.stdout
+    return outcome(good, "a clear error that names the file and the remedy", done.stdout[-300:])
+
+
+@fault("a torn line at the end of metrics.jsonl", "dropped; ends at the undisturbed numbers")
+def torn_metrics(bench: Bench) -> str:
+    place = bench.workplace()
+    place.make({"place": "step", "at": 45, "action": "TERM"})
+    wait_for(lambda: not place.orphans())
+    with (place.run_dir() / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "iteration": 46, "lo')
+    done = place.make()
+    same = done.returncode == 0 and place.numbers() == bench.undisturbed()
+    return outcome(same, "dropped; ends at the undisturbed numbers", done.stdout[-300:])

@@ -1,0 +1,161 @@
+"""Faults around the study: trackers and hubs, configurations, records of others."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+from gpt2 import record
+from tests.faults.harness import Bench, fault, outcome
+from tests.faults.workplace import STUDY, Workplace
+
+TRACKERS = Path(__file__).with_name("trackers")
+UNCHANGED = "exit status 0, every line of metrics there, the undisturbed numbers, no process left"
+
+
+def tracked(bench: Bench, behaviour: str) -> str:
+    place = bench.workplace(WANDB="y", WANDB_MODE="online")
+    done = place.command("scripts.study", PYTHONPATH=str(TRACKERS), TRACKER=behaviour)
+    same = place.status() == "finished" and place.numbers() == bench.undisturbed()
+    whole = len([line for line in place.metrics() if line["event"] == "train"]) == 60
+    left = place.orphans()
+    good = not done.returncode and same and whole and not left
+    return outcome(good, UNCHANGED, f"same {same} whole {whole} left {left} {done.stdout[-300:]}")
+
+
+@fault("a tracker that refuses", UNCHANGED, quick=True)
+def tracker_refuses(bench: Bench) -> str:
+    return tracked(bench, "refuse")
+
+
+@fault("a tracker that hangs for 60 s", UNCHANGED)
+def tracker_hangs(bench: Bench) -> str:
+    return tracked(bench, "hang")
+
+
+@fault("a tracker that dies in the middle", UNCHANGED)
+def tracker_dies(bench: Bench) -> str:
+    return tracked(bench, "die")
+
+
+NO_HUB = "refused before any training, naming DATASET_FILES and DATASET_EMBEDDED"
+
+
+@fault("a hub that cannot be reached", NO_HUB)
+def no_hub(bench: Bench) -> str:
+    place = bench.workplace(DATASET_TINYSTORIES="y", DATASET_FILES="", DATA_DIR="data")
+    done = place.command(
+        "scripts.study", HF_ENDPOINT="http://127.0.0.1:9", http_proxy="", https_proxy="", ALL_PROXY=""
+    )
+    named = "CONFIG_DATASET_FILES" in done.stdout and "CONFIG_DATASET_EMBEDDED" in done.stdout
+    return outcome(done.returncode == 1 and named and not place.steps(), NO_HUB, done.stdout[-400:])
+
+
+@fault(
+    "a HellaSwag source that does not answer",
+    "recorded as absent with the reason; the study ends",
+    quick=True,
+)
+def no_hellaswag(bench: Bench) -> str:
+    place = bench.workplace(HELLASWAG="y", HELLASWAG_FILE="")
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        proxy = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        done = place.command("scripts.study", https_proxy=proxy, HTTPS_PROXY=proxy)
+    seen = place.record()["hellaswag"]
+    good = not done.returncode and list(seen) == ["absent"] and seen["absent"]
+    return outcome(
+        bool(good), "recorded as absent with the reason; the study ends", f"{seen} {done.stdout[-300:]}"
+    )
+
+
+@fault(
+    "a configuration that changed after the first run",
+    "refused, every differing symbol named with both values",
+    quick=True,
+)
+def changed(bench: Bench) -> str:
+    place = bench.workplace()
+    assert place.command("scripts.study").returncode == 0
+    before = place.numbers()
+    place.configure(LEARNING_RATE="2e-3", EFFECTIVE_BATCH="8", DATA_DIR=str(bench.folder / "data"))
+    done = place.command("scripts.study")
+    named = all(f"CONFIG_{name}: " in done.stdout for name in ("LEARNING_RATE", "EFFECTIVE_BATCH"))
+    good = done.returncode == 1 and named and place.numbers() == before
+    return outcome(good, "refused, every differing symbol named with both values", done.stdout[-400:])
+
+
+@fault(
+    "a .config with shell characters in its values", "rejected or taken as text; nothing is run", quick=True
+)
+def shell_characters(bench: Bench) -> str:
+    place = bench.workplace()
+    said = []
+    for value in ("$(touch ran)", "`touch ran`", "a; touch ran", "../../ran", "a b"):
+        done = place.command("scripts.kconfig", "defconfig", f"{STUDY}+cpu", f"CONFIG_STUDY_NAME={value}")
+        if done.returncode == 0:
+            done = place.command("scripts.study")
+        said.append(f"{value!r}: {done.returncode}")
+    ran = [*place.folder.rglob("ran"), *place.folder.parent.glob("ran")]
+    refused = all(entry.endswith(": 1") for entry in said)
+    return outcome(refused and not ran, "rejected or taken as text; nothing is run", f"{said} {ran}")
+
+
+MARKED = "each is marked with its reason and left out of every mean"
+
+
+def broken_records(place: Workplace) -> dict[str, str]:
+    """Runs that must not count, by folder."""
+    good = (place.run_dir("B0") / "run.json").read_text()
+    other = json.loads(good)
+    return {
+        "B1": good[: len(good) // 2],
+        "B2": json.dumps(other | {"schema": 99, "run": "B2", "seed": 2}),
+        "B3": json.dumps(other | {"run": "B3", "seed": 3, "status": "running"}),
+        "B4": json.dumps(
+            other | {"run": "B4", "seed": 4, "fingerprint": other["fingerprint"] | {"data": "else"}}
+        ),
+        "B5": "",
+        "B6": good.replace('"loss"', '"lost"').replace('"B0"', '"B6"'),
+    }
+
+
+@fault("records that are torn, foreign, partial or of other data", MARKED, quick=True)
+def bad_records(bench: Bench) -> str:
+    place = bench.workplace()
+    assert place.command("scripts.study").returncode == 0
+    loss = place.record()["validation"]["loss"]
+    for name, text in broken_records(place).items():
+        place.run_dir(name).mkdir()
+        (place.run_dir(name) / "run.json").write_text(text)
+    place.run_dir("B7").mkdir()
+    done = place.command("scripts.report")
+    report = json.loads((place.study / "report.json").read_text())
+    (row,) = report["rows"]
+    why = {run["name"]: run["why_not"] for run in report["runs"] if not run["used"]}
+    left_out = sorted(why) == ["B1", "B2", "B3", "B4", "B5", "B6", "B7"] and all(why.values())
+    good = not done.returncode and left_out and row["seeds"] == [0] and row["final_loss"]["mean"] == loss
+    return outcome(good, MARKED, f"{why} {row['seeds']} {done.stdout[-300:]}")
+
+
+INERT = "shown as text in every report"
+
+
+@fault("a record with HTML and Markdown in its strings", INERT, quick=True)
+def html_in_a_record(bench: Bench) -> str:
+    place = bench.workplace()
+    assert place.command("scripts.study").returncode == 0
+    seen = place.record()
+    attack = "<script>alert(1)</script><img src=x onerror=alert(1)> [a](javascript:alert(1)) | b"
+    seen["target"]["device"] = attack
+    seen["notes"] = [attack]
+    record.write_json(place.run_dir() / "run.json", seen)
+    done = place.command("scripts.report")
+    pages = [path.read_text() for path in place.study.glob("report.*") if path.suffix in (".md", ".html")]
+    live = [
+        sign
+        for page in pages
+        for sign in ("<script>alert(1)", "<img src=x", "[a](javascript:")
+        if sign in page
+    ]
+    return outcome(not done.returncode and bool(pages) and not live, INERT, f"{live} {done.stdout[-300:]}")

@@ -1,0 +1,162 @@
+"""A folder with the project's code, a study of seconds in it, and what to do with it: start, disturb, compare."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gpt2 import record
+
+ROOT = Path(__file__).parents[2]
+INJECT = Path(__file__).with_name("inject")
+STUDY = "gpt2-ra-ablation-smoke"
+PATIENCE_SECONDS = 300.0  # a hanging command fails instead of stopping the tests
+SETTINGS = {
+    "VARIANTS": "B",
+    "SEEDS": "1",
+    "GPT2_MAX_ITERS": "60",
+    "EFFECTIVE_BATCH": "4",
+    "MICRO_BATCH": "2",
+    "GPT2_BLOCK_SIZE": "32",
+    "EVAL_TOKENS": "256",
+    "EVAL_INTERVAL_TOKENS": "2560",
+    "HELLASWAG": "n",
+    "CPU_THREADS": "1",
+    "CHECKPOINT_SECONDS": "1",
+}
+
+
+class Workplace:
+    """One folder with a configured study. Commands run in processes of their own, as a user's would."""
+
+    def __init__(self, folder: Path, texts: Path, **changes: str) -> None:
+        self.folder, self.texts = folder, texts
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in ("Kconfig", "gpt2", "ra", "study", "scripts", "defconfigs"):
+            (folder / part).symlink_to(ROOT / part)
+        self.configure(**changes)
+
+    @property
+    def study(self) -> Path:
+        return self.folder / "results" / STUDY
+
+    def run_dir(self, name: str = "B0") -> Path:
+        return self.study / "runs" / name
+
+    def configure(self, **changes: str) -> None:
+        values = SETTINGS | {"DATASET_FILES": str(self.texts / "*.txt")} | changes
+        assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
+        done = self.command("scripts.kconfig", "defconfig", f"{STUDY}+cpu", *assignments)
+        assert done.returncode == 0, done.stdout
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+        return kept | {"RA_DETECTED": "cpu", "PYTHONUNBUFFERED": "1"} | extra
+
+    def start(self, *arguments: str, prefix: tuple[str, ...] = (), **extra: str) -> subprocess.Popen[str]:
+        """A command of the project, its output on a pipe; `extra` goes into its environment."""
+        return subprocess.Popen(
+            [*prefix, sys.executable, "-m", *(arguments or ("scripts.study",))],
+            cwd=self.folder,
+            env=self.environment(**extra),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def command(
+        self, *arguments: str, prefix: tuple[str, ...] = (), **extra: str
+    ) -> subprocess.CompletedProcess[str]:
+        """The same to its end: status, and everything it said."""
+        process = self.start(*arguments, prefix=prefix, **extra)
+        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        return subprocess.CompletedProcess(process.args, process.returncode, said)
+
+    def make(self, fault: dict[str, Any] | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
+        """`make`, with a fault injected into its training processes."""
+        return self.command(**injected(fault), **extra)
+
+    def record(self, name: str = "B0") -> dict[str, Any]:
+        return record.load(self.run_dir(name))
+
+    def status(self, name: str = "B0") -> str:
+        try:
+            return str(self.record(name)["status"])
+        except record.RecordError as error:
+            return str(error)
+
+    def numbers(self, name: str = "B0") -> dict[str, Any]:
+        """What of a run must not depend on how it came to its end."""
+        seen = self.record(name)
+        return {
+            "status": seen["status"],
+            "iterations": seen["progress"]["iterations"],
+            "validation": [[tokens, loss] for tokens, _, loss in seen["validation"]["history"]],
+            "learned": seen["learned"],
+            "fingerprint": seen["fingerprint"],
+            "losses": [
+                [line["iteration"], line["loss"]] for line in self.metrics(name) if line["event"] == "train"
+            ],
+        }
+
+    def metrics(self, name: str = "B0") -> list[dict[str, Any]]:
+        path = self.run_dir(name) / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def steps(self, name: str = "B0") -> int:
+        """Lines of metrics.jsonl at this moment."""
+        path = self.run_dir(name) / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def checkpoints(self, name: str = "B0") -> list[Path]:
+        folder = self.run_dir(name) / "checkpoint"
+        return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
+
+    def orphans(self) -> list[str]:
+        """Processes that were started in this folder and still run."""
+        return [words for words in self._processes() if "scripts.train" in words or "gpt2.track" in words]
+
+    def _processes(self) -> Iterator[str]:
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (path / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+                here = (path / "cwd").resolve() == self.folder.resolve()
+            except OSError:
+                continue
+            if here:
+                yield words
+
+
+def injected(fault: dict[str, Any] | None, slower: float = 0.05) -> dict[str, str]:
+    """The environment that makes the training processes slower, and go wrong as `fault` says."""
+    paths = [str(INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "STEP_SECONDS": str(slower),
+        "FAULT": json.dumps(fault or {}),
+    }
+
+
+def write_texts(folder: Path) -> Path:
+    """Eighty short stories, a document each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(80):
+        (folder / f"{number:02d}.txt").write_text(
+            f"Story {number}: " + f"the dog {number} ran to the hill. " * 20
+        )
+    return folder
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until it is so; an error after PATIENCE_SECONDS."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.02)
