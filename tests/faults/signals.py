@@ -34,7 +34,7 @@ def after_resuming(bench: Bench, place: Workplace, before: str, **changes: str) 
     same = place.numbers() == bench.undisturbed(**changes)
     return (
         f"{before}; `make` ends at {'the undisturbed' if same else 'OTHER'} numbers; "
-        f"{'no process' if not left else left} left"
+        f"{left or 'no process'} left"
     )
 
 

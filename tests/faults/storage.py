@@ -108,7 +108,7 @@ def on_small_disk(bench: Bench, mebibytes: int) -> tuple[Workplace, tuple[str, .
     return place, (*prefix, "sh", str(script))
 
 
-FULL = "the run stops cleanly, the study says that the disk is full, the old checkpoint is whole; after freeing, same numbers"
+FULL = "the run stops cleanly, the study says that the disk is full, the checkpoint is whole; after that, same numbers"
 
 
 @fault("the disk fills up while it trains", FULL, quick=True)
