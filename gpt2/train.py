@@ -22,7 +22,7 @@ import torch
 
 from gpt2 import checkpoint, data, evaluate, hellaswag, record, target, tokenizer
 from gpt2.batch import BatchPlan
-from gpt2.clock import Clocks
+from gpt2.clock import Clocks, unevenness
 from gpt2.config import Config
 from gpt2.feed import Feed
 from gpt2.interrupt import Interrupted, Stop
@@ -110,6 +110,7 @@ class Run:
                 self.save()  # before anything that can fail
                 self.evaluate()
                 self.score_hellaswag()
+                self.note_uneven_steps()
             self.write_record("finished")
         except Interrupted as reason:
             self.save()
@@ -296,6 +297,14 @@ class Run:
             "memory_bytes": self.meter.peaks()["allocated"],
         }
         self.tell(line)
+
+    def note_uneven_steps(self) -> None:
+        """A note when the step times on record, of all processes of the run, are those of a busy machine."""
+        lines = map(json.loads, (self.plan.directory / "metrics.jsonl").read_text().splitlines())
+        speeds = [line["tokens_per_second"] for line in lines if line["event"] == "train"]
+        note = unevenness([self.plan.batch.tokens / speed for speed in speeds if speed])
+        if note:
+            self.note(note)
 
     def note(self, message: str) -> None:
         self.notes.append(message)

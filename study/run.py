@@ -27,7 +27,7 @@ from study import plan as planning
 from study import report
 from study.child import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY, Child, how_it_ended
 from study.settings import StudySettings
-from study.terminal import Estimate, Terminal, duration
+from study.terminal import Estimate, Terminal, duration, short
 
 # What may change between two `make` of one study without making its runs incomparable.
 FREE_SYMBOLS = {
@@ -260,7 +260,7 @@ class Study:
         if seen["hellaswag"] and "acc" in seen["hellaswag"]:
             parts.append(f"HellaSwag {seen['hellaswag']['acc']:.1%} +- {seen['hellaswag']['acc_stderr']:.1%}")
         parts.append(
-            f"{seen['progress']['tokens'] / 1e6:.1f}M tokens in {duration(seen['clock']['train'])} of training"
+            f"{short(seen['progress']['tokens'])} tokens in {duration(seen['clock']['train'])} of training"
         )
         if seen["throughput"]["tokens_per_second"]:
             parts.append(f"{seen['throughput']['tokens_per_second']:,.0f} tok/s")
