@@ -17,7 +17,7 @@ import torch
 
 from gpt2 import checkpoint, data, record, target
 from gpt2.batch import BatchPlan
-from gpt2.clock import Clocks
+from gpt2.clock import Clocks, unevenness
 from gpt2.config import Config
 from gpt2.diagnose import FaultLog
 from gpt2.exhaustion import disk_full, out_of_memory
@@ -110,7 +110,7 @@ class Run:
                 self.save()  # before anything that can fail
                 self.evaluate()
                 self.score_hellaswag()
-            self.note_spikes()
+            self.sum_up()
             self.write_record("finished")
             checkpoint.keep_newest(self.plan.directory / "checkpoint")
         except Interrupted as reason:
@@ -276,13 +276,17 @@ class Run:
         with contextlib.suppress(OSError):  # the error itself is told by whoever called
             self.write_record(status, reason)
 
-    def note_spikes(self) -> None:
+    def sum_up(self) -> None:
+        """What the reader of the report must know of the way here: loss spikes, a busy machine."""
         if self.spikes:
             iteration, loss, expected = max(self.spikes, key=lambda spike: spike[1] - spike[2])
             self.note(
                 f"{len(self.spikes)} loss spikes; the largest at iteration {iteration}: {loss:.2f} where "
                 f"{expected:.2f} was to be expected"
             )
+        uneven = unevenness([self.plan.batch.tokens / speed for speed in self.ledger.speeds()])
+        if uneven:
+            self.note(uneven)
 
     # -- telling ------------------------------------------------------------------------------------------------
 
