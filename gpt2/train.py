@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
-from gpt2 import checkpoint, data, evaluate, hellaswag, record, target, tokenizer
+from gpt2 import checkpoint, data, environment, evaluate, hellaswag, record, target, tokenizer
 from gpt2.batch import BatchPlan
 from gpt2.clock import Clocks
 from gpt2.config import Config
@@ -373,6 +373,7 @@ class Run:
                 "validation": hashlib.sha256(np.ascontiguousarray(self.windows).data).hexdigest(),
             },
             "target": target.record(self.resolved),
+            "environment": environment.record(),
             "batch": dataclasses.asdict(plan.batch),
             "parameters": sum(p.numel() for p in self.stepper.model.parameters()),
         }
