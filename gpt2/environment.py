@@ -73,7 +73,11 @@ def loaded_code(root: Path = ROOT) -> dict[str, str]:
     found = {}
     for name, module in sorted(sys.modules.items()):
         path = Path(getattr(module, "__file__", None) or "")
-        if path.suffix == ".py" and path.is_file() and path.resolve().is_relative_to(root / name.split(".")[0]):
+        if (
+            path.suffix == ".py"
+            and path.is_file()
+            and path.resolve().is_relative_to(root / name.split(".")[0])
+        ):
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
     return found
 
