@@ -237,6 +237,9 @@ class Run:
                 self.stepper.autocast,
                 stop=self.stop.check,
             )
+        if self.ended():
+            windows = {"tokens": self.tokens, "losses": seen.window_losses}
+            record.write_json(self.plan.directory / "validation_windows.json", windows)
         seconds = self.clocks.read("train")
         self.losses.append([self.tokens, seconds, seen.loss])
         scalars = learned_scalars(self.stepper.model).get("alternation_probability")
@@ -278,8 +281,10 @@ class Run:
             )
         keys = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items")
         self.record["hellaswag"] = {key: getattr(score, key) for key in keys}
-        choices = {"choices": score.choices, "choices_norm": score.choices_norm}
-        record.write_json(self.plan.directory / "hellaswag.json", choices)
+        by_item = ("choices", "choices_norm", "correct", "correct_norm")
+        record.write_json(
+            self.plan.directory / "hellaswag.json", {key: getattr(score, key) for key in by_item}
+        )
 
     # -- telling ------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,17 @@ def test_the_loss_is_the_mean_cross_entropy_and_does_not_depend_on_the_batch() -
         assert seen.tokens == 7 * 16
 
 
+def test_the_losses_of_the_windows_are_means_whose_mean_is_the_loss() -> None:
+    made = model()
+    ids = torch.from_numpy(WINDOWS.astype(np.int64))
+    logits = made(ids[:, :-1]).transpose(1, 2)
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 1:], reduction="none").mean(1)
+    for batch in (1, 3, 7):
+        seen = perplexity(made, WINDOWS, batch, "cpu", contextlib.nullcontext)
+        assert seen.window_losses == pytest.approx(expected.tolist(), rel=1e-12)
+        assert np.mean(seen.window_losses) == pytest.approx(seen.loss, rel=1e-12)
+
+
 def test_evaluation_has_no_dropout_and_leaves_the_model_as_it_was() -> None:
     made = model(dropout=0.5).train()
     first = perplexity(made, WINDOWS, 4, "cpu", contextlib.nullcontext)

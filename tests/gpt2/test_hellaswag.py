@@ -87,6 +87,9 @@ def test_batched_scores_equal_unbatched_ones_on_real_items_and_spread_over_all_e
         pytest.skip("the real HellaSwag items are not beside the checkout")
     seen = compare(model, REAL, 200)
     assert set(seen.choices) == set(seen.choices_norm) == {0, 1, 2, 3}
+    assert (sum(seen.correct) / len(seen.correct), sum(seen.correct_norm) / len(seen.correct_norm)) == (
+        pytest.approx(seen.acc), pytest.approx(seen.acc_norm)
+    )  # fmt: skip
     assert max(seen.choices.count(ending) for ending in range(4)) < 120
 
 
