@@ -237,12 +237,15 @@ def _hashes(member: Member) -> dict[str, str]:
     return {name: str(digest) for name, digest in code.items()}
 
 
+def _mark(member: Member) -> str:
+    """The commit, and whether more than it was run."""
+    commit = (member.record["commit"] or NOT_RECORDED)[:12]
+    return f"{commit} and changes" if member.record["dirty"] else commit
+
+
 def _by_commit(members: list[list[Member]]) -> Check:
     subject = "code that computes"
-    marks = [
-        {f"{(member.record['commit'] or NOT_RECORDED)[:12]}{'' if member.record['dirty'] is False else ' and changes'}"
-         for member in own} for own in members
-    ]  # fmt: skip
+    marks = [{_mark(member) for member in own} for own in members]
     values = [" and ".join(sorted(own)) or "-" for own in marks]
     known = all(
         member.record["commit"] and member.record["dirty"] is False for own in members for member in own

@@ -10,9 +10,9 @@ from typing import Any
 
 from gpt2 import record
 from ra.names import PATTERNS
-from study.checklist import Check, blocking, checklist
+from study.checklist import FATAL, Check, blocking, checklist
 from study.compare_alignment import Alignment, align
-from study.compare_read import Member, Study, read_studies
+from study.compare_read import CompareError, Member, Study, read_studies
 from study.report import Judged, common_tokens, is_equivalent
 from study.runs import BASELINE, losses
 from study.statistics import Interval, NoiseFloor, mean, mean_interval
@@ -89,7 +89,7 @@ def build(paths: Sequence[Path]) -> Comparison:
         reasons = [f"{name} has no finished run" for name in empty]
         return Comparison(studies, [], reasons, [], [], [], [])
     checks = checklist(studies)
-    reasons = [f"{check.subject} ({' | '.join(check.values)}): {check.reason}" for check in blocking(checks)]
+    reasons = _reasons(checks)
     absolute = [] if reasons else _absolute(studies)
     if not absolute and not reasons:
         reasons = ["the runs that they share were never evaluated at the same number of tokens"]
@@ -102,6 +102,16 @@ def build(paths: Sequence[Path]) -> Comparison:
         alignments=[line for other in studies[1:] for line in align(studies[0], other)],
         rankings=[rank(study) for study in studies],
     )
+
+
+def _reasons(checks: list[Check]) -> list[str]:
+    """Why losses must not be set side by side: what differs, one by one, then what nobody recorded."""
+    fatal = [check for check in blocking(checks) if check.status == FATAL]
+    unknown = [check.subject for check in blocking(checks) if check.status != FATAL]
+    reasons = [f"{check.subject} ({' | '.join(check.values)}): {check.reason}" for check in fatal]
+    if unknown:
+        reasons.append(f"not recorded, so that it cannot be shown to agree: {', '.join(unknown)}")
+    return reasons
 
 
 def _absolute(studies: Sequence[Study]) -> list[AbsoluteRow]:
@@ -257,10 +267,17 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def write(comparison: Comparison, directory: Path) -> list[Path]:
-    """compare.json and compare.md in `directory`, each replaced at once; the paths written."""
+    """compare.json, compare.md and compare.html in `directory`, each replaced at once; the paths written."""
+    from study.compare_html import page
     from study.compare_render import markdown
 
-    directory.mkdir(parents=True, exist_ok=True)
-    record.write_json(directory / "compare.json", as_json(comparison))
-    record.write_text(directory / "compare.md", markdown(comparison))
-    return [directory / "compare.json", directory / "compare.md"]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        record.write_json(directory / "compare.json", as_json(comparison))
+        record.write_text(directory / "compare.md", markdown(comparison))
+        record.write_text(directory / "compare.html", page(comparison))
+    except OSError as error:
+        raise CompareError(
+            f"{directory} cannot be written: {error.strerror}; right: OUT=a folder that can"
+        ) from error
+    return [directory / name for name in ("compare.json", "compare.md", "compare.html")]

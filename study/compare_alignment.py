@@ -19,6 +19,7 @@ RULE = 0.01  # relative error of the loss
 SHARE = 0.1  # of the shared iterations: the early and the late part
 WINDOWS = 50  # running means are over a fiftieth of the shared iterations, at least SMALLEST
 SMALLEST = 5
+POINTS = 200  # of a curve that is kept for a figure
 Curve = dict[int, float]
 
 
@@ -36,6 +37,7 @@ class Alignment:
     """One run in two studies. errors |a - b| / a; parts_...: the iteration from which a running mean is beyond.
 
     envelope: the largest errors between two equivalent arms of one seed, in either study; None without two arms.
+    curve, envelope_curve: running means at up to POINTS iterations, for a figure.
     """
 
     studies: tuple[str, str]
@@ -48,6 +50,8 @@ class Alignment:
     parts_from_rule: int | None
     parts_from_envelope: int | None
     unreadable: int
+    curve: Curve
+    envelope_curve: Curve
 
     @property
     def within_rule(self) -> bool:
@@ -111,6 +115,7 @@ def align(one: Study, other: Study) -> list[Alignment]:
             for study, members in ((one, left), (other, right))
         ]
         pairs = [pair for group in arms for x, y in combinations(group, 2) if (pair := relative(x, y))]
+        highest = _highest(pairs)
         found.append(
             Alignment(
                 studies=(one.label, other.label),
@@ -121,11 +126,22 @@ def align(one: Study, other: Study) -> list[Alignment]:
                 errors=errors(difference),
                 envelope=_widest([errors(pair) for pair in pairs]),
                 parts_from_rule=parts_at(difference, RULE),
-                parts_from_envelope=parts_at(difference, _highest(pairs)) if pairs else None,
+                parts_from_envelope=parts_at(difference, highest) if pairs else None,
                 unreadable=a.unreadable + b.unreadable,
+                curve=thinned(running(difference)),
+                envelope_curve=thinned(highest),
             )
         )
     return found
+
+
+def thinned(curve: Curve) -> Curve:
+    """At most POINTS of its points, evenly spread, the first and the last among them."""
+    places = sorted(curve)
+    if len(places) <= POINTS:
+        return curve
+    kept = [places[round(n * (len(places) - 1) / (POINTS - 1))] for n in range(POINTS)]
+    return {k: curve[k] for k in kept}
 
 
 def _widest(seen: Sequence[Errors]) -> Errors | None:

@@ -10,24 +10,20 @@ from study.compare_alignment import RULE, Alignment
 from study.compare_words import above_table, counts, error, ranking_note, sentences
 from study.render import WIDTH, columns, plain, table, wrap
 from study.runs import BASELINE
-from study.words import ONE_CLASS, change, inert, shown
+from study.words import ONE_CLASS, change, inert, perplexity, shown
 
 Table = tuple[list[str], list[list[str]]]  # headings, rows
 
 
-def checklist_table(comparison: Comparison, only_differing: bool = False) -> Table:
-    rows = [
-        [check.subject, check.status, *check.values, check.reason]
-        for check in comparison.checks
-        if not only_differing or check.status != EQUAL
-    ]
+def checklist_table(comparison: Comparison) -> Table:
+    rows = [[check.subject, check.status, *check.values, check.reason] for check in comparison.checks]
     return ["must agree", "", *_labels(comparison), "what it means"], [
         [inert(cell) for cell in row] for row in rows
     ]
 
 
-def main_table(comparison: Comparison) -> Table:
-    """The absolute comparison where it is allowed, else each study against its own baseline."""
+def main_table(comparison: Comparison, brief: bool = False) -> Table:
+    """The absolute comparison where it is allowed, else against the baselines; brief: without studies' intervals."""
     labels = _labels(comparison)
     if comparison.absolute:
         changes = [f"{label} against {labels[0]}" for label in labels[1:]]
@@ -36,7 +32,7 @@ def main_table(comparison: Comparison) -> Table:
                 inert(row.variant),
                 ", ".join(map(str, row.seeds)),
                 f"{row.tokens:,}",
-                *map(shown, row.losses),
+                *(perplexity(loss.mean) if brief else shown(loss) for loss in row.losses),
                 *(change(difference, False) for difference in row.differences),
             ]
             for row in comparison.absolute
@@ -156,7 +152,7 @@ def terminal(comparison: Comparison, written: list[Path] | None = None) -> str:
     lines = [wrap("- " + line) for line in sentences(comparison)]
     if comparison.checks:
         lines += ["", f"checklist: {counts(comparison)}", *_terminal_checks(comparison)]
-        lines += ["", *_terminal_table(main_table(comparison))]
+        lines += ["", wrap(above_table(comparison)), "", *_terminal_table(main_table(comparison, brief=True))]
         for names, rows in pairs(comparison):
             lines += ["", f"training losses at equal iterations, {plain(names)}"]
             lines += _terminal_table(_narrow(alignment_table(rows)))
@@ -177,9 +173,8 @@ def _terminal_checks(comparison: Comparison) -> list[str]:
     silent = [check for check in comparison.checks if check.status == NOT_RECORDED and not check.blocks]
     told = [line(check) for check in comparison.checks if check.status != EQUAL and check not in silent]
     if silent:
-        told.append(
-            wrap(f"  {NOT_RECORDED} by every run: {', '.join(inert(check.subject) for check in silent)}")
-        )
+        names = ", ".join(inert(check.subject) for check in silent)
+        told.append(wrap(f"  {NOT_RECORDED}, so that only the losses could tell: {names}"))
     return told
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from study.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED
+from study.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, blocking
 from study.compare import Comparison, Ranking
 from study.compare_alignment import RULE, Alignment, Errors
 from study.compare_read import Study
@@ -37,12 +37,23 @@ def above_table(comparison: Comparison) -> str:
     if comparison.absolute:
         return (
             "Perplexity at the last tokens at which all shared runs of a variant were evaluated, mean over the shared "
-            "seeds [95 % interval]; the change is paired by seed, and lower is better."
+            "seeds [95 % interval]. The change is paired by seed, its intervals are one by one, and lower is better."
         )
     return (
-        f"{allowed(comparison)} Instead, each study's variants against its own {BASELINE}, paired by seed, in percent "
-        "of perplexity; lower is better. Where the studies ran other experiments, even true effects may differ."
+        f"Losses must not be compared between these studies ({_named(comparison)}). Instead, each study's variants "
+        f"against its own {BASELINE}, paired by seed, in percent of perplexity; lower is better. Where the studies ran "
+        "other experiments, even true effects may differ."
     )
+
+
+def _named(comparison: Comparison) -> str:
+    """The reasons in short: what differs with its values, what is not on record by name."""
+    blocks = blocking(comparison.checks)
+    differing = [f"{check.subject} {' | '.join(check.values)}" for check in blocks if check.status == FATAL]
+    unknown = [check.subject for check in blocks if check.status != FATAL]
+    if unknown:
+        differing.append(f"{NOT_RECORDED}: {', '.join(unknown)}")
+    return inert("; ".join(differing or comparison.reasons))
 
 
 def _seeds(study: Study) -> list[str]:

@@ -250,7 +250,7 @@ def test_older_records_are_read_and_what_they_lack_is_said(first: Path, tmp_path
     dirty = compare.build(
         [first, a_study(tmp_path / "three", lambda v, c: (older(v, c), v.update(dirty=True))[0])]
     )
-    assert [reason.startswith("code that computes") for reason in dirty.reasons] == [True]
+    assert dirty.reasons == ["not recorded, so that it cannot be shown to agree: code that computes"]
 
 
 def test_without_saved_settings_the_hash_of_the_schedule_decides(first: Path, tmp_path: Path) -> None:
@@ -509,6 +509,9 @@ def test_the_command_writes_its_files_and_reads_no_torch(first: Path, tmp_path: 
     assert "<script>" not in (tmp_path / "out" / "compare.md").read_text()
     seen = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert seen["absolute"][0]["differences"][0]["mean"] == 0
+    page = (tmp_path / "out" / "compare.html").read_text()
+    assert "<script>alert" not in page
+    assert all(f'id="{name}"' in page for name in ("changes", "curves0"))
     again = subprocess.run(
         [*command[:4], str(other), "--out", str(other)], cwd=ROOT, capture_output=True, text=True
     )
