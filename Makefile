@@ -12,7 +12,7 @@ SETUP := python3 -m scripts.setup
 endif
 
 .PHONY: all help setup-base setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run report control check faults clean mrproper
+        data run report compare control check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Set up what is missing, run what is missing, resume what was cut off, report
@@ -41,6 +41,9 @@ run: setup-main  ## The same as make
 
 report: setup-main  ## Rebuild the report of the study from its records
 	@$(RUN) -m scripts.report
+
+compare: setup-main  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
+	@$(RUN) -m scripts.compare $(STUDIES) $(if $(OUT),--out '$(OUT)')
 
 control: setup-main  ## The equivalence control: B and RAALL from swapped initial weights
 	@$(RUN) -m scripts.control

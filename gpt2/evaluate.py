@@ -20,11 +20,15 @@ from gpt2.model import GPT2
 
 @dataclass(frozen=True)
 class Validation:
-    """loss: mean nats a token. perplexity: exp(loss), None where that is not a finite number. tokens: scored."""
+    """loss: mean nats a token. perplexity: exp(loss), None where that is not a finite number. tokens: scored.
+
+    window_losses: mean nats a token of each window, in the order of the windows.
+    """
 
     loss: float
     perplexity: float | None
     tokens: int
+    window_losses: list[float]
 
 
 @contextmanager
@@ -68,7 +72,8 @@ def perplexity(
             window_losses += losses_BT.double().sum(1).tolist()
     tokens = windows.shape[0] * (windows.shape[1] - 1)
     loss = math.fsum(window_losses) / tokens
-    return Validation(loss=loss, perplexity=_finite_exp(loss), tokens=tokens)
+    means = [total / (windows.shape[1] - 1) for total in window_losses]
+    return Validation(loss=loss, perplexity=_finite_exp(loss), tokens=tokens, window_losses=means)
 
 
 def _finite_exp(loss: float) -> float | None:

@@ -72,6 +72,7 @@ class Item:
 class HellaSwag:
     """Fractions in 0 .. 1 with their standard errors (None for a single item), and what was chosen, item by item.
 
+    correct, correct_norm: whether the choice was the item's label, so that runs can be compared item by item.
     log_likelihoods: nats, one list of four an item, in the order of the items.
     """
 
@@ -82,6 +83,8 @@ class HellaSwag:
     items: int
     choices: list[int]
     choices_norm: list[int]
+    correct: list[bool]
+    correct_norm: list[bool]
     log_likelihoods: list[list[float]]
 
 
@@ -338,8 +341,10 @@ def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> Hella
         _largest([value / len(ending) for value, ending in zip(values, item.endings, strict=True)])
         for item, values in zip(items, log_likelihoods, strict=True)
     ]
-    acc, acc_stderr = _accuracy(choices, items)
-    acc_norm, acc_norm_stderr = _accuracy(choices_norm, items)
+    correct = [choice == item.label for choice, item in zip(choices, items, strict=True)]
+    correct_norm = [choice == item.label for choice, item in zip(choices_norm, items, strict=True)]
+    acc, acc_stderr = _accuracy(correct)
+    acc_norm, acc_norm_stderr = _accuracy(correct_norm)
     return HellaSwag(
         acc=acc,
         acc_stderr=acc_stderr,
@@ -348,6 +353,8 @@ def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> Hella
         items=len(items),
         choices=choices,
         choices_norm=choices_norm,
+        correct=correct,
+        correct_norm=correct_norm,
         log_likelihoods=log_likelihoods,
     )
 
@@ -357,8 +364,8 @@ def _largest(values: Sequence[float]) -> int:
     return max(range(len(values)), key=values.__getitem__)
 
 
-def _accuracy(choices: Sequence[int], items: Sequence[Item]) -> tuple[float, float | None]:
+def _accuracy(correct: Sequence[bool]) -> tuple[float, float | None]:
     """(p, sqrt(p (1 - p) / (n - 1))): the standard error of a mean from the sample's standard deviation."""
-    n = len(items)
-    p = sum(choice == item.label for choice, item in zip(choices, items, strict=True)) / n
+    n = len(correct)
+    p = sum(correct) / n
     return p, math.sqrt(p * (1 - p) / (n - 1)) if n > 1 else None

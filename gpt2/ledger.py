@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from gpt2 import record, target, tokenizer
+from gpt2 import environment, record, target, tokenizer
 from gpt2.model import weights_digest
 from gpt2.revision import revision
 
@@ -97,6 +97,7 @@ def opening_record(
             "validation": hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
         },
         "target": target.record(resolved),
+        "environment": environment.record(),
         "batch": dataclasses.asdict(plan.batch),
         "parameters": sum(p.numel() for p in stepper.model.parameters()),
     }

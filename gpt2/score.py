@@ -46,6 +46,7 @@ class Scores:
             note,
         )
         self.losses: list[list[float]] = []
+        self.window_losses: list[float] = []  # of the last validation: mean nats of each window
         self.learned: list[list[Any]] = []
         self._block_size = windows.shape[1] - 1
         self._at_once = TOKENS_AT_ONCE[torch.device(stepper.device).type]
@@ -72,6 +73,7 @@ class Scores:
             )
         )
         self.losses.append([tokens, train_seconds, seen.loss])
+        self.window_losses = seen.window_losses
         scalars = learned_scalars(self.stepper.model).get("alternation_probability")
         if scalars:
             self.learned.append([tokens, scalars])

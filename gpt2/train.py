@@ -236,6 +236,9 @@ class Run:
         with self.clocks.on("evaluate"):
             self.ledger.tell({"event": "phase", "phase": "validating"}, always=True)
             line = self.scores.validate(self.tokens, seconds)
+        if self.ended():
+            windows = {"tokens": self.tokens, "losses": self.scores.window_losses}
+            record.write_json(self.plan.directory / "validation_windows.json", windows)
         self.ledger.tell(line | {"iteration": self.iteration}, always=True)
         self.write_record("running")
 
@@ -250,8 +253,10 @@ class Run:
             self.ledger.tell({"event": "phase", "phase": "scoring HellaSwag"}, always=True)
             score = self.scores.score_hellaswag(self.plan.hellaswag)
         self.ledger.record["hellaswag"] = hellaswag_entry(score)
-        choices = {"choices": score.choices, "choices_norm": score.choices_norm}
-        record.write_json(self.plan.directory / "hellaswag.json", choices)
+        by_item = ("choices", "choices_norm", "correct", "correct_norm")
+        record.write_json(
+            self.plan.directory / "hellaswag.json", {key: getattr(score, key) for key in by_item}
+        )
 
     # -- ending early -------------------------------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from gpt2 import record
 from ra.names import LISTED, PATTERNS
+from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
+from study.scores import HellaSwagScore, hellaswag
 from study.statistics import (
     AgainstFloor,
     Interval,
@@ -22,25 +24,7 @@ from study.statistics import (
     mean,
     mean_interval,
     noise_floor,
-    pooled_proportion,
 )
-
-CHANCE = 0.25  # four endings
-Losses = dict[str, dict[int, float]]  # variant -> seed -> loss in nats
-
-
-@dataclass
-class HellaSwagScore:
-    """Mean accuracy over the runs that have one; the standard error is that of the items."""
-
-    acc: float | None
-    acc_stderr: float | None
-    acc_norm: float | None
-    acc_norm_stderr: float | None
-    items: int
-    runs: int
-    near_chance: bool
-    absent: str
 
 
 @dataclass
@@ -94,6 +78,7 @@ class Report:
     validation_tokens: int | None
     target: dict[str, Any] | None
     notes: list[str]
+    evidence: Evidence
 
 
 def is_equivalent(variant: str) -> bool:
@@ -128,12 +113,13 @@ def build(study_dir: Path) -> Report:
     level = _table(used, variants, lambda seen: losses(seen)[tokens]) if tokens is not None else {}
     first = used[0].record if used else None
     plan = _plan(study_dir)
+    floor = noise_floor(_arms(final))
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
         rows=[_row(name, [run.record for run in used if run.variant == name], final, level)
               for name in variants],
-        floor=noise_floor(_arms(final)),
+        floor=floor,
         judged=_judge(final),
         judged_equal_tokens=_judge(level),
         equal_tokens=tokens,
@@ -145,6 +131,7 @@ def build(study_dir: Path) -> Report:
         validation_tokens=first["validation"]["tokens"] if first else None,
         target=first["target"] if first else None,
         notes=_notes(plan["notes"], used),
+        evidence=gather(study_dir, used, final, _arms(final), floor),
     )  # fmt: skip
 
 
@@ -196,7 +183,7 @@ def _row(name: str, records: list[dict[str, Any]], final: Losses, level: Losses)
         equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
         against_baseline=paired(final, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
-        hellaswag=_hellaswag(records),
+        hellaswag=hellaswag(records),
         iterations=mean(known("progress", "iterations")),
         tokens=mean(known("progress", "tokens")),
         train_seconds=mean(known("progress", "train_seconds")),
@@ -205,27 +192,6 @@ def _row(name: str, records: list[dict[str, Any]], final: Losses, level: Losses)
         peak_memory_bytes=max(known("memory", "peak_allocated_bytes"), default=None),
         cut=sum(bool((seen.get("schedule") or {}).get("cut")) for seen in records),
     )
-
-
-def near_chance(rate: float, error: float) -> bool:
-    """Whether a HellaSwag accuracy is within two standard errors of guessing."""
-    return abs(rate - CHANCE) <= 2 * error
-
-
-def _hellaswag(records: list[dict[str, Any]]) -> HellaSwagScore:
-    scores = [
-        r["hellaswag"] for r in records if r["hellaswag"] and {"acc", "acc_norm"} <= set(r["hellaswag"])
-    ]
-    sizes = {score.get("items", 0) for score in scores}
-    if len(sizes) != 1 or 0 in sizes:
-        reasons = [r["hellaswag"]["absent"] for r in records if r["hellaswag"] and "absent" in r["hellaswag"]]
-        reason = "its runs were scored on different items" if scores else (reasons or ["not asked for"])[0]
-        return HellaSwagScore(None, None, None, None, 0, 0, False, reason)
-    items = sizes.pop()
-    acc, acc_error = pooled_proportion([score["acc"] for score in scores], items)
-    norm, norm_error = pooled_proportion([score["acc_norm"] for score in scores], items)
-    near = near_chance(acc, acc_error) or near_chance(norm, norm_error)
-    return HellaSwagScore(acc, acc_error, norm, norm_error, items, len(scores), near, "")
 
 
 def _learned(used: list[Run]) -> dict[str, dict[str, list[float]]]:

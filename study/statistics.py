@@ -160,3 +160,47 @@ def pooled_proportion(rates: Sequence[float], items: int) -> tuple[float, float]
     """
     rate = mean(rates)
     return rate, math.sqrt(rate * (1 - rate) / (items - 1)) if items > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class SignTest:
+    """How many pairs one side won, how many the other, and the exact two-sided p-value that it was even."""
+
+    wins: int
+    losses: int
+    p_value: float
+
+
+def sign_test(differences: Sequence[float]) -> SignTest:
+    """The exact binomial test that positive and negative differences are equally likely; zeros say nothing.
+
+    On the differences 1, 0, -1 of two runs' correct answers item by item it is McNemar's exact test.
+    """
+    wins = sum(value > 0 for value in differences)
+    losses = sum(value < 0 for value in differences)
+    fewer, pairs = min(wins, losses), wins + losses
+    # P(X <= k) of n fair coins is I_1/2(n-k, k+1)
+    tail = incomplete_beta(pairs - fewer, fewer + 1, 0.5) if pairs else 0.5
+    return SignTest(wins, losses, min(1.0, 2 * tail))
+
+
+@dataclass(frozen=True)
+class VarianceRatio:
+    """Two pooled variances, their ratio and the two-sided p-value of the F test that they are one."""
+
+    ratio: float
+    freedom: tuple[int, int]
+    p_value: float
+
+
+def variance_ratio(one: NoiseFloor, other: NoiseFloor) -> VarianceRatio | None:
+    """The F test of two independent noise floors; None where the second has no spread to compare with.
+
+    As every F test of variances it takes the values to be normal.
+    """
+    if other.sigma <= 0 or one.sigma <= 0:
+        return None
+    ratio = (one.sigma / other.sigma) ** 2
+    a, b = one.freedom, other.freedom
+    below = incomplete_beta(a / 2, b / 2, a * ratio / (a * ratio + b))
+    return VarianceRatio(ratio, (a, b), min(1.0, 2 * min(below, 1 - below)))

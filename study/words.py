@@ -6,8 +6,9 @@ import html
 import math
 import re
 
-from study.report import HellaSwagScore, Judged, Report, near_chance
+from study.report import Judged, Report
 from study.runs import Run
+from study.scores import HellaSwagScore, near_chance
 from study.statistics import Interval
 
 ONE_CLASS = (

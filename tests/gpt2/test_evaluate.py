@@ -48,6 +48,19 @@ def test_loss_equals_the_mean_cross_entropy_of_plain_logits(model: GPT2, windows
     assert found.tokens == 7 * T
 
 
+def test_the_losses_of_the_windows_are_means_whose_mean_is_the_loss(
+    model: GPT2, windows: np.ndarray
+) -> None:
+    model.double().eval()
+    ids = torch.from_numpy(windows.astype(np.int64))
+    logits = model(ids[:, :-1]).transpose(1, 2)
+    expected = F.cross_entropy(logits, ids[:, 1:], reduction="none").mean(1)
+    for batch in (1, 3, 7):
+        seen = perplexity(model, windows, batch, "cpu", contextlib.nullcontext)
+        assert seen.window_losses == pytest.approx(expected.tolist(), rel=1e-12)
+        assert np.mean(seen.window_losses) == pytest.approx(seen.loss, rel=1e-12)
+
+
 def test_the_batch_changes_nothing(model: GPT2, windows: np.ndarray) -> None:
     model.double()
     losses = [

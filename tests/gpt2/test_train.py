@@ -148,6 +148,11 @@ def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> Non
     assert len(seen["learned"]["alternation_probability"]) == 2
     assert seen["memory"]["peak_reserved_bytes"] > 0
     assert json.loads((tmp_path / "memory.json").read_text())["by_phase"]["backward"] is not None
+    windows = json.loads((tmp_path / "validation_windows.json").read_text())
+    assert windows["tokens"] == seen["progress"]["tokens"]
+    assert sum(windows["losses"]) / len(windows["losses"]) == pytest.approx(
+        seen["validation"]["loss"], rel=1e-12
+    )
 
 
 def test_the_alternation_logits_move_and_their_path_is_on_record(tmp_path: Path, texts: Path) -> None:

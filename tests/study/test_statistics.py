@@ -65,25 +65,28 @@ def test_one_seed_of_four_arms_gives_three_degrees_of_freedom_and_one_arm_none()
     assert statistics.against_floor([(3.0, [3.1])]) is None
 
 
-def covered(seeds: int, studies: int = 2000) -> float:
-    """How often the interval of a variant with a true effect of 0.02 contains that effect."""
+def covered(seeds: int, studies: int = 2000) -> dict[str, float]:
+    """How often the intervals of a variant with a true effect of 0.02 contain that effect."""
     draw = np.random.default_rng(seeds)
-    hits = 0
+    hits = {"against the floor": 0, "paired": 0}
     for _ in range(studies):
         base = 4 + 0.1 * draw.normal(size=seeds)
         arms = base[:, None] + 0.01 * draw.normal(size=(seeds, 4))
         variant = base + 0.02 + 0.01 * draw.normal(size=seeds)
-        seen = statistics.against_floor(list(zip(variant.tolist(), arms.tolist(), strict=True)))
-        assert seen is not None
-        assert seen.difference.low is not None
-        assert seen.difference.high is not None
-        hits += seen.difference.low <= 0.02 <= seen.difference.high
-    return hits / studies
+        judged = statistics.against_floor(list(zip(variant.tolist(), arms.tolist(), strict=True)))
+        assert judged is not None
+        paired = statistics.mean_interval((variant - arms[:, 0]).tolist())
+        for name, seen in (("against the floor", judged.difference), ("paired", paired)):
+            if seen.low is not None and seen.high is not None:
+                hits[name] += seen.low <= 0.02 <= seen.high
+    return {name: count / studies for name, count in hits.items()}
 
 
-@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 5])
 def test_nominal_95_percent_intervals_cover_95_percent(seeds: int) -> None:
-    assert 0.93 <= covered(seeds) <= 0.97
+    seen = covered(seeds)
+    assert 0.93 <= seen["against the floor"] <= 0.97
+    assert 0.93 <= seen["paired"] <= 0.97 if seeds > 1 else seen["paired"] == 0
 
 
 def test_p_values_and_intervals_agree() -> None:
@@ -106,3 +109,44 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(values: list[float]) 
     assert all(after >= before for before, after in zip(values, adjusted, strict=True))
     order = sorted(range(len(values)), key=lambda i: values[i])
     assert [adjusted[i] for i in order] == sorted(adjusted)
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=300))
+def test_mcnemars_exact_test_is_scipys_binomial_test_of_the_discordant_items(
+    differences: list[float],
+) -> None:
+    seen = statistics.sign_test(differences)
+    wins, losses = differences.count(1.0), differences.count(-1.0)
+    assert (seen.wins, seen.losses) == (wins, losses)
+    expected = stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    assert seen.p_value == pytest.approx(expected, rel=1e-8)
+
+
+def test_the_exact_test_holds_for_all_of_hellaswag() -> None:
+    differences = [1.0] * 1530 + [-1.0] * 1412 + [0.0] * 7100
+    expected = stats.binomtest(1530, 2942).pvalue
+    assert statistics.sign_test(differences).p_value == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_ratio_of_variances_is_scipys_f_test_and_has_no_sides() -> None:
+    one, other = statistics.NoiseFloor(0.02, 4), statistics.NoiseFloor(0.01, 6)
+    seen, mirrored = statistics.variance_ratio(one, other), statistics.variance_ratio(other, one)
+    assert seen is not None
+    assert mirrored is not None
+    assert seen.ratio == pytest.approx(4)
+    assert seen.p_value == pytest.approx(2 * stats.f.sf(4, 4, 6), rel=1e-8)
+    assert mirrored.p_value == pytest.approx(seen.p_value, rel=1e-8)
+    assert statistics.variance_ratio(one, statistics.NoiseFloor(0.0, 3)) is None
+
+
+def test_the_test_of_variances_is_wrong_in_5_percent_of_simulated_studies() -> None:
+    draw, wrong = np.random.default_rng(7), 0
+    for _ in range(2000):
+        table = 4 + draw.normal(size=(3, 1)) + 0.01 * draw.normal(size=(3, 5))
+        full, half = (statistics.noise_floor(part.tolist()) for part in (table[:, :2], table[:, 2:]))
+        assert full is not None
+        assert half is not None
+        seen = statistics.variance_ratio(half, full)
+        assert seen is not None
+        wrong += seen.p_value < 0.05
+    assert 0.03 <= wrong / 2000 <= 0.07

@@ -1,0 +1,38 @@
+"""`make compare STUDIES="results/a results/b"`: what the studies share, and what may be said of them together.
+
+python -m scripts.compare STUDY_DIR STUDY_DIR [...] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpt2.errors import UserError, run_command
+from study import compare
+from study.compare_render import terminal
+
+
+def default_folder(studies: Sequence[compare.Study]) -> Path:
+    """results/compare-<a>-<b>: beside the first study."""
+    names = [re.sub(r"[^A-Za-z0-9._]+", "-", study.label).strip("-") for study in studies]
+    return studies[0].path.resolve().parent / "-".join(["compare", *names])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.compare")
+    parser.add_argument("studies", nargs="*", type=Path)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    comparison = compare.build(arguments.studies)
+    folder = arguments.out or default_folder(comparison.studies)
+    if (folder / "runs").exists() or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"OUT={folder} is a study or a file; right: a folder for the comparison alone")
+    print(terminal(comparison, compare.write(comparison, folder)))
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

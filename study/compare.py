@@ -1,0 +1,283 @@
+"""Two or more studies side by side, from their records alone: only what the checklist allows. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2 import record
+from ra.names import PATTERNS
+from study.checklist import FATAL, Check, blocking, checklist
+from study.compare_alignment import Alignment, align
+from study.compare_read import CompareError, Member, Study, read_studies
+from study.report import Judged, common_tokens, is_equivalent
+from study.runs import BASELINE, losses
+from study.statistics import Interval, NoiseFloor, mean, mean_interval
+
+ARMS = "equivalent arms together"
+
+
+@dataclass
+class AbsoluteRow:
+    """A variant at the last tokens at which all of its shared runs were evaluated.
+
+    losses: one for each study; differences: of each study but the first to the first, paired by seed.
+    """
+
+    variant: str
+    equivalent: bool
+    seeds: list[int]
+    tokens: int
+    losses: list[Interval]
+    differences: list[Interval]
+
+
+@dataclass
+class RelativeRow:
+    """A variant against the baseline of its own study, paired by seed; None where the study cannot say."""
+
+    variant: str
+    equivalent: bool
+    against_baseline: list[Interval | None]
+
+
+@dataclass
+class Place:
+    """A variant within one study. place: by mean loss over its seeds; low to high: the places that noise permits."""
+
+    variant: str
+    equivalent: bool
+    loss: Interval
+    place: int
+    low: int
+    high: int
+
+
+@dataclass
+class Ranking:
+    """One study's order. seeds: of every variant in it; variants with other seeds are left out, by name."""
+
+    study: str
+    seeds: list[int]
+    places: list[Place]
+    left_out: list[str]
+    floor: NoiseFloor | None
+    same_tokens: bool  # whether the equivalent arms in it ended at the same tokens
+
+
+@dataclass
+class Comparison:
+    """Everything that the comparison says. absolute is empty where reasons say why."""
+
+    studies: list[Study]
+    checks: list[Check]
+    reasons: list[str]
+    absolute: list[AbsoluteRow]
+    relative: list[RelativeRow]
+    alignments: list[Alignment]
+    rankings: list[Ranking]
+
+
+def build(paths: Sequence[Path]) -> Comparison:
+    """Read and compare; CompareError where there is nothing of the kind to read."""
+    studies = read_studies(paths)
+    empty = [study.label for study in studies if not study.members]
+    if empty:
+        reasons = [f"{name} has no finished run" for name in empty]
+        return Comparison(studies, [], reasons, [], [], [], [])
+    checks = checklist(studies)
+    reasons = _reasons(checks)
+    absolute = [] if reasons else _absolute(studies)
+    if not absolute and not reasons:
+        reasons = ["the runs that they share were never evaluated at the same number of tokens"]
+    return Comparison(
+        studies=studies,
+        checks=checks,
+        reasons=reasons,
+        absolute=absolute,
+        relative=_relative(studies),
+        alignments=[line for other in studies[1:] for line in align(studies[0], other)],
+        rankings=[rank(study) for study in studies],
+    )
+
+
+def _reasons(checks: list[Check]) -> list[str]:
+    """Why losses must not be set side by side: what differs, one by one, then what nobody recorded."""
+    fatal = [check for check in blocking(checks) if check.status == FATAL]
+    unknown = [check.subject for check in blocking(checks) if check.status != FATAL]
+    reasons = [f"{check.subject} ({' | '.join(check.values)}): {check.reason}" for check in fatal]
+    if unknown:
+        reasons.append(f"not recorded, so that it cannot be shown to agree: {', '.join(unknown)}")
+    return reasons
+
+
+def _absolute(studies: Sequence[Study]) -> list[AbsoluteRow]:
+    """A row for each shared variant that has a point in common, and one for the equivalent arms taken together."""
+    tables = [study.keyed() for study in studies]
+    shared = set.intersection(*(set(table) for table in tables))
+    names = _ordered({name for name, _ in shared})
+    groups = {name: [name] for name in names}
+    arms = [name for name in names if is_equivalent(name)]
+    if len(arms) > 1:
+        groups[ARMS] = arms
+    rows = [_absolute_row(name, members, tables, shared) for name, members in groups.items()]
+    return [row for row in rows if row]
+
+
+def _absolute_row(
+    name: str,
+    members: list[str],
+    tables: list[dict[tuple[str, int], Member]],
+    shared: set[tuple[str, int]],
+) -> AbsoluteRow | None:
+    """The mean of `members` at each seed that all of them have; None where their runs share no point."""
+    seeds = sorted(set.intersection(*({seed for own, seed in shared if own == one} for one in members)))
+    runs = [[table[one, seed].run for one in members for seed in seeds] for table in tables]
+    tokens = common_tokens([run for own in runs for run in own])
+    if tokens is None:
+        return None
+    values = [
+        [mean([losses(table[one, seed].record)[tokens] for one in members]) for seed in seeds]
+        for table in tables
+    ]
+    differences = [[b - a for a, b in zip(values[0], own, strict=True)] for own in values[1:]]
+    return AbsoluteRow(
+        variant=name,
+        equivalent=all(is_equivalent(one) for one in members),
+        seeds=seeds,
+        tokens=tokens,
+        losses=[mean_interval(own) for own in values],
+        differences=[mean_interval(own) for own in differences],
+    )
+
+
+def _ordered(names: set[str]) -> list[str]:
+    order = list(PATTERNS)
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
+    tables = [{row.variant: row for row in study.report.rows} for study in studies]
+    names = _ordered({name for table in tables for name in table} - {BASELINE})
+    return [
+        RelativeRow(
+            name,
+            is_equivalent(name),
+            [table[name].against_baseline if name in table else None for table in tables],
+        )
+        for name in names
+    ]
+
+
+def rank(study: Study) -> Ranking:
+    """The order by mean loss among variants with the same seeds, and the places that the noise permits each.
+
+    Equivalent arms are one class and share their places. A real change is placed above or below the class only by
+    the report's own verdict (Holm-adjusted), and against another real change only where the paired interval over
+    seeds excludes zero.
+    """
+    by_variant = {name: _own_losses(study, name) for name in _ordered(study.variants)}
+    seeds = max((sorted(own) for own in by_variant.values()), key=lambda own: (len(own), own), default=[])
+    ranked = [name for name, own in by_variant.items() if sorted(own) == seeds]
+    centre = {name: mean(list(by_variant[name].values())) for name in ranked}
+    order = sorted(ranked, key=lambda name: centre[name])
+    judged = {one.variant: one for one in study.report.judged}
+    places = []
+    for name in ranked:
+        signs = [_sign(name, other, by_variant, judged) for other in ranked if other != name]
+        places.append(
+            Place(
+                variant=name,
+                equivalent=is_equivalent(name),
+                loss=mean_interval([by_variant[name][seed] for seed in seeds]),
+                place=order.index(name) + 1,
+                low=1 + signs.count(1),
+                high=len(ranked) - signs.count(-1),
+            )
+        )
+    left_out = [name for name in by_variant if name not in ranked]
+    ends = {
+        member.record["progress"]["tokens"]
+        for (name, _), member in study.keyed().items()
+        if name in ranked and is_equivalent(name)
+    }
+    places.sort(key=lambda one: one.place)
+    return Ranking(study.label, seeds, places, left_out, study.report.floor, len(ends) <= 1)
+
+
+def _own_losses(study: Study, variant: str) -> dict[int, float]:
+    return {
+        seed: float(member.record["validation"]["loss"])
+        for (name, seed), member in study.keyed().items()
+        if name == variant
+    }
+
+
+def _sign(name: str, other: str, table: dict[str, dict[int, float]], judged: dict[str, Judged]) -> int:
+    """-1: `name` has the lower loss beyond noise, 1: the higher, 0: cannot tell (always so within the class)."""
+    if is_equivalent(name) and is_equivalent(other):
+        return 0
+    if is_equivalent(name):
+        return -_sign(other, name, table, judged)
+    if is_equivalent(other):
+        verdict = judged.get(name)
+        if verdict is None or verdict.adjusted_p >= 0.05:
+            return 0
+        interval = verdict.result.difference
+    else:
+        interval = mean_interval([table[name][seed] - table[other][seed] for seed in sorted(table[name])])
+    if interval.contains_zero is not False:
+        return 0
+    return -1 if interval.mean < 0 else 1
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as plain data; the records stay where they are."""
+    return {
+        "schema": 1,
+        "studies": [
+            {
+                "label": study.label,
+                "path": str(study.path),
+                "notes": study.notes,
+                "runs": [
+                    {
+                        key: getattr(run, key)
+                        for key in ("name", "variant", "seed", "status", "used", "why_not")
+                    }
+                    for run in study.report.runs
+                ],
+            }
+            for study in comparison.studies
+        ],
+        "checks": [dataclasses.asdict(check) for check in comparison.checks],
+        "reasons": comparison.reasons,
+        "absolute": [dataclasses.asdict(row) for row in comparison.absolute],
+        "relative": [dataclasses.asdict(row) for row in comparison.relative],
+        "alignments": [
+            dataclasses.asdict(line)
+            | {"within_rule": line.within_rule, "within_envelope": line.within_envelope}
+            for line in comparison.alignments
+        ],
+        "rankings": [dataclasses.asdict(ranking) for ranking in comparison.rankings],
+    }
+
+
+def write(comparison: Comparison, directory: Path) -> list[Path]:
+    """compare.json, compare.md and compare.html in `directory`, each replaced at once; the paths written."""
+    from study.compare_html import page
+    from study.compare_render import markdown
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        record.write_json(directory / "compare.json", as_json(comparison))
+        record.write_text(directory / "compare.md", markdown(comparison))
+        record.write_text(directory / "compare.html", page(comparison))
+    except OSError as error:
+        raise CompareError(
+            f"{directory} cannot be written: {error.strerror}; right: OUT=a folder that can"
+        ) from error
+    return [directory / name for name in ("compare.json", "compare.md", "compare.html")]

@@ -1,0 +1,156 @@
+"""Do the training losses of the same run in two studies coincide at equal iterations, and until where?
+
+The same variant and seed sees the same batches from the same weights, so its two curves differ by rounding at first
+and drift apart as training amplifies it. Two yardsticks: one percent, and the spread of the equivalent arms of one
+study at the same seed (the A/A envelope), which differ by nothing but noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from study.compare_read import Study, read_curve
+from study.report import is_equivalent
+from study.statistics import mean
+
+RULE = 0.01  # relative error of the loss
+SHARE = 0.1  # of the shared iterations: the early and the late part
+WINDOWS = 50  # running means are over a fiftieth of the shared iterations, at least SMALLEST
+SMALLEST = 5
+POINTS = 200  # of a curve that is kept for a figure
+Curve = dict[int, float]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Relative difference of two curves: at the first shared iteration, mean over the first and last tenth."""
+
+    first: float
+    early: float
+    late: float
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """One run in two studies. errors |a - b| / a; parts_...: the iteration from which a running mean is beyond.
+
+    envelope: the largest errors between two equivalent arms of one seed, in either study; None without two arms.
+    curve, envelope_curve: running means at up to POINTS iterations, for a figure.
+    """
+
+    studies: tuple[str, str]
+    run: str
+    variant: str
+    seed: int
+    iterations: int
+    errors: Errors
+    envelope: Errors | None
+    parts_from_rule: int | None
+    parts_from_envelope: int | None
+    unreadable: int
+    curve: Curve
+    envelope_curve: Curve
+
+    @property
+    def within_rule(self) -> bool:
+        return max(self.errors.first, self.errors.early, self.errors.late) <= RULE
+
+    @property
+    def within_envelope(self) -> bool | None:
+        """Whether the two differ by no more than equivalent arms do, in the early and in the late part."""
+        if self.envelope is None:
+            return None
+        return self.errors.early <= self.envelope.early and self.errors.late <= self.envelope.late
+
+
+def relative(one: Curve, other: Curve) -> Curve:
+    """|one - other| / |one| at the iterations that both have."""
+    shared = sorted(one.keys() & other.keys())
+    return {k: abs(one[k] - other[k]) / max(abs(one[k]), 1e-12) for k in shared}
+
+
+def errors(difference: Curve) -> Errors:
+    """Of a curve of relative differences with at least one point."""
+    values = [difference[k] for k in sorted(difference)]
+    part = max(1, round(SHARE * len(values)))
+    return Errors(values[0], mean(values[:part]), mean(values[-part:]))
+
+
+def running(difference: Curve) -> Curve:
+    """Iteration k -> mean over the window that begins at k; shorter windows at the end are left out."""
+    places = sorted(difference)
+    width = min(len(places), max(SMALLEST, len(places) // WINDOWS))
+    values = [difference[k] for k in places]
+    return {places[n]: mean(values[n : n + width]) for n in range(len(places) - width + 1)}
+
+
+def parts_at(difference: Curve, limit: Curve | float) -> int | None:
+    """The first iteration from which a window's mean is above the limit (where that is known); None if none is."""
+    for k, value in running(difference).items():
+        bound = limit if isinstance(limit, float) else limit.get(k)
+        if bound is not None and value > bound:
+            return k
+    return None
+
+
+def align(one: Study, other: Study) -> list[Alignment]:
+    """Every run that counts in both studies and has at least one iteration in common; seed by seed."""
+    left, right = one.keyed(), other.keyed()
+    shared = sorted(left.keys() & right.keys(), key=lambda key: (key[1], key[0]))
+    curves = {
+        (study.label, key): read_curve(member.directory)
+        for study, members in ((one, left), (other, right))
+        for key, member in members.items()
+    }
+    found = []
+    for variant, seed in shared:
+        a, b = (curves[study.label, (variant, seed)] for study in (one, other))
+        difference = relative(a.losses, b.losses)
+        if not difference:
+            continue
+        arms = [
+            [curves[study.label, key].losses for key in members if key[1] == seed and is_equivalent(key[0])]
+            for study, members in ((one, left), (other, right))
+        ]
+        pairs = [pair for group in arms for x, y in combinations(group, 2) if (pair := relative(x, y))]
+        highest = _highest(pairs)
+        found.append(
+            Alignment(
+                studies=(one.label, other.label),
+                run=left[variant, seed].run.name,
+                variant=variant,
+                seed=seed,
+                iterations=len(difference),
+                errors=errors(difference),
+                envelope=_widest([errors(pair) for pair in pairs]),
+                parts_from_rule=parts_at(difference, RULE),
+                parts_from_envelope=parts_at(difference, highest) if pairs else None,
+                unreadable=a.unreadable + b.unreadable,
+                curve=thinned(running(difference)),
+                envelope_curve=thinned(highest),
+            )
+        )
+    return found
+
+
+def thinned(curve: Curve) -> Curve:
+    """At most POINTS of its points, evenly spread, the first and the last among them."""
+    places = sorted(curve)
+    if len(places) <= POINTS:
+        return curve
+    kept = [places[round(n * (len(places) - 1) / (POINTS - 1))] for n in range(POINTS)]
+    return {k: curve[k] for k in kept}
+
+
+def _widest(seen: Sequence[Errors]) -> Errors | None:
+    if not seen:
+        return None
+    return Errors(max(e.first for e in seen), max(e.early for e in seen), max(e.late for e in seen))
+
+
+def _highest(pairs: Sequence[Curve]) -> Curve:
+    """At each iteration the largest running mean of any pair."""
+    means = [running(pair) for pair in pairs]
+    return {k: max(curve[k] for curve in means if k in curve) for k in set().union(*means)}

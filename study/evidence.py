@@ -1,0 +1,243 @@
+"""What a study can and cannot show: the effect it can see, the seeds an effect needs, whether the arms vary alike, and
+paired tests by item and by window from the files beside the records.
+
+The tests by item and by window compare trained models on the same questions and texts: they say nothing of what
+another seed would give. Files that are missing, torn or of another evaluation are left out. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from study.power import against_arms, detectable
+from study.runs import BASELINE, Run
+from study.statistics import (
+    Interval,
+    NoiseFloor,
+    VarianceRatio,
+    holm,
+    mean,
+    mean_interval,
+    noise_floor,
+    sign_test,
+    variance_ratio,
+)
+
+PERCENT = (0.5, 1.0, 2.0, 5.0)  # of perplexity: the effects whose seeds are counted
+FULL, HALF = ("B", "RAALL"), ("RAEARLY", "RALATE", "RAALT")  # no layer or all, and some of them
+ENOUGH = 3  # degrees of freedom on either side, below which a ratio of variances says nothing
+MOST_SEEDS = 20  # whose files by item and by window are read: more seeds have the same items and windows
+MEASURES = {"correct": "acc", "correct_norm": "acc_norm"}
+
+Losses = dict[str, dict[int, float]]  # variant -> seed -> loss in nats
+
+
+@dataclass(frozen=True)
+class Planned:
+    """To see a change of so many percent: seeds in all (None: beyond any plan), more than at hand, hours for those."""
+
+    percent: float
+    effect: float
+    seeds: int | None
+    more: int | None
+    hours: float | None
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The smallest effect (nats) seen with 80 % power at the seeds at hand, and the seeds that others need."""
+
+    seeds: int
+    arms: int
+    freedom: int
+    smallest: float
+    seed_hours: float | None  # of all variants at one seed, by the runs' own clocks
+    planned: list[Planned]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The noise floors of the fully and the partly swapped arms, and whether they are one; `enough` data to tell."""
+
+    full: NoiseFloor | None
+    half: NoiseFloor | None
+    test: VarianceRatio | None
+    enough: bool
+
+
+@dataclass(frozen=True)
+class ItemTest:
+    """Items on which the variant was right more often than the baseline, and less often; McNemar's exact test.
+
+    With several seeds an item's net score over them has its sign tested. Adjusted by Holm over the variants.
+    """
+
+    variant: str
+    measure: str
+    seeds: list[int]
+    items: int
+    wins: int
+    losses: int
+    p_value: float
+    adjusted_p: float
+
+
+@dataclass(frozen=True)
+class WindowDifference:
+    """The variant minus the baseline, in nats a token, window by window; the interval is that of the windows."""
+
+    variant: str
+    seeds: list[int]
+    windows: int
+    difference: Interval
+
+
+@dataclass(frozen=True)
+class Evidence:
+    sensitivity: Sensitivity | None
+    spread: Spread
+    items: list[ItemTest]
+    windows: list[WindowDifference]
+
+
+def gather(
+    study_dir: Path, used: Sequence[Run], final: Losses, arms: list[list[float]], floor: NoiseFloor | None
+) -> Evidence:
+    """final: the final losses; arms: those of the equivalent arms at each seed; floor: their noise."""
+    return Evidence(
+        sensitivity=sensitivity([len(at_seed) for at_seed in arms if at_seed], floor, seed_hours(used)),
+        spread=spread(final),
+        items=item_tests(study_dir, used),
+        windows=window_differences(study_dir, used),
+    )
+
+
+def seed_hours(used: Sequence[Run]) -> float | None:
+    """Hours that one seed of every variant takes, evaluation and the rest included; None where no clock is known."""
+    by_variant: dict[str, list[float]] = {}
+    for run in used:
+        clock = run.record["clock"]
+        if clock:
+            by_variant.setdefault(run.variant, []).append(math.fsum(value or 0.0 for value in clock.values()))
+    return math.fsum(mean(seconds) for seconds in by_variant.values()) / 3600 if by_variant else None
+
+
+def sensitivity(arms: list[int], floor: NoiseFloor | None, hours: float | None) -> Sensitivity | None:
+    """arms: how many equivalent arms each seed has. The measured noise is taken for the true one."""
+    design = against_arms(floor.sigma, max(arms)) if floor and arms else None
+    if floor is None or design is None or floor.sigma <= 0:
+        return None
+    seeds = len(arms)
+    error = floor.sigma * math.sqrt(math.fsum(1 + 1 / k for k in arms)) / seeds
+    planned = []
+    for percent in PERCENT:
+        effect = math.log1p(percent / 100)
+        needed = design.seeds_for(effect)
+        more = None if needed is None else max(0, needed - seeds)
+        cost = None if more is None or hours is None else more * hours
+        planned.append(Planned(percent, effect, needed, more, cost))
+    return Sensitivity(seeds, max(arms), floor.freedom, detectable(floor.freedom) * error, hours, planned)
+
+
+def spread(final: Losses) -> Spread:
+    """Whether partly swapped arms vary as fully swapped ones do, each kind pooled within its seeds.
+
+    The two floors share no run and each is free of the seeds' common shift, so they are independent.
+    """
+
+    def floor(names: tuple[str, ...]) -> NoiseFloor | None:
+        seeds = {seed for name in names for seed in final.get(name, {})}
+        tables = [final[name] for name in names if name in final]
+        return noise_floor(
+            [list(dict.fromkeys(own[seed] for own in tables if seed in own)) for seed in seeds]
+        )
+
+    full, half = floor(FULL), floor(HALF)
+    test = variance_ratio(half, full) if half and full else None
+    return Spread(full, half, test, test is not None and min(test.freedom) >= ENOUGH)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _pairs(used: Sequence[Run], read: Callable[[Run], list[float]]) -> dict[str, dict[int, list[float]]]:
+    """variant -> seed -> what `read` finds, of the first seeds that the baseline has it for and of equal length."""
+    base = {run.seed: read(run) for run in used if run.variant == BASELINE and run.seed is not None}
+    base = {seed: values for seed, values in sorted(base.items())[:MOST_SEEDS] if values}
+    found: dict[str, dict[int, list[float]]] = {}
+    for run in used:
+        if run.variant != BASELINE and run.seed is not None and run.seed in base:
+            values = read(run)
+            if len(values) == len(base[run.seed]):
+                differences = [own - other for own, other in zip(values, base[run.seed], strict=True)]
+                found.setdefault(run.variant, {})[run.seed] = differences
+    return found
+
+
+def _over_seeds(by_seed: dict[int, list[float]]) -> list[float]:
+    """The sum over seeds of each item's differences; seeds with another number of items are left out."""
+    size = len(next(iter(by_seed.values())))
+    return [
+        math.fsum(column) for column in zip(*(v for v in by_seed.values() if len(v) == size), strict=True)
+    ]
+
+
+def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
+    """Each variant against the baseline at the same seeds, for each measure."""
+    files: dict[str, dict[str, Any]] = {}
+
+    def right(run: Run, key: str) -> list[float]:
+        if run.name not in files:
+            files[run.name] = _read(study_dir / "runs" / run.name / "hellaswag.json")
+        values, scored = files[run.name].get(key), run.record["hellaswag"] or {}
+        if not isinstance(values, list) or not all(isinstance(value, bool) for value in values):
+            return []
+        same = (
+            len(values) == scored.get("items")
+            and abs(sum(values) / len(values) - scored[MEASURES[key]]) < 1e-6
+        )
+        return values if same else []
+
+    tests = []
+    for key, measure in MEASURES.items():
+        results = {
+            variant: (by_seed, sign_test(_over_seeds(by_seed)))
+            for variant, by_seed in _pairs(used, lambda run, key=key: right(run, key)).items()  # type: ignore[misc]
+        }
+        adjusted = holm([result.p_value for _, result in results.values()])
+        for (variant, (by_seed, result)), p in zip(results.items(), adjusted, strict=True):
+            items = len(next(iter(by_seed.values())))
+            tests.append(
+                ItemTest(
+                    variant, measure, list(by_seed), items, result.wins, result.losses, result.p_value, p
+                )
+            )
+    return tests
+
+
+def window_differences(study_dir: Path, used: Sequence[Run]) -> list[WindowDifference]:
+    """Each variant against the baseline at the same seeds, on the same windows."""
+
+    def window_losses(run: Run) -> list[float]:
+        seen = _read(study_dir / "runs" / run.name / "validation_windows.json")
+        values = seen.get("losses")
+        if seen.get("tokens") != run.record["progress"]["tokens"] or not isinstance(values, list):
+            return []
+        return values if all(isinstance(value, float) and math.isfinite(value) for value in values) else []
+
+    found = []
+    for variant, by_seed in _pairs(used, window_losses).items():
+        sums = _over_seeds(by_seed)
+        differences = [value / len(by_seed) for value in sums]
+        found.append(WindowDifference(variant, list(by_seed), len(sums), mean_interval(differences)))
+    return found

@@ -1,0 +1,103 @@
+// Draws the figures of the page. A figure is plain data: {data, layout, choices, labelled}; see study/html.py.
+"use strict";
+(() => {
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const hidden = new Set(); // variants that the reader has switched off
+  const narrow = matchMedia("(max-width: 640px)");
+  const schemes = matchMedia("(prefers-color-scheme: dark)");
+  const print = matchMedia("print");
+
+  // "var(--v1)" and "var(--v1, 0.2)" become the page's colours, so that figures follow light, dark and print.
+  const coloured = (value, style) => {
+    if (typeof value === "string") {
+      const found = /^var\((--[\w-]+)(?:, ([\d.]+))?\)$/.exec(value);
+      if (!found) return value;
+      const alpha = found[2] === undefined ? 255 : Math.round(255 * Number(found[2]));
+      return style.getPropertyValue(found[1]).trim() + alpha.toString(16).padStart(2, "0");
+    }
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(item => coloured(item, style));
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, coloured(item, style)]));
+    }
+    return value;
+  };
+
+  const merged = (base, patch) => {
+    if (!patch || typeof patch !== "object" || Array.isArray(patch)) return patch === undefined ? base : patch;
+    const made = base && typeof base === "object" && !Array.isArray(base) ? { ...base } : {};
+    for (const [key, value] of Object.entries(patch)) made[key] = merged(made[key], value);
+    return made;
+  };
+
+  const axisDefaults = () => ({
+    gridcolor: "var(--line)", linecolor: "var(--line)", zerolinecolor: "var(--line)", tickcolor: "var(--line)",
+    automargin: false, title: { standoff: 8 },
+  });
+
+  const specified = (spec, chosen) => {
+    let data = spec.data, layout = spec.layout;
+    (spec.choices || []).forEach((choice, place) => {
+      const option = choice.options[chosen[place]];
+      if (option.data) data = data.map((trace, index) => merged(trace, option.data[index] || {}));
+      layout = merged(layout, option.layout || {});
+    });
+    if (narrow.matches && spec.narrow) layout = merged(layout, spec.narrow);
+    data = data.map(trace => ({ ...trace, visible: !hidden.has(trace.meta && trace.meta.variant) }));
+    const full = merged({
+      font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: "var(--ink)" },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: narrow.matches ? false : "zoom",
+      hoverlabel: { bgcolor: "var(--raised)", bordercolor: "var(--line)", font: { color: "var(--ink)" }, namelength: -1 },
+    }, layout);
+    for (const key of Object.keys(full).filter(key => /^[xy]axis\d*$/.test(key))) full[key] = merged(axisDefaults(), full[key]);
+    return coloured({ data, layout: full }, getComputedStyle(document.documentElement));
+  };
+
+  // Names at the ends of lines, moved apart so that they can be read; in fractions of the plot's height.
+  const endLabels = (plot, drawn) => {
+    const axis = plot.layout.yaxis, margin = drawn.layout.margin;
+    const height = plot.clientHeight - margin.t - margin.b, step = 15 / height;
+    const at = value => ((axis.type === "log" ? Math.log10(value) : value) - axis.range[0]) / (axis.range[1] - axis.range[0]);
+    const ends = drawn.data.filter(trace => trace.visible && trace.meta && trace.meta.label && trace.y.length)
+      .map(trace => ({ text: trace.meta.label, color: trace.line.color, y: at(trace.y[trace.y.length - 1]) }))
+      .filter(end => end.y >= 0 && end.y <= 1).sort((a, b) => a.y - b.y);
+    for (let pass = 0; pass < 50; pass += 1) {
+      for (let i = 1; i < ends.length; i += 1) {
+        const lack = step - (ends[i].y - ends[i - 1].y);
+        if (lack > 1e-6) { ends[i].y += lack / 2; ends[i - 1].y -= lack / 2; }
+      }
+    }
+    return ends.map(end => ({
+      text: end.text, font: { color: end.color, size: 12 }, xref: "paper", yref: "paper", x: 1, y: end.y,
+      xanchor: "left", yanchor: "middle", xshift: 6, showarrow: false,
+    }));
+  };
+
+  const chosen = {};
+  const draw = async name => {
+    const plot = document.getElementById(name), spec = figures[name];
+    if (!plot) return;
+    const drawn = specified(spec, chosen[name]);
+    const own = drawn.layout.annotations || [];
+    await Plotly.react(plot, drawn.data, { ...drawn.layout, annotations: own }, { displayModeBar: false, responsive: true });
+    if (!spec.labelled) return;
+    const relabel = () => Plotly.relayout(plot, { annotations: [...own, ...endLabels(plot, drawn)] });
+    plot.removeAllListeners("plotly_relayout");
+    await relabel();
+    plot.on("plotly_relayout", change => { if (!("annotations" in change)) relabel(); });
+  };
+  const drawAll = () => Promise.all(Object.keys(figures).map(draw));
+
+  for (const name of Object.keys(figures)) chosen[name] = (figures[name].choices || []).map(() => 0);
+  document.querySelectorAll("[data-choice]").forEach(input => input.addEventListener("change", () => {
+    chosen[input.dataset.figure][Number(input.dataset.choice)] = Number(input.value);
+    draw(input.dataset.figure);
+  }));
+  document.querySelectorAll(".legend button").forEach(button => button.addEventListener("click", () => {
+    const variant = button.dataset.variant, shown = hidden.delete(variant);
+    if (!shown) hidden.add(variant);
+    button.setAttribute("aria-pressed", String(shown));
+    drawAll();
+  }));
+  for (const query of [schemes, narrow, print]) query.addEventListener("change", drawAll);
+  if (typeof Plotly !== "undefined") drawAll().then(() => { document.documentElement.dataset.drawn = "yes"; });
+})();
