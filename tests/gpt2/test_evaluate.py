@@ -48,9 +48,7 @@ def test_loss_equals_the_mean_cross_entropy_of_plain_logits(model: GPT2, windows
     assert found.tokens == 7 * T
 
 
-def test_the_losses_of_the_windows_are_means_whose_mean_is_the_loss(
-    model: GPT2, windows: np.ndarray
-) -> None:
+def test_the_losses_of_the_windows_are_means_whose_mean_is_the_loss(model: GPT2, windows: np.ndarray) -> None:
     model.double().eval()
     ids = torch.from_numpy(windows.astype(np.int64))
     logits = model(ids[:, :-1]).transpose(1, 2)

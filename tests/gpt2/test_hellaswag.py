@@ -131,7 +131,9 @@ def check_against_the_reference(model, encoding, lines: list[str], block_size: i
         hits_norm += choice_norm == label
     labels = [reference_texts(line)[2] for line in lines]
     assert found.correct == [choice == label for choice, label in zip(found.choices, labels, strict=True)]
-    assert found.correct_norm == [choice == label for choice, label in zip(found.choices_norm, labels, strict=True)]
+    assert found.correct_norm == [
+        choice == label for choice, label in zip(found.choices_norm, labels, strict=True)
+    ]
     assert found.acc == hits / len(lines)
     assert found.acc_norm == hits_norm / len(lines)
 
