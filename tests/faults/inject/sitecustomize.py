@@ -1,11 +1,11 @@
 """Makes a training process go wrong at a chosen place; Python imports it at start-up where PYTHONPATH has this folder.
 
-FAULT is JSON: place ("step", "loss", "accumulation", "evaluate", "hellaswag", "save"); at, the iteration from which it
-fires, or only, the one at which it does; action ("TERM", "INT", "HUP": that signal to the study; "kill": SIGKILL to the
-training process; "kill-both"; "oom"; "nan"; "spike": thrice the loss); times (how often, counted over all processes; 0: always);
-above (for "oom": only where the micro-batch, or what is scored at once, is larger); stuck (seconds that the step then
-hangs). STEP_SECONDS makes every step take that much longer, so that a study of a very small model lasts long enough to
-be disturbed.
+FAULT is JSON: place ("step", "loss", "accumulation", "evaluate", "hellaswag", "save"); at, the iteration from
+which it fires, or only, the one at which it does; action ("TERM", "INT", "HUP": that signal to the study;
+"kill": SIGKILL to the training process; "kill-both"; "oom"; "nan"; "spike": thrice the loss); times (how
+often, counted over all processes; 0: always); above (for "oom": only where the micro-batch, or what is scored
+at once, is larger); stuck (seconds that the step then hangs). STEP_SECONDS makes every step take that much
+longer, so that a study of a very small model lasts long enough to be disturbed.
 """
 
 import json
