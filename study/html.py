@@ -16,13 +16,17 @@ from __future__ import annotations
 import functools
 import html
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ra.names import PATTERNS
 
 Figure = dict[str, Any]
+Place = Callable[
+    [str, Figure | None, str], str
+]  # (name, figure, caption) -> its HTML, empty without a figure
 COLOURS = 10  # --v0 .. --v9 of page.css
 NO_LIBRARY = (
     "The figures are missing: the plotly package could not be loaded when this page was written. "
@@ -52,7 +56,7 @@ def asset(name: str) -> str:
 
 
 def text(value: str) -> str:
-    """A text of a record for a label of a figure, where plotly would read tags and entities."""
+    """A text of a record on one line, with no effect on the page or in a figure (plotly reads tags)."""
     return html.escape(" ".join("".join(sign if sign.isprintable() else " " for sign in value).split()))
 
 
@@ -70,6 +74,33 @@ def colour(variant: str, variants: Sequence[str], alpha: float | None = None) ->
 def embedded(value: Any) -> str:
     """JSON that is safe inside a script element."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def marked(line: str) -> str:
+    """A sentence of `study.words` (inert Markdown with **bold**) as HTML."""
+    parts = re.split(r"(\\.|\*\*)", line)
+    bold, made = False, ""
+    for part in parts:
+        if part == "**":
+            made += "</strong>" if bold else "<strong>"
+            bold = not bold
+        else:
+            made += part[1:] if part.startswith("\\") else part
+    return made + ("</strong>" if bold else "")
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def section(heading: str, *parts: str) -> str:
+    """A heading and what is under it; nothing where nothing is."""
+    return f"<h2>{heading}</h2>\n" + "\n".join(part for part in parts if part) if any(parts) else ""
+
+
+def note(line: str) -> str:
+    """A remark in small type; `line` is HTML."""
+    return f'<p class="note">{line}</p>'
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], prose: Sequence[int] = ()) -> str:
