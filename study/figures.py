@@ -87,9 +87,9 @@ def loss_curves(
     ]
     upwards = [
         {"name": "perplexity", "data": levels["perplexity"],
-         "layout": {"yaxis": {"type": "log", "title": {"text": f"{what} perplexity"}}}},
+         "layout": {"yaxis": {"type": "log", "tickformat": "~s", "title": {"text": f"{what} perplexity"}}}},
         {"name": "loss", "data": levels["loss"],
-         "layout": {"yaxis": {"type": "linear", "title": {"text": f"{what} loss (nats)"}}}},
+         "layout": {"yaxis": {"type": "linear", "tickformat": "", "title": {"text": f"{what} loss (nats)"}}}},
     ]  # fmt: skip
     scales = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
     return {
@@ -98,8 +98,8 @@ def loss_curves(
             "height": 420,
             "margin": MARGIN,
             "hovermode": "closest",
-            "xaxis": {"exponentformat": "SI", "minexponent": 4},
-            "yaxis": {"exponentformat": "SI", "dtick": None, "nticks": 7},
+            "xaxis": {"tickformat": "~s"},
+            "yaxis": {"nticks": 7},
         },
         "narrow": NARROW,
         "labelled": True,
@@ -205,7 +205,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     layout = {
         "height": 380,
         "margin": MARGIN,
-        "xaxis": {"title": {"text": "tokens"}, "exponentformat": "SI", "minexponent": 4},
+        "xaxis": {"title": {"text": "tokens"}, "tickformat": "~s"},
         "yaxis": {} if choices else upright,
     }
     return {
@@ -244,7 +244,7 @@ def alternation(found: Probabilities) -> Figure:
         "layout": {
             "height": 380,
             "margin": MARGIN,
-            "xaxis": {"title": {"text": "tokens"}, "exponentformat": "SI", "minexponent": 4},
+            "xaxis": {"title": {"text": "tokens"}, "tickformat": "~s"},
             "yaxis": {"title": {"text": "probability of the reciprocal path"}, "nticks": 7},
             "shapes": [{"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": 0.5, "y1": 0.5,
                         "line": {"color": "var(--noise)", "width": 1, "dash": "dot"}}],

@@ -181,7 +181,7 @@ def cost(report: Report) -> Figure | None:
             "barmode": "overlay",
             "uniformtext": {"minsize": 10, "mode": "show"},
             "xaxis": {"domain": [0, 0.47], "title": {"text": "tokens a second"}, "rangemode": "tozero", "nticks": 5,
-                      "exponentformat": "SI", "minexponent": 4},
+                      "tickformat": "~s"},
             "xaxis2": {"domain": [0.53, 1], "title": {"text": "peak memory (GiB)"}, "rangemode": "tozero", "nticks": 5},
             "yaxis": {"categoryorder": "array", "categoryarray": names, "showgrid": False, "fixedrange": True},
         },

@@ -89,6 +89,11 @@ def marked(line: str) -> str:
     return made + ("</strong>" if bold else "")
 
 
+def typeset(cell: str) -> str:
+    """Plain text of numbers as HTML: minus signs that are, and no line break before a percent sign."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "\u2212", text(cell)).replace(" %", "\u00a0%")
+
+
 def bullets(lines: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>" if lines else ""
 

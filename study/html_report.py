@@ -21,6 +21,7 @@ from study.html import (
     swatch,
     table,
     text,
+    typeset,
 )
 from study.report import Judged, Report, Row
 from study.runs import BASELINE, losses
@@ -47,7 +48,7 @@ def document(report: Report, study_dir: Path) -> str:
             section(
                 "Final differences", figure("differences", figures_final.differences(report), DIFFERENCES)
             ),
-            section("What this study can see", html_sections.power(report)),
+            section("What this study can see", html_sections.power(report, names)),
             html_sections.hellaswag(report, names, figure),
             section(
                 "Speed and memory", figure("cost", figures_final.cost(report), COST), _cost(report, names)
@@ -74,7 +75,9 @@ def _header(report: Report) -> str:
     counted = sum(run.used for run in report.runs)
     seeds = len({run.seed for run in report.runs if run.used})
     target = report.target or {}
-    where = ", ".join(text(str(target[key])) for key in ("device", "dtype") if target.get(key))
+    where = (
+        ", ".join(text(str(target[key])) for key in ("device", "dtype") if target.get(key)) or "no device yet"
+    )
     said = [
         where,
         f"{counted} of {len(report.runs)} runs counted",
@@ -82,7 +85,7 @@ def _header(report: Report) -> str:
     ]
     return (
         f"<header><h1>{text(report.study)}</h1>"
-        f"<p>Ablation of GPT-2 attention. {' · '.join(part for part in said if part)}</p></header>"
+        f"<p>GPT-2 attention on {' · '.join(part for part in said if part)}</p></header>"
     )
 
 
@@ -93,7 +96,8 @@ def _verdicts(report: Report, names: Sequence[str]) -> str:
             [marked(line) for line in verdicts(report)]
         )
     judged = {seen.variant: seen for seen in report.judged}
-    items = "".join(_verdict(row, judged.get(row.variant), names) for row in report.rows)
+    ordered = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
+    items = "".join(_verdict(row, judged.get(row.variant), names) for row in ordered)
     own = {verdict(seen) for seen in report.judged}
     others = [
         line for line in verdicts(report) if line not in own and f": {CANNOT_TELL}: no seed of it" not in line
@@ -102,21 +106,23 @@ def _verdicts(report: Report, names: Sequence[str]) -> str:
 
 
 def _verdict(row: Row, judged: Judged | None, names: Sequence[str]) -> str:
+    kind = "same"
     if row.variant == BASELINE:
-        kind, said, numbers = "", "the baseline", f"perplexity {shown(row.final_loss)}"
+        said, numbers = "the baseline", f"perplexity {shown(row.final_loss)}"
     elif row.equivalent:
-        kind, said = "unsure", f"no different from {BASELINE} by construction: whatever it shows is noise"
-        numbers = change(row.against_baseline, True)
+        said, numbers = (
+            f"{BASELINE} with W_Q and W_K renamed, so this is noise",
+            change(row.against_baseline, True),
+        )
     elif judged:
         said, numbers = finding(judged), grounds(judged)
-        kind = said.split()[0].strip(":") if not said.startswith(CANNOT_TELL) else "unsure"
+        kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
     else:
-        kind, said = "unsure", f"{CANNOT_TELL}: no seed of it has equivalent arms to measure the noise with"
-        numbers = change(row.against_baseline, False)
-    body = f'<span class="{kind}">{said}</span>' if kind else said
+        said = f"{CANNOT_TELL}: no seed of it has equivalent arms to measure the noise with"
+        kind, numbers = "unsure", change(row.against_baseline, False)
     return (
-        f'<li style="--variant: {colour(row.variant, names)}"><strong>{text(row.variant)}</strong>: {body}.'
-        f'<span class="numbers">{numbers}</span></li>'
+        f'<li class="{kind}" style="--variant: {colour(row.variant, names)}"><span><strong>{text(row.variant)}</strong>'
+        f'<span class="said">{text(said)}</span></span><span class="numbers">{typeset(numbers)}</span></li>'
     )
 
 
@@ -146,7 +152,9 @@ def _results(report: Report, names: Sequence[str]) -> str:
 def _two_lines(cell: str) -> str:
     """A number, and its interval and what it means in smaller type under it."""
     place = min((cell.find(sign) for sign in (" [", " (") if sign in cell), default=-1)
-    return cell if place < 0 else f"{cell[:place]}<small>{cell[place + 1 :]}</small>"
+    return (
+        typeset(cell) if place < 0 else f"{typeset(cell[:place])}<small>{typeset(cell[place + 1 :])}</small>"
+    )
 
 
 def _equal_tokens(report: Report, names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from study import figures_final
-from study.html import Place, bullets, marked, note, section, swatch, table, text
+from study.html import Place, bullets, marked, note, section, swatch, table, text, typeset
 from study.report import Report
 from study.runs import BASELINE, Run
 from study.words import METHOD, alike, by_item, by_window, perplexity, score, sentence, visible
@@ -16,10 +16,10 @@ from study.words import METHOD, alike, by_item, by_window, perplexity, score, se
 LONG = 40  # rows of the list of runs, above which it is folded
 
 
-def power(report: Report) -> str:
+def power(report: Report, names: Sequence[str]) -> str:
     """The effect that the seeds can see, whether the arms vary alike, and the windows paired."""
     evidence = report.evidence
-    lines = [text(line) for line in visible(evidence.sensitivity)] if evidence.sensitivity else []
+    lines = [typeset(line) for line in visible(evidence.sensitivity)] if evidence.sensitivity else []
     lines.append(text(alike(evidence.spread)))
     made = bullets(lines)
     if evidence.windows:
@@ -77,7 +77,7 @@ def _items(report: Report, names: Sequence[str]) -> str:
         return ""
     tested = dict.fromkeys(variant for variant, _ in said)
     rows = [
-        [swatch(name, names), *(text(said.get((name, key), "-")) for key in ("acc", "acc_norm"))]
+        [swatch(name, names), *(typeset(said.get((name, key), "-")) for key in ("acc", "acc_norm"))]
         for name in tested
     ]
     return (

@@ -31,7 +31,7 @@
 
   const axisDefaults = () => ({
     gridcolor: "var(--line)", linecolor: "var(--line)", zerolinecolor: "var(--line)", tickcolor: "var(--line)",
-    automargin: false, title: { standoff: 8 },
+    automargin: false, tickfont: { size: 12, color: "var(--soft)" }, title: { standoff: 8, font: { size: 12, color: "var(--soft)" } },
   });
 
   const specified = (spec, chosen) => {
@@ -66,6 +66,8 @@
         if (lack > 1e-6) { ends[i].y += lack / 2; ends[i - 1].y -= lack / 2; }
       }
     }
+    const over = Math.max(0, (ends.length ? ends[ends.length - 1].y : 0) - 1); // keep the highest inside the plot
+    for (let i = ends.length - 1, top = 1; over > 0 && i >= 0; i -= 1, top -= step) ends[i].y = Math.min(ends[i].y, top);
     return ends.map(end => ({
       text: end.text, font: { color: end.color, size: 12 }, xref: "paper", yref: "paper", x: 1, y: end.y,
       xanchor: "left", yanchor: "middle", xshift: 6, showarrow: false,
