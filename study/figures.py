@@ -193,7 +193,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
         differing.append({"y": rounded(change), "hovertemplate": "%{y:+.3f} % at %{x:.4s} tokens"})
         ranked.append({"y": [order.index(name) + 1 for order in ranks],
                        "hovertemplate": "rank %{y} at %{x:.4s} tokens"})  # fmt: skip
-    upright = {"title": {"text": "% of perplexity against the arms' mean"}, "zeroline": True, "nticks": 7}
+    upright = {"title": {"text": "% of perplexity"}, "zeroline": True, "nticks": 7}
     options = [{"name": "difference", "data": differing, "layout": {"yaxis": upright}}]
     if len(seeds) > 1:
         ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}

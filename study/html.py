@@ -76,22 +76,26 @@ def embedded(value: Any) -> str:
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
+def typeset(cell: str) -> str:
+    """Plain text with numbers in it as HTML."""
+    return numbers(text(cell))
+
+
+def numbers(markup: str) -> str:
+    """Minus signs that are, and no line break before a percent sign; markup that has no attributes."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "\u2212", markup).replace(" %", "\u00a0%")
+
+
 def marked(line: str) -> str:
     """A sentence of `study.words` (inert Markdown with **bold**) as HTML."""
-    parts = re.split(r"(\\.|\*\*)", line)
     bold, made = False, ""
-    for part in parts:
+    for part in re.split(r"(\\.|\*\*)", line):
         if part == "**":
             made += "</strong>" if bold else "<strong>"
             bold = not bold
         else:
             made += part[1:] if part.startswith("\\") else part
-    return made + ("</strong>" if bold else "")
-
-
-def typeset(cell: str) -> str:
-    """Plain text of numbers as HTML: minus signs that are, and no line break before a percent sign."""
-    return re.sub(r"(?<![\w.])-(?=\d)", "\u2212", text(cell)).replace(" %", "\u00a0%")
+    return numbers(made + ("</strong>" if bold else ""))
 
 
 def bullets(lines: Sequence[str]) -> str:
@@ -153,7 +157,7 @@ def plot(name: str, figure: Figure, caption: str) -> str:
     switches = f'<div class="choices">{switches}</div>' if switches else ""
     height = figure["layout"].get("height", 400)
     return (
-        f'<figure>{switches}<div class="plot" id="{name}" style="min-height:{height}px"></div>'
+        f'<figure>{switches}<div class="plot" id="{name}" style="--height:{height}px"></div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 

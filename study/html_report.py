@@ -25,7 +25,7 @@ from study.html import (
 )
 from study.report import Judged, Report, Row
 from study.runs import BASELINE, losses
-from study.words import CANNOT_TELL, change, finding, grounds, hours_text, score, shown, verdict, verdicts
+from study.words import CANNOT_TELL, change, finding, grounds, hours_text, inert, score, shown, verdicts
 
 
 def document(report: Report, study_dir: Path) -> str:
@@ -44,10 +44,10 @@ def document(report: Report, study_dir: Path) -> str:
         parts += [
             _results(report, names),
             legend(names),
-            _curves(report, study_dir, figure),
             section(
                 "Final differences", figure("differences", figures_final.differences(report), DIFFERENCES)
             ),
+            _curves(report, study_dir, figure),
             section("What this study can see", html_sections.power(report, names)),
             html_sections.hellaswag(report, names, figure),
             section(
@@ -96,33 +96,38 @@ def _verdicts(report: Report, names: Sequence[str]) -> str:
             [marked(line) for line in verdicts(report)]
         )
     judged = {seen.variant: seen for seen in report.judged}
+    level = {} if report.same_point else {seen.variant: seen for seen in report.judged_equal_tokens}
     ordered = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
-    items = "".join(_verdict(row, judged.get(row.variant), names) for row in ordered)
-    own = {verdict(seen) for seen in report.judged}
-    others = [
-        line for line in verdicts(report) if line not in own and f": {CANNOT_TELL}: no seed of it" not in line
-    ]
-    return f'<ul class="verdicts">{items}</ul>' + bullets([marked(line) for line in others])
+    items = "".join(
+        _verdict(row, judged.get(row.variant), level.get(row.variant), report.equal_tokens, names)
+        for row in ordered
+    )
+    bold = tuple(f"**{inert(row.variant)}**" for row in report.rows)
+    others = bullets([marked(line) for line in verdicts(report) if not line.startswith(bold)])
+    return f'<ul class="verdicts">{items}</ul><div class="context">{others}</div>'
 
 
-def _verdict(row: Row, judged: Judged | None, names: Sequence[str]) -> str:
-    kind = "same"
+def _verdict(
+    row: Row, judged: Judged | None, level: Judged | None, tokens: int | None, names: Sequence[str]
+) -> str:
+    """judged: at the end of the budget; level: at equal tokens, where that is another point."""
+    kind, more = "same", ""
     if row.variant == BASELINE:
-        said, numbers = "the baseline", f"perplexity {shown(row.final_loss)}"
+        said, measured = "the baseline", f"perplexity {shown(row.final_loss)}"
     elif row.equivalent:
-        said, numbers = (
-            f"{BASELINE} with W_Q and W_K renamed, so this is noise",
-            change(row.against_baseline, True),
-        )
+        said, measured = f"{BASELINE} with W_Q and W_K renamed: noise", change(row.against_baseline, True)
     elif judged:
-        said, numbers = finding(judged), grounds(judged)
+        said, measured = finding(judged), grounds(judged)
         kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
     else:
         said = f"{CANNOT_TELL}: no seed of it has equivalent arms to measure the noise with"
-        kind, numbers = "unsure", change(row.against_baseline, False)
+        kind, measured = "unsure", change(row.against_baseline, False)
+    if level:
+        told = f"At equal tokens ({tokens or 0:,}): {finding(level)}; {grounds(level)}"
+        more = f'<span class="numbers">{typeset(told)}</span>'
     return (
         f'<li class="{kind}" style="--variant: {colour(row.variant, names)}"><span><strong>{text(row.variant)}</strong>'
-        f'<span class="said">{text(said)}</span></span><span class="numbers">{typeset(numbers)}</span></li>'
+        f'<span class="said">{text(said)}</span></span><span class="numbers">{typeset(measured)}</span>{more}</li>'
     )
 
 
@@ -198,8 +203,8 @@ def _curves(report: Report, study_dir: Path, figure: Place) -> str:
         figure("validation", figures.loss_curves(validation_curves(used), each, "validation", True),
                f"{band}Seeds move all variants together; the differences below do not contain that."),
         "<h3>Differences and ranking</h3>",
-        figure("ranking", ranks, "Paired by seed, at the points at which every run was evaluated. Grey: 95 % of "
-               "equivalent arms lie there by noise alone, so a rank inside it is no evidence.")
+        figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: 95 % "
+               "of equivalent arms lie there by noise alone, so a rank inside it is no evidence.")
         or note("No ranking: the variants share no seed and point of evaluation."),
         "<h3>Training loss</h3>" if (training := training_curves(study_dir, used)) else "",
         figure("training", figures.loss_curves(training, each, "training", False),

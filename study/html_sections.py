@@ -20,11 +20,11 @@ def power(report: Report, names: Sequence[str]) -> str:
     """The effect that the seeds can see, whether the arms vary alike, and the windows paired."""
     evidence = report.evidence
     lines = [typeset(line) for line in visible(evidence.sensitivity)] if evidence.sensitivity else []
-    lines.append(text(alike(evidence.spread)))
+    lines.append(typeset(alike(evidence.spread)))
     made = bullets(lines)
     if evidence.windows:
         rows = [
-            [text(row.variant), f"{row.windows:,}", str(len(row.seeds)), by_window(row)]
+            [swatch(row.variant, names), f"{row.windows:,}", str(len(row.seeds)), typeset(by_window(row))]
             for row in evidence.windows
         ]
         made += (
