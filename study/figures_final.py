@@ -49,9 +49,13 @@ def differences(report: Report) -> Figure | None:
     """Final differences in percent of perplexity: paired with the baseline, and real changes against the arms."""
     variants = [row.variant for row in report.rows]
     judged = {seen.variant: seen.result.difference for seen in report.judged}
-    lines = [(row.variant, row.against_baseline, False, f"paired with {BASELINE}") for row in report.rows
-             if row.against_baseline]  # fmt: skip
-    lines += [(name, interval, True, "against the arms' mean") for name, interval in judged.items()]
+    rows = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
+    lines = [(name, interval, True, "against the arms") for name, interval in judged.items()]
+    lines += [
+        (row.variant, row.against_baseline, False, f"paired with {BASELINE}")
+        for row in rows
+        if row.against_baseline
+    ]
     if not lines:
         return None
     data, ticks = [], []

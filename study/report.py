@@ -231,7 +231,8 @@ def _notes(planned: list[str], used: list[Run]) -> list[str]:
 
 def as_json(report: Report) -> dict[str, Any]:
     """The report as plain data, perplexities beside the losses; the runs' own records are left where they are."""
-    value = dataclasses.asdict(report)
+    bare = [dataclasses.replace(run, record={}) for run in report.runs]
+    value = dataclasses.asdict(dataclasses.replace(report, runs=bare))
     for run in value["runs"]:
         del run["record"]
     for row in value["rows"]:
