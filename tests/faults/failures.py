@@ -50,7 +50,9 @@ def oom_for_good(bench: Bench) -> str:
     place = bench.workplace(**BOTH)
     done = place.make({"place": "step", "at": 10, "action": "oom", "above": 0, "times": 2})
     seen = (place.status("B0"), place.status("RALEARN0"), done.returncode)
-    good = seen == ("failed", "finished", 1) and "out of memory at micro-batch 1" in str(place.record("B0")["error"])
+    good = seen == ("failed", "finished", 1) and "out of memory at micro-batch 1" in str(
+        place.record("B0")["error"]
+    )
     return outcome(
         good, "the run fails by name, the others go on, exit status 1", f"{seen} {done.stdout[-200:]}"
     )
