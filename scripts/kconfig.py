@@ -222,9 +222,7 @@ def _names(files: Iterable[str]) -> str:
 
 
 def detect() -> str:
-    """The name of the hardware here; RA_DETECTED in the environment overrides it."""
-    if name := os.environ.get("RA_DETECTED"):
-        return name
+    """The name of the hardware here; RA_DETECTED in the environment overrides it, and must be one that is known."""
     from gpt2.hardware import detected_target_name
 
     return detected_target_name()
