@@ -21,7 +21,7 @@ all: setup-main  ## Set up what is missing, run what is missing, resume what was
 help:  ## This list, and the defconfigs
 	@$(or $(PYTHON),python3) -m scripts.help
 
-defconfig-%: setup-base  ## defconfig-NAME[+FRAGMENT...] [CONFIG_X=v ...]: write .config
+defconfig-%: setup-base  ## Write .config; behind NAME +FRAGMENT..., behind the command CONFIG_X=v ...
 	@$(RUN) -m scripts.kconfig defconfig '$*'
 
 menuconfig: setup-base  ## Edit .config in menus
@@ -36,7 +36,7 @@ olddefconfig: setup-base  ## Bring .config up to date with the Kconfig files
 data: setup-main  ## Prepare the data that .config names
 	@$(RUN) -m scripts.data
 
-run: setup-main  ## Run what is missing, without the set-up of data by name (same as make)
+run: setup-main  ## The same as make
 	@$(RUN) -m scripts.study
 
 report: setup-main  ## Rebuild the report of the study from its records

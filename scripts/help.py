@@ -1,4 +1,7 @@
-"""`make help`: the targets with the line that stands beside each in the Makefile, and the defconfigs."""
+"""`make help`: the targets with the line that stands beside each in the Makefile, and the defconfigs.
+
+Standard library only: it is what one types first.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,26 @@ from pathlib import Path
 
 from scripts.kconfig import listing
 
+TARGET = re.compile(r"^([\w.%-]+):[^#\n]*##[ \t]*(\S.*)$", re.MULTILINE)
+
 
 def targets(makefile: str) -> list[tuple[str, str]]:
-    """(target, one line) of every target with a `##` comment, in the Makefile's order."""
-    found = re.findall(r"^([\w%-]+):[^#\n]*##\s*(.+)$", makefile, re.MULTILINE)
+    """(command, one line) of every target with a `##` comment, in the Makefile's order."""
     return [
-        ("make" if name == "all" else f"make {name.replace('-%', '-NAME')}", text) for name, text in found
+        ("make" if name == "all" else f"make {name.replace('-%', '-NAME')}", text.strip())
+        for name, text in TARGET.findall(makefile)
     ]
 
 
+def lines(rows: list[tuple[str, str]]) -> list[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"  {name:{width}}  {text}".rstrip() for name, text in rows]
+
+
 def main() -> None:
-    for name, text in targets(Path("Makefile").read_text()):
-        print(f"  {name:24} {text}")
+    print(*lines(targets(Path("Makefile").read_text(encoding="utf-8"))), sep="\n")
     for title, rows in listing().items():
-        print(f"\n{title}")
-        for name, text in rows:
-            print(f"  {name:24} {text}")
+        print("", title, *lines(rows), sep="\n")
     print("\nPYTHON=python3 uses that interpreter as it is instead of .venv.")
 
 

@@ -11,7 +11,7 @@ Standard library only: it runs before anything is installed. A second call finds
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import re
 import subprocess
 import sys
@@ -22,13 +22,15 @@ VENV = ROOT / ".venv"
 MODULES = {  # the module by which an installed requirement shows
     "base": ["kconfiglib"],
     "main": ["kconfiglib", "torch", "numpy", "tiktoken", "rich"],
-    "dev": ["pytest", "hypothesis", "ruff", "mypy", "jsonschema", "scipy", "transformers"],
+    "dev": ["pytest", "hypothesis", "ruff", "mypy", "jsonschema", "scipy", "transformers", "pyarrow"],
 }
+EXTRA_MODULES = {"hub": ["datasets", "pyarrow"], "wandb": ["wandb"], "trackio": ["trackio"]}
 EXTRAS = {  # lines of .config that need an extra
     "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet",
     "wandb": r"CONFIG_WANDB=y",
     "trackio": r"CONFIG_TRACKIO=y",
 }
+OLDEST = (3, 11)
 TORCH_ON_CPU = "torch==2.13.0+cpu"  # the CPU build that this project is tested with
 
 
@@ -87,8 +89,16 @@ def pip(*arguments: str, quiet_failure: bool = False) -> bool:
     return done.returncode == 0
 
 
+def works(code: str) -> bool:
+    """Whether the environment's interpreter is there and runs `code`."""
+    try:
+        return subprocess.run([python(), "-c", code], capture_output=True).returncode == 0
+    except OSError:  # none, a link into the void, another machine's
+        return False
+
+
 def make_venv() -> None:
-    if (VENV / "bin" / "python").exists() and subprocess.run([python(), "-c", ""]).returncode == 0:
+    if works(""):
         return
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
@@ -104,7 +114,7 @@ def install_torch() -> None:
     """The build of torch that suits the hardware; never gigabytes of CUDA on a machine without a GPU."""
     main, _ = requirements()
     (torch,) = [line for line in main if line.startswith("torch")]
-    if subprocess.run([python(), "-c", "import torch"], capture_output=True).returncode == 0:
+    if works("import torch"):
         return
     from gpt2.hardware import detect_hardware
 
@@ -145,7 +155,7 @@ def install(what: str) -> None:
     lines = wanted(what)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
     stamp = VENV / f".{what}-{digest}"
-    if stamp.exists():
+    if stamp.exists() and (VENV / "bin" / "python").exists():
         return
     if what == "main":
         say_scale()
@@ -160,13 +170,25 @@ def install(what: str) -> None:
     stamp.touch()
 
 
+def lacking(modules: list[str]) -> list[str]:
+    """Those that cannot be imported; a broken one with its reason."""
+    found = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a library that does not load raises whatever it likes
+            absent = isinstance(error, ModuleNotFoundError) and error.name == name
+            reason = " ".join(str(error).split())[:100]
+            found.append(name if absent else f"{name} ({type(error).__name__}: {reason})")
+    return found
+
+
 def check_as_it_is(what: str) -> None:
     """Say which modules this interpreter lacks for `what`."""
-    modules = MODULES["main"] + MODULES["dev"] if what == "dev" else MODULES[what]
-    extra_modules = {"hub": "datasets", "wandb": "wandb", "trackio": "trackio"}
-    if what == "main":
-        modules = modules + [extra_modules[extra] for extra in configured_extras()]
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    modules = MODULES["main"] + MODULES["dev"] if what == "dev" else list(MODULES[what])
+    if what != "base":
+        modules += [name for extra in configured_extras() for name in EXTRA_MODULES[extra]]
+    missing = lacking(list(dict.fromkeys(modules)))
     if missing:
         raise SetupError(
             f"{sys.executable} has no {', '.join(missing)}; install them there, or leave PYTHON= out and make sets up "
@@ -174,22 +196,32 @@ def check_as_it_is(what: str) -> None:
         )
 
 
+def prepare(arguments: list[str]) -> None:
+    """Install, or with --as-it-is check, what the one other argument names."""
+    names = [argument for argument in arguments if argument != "--as-it-is"]
+    if sys.version_info < OLDEST:
+        raise SetupError(
+            f"Python {sys.version.split()[0]} is too old: {'.'.join(map(str, OLDEST))} or newer is needed. Install "
+            "one as python3, or name one that has torch: make PYTHON=python3.12"
+        )
+    if len(names) != 1 or names[0] not in MODULES:
+        raise SetupError(f"{names} is not what can be set up; right: one of {', '.join(MODULES)}")
+    if names[0] == "main" and not (ROOT / ".config").exists():
+        raise SetupError(
+            "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
+        )
+    check_as_it_is(names[0]) if "--as-it-is" in arguments else install(names[0])
+
+
 def main(arguments: list[str]) -> int:
-    as_it_is = "--as-it-is" in arguments
-    (what,) = [argument for argument in arguments if argument != "--as-it-is"]
     try:
-        if what == "main" and not (ROOT / ".config").exists():
-            raise SetupError(
-                "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
-            )
-        if sys.version_info < (3, 11):
-            raise SetupError(
-                f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed (make PYTHON=...)"
-            )
-        check_as_it_is(what) if as_it_is else install(what)
+        prepare(arguments)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped; the next make goes on with the set-up", file=sys.stderr)
+        return 130
     return 0
 
 
