@@ -1,11 +1,15 @@
 """HellaSwag: which of four endings does the model find most likely?
 
 Zellers et al., "HellaSwag: Can a Machine Really Finish Your Sentence?" (2019). Items are prepared and scored as
-lm-evaluation-harness does for its task `hellaswag` (version 1, no examples in the prompt), so that numbers
+lm-evaluation-harness 0.4.13 does for its task `hellaswag` (version 1, no examples in the prompt), so that numbers
 compare with published ones:
 
     acc       the ending with the highest log-likelihood, summed over its tokens, is the right one
-    acc_norm  the same after dividing by the length of the ending in characters (code points, not bytes)
+    acc_norm  the same after dividing by the length of the prepared ending in characters (code points), without the
+              space before it: `completion_len = len(choice)` in `ConfigurableTask.process_results` (api/task.py)
+
+acc_norm is often described as normalised by byte length, but the harness's code counts characters and has bytes only
+in its separate metric acc_bytes; the two can differ on the 181 of the 10,042 items with an ending beyond ASCII.
 
 Guessing gives 25 %. Where the items cannot be had there is no score, and `Absent` says why.
 """
