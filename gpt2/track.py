@@ -7,9 +7,12 @@ tracker that refuses, hangs or dies leaves a line in track.log and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -47,24 +50,47 @@ class Trackers:
                 )
 
     def finish(self, seconds: float = FINISH_SECONDS) -> str | None:
-        """Let them send what is left, for so many seconds in all; the command to sync later, where there is one."""
+        """Let them send what is left, for so many seconds in all; the command to sync later, where there is one.
+
+        Whatever interrupts the waiting, no process is left: a tracker's helpers belong to its session and go with it.
+        """
         deadline = time.monotonic() + seconds
         late = False
-        for process in self.processes:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                late = True
-        folders = sorted((self.run_dir / "wandb").glob("*run-*"))
+        try:
+            for process in self.processes:
+                try:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    late = True
+        finally:
+            for process in self.processes:
+                end_session(process)
+        folders = sorted((self.run_dir / "wandb").glob("*run-2*"))  # not the link latest-run
         if folders and (self.wandb_offline or late):
-            return f"to send this run to W&B: wandb sync {folders[-1]}"
-        return f"the tracker did not finish, see {self.run_dir / 'track.log'}" if late else None
+            return f"to send this run to W&B: {command('wandb', 'sync', str(folders[-1]))}"
+        bad = late or any(process.returncode for process in self.processes)
+        return f"a tracker did not finish, see {self.run_dir / 'track.log'}" if bad else None
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of a process and of the helpers that it started, and reap it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def command(module: str, *arguments: str) -> str:
+    """A shell command for this interpreter, which may be an environment's that is not on the PATH."""
+    python = os.path.relpath(sys.executable)
+    python = sys.executable if python.startswith("..") else python
+    return shlex.join([python, "-m", module, *arguments])
 
 
 def names(line: dict[str, Any]) -> dict[str, float]:
-    """A line of metrics.jsonl under the stable names that the trackers show."""
+    """A line of metrics.jsonl under the stable names that the trackers show.
+
+    train/tokens is the axis of both kinds of line; validation/tokens, in the summary, is how many are scored.
+    """
     kind = line.get("event")
     if kind not in ("train", "validation"):
         return {}
@@ -76,11 +102,11 @@ def names(line: dict[str, Any]) -> dict[str, float]:
             "tokens_per_second",
             "memory_bytes",
             "train_seconds",
-            "tokens",
         ),
-        "validation": ("loss", "perplexity", "tokens"),
+        "validation": ("loss", "perplexity"),
     }[kind]
-    return {f"{kind}/{key}": line[key] for key in keys if line.get(key) is not None}
+    found = {f"{kind}/{key}": line[key] for key in keys if line.get(key) is not None}
+    return found | {"train/tokens": line["tokens"]}
 
 
 def summary(record: dict[str, Any]) -> dict[str, float]:
@@ -131,19 +157,28 @@ def _status(run_dir: Path) -> str:
     return str(_record(run_dir).get("status"))
 
 
+def settings(run_dir: Path) -> dict[str, str]:
+    """The run's configuration, quotes taken off."""
+    path = run_dir / "config"
+    lines = path.read_text().splitlines() if path.exists() else []
+    pairs = (line.split("=", 1) for line in lines if line.startswith("CONFIG_") and "=" in line)
+    return {name: value.removeprefix('"').removesuffix('"') for name, value in pairs}
+
+
 def main(arguments: list[str]) -> None:
     """Forward one run to one tracker; trackio has wandb's interface."""
     folder, tracker, mode, project = arguments
     run_dir, parent = Path(folder), os.getppid()
     client = importlib.import_module(tracker)
-    config = (run_dir / "config").read_text() if (run_dir / "config").exists() else ""
-    symbols = dict(
-        line.split("=", 1) for line in config.splitlines() if line.startswith("CONFIG_") and "=" in line
-    )
-    options: dict[str, Any] = {"project": project, "name": run_dir.name, "config": symbols}
+    options: dict[str, Any] = {
+        "project": project,
+        "name": run_dir.name,
+        "group": run_dir.absolute().parent.parent.name,  # the study
+        "config": settings(run_dir),
+    }
     if tracker == "wandb":
         os.environ.setdefault("WANDB_SILENT", "true")
-        options |= {"mode": mode, "dir": str(run_dir), "group": run_dir.parent.parent.name}
+        options |= {"mode": mode, "dir": str(run_dir)}
     client.init(**options)
     for line in follow(run_dir, parent):
         values = names(line)
@@ -151,7 +186,8 @@ def main(arguments: list[str]) -> None:
             client.log(values, step=int(line["iteration"]))
     record = _record(run_dir)
     client.log(summary(record), step=int((record.get("progress") or {}).get("iterations", 0)))
-    client.finish()
+    ended = {} if record.get("status") == "finished" or tracker != "wandb" else {"exit_code": 1}
+    client.finish(**ended)
 
 
 if __name__ == "__main__":

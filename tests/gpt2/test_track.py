@@ -2,27 +2,37 @@
 
 import json
 import os
+import shlex
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gpt2 import record
 from gpt2.config import TrackingConfig
-from gpt2.track import Trackers, new_lines
+from gpt2.track import Trackers, names, new_lines, summary
 
 GOOD = """
 import json, os
 def _write(*what):
     with open(os.environ["SEEN"], "a") as file:
         file.write(json.dumps(what) + "\\n")
-def init(**options): _write("init", options["project"], options["name"], options["mode"])
+def init(**options): _write("init", *(options[key] for key in ("project", "name", "mode", "group", "config")))
 def log(values, step): _write("log", values, step)
-def finish(): _write("finish")
+def finish(exit_code=0): _write("finish", exit_code)
 """
 FAKES = {
     "good": GOOD,
     "refuses": "def init(**options): raise ConnectionError('refused')",
     "hangs": "import time\ndef init(**options): time.sleep(600)",
+    "helper": """
+import subprocess, sys, time, os
+def init(**options):
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(os.environ["SEEN"], "w").write(str(helper.pid))
+    time.sleep(600)
+""",
     "dies": "import os\ndef init(**options): pass\ndef log(values, step): os._exit(7)",
 }
 
@@ -36,6 +46,7 @@ def run_dir(tmp_path: Path) -> Path:
         for k in (1, 2)
     ] + [{"event": "validation", "iteration": 2, "tokens": 16, "loss": 7.5, "perplexity": 1808.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config").write_text('# comment\nCONFIG_STUDY_NAME="study"\n')
     record.write_json(folder / "run.json", record.blank("B0", "B", 0) | {"status": "finished"})
     return folder
 
@@ -54,10 +65,73 @@ def test_every_number_reaches_the_tracker_under_its_stable_name(
 ) -> None:
     start("good", run_dir, monkeypatch).finish(60)
     seen = [json.loads(line) for line in (run_dir / "seen").read_text().splitlines()]
-    assert seen[0] == ["init", "my-project", "B0", "offline"]
+    assert seen[0] == ["init", "my-project", "B0", "offline", "study", {"CONFIG_STUDY_NAME": "study"}]
     assert seen[1] == ["log", {"train/loss": 8.0, "train/train_seconds": 1.0, "train/tokens": 8}, 1]
-    assert seen[3][1]["validation/perplexity"] == 1808.0
-    assert seen[-1] == ["finish"]
+    assert seen[3] == [
+        "log",
+        {"validation/loss": 7.5, "validation/perplexity": 1808.0, "train/tokens": 16},
+        2,
+    ]
+    assert seen[-1] == ["finish", 0]
+
+
+def test_no_name_has_two_meanings(run_dir: Path) -> None:
+    """What a curve is made of must not be overwritten by a number of the summary."""
+    lines, _ = new_lines(run_dir / "metrics.jsonl", 0)
+    curves = {name for line in lines for name in names(line)}
+    groups = {"validation": {"loss": 7.5, "perplexity": 1808.0, "tokens": 4096}}
+    same = curves & summary(groups).keys()
+    assert same == {"validation/loss", "validation/perplexity"}  # the last of their curves
+
+
+def test_a_run_that_failed_is_shown_as_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.write_json(run_dir / "run.json", record.blank("B0", "B", 0) | {"status": "failed"})
+    start("good", run_dir, monkeypatch).finish(60)
+    assert json.loads((run_dir / "seen").read_text().splitlines()[-1]) == ["finish", 1]
+
+
+def gone(pid: int) -> bool:
+    """Whether no process has this id, or only a dead one that its new parent has yet to reap."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_a_tracker_started_ends_with_it(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    trackers = start("helper", run_dir, monkeypatch)
+    while not (run_dir / "seen").exists() or not (run_dir / "seen").read_text():
+        time.sleep(0.02)
+    helper = int((run_dir / "seen").read_text())
+    if interrupted:
+
+        def interrupt(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(trackers.processes[0], "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            trackers.finish(0.1)
+    else:
+        trackers.finish(0.1)
+    while not gone(helper):
+        time.sleep(0.02)
+
+
+def test_the_command_to_send_a_run_names_this_interpreter_and_the_newest_folder(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("offline-run-20260101_000000-aaaa", "offline-run-20260102_000000-bbbb"):
+        (run_dir / "wandb" / name).mkdir(parents=True)
+    (run_dir / "wandb/latest-run").symlink_to(run_dir / "wandb/offline-run-20260101_000000-aaaa")
+    told = start("good", run_dir, monkeypatch).finish(60)
+    assert told is not None
+    words = shlex.split(told.partition(": ")[2])
+    assert Path(words[0]).resolve() == Path(sys.executable).resolve()
+    assert words[1:4] == ["-m", "wandb", "sync"]
+    assert Path(words[4]).name == "offline-run-20260102_000000-bbbb"
 
 
 @pytest.mark.parametrize("kind", ["refuses", "hangs", "dies"])
