@@ -37,6 +37,7 @@ class Trackers:
         wanted += (
             [("trackio", "local", tracking.wandb_project or "gpt2-ra-ablation")] if tracking.trackio else []
         )
+        self.names = [name for name, _, _ in wanted]
         for arguments in wanted:
             with (run_dir / "track.log").open("ab") as log:
                 self.processes.append(
@@ -68,8 +69,8 @@ class Trackers:
         folders = sorted((self.run_dir / "wandb").glob("*run-2*"))  # not the link latest-run
         if folders and (self.wandb_offline or late):
             return f"to send this run to W&B: {command('wandb', 'sync', str(folders[-1]))}"
-        bad = late or any(process.returncode for process in self.processes)
-        return f"a tracker did not finish, see {self.run_dir / 'track.log'}" if bad else None
+        bad = [name for name, process in zip(self.names, self.processes, strict=True) if process.returncode]
+        return f"{' and '.join(bad)} did not finish, see {self.run_dir / 'track.log'}" if bad else None
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
