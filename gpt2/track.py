@@ -68,7 +68,7 @@ class Trackers:
                 end_session(process)
         folders = sorted((self.run_dir / "wandb").glob("*run-2*"))  # not the link latest-run
         if folders and (self.wandb_offline or late):
-            return f"to send this run to W&B: {command('wandb', 'sync', str(folders[-1]))}"
+            return f"to send this run to W&B:\n  {command('wandb', 'sync', str(folders[-1]))}"
         bad = [name for name, process in zip(self.names, self.processes, strict=True) if process.returncode]
         return f"{' and '.join(bad)} did not finish, see {self.run_dir / 'track.log'}" if bad else None
 

@@ -174,25 +174,26 @@ class Study:
             )
         return planning.Timing(timing["seconds"], timing["peak_bytes"])
 
-    def expected_seconds(self, plan: dict[str, Any]) -> float:
-        """Training seconds of an average run, as planned; 60 where there is no time budget."""
+    def expected_seconds(self, plan: dict[str, Any]) -> float | None:
+        """Training seconds of an average run, as planned; None where no time budget asked for timing."""
         counts = [
             row["iterations"] * plan["classes"][row["class"]]["seconds_per_iteration"]
             for row in plan["variants"].values()
             if row["class"] in plan["classes"]
         ]
-        return sum(counts) / len(counts) if counts else 60.0
+        return sum(counts) / len(counts) if counts else None
 
     def summary(self, plan: dict[str, Any], left: int) -> str:
         batch = plan["batch"]
         counts = ", ".join(
             f"{name} {plan['variants'][name]['iterations']}" for name in self.settings.variants
         )
+        each = self.expected_seconds(plan)
         return (
             f"batch {batch['effective']} sequences of {batch['block_size']} tokens "
             f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}\n"
-            f"{left} of {len(self.all_runs())} runs to do, about "
-            f"{duration(left * self.expected_seconds(plan))} of training"
+            f"{left} of {len(self.all_runs())} runs to do"
+            + (f", about {duration(left * each)} of training" if each else "")
         )
 
     # -- a run --------------------------------------------------------------------------------------------------

@@ -1,15 +1,25 @@
-"""What the terminal shows while a study runs: one live line with rich on a TTY, plain lines otherwise."""
+"""What the terminal shows while a study runs: on a TTY one live line, which never wraps; plain lines otherwise."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
 
 PLAIN_EVERY_SECONDS = 15.0
+LEAST_PROGRESS = 0.02  # of a run, before its own speed says how long it takes
+BAR_WIDTH = (6, 24)  # columns; a terminal too narrow for the first has none
+TEXT_WIDTH = 80  # columns that the texts get before the bar does
+GAP = "  "
+
+# A piece of the live line and its rank: what does not fit is left out, the highest rank first.
+Part = tuple[str, int]
 
 
 def short(count: float, unit: str = "") -> str:
@@ -30,98 +40,164 @@ def duration(seconds: float) -> str:
     return f"{seconds // 3600}h {seconds % 3600 // 60:02d}m"
 
 
-class Estimate:
-    """Seconds left in the study, from the runs done in this session and the progress of the present one."""
+def fitting(parts: Sequence[Part], width: int) -> list[str]:
+    """The parts that fit side by side, in their order; of the last one left, what fits."""
+    kept = list(parts)
+    while len(kept) > 1 and len(GAP.join(text for text, _ in kept)) > width:
+        kept.remove(max(kept, key=lambda part: part[1]))
+    return [text[:width] for text, _ in kept]
 
-    def __init__(self, runs: int, expected_seconds: float) -> None:
+
+def wrapped(text: str, width: int) -> str:
+    """Lines broken between words, the rest indented; an indented line is a command and stays whole, to be copied."""
+    lines = []
+    for line in text.split("\n"):
+        whole = len(line) <= width or line.startswith(GAP)
+        lines += (
+            [line]
+            if whole
+            else textwrap.wrap(
+                line,
+                max(width, 20),
+                subsequent_indent=2 * GAP,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+    return "\n".join(lines)
+
+
+class Estimate:
+    """Seconds left in the study, from the runs done in this session and the progress of the present one.
+
+    expected_seconds: of a run, before one was made; None where nobody knows.
+    """
+
+    def __init__(self, runs: int, expected_seconds: float | None) -> None:
         self.left = runs
         self._expected = expected_seconds
         self._began = time.monotonic()
+        self._resumed_at: float | None = None  # the fraction at which this process took the run up
         self._finished: list[float] = []
 
     def begin(self) -> None:
-        self._began = time.monotonic()
+        self._began, self._resumed_at = time.monotonic(), None
 
     def end(self) -> None:
         self._finished.append(time.monotonic() - self._began)
         self.left -= 1
 
-    def seconds_left(self) -> float:
-        each = sum(self._finished) / len(self._finished) if self._finished else self._expected
-        return max(each - (time.monotonic() - self._began), 0.0) + each * max(self.left - 1, 0)
+    def seconds_left(self, done: float = 0.0) -> float | None:
+        """`done`: the fraction of the present run that is behind it. None where there is nothing to go by yet."""
+        if self._resumed_at is None and done > 0:
+            self._resumed_at = done
+        spent, made = time.monotonic() - self._began, done - (self._resumed_at or 0.0)
+        whole = spent / made if made >= LEAST_PROGRESS else None
+        each = sum(self._finished) / len(self._finished) if self._finished else self._expected or whole
+        if each is None:
+            return None
+        here = max(
+            each * (1.0 - (self._resumed_at or 0.0)) - spent, whole * (1.0 - done) if whole else 0.0, 0.0
+        )
+        return here + each * max(self.left - 1, 0)
+
+
+class LiveLine:
+    """One line as wide as the terminal is at this moment: parts, and a bar where there is room for one."""
+
+    def __init__(self, name: str) -> None:
+        self.done = 0.0
+        self.parts: list[Part] = [(name, 0)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width - 1  # the last column makes some terminals wrap
+        least, most = BAR_WIDTH
+        bar = min(most, (width - TEXT_WIDTH) // 2)  # of the terminal's width alone, so that nothing jumps
+        bar = bar if bar >= least else 0
+        name, *rest = fitting(self.parts, width - bar - len(GAP) * bool(bar))
+        line = Text(name, no_wrap=True, overflow="crop")
+        if bar:
+            full = round(bar * min(self.done, 1.0))
+            line.append(GAP).append("━" * full, "cyan").append("━" * (bar - full), "bright_black")
+        yield line.append("".join(GAP + text for text in rest))
 
 
 class Terminal:
     """Tell the progress of runs. `begin`, any number of `update`, `end`; `say` at any time."""
 
     def __init__(self, estimate: Estimate, total: int, stream: TextIO | None = None) -> None:
-        stream = stream or sys.stdout
-        self._console = Console(file=stream, highlight=False, soft_wrap=True)
-        self._live = self._console.is_terminal
+        self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
+        self._on_tty = self._console.is_terminal and not self._console.is_dumb_terminal
         self.estimate = estimate
         self._total = total
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
+        self._live: Live | None = None
+        self._line = LiveLine("")
         self._name = ""
+        self._numbers: list[Part] = []  # of the last training step that was told
         self._validation = ""
         self._told_at = 0.0
 
     def say(self, text: str) -> None:
-        console = self._progress.console if self._progress else self._console
-        console.print(text, markup=False)
+        if self._on_tty:
+            text = wrapped(text, self._console.width)
+        self._console.print(text, markup=False)
 
     def begin(self, name: str, number: int, iterations: int) -> None:
         self.estimate.begin()
-        self._name, self._validation = f"[{number}/{self._total}] {name}", ""
+        self._name, self._validation, self._numbers = f"[{number}/{self._total}] {name}", "", []
         self._told_at = time.monotonic()
-        if self._live:
-            self._progress = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[told]}", markup=False),
-                console=self._console,
-                transient=True,
-            )
-            self._progress.start()
-            self._task = self._progress.add_task(self._name, total=iterations, told="starting")
+        self._line = LiveLine(self._name)
+        self._show([("starting", 1)])
+        if self._on_tty:
+            self._live = Live(self._line, console=self._console, transient=True, refresh_per_second=4)
+            self._live.start()
 
     def update(self, event: dict[str, Any]) -> None:
         kind = event.get("event")
         if kind == "validation":
-            self._validation = f"val ppl {event['perplexity']:.1f}" if event.get("perplexity") else ""
+            self._validation = f"val ppl {digits(event['perplexity'])}" if event.get("perplexity") else ""
         if kind == "note":
             self.say(f"{self._name}: {event['message']}")
         if kind == "phase":
-            self._show(str(event["phase"]), None)
+            self._show([*self._numbers, (str(event["phase"]), 1), *self._study_left()])
         if kind == "train":
-            self._show(self._training(event), event["iteration"])
+            self._line.done = done = event["iteration"] / event["iterations"]
+            self._numbers = self._training(event)
+            seconds = event["train_seconds"] / done * (1 - done)
+            left = [(f"run {duration(seconds)} left", 5)] if event["train_seconds"] > 0 else []
+            self._show([*self._numbers, *left, *self._study_left()])
 
-    def _training(self, event: dict[str, Any]) -> str:
-        done = event["iteration"] / event["iterations"]
-        parts = [f"{done:4.0%}", f"loss {event['loss']:.3f}"]
-        if event.get("tokens_per_second"):
-            parts.append(short(event["tokens_per_second"], " tok/s"))
-        if event.get("memory_bytes"):
-            parts.append(f"{event['memory_bytes'] / 2**30:.1f} GiB")
-        if done > 0 and event["train_seconds"] > 0:
-            parts.append(f"{duration(event['train_seconds'] / done * (1 - done))} of training left")
+    def _training(self, event: dict[str, Any]) -> list[Part]:
+        parts = [(f"{self._line.done:4.0%}", 1), (f"loss {event['loss']:.3f}", 2)]
         if self._validation:
-            parts.append(self._validation)
-        return "  ".join([*parts, f"study {duration(self.estimate.seconds_left())}"])
+            parts.append((self._validation, 4))
+        if event.get("tokens_per_second"):
+            parts.append((short(event["tokens_per_second"], " tok/s"), 6))
+        if event.get("memory_bytes"):
+            parts.append((f"{event['memory_bytes'] / 2**30:.1f} GiB", 7))
+        return parts
 
-    def _show(self, text: str, completed: int | None) -> None:
-        if self._progress and self._task is not None:
-            self._progress.update(self._task, completed=completed, told=text)
-        elif time.monotonic() - self._told_at >= PLAIN_EVERY_SECONDS:
+    def _study_left(self) -> list[Part]:
+        seconds = self.estimate.seconds_left(self._line.done)
+        return [] if seconds is None else [(f"study {duration(seconds)} left", 3)]
+
+    def _show(self, parts: list[Part]) -> None:
+        self._line.parts = [(self._name, 0), *parts]
+        if not self._on_tty and time.monotonic() - self._told_at >= PLAIN_EVERY_SECONDS:
             self._told_at = time.monotonic()
-            self.say(f"{self._name}  {text}")
+            self.say(GAP.join(text for text, _ in self._line.parts))
 
     def end(self, text: str) -> None:
         self.estimate.end()
         self.close()
-        self.say(f"{self._name}  {text}")
+        self.say(f"{self._name}{GAP}{text}")
 
     def close(self) -> None:
-        if self._progress:
-            self._progress.stop()
-            self._progress = None
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+
+def digits(value: float) -> str:
+    """Four significant digits, without an exponent where a person would write none."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"

@@ -128,7 +128,7 @@ def test_the_command_to_send_a_run_names_this_interpreter_and_the_newest_folder(
     (run_dir / "wandb/latest-run").symlink_to(run_dir / "wandb/offline-run-20260101_000000-aaaa")
     told = start("good", run_dir, monkeypatch).finish(60)
     assert told is not None
-    words = shlex.split(told.partition(": ")[2])
+    words = shlex.split(told.splitlines()[1])
     assert Path(words[0]).resolve() == Path(sys.executable).resolve()
     assert words[1:4] == ["-m", "wandb", "sync"]
     assert Path(words[4]).name == "offline-run-20260102_000000-bbbb"
