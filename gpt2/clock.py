@@ -7,10 +7,13 @@ batch) are what they say.
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+UNEVEN = 1.5  # 90th percentile of the step times over their median
+UNEVEN_STEPS = 20  # fewer say nothing
 NAMES = ("train", "compile", "evaluate", "checkpoint", "data")
 
 
@@ -62,3 +65,17 @@ class Clocks:
         """All clocks up to now, for the record and the checkpoint."""
         self._settle()
         return dict(self._seconds)
+
+
+def unevenness(step_seconds: Sequence[float]) -> str | None:
+    """A note where the seconds of single steps spread as they do on a machine that also does something else."""
+    if len(step_seconds) < UNEVEN_STEPS:
+        return None
+    tenths = statistics.quantiles(step_seconds, n=10, method="inclusive")
+    median, slow = tenths[4], tenths[8]
+    if slow <= UNEVEN * median:
+        return None
+    return (
+        f"step times spread widely: one in ten took {slow:.3g} s or more, {slow / median:.1f} times the median of "
+        f"{median:.3g} s. Was the machine busy with something else? Its speed is then not to be trusted"
+    )

@@ -60,6 +60,11 @@ class Ledger:
         self.record |= {"status": status, "error": error, "notes": self.notes} | entries
         record.write_json(self.directory / "run.json", self.record)
 
+    def speeds(self) -> list[float]:
+        """Tokens per second of every timed step on record, of all processes of the run."""
+        lines = map(json.loads, (self.directory / "metrics.jsonl").read_text().splitlines())
+        return [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
+
     def last_record(self) -> dict[str, Any] | None:
         """What an earlier process of this run left; None where there is nothing readable."""
         try:

@@ -17,7 +17,7 @@ import torch
 
 from gpt2 import checkpoint, data, record, target
 from gpt2.batch import BatchPlan
-from gpt2.clock import Clocks
+from gpt2.clock import Clocks, unevenness
 from gpt2.config import Config
 from gpt2.diagnose import FaultLog
 from gpt2.exhaustion import disk_full, out_of_memory
@@ -111,6 +111,7 @@ class Run:
                 self.evaluate()
                 self.score_hellaswag()
             self.note_spikes()
+            self.note_uneven_steps()
             self.write_record("finished")
             checkpoint.keep_newest(self.plan.directory / "checkpoint")
         except Interrupted as reason:
@@ -306,6 +307,12 @@ class Run:
             self.ledger.tell(
                 {"event": "spike", "iteration": self.iteration, "loss": result.loss, "expected": expected}
             )
+
+    def note_uneven_steps(self) -> None:
+        """A note when the step times on record, of all processes of the run, are those of a busy machine."""
+        note = unevenness([self.plan.batch.tokens / speed for speed in self.ledger.speeds()])
+        if note:
+            self.note(note)
 
     def note(self, message: str) -> None:
         self.ledger.note(self.iteration, message)

@@ -209,8 +209,9 @@ def resolve(specification: str) -> list[Path]:
 def _lookup(files: Mapping[str, Path], wanted: str, kind: str) -> Path:
     if wanted in files:
         return files[wanted]
-    near = difflib.get_close_matches(wanted, files, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {_names(files)}"
+    longer = sorted(file for file in files if wanted and file.startswith(wanted))
+    near = longer or difflib.get_close_matches(wanted, files, n=1)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {_names(files)}"
     raise ConfigError(f'there is no {kind} "{wanted}"; {hint}')
 
 

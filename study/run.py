@@ -35,7 +35,7 @@ from study.child import (
 )
 from study.guard import StudyError, locked, refuse_another_configuration
 from study.settings import StudySettings
-from study.terminal import Estimate, Terminal, duration
+from study.terminal import Estimate, Terminal, duration, short
 
 
 class StopAsked(BaseException):
@@ -257,7 +257,7 @@ class Study:
         if seen["hellaswag"] and "acc" in seen["hellaswag"]:
             parts.append(f"HellaSwag {seen['hellaswag']['acc']:.1%} +- {seen['hellaswag']['acc_stderr']:.1%}")
         parts.append(
-            f"{seen['progress']['tokens'] / 1e6:.1f}M tokens in {duration(seen['clock']['train'])} of training"
+            f"{short(seen['progress']['tokens'])} tokens in {duration(seen['clock']['train'])} of training"
         )
         if seen["throughput"]["tokens_per_second"]:
             parts.append(f"{seen['throughput']['tokens_per_second']:,.0f} tok/s")

@@ -179,7 +179,7 @@ class Terminal:
 
     def _study_left(self) -> list[Part]:
         seconds = self.estimate.seconds_left(self._line.done)
-        return [] if seconds is None else [(f"study {duration(seconds)} left", 3)]
+        return [] if seconds is None or seconds < 1 else [(f"study {duration(seconds)} left", 3)]
 
     def _show(self, parts: list[Part]) -> None:
         self._line.parts = [(self._name, 0), *parts]

@@ -194,6 +194,7 @@ def test_overriding_a_symbol_takes_along_what_depended_on_it():
     [
         ("gpt2-ra-ablatoin", "did you mean gpt2-ra-ablation?"),
         (f"{STUDY}+w790", "did you mean w7900?"),
+        (f"{STUDY}+a100", "did you mean a100-40g or a100-80g?"),
         ("w7900", "is a fragment"),
         (f"{STUDY}+{STUDY}-smoke", "is a whole defconfig"),
         (f"{STUDY}+cpu+cpu", "named twice"),

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.clock import NAMES, Clocks
+from gpt2.clock import NAMES, UNEVEN_STEPS, Clocks, unevenness
 
 
 class Time:
@@ -65,3 +65,29 @@ def test_clocks_continue_where_a_former_process_stopped() -> None:
 def test_an_unknown_clock_is_refused() -> None:
     with pytest.raises(KeyError, match="no clock 'lunch'"):
         Clocks().switch("lunch")
+
+
+def test_steps_that_spread_widely_are_noted_with_their_numbers() -> None:
+    note = unevenness([0.2] * 80 + [0.5] * 20)
+    assert note is not None
+    assert "0.5 s or more, 2.5 times the median of 0.2 s" in note
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        [0.2] * 95 + [9.0] * 5,  # a few slow ones: the first after a pause, a checkpoint's
+        [0.2 + 0.001 * k for k in range(100)],
+        [0.2] * 80 + [0.29] * 20,
+        [0.2, 0.9] * (UNEVEN_STEPS // 2 - 1),  # too few to say anything
+        [],
+    ],
+)
+def test_steps_that_hardly_spread_or_are_few_are_not_noted(seconds: list[float]) -> None:
+    assert unevenness(seconds) is None
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=UNEVEN_STEPS, max_size=60), st.sampled_from([0.25, 8.0]))
+def test_the_unit_of_time_and_the_order_of_steps_do_not_matter(seconds: list[float], unit: float) -> None:
+    scaled = [unit * value for value in reversed(seconds)]
+    assert (unevenness(seconds) is None) == (unevenness(scaled) is None)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2 import checkpoint, record
+from gpt2 import checkpoint, record, train
 from gpt2.batch import plan_batch
+from gpt2.clock import unevenness
 from gpt2.config import (
     BatchConfig,
     BudgetConfig,
@@ -192,3 +193,26 @@ def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path)
     path.write_text("".join(json.dumps({"iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat')
     keep_metrics(path, 3)
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_run_on_a_busy_machine_says_so_in_its_record(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    """The speeds on record decide: here they are written by hand, a fifth of them slow or none."""
+    monkeypatch.setattr(train, "unevenness", lambda seconds: seen.append(seconds) or unevenness(seconds))
+    seen: list[list[float]] = []
+    run = make(tmp_path, configuration(texts))
+    plain = run.put_on_record
+
+    def put_on_record(result: Any, seconds: float) -> None:
+        for _ in range(5):
+            plain(result, 0.5 if slow and run.iteration % 2 else 0.1)
+
+    monkeypatch.setattr(run, "put_on_record", put_on_record)
+    assert run.train() == "finished"
+    (seconds,) = seen
+    assert len(seconds) == 5 * ITERATIONS
+    assert sum(value > 0.4 for value in seconds) == (5 * ITERATIONS // 2 if slow else 0)
+    notes = [note for note in record.load(tmp_path)["notes"] if "step times" in note]
+    assert len(notes) == slow
