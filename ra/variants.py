@@ -11,6 +11,7 @@ against the noise floor as a real change. README shows one.
 from __future__ import annotations
 
 import importlib
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from ra.attention import (
     LearnedScoreAttention,
     ReciprocalAttention,
 )
-from ra.names import LEARNED, is_own, reciprocal_layers
+from ra.names import LEARNED, OWN, VariantError, is_own, reciprocal_layers
 from ra.settings import AlternationSettings
 
 MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
@@ -58,9 +59,7 @@ def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> 
     """The variant called `name` for that model; VariantError (of ra.names) for a name that is none."""
     spec = AttentionSpec(model.layers, model.heads, model.width, model.dropout, alternation)
     if is_own(name):
-        own = importlib.import_module(f"ra.own.{name.lower()}")
-        calls = getattr(own.attention(0, spec), "attention_calls", 1)
-        return Variant(name, lambda layer: own.attention(layer, spec), name, calls)
+        return _own(name, spec)
     if name == LEARNED:
         return _learned(spec)
     layers = reciprocal_layers(name, model.layers)
@@ -71,6 +70,28 @@ def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> 
         return kind(spec.width, spec.heads, spec.dropout)
 
     return Variant(name, attention, "standard", 1)
+
+
+def _own(name: str, spec: AttentionSpec) -> Variant:
+    """A user's variant; whatever is wrong with its file is a VariantError that names the line."""
+    path = OWN / f"{name.lower()}.py"
+    try:
+        own = importlib.import_module(f"ra.own.{path.stem}")
+        first = own.attention(0, spec)
+        if not isinstance(first, nn.Module):
+            raise TypeError(f"attention(0, spec) gave {type(first).__name__}, not a torch.nn.Module")
+    except Exception as error:  # her code may raise anything
+        frames = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
+        ]
+        line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise VariantError(
+            f"{name}: ra/own/{path.name}{f', line {line}' if line else ''}: {message}; right: a "
+            "function attention(layer, spec) that gives a torch.nn.Module (README shows one)"
+        ) from error
+    calls = getattr(first, "attention_calls", 1)
+    return Variant(name, lambda layer: own.attention(layer, spec), name, calls)
 
 
 def _learned(spec: AttentionSpec) -> Variant:

@@ -27,6 +27,7 @@ from gpt2.symbols import ConfigError, parse_lines, read_text
 from scripts import kconfig_rules as rules
 from scripts.kconfig_arguments import make_assignments, parse_assignments
 from scripts.kconfig_files import keep_old, load_leniently, load_strictly, write_atomically
+from scripts.study import refuse_assignments
 
 CONFIG = Path(".config")
 DEFCONFIGS = rules.ROOT / "defconfigs"
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None)
     """Run one command; UserError for whatever the user should change."""
     environment = os.environ if environment is None else environment
     command, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
+    if command != "defconfig":
+        refuse_assignments(environment.get("MAKEFLAGS", ""))
     if command == "defconfig" and rest and "=" not in rest[0]:
         defconfig(rest[0], rest[1:], environment.get("MAKEFLAGS", ""))
     elif command == "savedefconfig" and len(rest) <= 1:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from gpt2.config import read_symbols
 from gpt2.errors import UserError, run_command
+from scripts.study import refuse_assignments
 from study import report
 from study.settings import StudySettings
 
 
 def main() -> int:
+    refuse_assignments()
     if len(sys.argv) > 1:
         directory = Path(sys.argv[1])
     else:

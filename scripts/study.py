@@ -35,15 +35,17 @@ def first_line(config: Config, settings: StudySettings) -> str:
     )
 
 
-def refuse_assignments() -> None:
+def refuse_assignments(makeflags: str | None = None) -> None:
     """CONFIG_X=v belongs to defconfig; anywhere else it would be ignored, so it is refused."""
-    if "CONFIG_" in os.environ.get("MAKEFLAGS", ""):
+    if "CONFIG_" in (os.environ.get("MAKEFLAGS", "") if makeflags is None else makeflags):
         raise UserError(
             "CONFIG_X=v on the command line belongs to `make defconfig-NAME CONFIG_X=v`; it changes nothing here"
         )
 
 
 def load() -> tuple[Symbols, Config, StudySettings]:
+    """.config, read strictly; UserError where it is missing, wrong, or not what the command line says."""
+    refuse_assignments()
     if not CONFIG.exists():
         raise UserError(
             "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
@@ -53,7 +55,6 @@ def load() -> tuple[Symbols, Config, StudySettings]:
 
 
 def main() -> int:
-    refuse_assignments()
     sys.stdout = LastingOutput(sys.stdout)  # type: ignore[assignment]
     symbols, config, settings = load()
     print(first_line(config, settings), flush=True)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt2.config import load_config
+from gpt2.errors import UserError
 from gpt2.symbols import ConfigError, read_symbols
 from scripts import kconfig, kconfig_rules
 from scripts.kconfig_arguments import make_variables
@@ -586,3 +587,15 @@ def test_configuring_needs_no_torch():
         env=os.environ | {"PYTHONPATH": str(kconfig_rules.ROOT)},
     )
     assert Path(".config").exists()
+
+
+@pytest.mark.parametrize("command", ["olddefconfig", "savedefconfig", "menuconfig", "check"])
+def test_an_assignment_that_would_be_ignored_is_refused(command: str) -> None:
+    defconfig()
+    before = Path(".config").read_text()
+    with pytest.raises(
+        UserError, match="belongs to `make defconfig-NAME CONFIG_X=v`; it changes nothing here"
+    ):
+        run(command, makeflags=" -- CONFIG_SEEDS=5")
+    assert Path(".config").read_text() == before
+    assert not Path("defconfig").exists()
