@@ -71,8 +71,15 @@ def look(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
     (study / "watched.html").write_text(watched)
     (study / "phone.html").write_text(FRAME)
     assert BROWSER
-    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=20000", *options,
-               "--dump-dom", (study / ("phone.html" if phone else "watched.html")).as_uri()]  # fmt: skip
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--virtual-time-budget=20000",
+    ]
+    where = (study / ("phone.html" if phone else "watched.html")).as_uri()
+    command = [BROWSER, *flags, *options, "--dump-dom", where]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     found = re.search("SEEN(.*)NEES", done.stdout)
     assert found, done.stderr[-2000:]
