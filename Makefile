@@ -3,16 +3,18 @@
 # Without PYTHON= a virtual environment (.venv) is made and filled as needed;
 # with PYTHON=python3 that interpreter is used as it is.
 
+# `make attention RUN=...` names runs; from here on RUN is the interpreter, whatever the command line says.
+RUNS_NAMED := $(RUN)
 ifdef PYTHON
-RUN := $(PYTHON)
+override RUN := $(PYTHON)
 SETUP := $(PYTHON) -m scripts.setup --as-it-is
 else
-RUN := .venv/bin/python
+override RUN := .venv/bin/python
 SETUP := python3 -m scripts.setup
 endif
 
 .PHONY: all help setup-base setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run report compare control check faults clean mrproper
+        data run report compare attention control check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Set up what is missing, run what is missing, resume what was cut off, report
@@ -44,6 +46,9 @@ report: setup-main  ## Rebuild the report of the study from its records
 
 compare: setup-main  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(RUN) -m scripts.compare $(STUDIES) $(if $(OUT),--out '$(OUT)')
+
+attention: setup-main  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: what attention looks at
+	@$(RUN) -m scripts.attention $(RUNS_NAMED) $(if $(TEXT),--text '$(TEXT)') --layers '$(LAYERS)' --heads '$(HEADS)'
 
 control: setup-main  ## The equivalence control: B and RAALL from swapped initial weights
 	@$(RUN) -m scripts.control
