@@ -14,7 +14,7 @@ SETUP := python3 -m scripts.setup
 endif
 
 .PHONY: all help setup-base setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run report compare attention control check faults clean mrproper
+        data run report compare attention control bench check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Set up what is missing, run what is missing, resume what was cut off, report
@@ -52,6 +52,10 @@ attention: setup-main  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEAD
 
 control: setup-main  ## The equivalence control: B and RAALL from swapped initial weights
 	@$(RUN) -m scripts.control
+
+bench: setup-main  ## Speed and memory beside GPT-2 as it is usually written (SHAPE= ROUNDS= SECONDS=)
+	@$(RUN) -m scripts.bench $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
+	    $(if $(SECONDS),--seconds '$(SECONDS)')
 
 check: setup-dev  ## The tests, the linter and the type checker
 	@$(RUN) -m scripts.check

@@ -1,0 +1,173 @@
+"""`make bench`: tokens/s, MFU and peak memory of each variant, and of a step written the usual way, side by side.
+
+python -m scripts.bench [--rounds N] [--seconds S] [--shape NAME]   writes results/bench.json and prints the table
+python -m scripts.bench --case JSON                                 one case, in a process of its own
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gpt2.errors import UserError, run_command
+
+OUT = Path("results/bench.json")
+WARM_UP = 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of timed steps a case and round")
+    parser.add_argument("--shape", default="", help="only the shapes whose name contains this")
+    parser.add_argument("--case", default="")
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(**json.loads(arguments.case))))
+        return 0
+    from gpt2 import record, target
+    from gpt2.config import TargetConfig
+    from gpt2.environment import record as environment
+    from study import bench
+
+    resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
+    kind = "cpu" if resolved.device == "cpu" else "cuda"
+    shapes = [shape for shape in bench.SHAPES[kind] if arguments.shape in shape.name]
+    if not shapes:
+        names = ", ".join(shape.name for shape in bench.SHAPES[kind])
+        raise UserError(f"no shape is called {arguments.shape!r} here; there are {names}")
+    peak = resolved.target.peak_flops
+    print(
+        f"{resolved.device_name}, {resolved.dtype}; peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown'}"
+    )
+    found: dict[str, Any] = {}
+    for shape in shapes:
+        samples = bench.run(shape, arguments.rounds, arguments.seconds, lambda line: print(line, flush=True))
+        rows = bench.table(shape, samples, peak)
+        found[shape.name] = {"rows": rows, "samples": [dataclasses.asdict(sample) for sample in samples]}
+        print(bench.text(shape, rows), flush=True)
+    print(
+        "plain: GPT-2 as it is usually written (study/plain.py). Ratios of tokens/s within a round: median "
+        "[least, most].\n"
+        "MFU = tokens/s x FLOPs a token / the card's peak; FLOPs: 6 a matrix weight, causal attention at half "
+        "(in brackets nanoGPT's formula: 6 N + 12 L C T)."
+    )
+    OUT.parent.mkdir(exist_ok=True)
+    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    card = {"device": resolved.device_name, "dtype": resolved.dtype, "target": resolved.target.name}
+    record.write_json(
+        OUT, {"schema": 1, "created": stamp, **card, "environment": environment(), "shapes": found}
+    )
+    print(f"written: {OUT}")
+    return 0
+
+
+def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dict[str, Any]:
+    """Time whole steps of one micro-batch for so many seconds, and their peak memory."""
+    import torch
+
+    from gpt2 import target
+    from gpt2.config import TargetConfig
+    from gpt2.memory import PeakMeter
+    from study.bench import PLAIN
+
+    resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
+    on_gpu = resolved.device != "cpu"
+    if on_gpu:
+        torch.set_float32_matmul_precision("high")
+    meter = PeakMeter(resolved.device)
+    make = plain_step if case == PLAIN else our_step
+    step, flops, nanogpt = make(shape, case, micro, resolved)
+    shape_BT = (micro, shape["block_size"] + 1)
+    ids_BT = torch.randint(50257, shape_BT, generator=torch.Generator().manual_seed(0)).to(resolved.device)
+    with target.attention_context(resolved, 0.0):
+        for _ in range(WARM_UP):
+            step(ids_BT)
+        samples: list[float] = []
+        began = time.perf_counter()
+        while len(samples) < 3 or time.perf_counter() - began < seconds:
+            before = time.perf_counter()
+            step(ids_BT)
+            if on_gpu:
+                torch.cuda.synchronize()
+            samples.append(time.perf_counter() - before)
+    middle = median(samples)
+    return {
+        "step_seconds": middle,
+        "tokens_per_second": micro * shape["block_size"] / middle,
+        "peak_bytes": meter.peaks()["allocated"],
+        "flops_per_token": flops,
+        "nanogpt_flops_per_token": nanogpt,
+    }
+
+
+def plain_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> tuple[Any, float, float]:
+    from gpt2.config import PADDED_VOCABULARY
+    from study.plain import PlainShape, PlainStep
+
+    sizes: dict[str, int] = {name: shape[name] for name in ("layers", "heads", "width", "block_size")}
+    step = PlainStep(PlainShape(**sizes, vocabulary=PADDED_VOCABULARY), resolved.device)
+    flops = our_model(shape, "B").flops_per_token()
+    return step, flops, nanogpt_flops(step.model, shape)
+
+
+def our_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> tuple[Any, float, float]:
+    from gpt2 import target
+    from gpt2.batch import plan_batch
+    from gpt2.config import OptimizerConfig
+    from gpt2.step import Stepper
+
+    if resolved.device == "cpu":
+        import torch
+
+        torch.set_num_threads(target.cpu_threads(0))
+    model, attention = model_and_attention(shape, case)
+    optimizer = OptimizerConfig(1e-4, 0.1, 0.0, 1.0, 0.9, 0.95, 1e-8, 1.0)
+    stepper = Stepper(
+        model,
+        optimizer,
+        plan_batch(micro, micro, 1, shape["block_size"]),
+        seed=0,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        compile=resolved.device != "cpu",
+        attention=attention,
+    )
+    calls = iter(range(10**9))
+    step = lambda ids: stepper.step(ids, next(calls), 10**9)  # noqa: E731
+    return step, stepper.model.flops_per_token(), nanogpt_flops(stepper.model, shape)
+
+
+def model_and_attention(shape: dict[str, Any], case: str) -> tuple[Any, Any]:
+    """case: a variant, RALEARN:score, or RALEARN:hard."""
+    from gpt2.config import ModelConfig
+    from ra.settings import AlternationSettings
+    from ra.variants import variant
+
+    name, _, mix = case.partition(":")
+    model = ModelConfig(
+        shape["name"], shape["layers"], shape["heads"], shape["width"], shape["block_size"], 0.0
+    )
+    return model, variant(name, model, AlternationSettings(mix or "output", 0.5, 1.0)).attention
+
+
+def our_model(shape: dict[str, Any], case: str) -> Any:
+    from gpt2.step import build_model
+
+    return build_model(*model_and_attention(shape, case))
+
+
+def nanogpt_flops(model: Any, shape: dict[str, Any]) -> float:
+    """FLOPs a token as nanoGPT counts them: 6 N + 12 L C T, N without the position embedding."""
+    parameters = sum(p.numel() for p in model.parameters()) - shape["block_size"] * shape["width"]
+    return float(6 * parameters + 12 * shape["layers"] * shape["width"] * shape["block_size"])
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,88 @@
+"""GPT-2 training as it is usually written, for `make bench` to measure against. Nothing else uses it.
+
+Full logits, cross-entropy over them, PyTorch's own AdamW (fused on a GPU, its default elsewhere), autocast and
+torch.compile on a GPU. Same shapes, same arithmetic per layer, same attention call as the project's model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class PlainShape:
+    """layers, heads, width; block_size: tokens of a sequence; vocabulary: rows of the embedding."""
+
+    layers: int
+    heads: int
+    width: int
+    block_size: int
+    vocabulary: int
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, shape: PlainShape) -> None:
+        super().__init__()
+        C = shape.width
+        self.heads = shape.heads
+        self.norm1, self.norm2 = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+        self.wide, self.narrow = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        B, T, C = x_BTC.shape
+        parts = self.qkv(self.norm1(x_BTC)).split(C, dim=2)
+        q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x_BTC = x_BTC + self.proj(y.transpose(1, 2).contiguous().view(B, T, C))
+        return x_BTC + self.narrow(F.gelu(self.wide(self.norm2(x_BTC)), approximate="tanh"))
+
+
+class PlainGPT(nn.Module):
+    """forward(ids_BT, targets_BT) -> mean cross-entropy."""
+
+    def __init__(self, shape: PlainShape) -> None:
+        super().__init__()
+        self.token = nn.Embedding(shape.vocabulary, shape.width)
+        self.position = nn.Embedding(shape.block_size, shape.width)
+        self.blocks = nn.ModuleList(PlainBlock(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.head.weight = self.token.weight
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        x_BTC = self.token(ids_BT) + self.position(torch.arange(ids_BT.shape[1], device=ids_BT.device))
+        for block in self.blocks:
+            x_BTC = block(x_BTC)
+        logits_BTV = self.head(self.norm(x_BTC))
+        return F.cross_entropy(logits_BTV.view(-1, logits_BTV.shape[-1]), targets_BT.reshape(-1))
+
+
+class PlainStep:
+    """One optimizer step a call: forward, backward, clip, AdamW."""
+
+    def __init__(self, shape: PlainShape, device: str) -> None:
+        torch.manual_seed(0)
+        self.model = PlainGPT(shape).to(device)
+        self.on_gpu = device != "cpu"
+        decayed = [p for p in self.model.parameters() if p.dim() >= 2]
+        rest = [p for p in self.model.parameters() if p.dim() < 2]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=self.on_gpu)
+        self.run = torch.compile(self.model) if self.on_gpu else self.model
+
+    def __call__(self, ids_BT: Tensor) -> None:
+        """ids_BT: (B, T+1) int64 on the device."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu):
+            loss = self.run(ids_BT[:, :-1], ids_BT[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)

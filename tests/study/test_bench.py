@@ -1,0 +1,92 @@
+"""The bench: turns, ratios within rounds, and a plain step that computes what ours does."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.config import ModelConfig
+from gpt2.step import build_model
+from study import bench
+from study.plain import PlainGPT, PlainShape
+
+SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4), ("RALEARN", 4), ("B", 8)))
+THEIR_NAMES = {"attention.qkv": "qkv", "attention.proj": "proj", "mlp.fc": "wide", "mlp.proj": "narrow"}
+
+
+def answer(speed: float) -> dict[str, Any]:
+    return {
+        "step_seconds": 1.0,
+        "tokens_per_second": speed,
+        "peak_bytes": int(speed) * 2**20,
+        "flops_per_token": 100.0,
+        "nanogpt_flops_per_token": 110.0,
+    }
+
+
+def test_the_cases_take_turns_and_a_drift_of_the_machine_cancels_in_the_ratios() -> None:
+    order = []
+
+    def measure(shape: bench.Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+        drift = 1.0 + 0.5 * (len(order) // len(SHAPE.cases))  # each round on a faster machine
+        order.append((case, micro))
+        return answer(drift * {"plain": 100, "B": 150, "RALEARN": 120}[case])
+
+    samples = bench.run(SHAPE, 3, 1.0, lambda line: None, measure)
+    assert order == list(SHAPE.cases) * 3
+    rows = {(row["case"], row["micro"]): row for row in bench.table(SHAPE, samples, 1e5)}
+    assert rows["B", 4]["to_plain"] == pytest.approx({"median": 1.5, "least": 1.5, "most": 1.5})
+    assert rows["RALEARN", 4]["to_baseline"] == pytest.approx({"median": 0.8, "least": 0.8, "most": 0.8})
+    assert rows["B", 8]["to_plain_same_micro"] is None
+    assert rows["B", 4]["memory_to_plain_same_micro"] == pytest.approx(1.5)
+    assert rows["B", 4]["mfu"] == pytest.approx(225 * 100 / 1e5)
+    assert "1.50 [1.50, 1.50]" in bench.text(SHAPE, list(rows.values()))
+
+
+def test_a_case_that_cannot_run_is_told_of_and_left_out() -> None:
+    told: list[str] = []
+
+    def measure(shape: bench.Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+        if micro == 8:
+            raise bench.BenchError("out of memory")
+        return answer(100)
+
+    samples = bench.run(SHAPE, 2, 1.0, told.append, measure)
+    assert {(sample.case, sample.micro) for sample in samples} == {("plain", 4), ("B", 4), ("RALEARN", 4)}
+    assert sum("left out: out of memory" in line for line in told) == 1
+
+
+@pytest.mark.parametrize("case", ["plain", "RALEARN:hard"])
+def test_a_case_is_measured_in_a_process(case: str) -> None:
+    seen = bench.in_a_process(SHAPE, case, 4, 0.0)
+    assert seen["tokens_per_second"] == pytest.approx(4 * 8 / seen["step_seconds"])
+    assert seen["peak_bytes"] > 0
+
+
+def test_the_plain_model_is_the_same_function_as_ours() -> None:
+    ours, plain = (
+        build_model(ModelConfig("small", 2, 2, 16, 8, 0.0, 50, 64), None),
+        PlainGPT(PlainShape(2, 2, 16, 8, 50)),
+    )
+    generator = torch.Generator().manual_seed(0)
+    state = {}
+    for name, parameter in ours.named_parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+        for own, other in THEIR_NAMES.items():
+            name = name.replace(own, other)
+        state[name] = parameter.data
+    state["token.weight"] = state["head.weight"] = state["token.weight"][:50]
+    plain.load_state_dict(state)
+    ids = torch.randint(50, (3, 9), generator=generator)
+    expected = ours.loss(ids[:, :-1], ids[:, 1:]).item()
+    assert plain(ids[:, :-1], ids[:, 1:]).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_shape_that_does_not_exist_is_an_error_that_lists_those_that_do() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.bench", "--shape", "none"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "no shape is called 'none' here; there are" in done.stderr
