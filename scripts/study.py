@@ -1,6 +1,6 @@
 """`make`: run the study that .config describes, resume what was cut off, and report.
 
-The first line says what it was scaled to. Torch is loaded only when there is something to run.
+The first line says what it was scaled to; torch is loaded only after .config was found right.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ from study.child import (
     how_it_ended,
 )
 from study.guard import StudyError, locked, refuse_another_configuration
+from study.own import keep_sources
 from study.settings import StudySettings
 from study.terminal import Estimate, Terminal, duration, short
 
@@ -67,6 +68,14 @@ class Study:
         except record.RecordError:
             return "missing"
 
+    def begun(self, name: str) -> bool:
+        """Whether a run of this variant, of whatever seed, is finished or has a checkpoint to go on from."""
+        for checkpoint in (self.directory / "runs").glob("*/checkpoint"):
+            with contextlib.suppress(record.RecordError):
+                if record.load(checkpoint.parent)["variant"] == name and any(checkpoint.iterdir()):
+                    return True
+        return False
+
     def left(self) -> list[tuple[str, int]]:
         return [run for run in self.all_runs() if self.status(*run) != "finished"]
 
@@ -75,6 +84,8 @@ class Study:
     def run(self) -> int:
         """Run what is left; the exit status for the shell."""
         refuse_another_configuration(self.directory, self.config_text)
+        if self.directory.exists():
+            keep_sources(self.directory, self.settings.variants, self.begun)
         if self.directory.exists() and not self.left():
             return self.nothing_to_do()
         detected = detected_target_name()
@@ -143,6 +154,7 @@ class Study:
 
     def plan(self, resolved: target.ResolvedTarget) -> dict[str, Any]:
         """The plan that stands, or one made now; on the card, timed once for the study."""
+        keep_sources(self.directory, self.settings.variants, self.begun)
         record.write_text(self.directory / "config", self.config_text)
         expected = {"variants": list(self.settings.variants), "seeds": self.settings.seeds}
         record.write_json(self.directory / "expected.json", expected)
