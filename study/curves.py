@@ -89,7 +89,7 @@ def _curve(variant: str, seeds: int, points: list[list[tuple[float, float, float
 
 def training_curves(study_dir: Path, used: Sequence[Run]) -> list[Curve]:
     """Means over BINS spans of tokens that all variants share; a span counts where every seed has a step in it."""
-    each = max(BINS, LINES // max(1, len(used)))
+    each = max(BINS // 2, LINES // max(1, len(used)))
     end = max((run.record["progress"]["tokens"] for run in used), default=0)
     curves = []
     for variant, runs in grouped(used).items():

@@ -171,25 +171,26 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _pairs(used: Sequence[Run], read: Callable[[Run], list[float]]) -> dict[str, dict[int, list[float]]]:
-    """variant -> seed -> what `read` finds, of the first seeds that the baseline has it for and of equal length."""
-    base = {run.seed: read(run) for run in used if run.variant == BASELINE and run.seed is not None}
-    base = {seed: values for seed, values in sorted(base.items())[:MOST_SEEDS] if values}
+    """variant -> seed -> variant minus baseline, place by place; of the baseline's first seeds, all of one length."""
+    base: dict[int, list[float]] = {}
+    for run in (run for run in used if run.variant == BASELINE):
+        values = read(run) if len(base) < MOST_SEEDS else []
+        if values and run.seed is not None and len(values) == len(next(iter(base.values()), values)):
+            base[run.seed] = values
     found: dict[str, dict[int, list[float]]] = {}
     for run in used:
-        if run.variant != BASELINE and run.seed is not None and run.seed in base:
-            values = read(run)
-            if len(values) == len(base[run.seed]):
-                differences = [own - other for own, other in zip(values, base[run.seed], strict=True)]
-                found.setdefault(run.variant, {})[run.seed] = differences
+        if run.variant != BASELINE and run.seed in base:
+            values, other = read(run), base[run.seed]
+            if len(values) == len(other):
+                found.setdefault(run.variant, {})[run.seed] = [
+                    a - b for a, b in zip(values, other, strict=True)
+                ]
     return found
 
 
 def _over_seeds(by_seed: dict[int, list[float]]) -> list[float]:
-    """The sum over seeds of each item's differences; seeds with another number of items are left out."""
-    size = len(next(iter(by_seed.values())))
-    return [
-        math.fsum(column) for column in zip(*(v for v in by_seed.values() if len(v) == size), strict=True)
-    ]
+    """The sum over seeds at each place."""
+    return [math.fsum(column) for column in zip(*by_seed.values(), strict=True)]
 
 
 def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
@@ -200,7 +201,7 @@ def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
         if run.name not in files:
             files[run.name] = _read(study_dir / "runs" / run.name / "hellaswag.json")
         values, scored = files[run.name].get(key), run.record["hellaswag"] or {}
-        if not isinstance(values, list) or not all(isinstance(value, bool) for value in values):
+        if not isinstance(values, list) or set(map(type, values)) != {bool}:
             return []
         same = (
             len(values) == scored.get("items")
@@ -233,7 +234,7 @@ def window_differences(study_dir: Path, used: Sequence[Run]) -> list[WindowDiffe
         values = seen.get("losses")
         if seen.get("tokens") != run.record["progress"]["tokens"] or not isinstance(values, list):
             return []
-        return values if all(isinstance(value, float) and math.isfinite(value) for value in values) else []
+        return values if set(map(type, values)) == {float} and math.isfinite(sum(values)) else []
 
     found = []
     for variant, by_seed in _pairs(used, window_losses).items():

@@ -16,13 +16,17 @@ from __future__ import annotations
 import functools
 import html
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ra.names import PATTERNS
 
 Figure = dict[str, Any]
+Place = Callable[
+    [str, Figure | None, str], str
+]  # (name, figure, caption) -> its HTML, empty without a figure
 COLOURS = 10  # --v0 .. --v9 of page.css
 NO_LIBRARY = (
     "The figures are missing: the plotly package could not be loaded when this page was written. "
@@ -52,7 +56,7 @@ def asset(name: str) -> str:
 
 
 def text(value: str) -> str:
-    """A text of a record for a label of a figure, where plotly would read tags and entities."""
+    """A text of a record on one line, with no effect on the page or in a figure (plotly reads tags)."""
     return html.escape(" ".join("".join(sign if sign.isprintable() else " " for sign in value).split()))
 
 
@@ -70,6 +74,42 @@ def colour(variant: str, variants: Sequence[str], alpha: float | None = None) ->
 def embedded(value: Any) -> str:
     """JSON that is safe inside a script element."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def typeset(cell: str) -> str:
+    """Plain text with numbers in it as HTML."""
+    return numbers(text(cell))
+
+
+def numbers(markup: str) -> str:
+    """Minus signs that are, and no line break before a percent sign; markup that has no attributes."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "\u2212", markup).replace(" %", "\u00a0%")
+
+
+def marked(line: str) -> str:
+    """A sentence of `study.words` (inert Markdown with **bold**) as HTML."""
+    bold, made = False, ""
+    for part in re.split(r"(\\.|\*\*)", line):
+        if part == "**":
+            made += "</strong>" if bold else "<strong>"
+            bold = not bold
+        else:
+            made += part[1:] if part.startswith("\\") else part
+    return numbers(made + ("</strong>" if bold else ""))
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{line}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def section(heading: str, *parts: str) -> str:
+    """A heading and what is under it; nothing where nothing is."""
+    return f"<h2>{heading}</h2>\n" + "\n".join(part for part in parts if part) if any(parts) else ""
+
+
+def note(line: str) -> str:
+    """A remark in small type; `line` is HTML."""
+    return f'<p class="note">{line}</p>'
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], prose: Sequence[int] = ()) -> str:
@@ -117,7 +157,7 @@ def plot(name: str, figure: Figure, caption: str) -> str:
     switches = f'<div class="choices">{switches}</div>' if switches else ""
     height = figure["layout"].get("height", 400)
     return (
-        f'<figure>{switches}<div class="plot" id="{name}" style="min-height:{height}px"></div>'
+        f'<figure>{switches}<div class="plot" id="{name}" style="--height:{height}px"></div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 

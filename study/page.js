@@ -31,7 +31,7 @@
 
   const axisDefaults = () => ({
     gridcolor: "var(--line)", linecolor: "var(--line)", zerolinecolor: "var(--line)", tickcolor: "var(--line)",
-    automargin: false, title: { standoff: 8 },
+    automargin: false, tickfont: { size: 12, color: "var(--soft)" }, title: { standoff: 8, font: { size: 12, color: "var(--soft)" } },
   });
 
   const specified = (spec, chosen) => {
@@ -55,16 +55,18 @@
   // Names at the ends of lines, moved apart so that they can be read; in fractions of the plot's height.
   const endLabels = (plot, drawn) => {
     const axis = plot.layout.yaxis, margin = drawn.layout.margin;
-    const height = plot.clientHeight - margin.t - margin.b, step = 15 / height;
+    const height = drawn.layout.height - margin.t - margin.b;
     const at = value => ((axis.type === "log" ? Math.log10(value) : value) - axis.range[0]) / (axis.range[1] - axis.range[0]);
     const ends = drawn.data.filter(trace => trace.visible && trace.meta && trace.meta.label && trace.y.length)
       .map(trace => ({ text: trace.meta.label, color: trace.line.color, y: at(trace.y[trace.y.length - 1]) }))
       .filter(end => end.y >= 0 && end.y <= 1).sort((a, b) => a.y - b.y);
-    for (let pass = 0; pass < 50; pass += 1) {
+    const step = Math.min(15 / height, 1 / Math.max(1, ends.length - 1));
+    for (let pass = 0; pass < 100; pass += 1) {
       for (let i = 1; i < ends.length; i += 1) {
         const lack = step - (ends[i].y - ends[i - 1].y);
         if (lack > 1e-6) { ends[i].y += lack / 2; ends[i - 1].y -= lack / 2; }
       }
+      ends.forEach((end, i) => { end.y = Math.min(1 - (ends.length - 1 - i) * step, Math.max(i * step, end.y)); });
     }
     return ends.map(end => ({
       text: end.text, font: { color: end.color, size: 12 }, xref: "paper", yref: "paper", x: 1, y: end.y,

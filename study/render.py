@@ -8,7 +8,21 @@ import textwrap
 
 from study.report import Report, Row
 from study.runs import BASELINE
-from study.words import CANNOT_TELL, change, inert, percent, score, sentence, shown, verdicts
+from study.words import (
+    CANNOT_TELL,
+    METHOD,
+    alike,
+    by_item,
+    by_window,
+    change,
+    inert,
+    percent,
+    score,
+    sentence,
+    shown,
+    verdicts,
+    visible,
+)
 from study.words import ONE_CLASS as ONE_CLASS
 
 WIDTH = 100  # columns of the terminal
@@ -105,8 +119,40 @@ def _hellaswag(report: Report) -> list[str]:
     )
     lines += ["", "± one standard error of the items; chance is 25 %."]
     lines += _near_chance(report)
+    lines += _items(report)
     lines += [f"{inert(row.variant)} not run: {sentence(row.hellaswag.absent)}" for row in report.rows
               if row.hellaswag.acc is None]  # fmt: skip
+    return lines
+
+
+def _items(report: Report) -> list[str]:
+    tests = report.evidence.items
+    if not tests:
+        return []
+    names = dict.fromkeys(test.variant for test in tests)
+    said = {(test.variant, test.measure): by_item(test) for test in tests}
+    rows = [[inert(name), *(said.get((name, key), "-") for key in ("acc", "acc_norm"))] for name in names]
+    return [
+        "",
+        f"Item by item against {BASELINE} (items won / lost; McNemar's exact test, adjusted by Holm). It compares "
+        "these trained runs on these items and contains no seed noise.",
+        "",
+        *table(["variant", "acc", "acc_norm"], rows),
+    ]
+
+
+def _power(report: Report) -> list[str]:
+    """What the study can see, and its checks."""
+    evidence = report.evidence
+    seen = visible(evidence.sensitivity) if evidence.sensitivity else []
+    lines = ["## What this study can see", "", *(f"- {line}" for line in [*seen, alike(evidence.spread)])]
+    if evidence.windows:
+        windows = evidence.windows[0].windows
+        listed = "; ".join(f"{inert(row.variant)} {by_window(row)}" for row in evidence.windows)
+        lines.append(
+            f"- Same windows, paired: against {BASELINE} over {windows:,} validation windows, {listed}. These "
+            "intervals are those of the text; they contain **no seed noise** and rank nothing."
+        )
     return lines
 
 
@@ -179,24 +225,6 @@ def _runs(report: Report) -> list[str]:
     return ["## Runs", "", *table(["run", "status", "counted"], rows)]
 
 
-METHOD = f"""## Method
-
-- Losses are mean nats a token on fixed validation windows; perplexity is exp(loss). Means, intervals and differences
-  are made of losses, so a difference is the logarithm of a ratio of perplexities.
-- "final" is the last step; "best" is the lowest of a run's evaluations, which flatters every run alike.
-- Differences to {BASELINE} are paired by seed: both runs saw the same batches in the same order from the same initial
-  weights. Their intervals are Student's t over seeds, one by one, not adjusted for the number of variants.
-- The noise floor pools the equivalent arms within each seed: S(k-1) degrees of freedom for S seeds of k arms.
-  Arms whose losses agree to the last bit are one arm (on two layers RALATE is RAALT), counted once. A
-  variant that is a real change is compared with the mean of those arms at the same seeds; its mean difference over
-  S seeds then has variance sigma²(1 + 1/k)/S. That takes its runs to vary as the arms do, and speaks of the seeds that
-  were run. p-values are adjusted by Holm's method over the variants judged together; intervals are not.
-- Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
-  difference assumes less.
-- HellaSwag's standard error is that of the items; more seeds answer the same items and do not shrink it.
-- "{CANNOT_TELL}" stands wherever an interval contains zero. It does not say that there is no difference."""
-
-
 def markdown(report: Report) -> str:
     """report.md."""
     target = report.target
@@ -205,7 +233,7 @@ def markdown(report: Report) -> str:
     if not report.rows:
         lines += ["", "No finished run yet: there is nothing to compare."]
     else:
-        for section in (_results, _hellaswag, _cost, _learned):
+        for section in (_results, _power, _hellaswag, _cost, _learned):
             lines += ["", *section(report)] if section(report) else []
     if report.notes:
         lines += ["", "## Notes", "", *(f"- {inert(note)}" for note in report.notes)]

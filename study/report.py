@@ -231,7 +231,8 @@ def _notes(planned: list[str], used: list[Run]) -> list[str]:
 
 def as_json(report: Report) -> dict[str, Any]:
     """The report as plain data, perplexities beside the losses; the runs' own records are left where they are."""
-    value = dataclasses.asdict(report)
+    bare = [dataclasses.replace(run, record={}) for run in report.runs]
+    value = dataclasses.asdict(dataclasses.replace(report, runs=bare))
     for run in value["runs"]:
         del run["record"]
     for row in value["rows"]:
@@ -244,11 +245,19 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def write(study_dir: Path) -> Report:
-    """Rebuild report.json and report.md from the records, each replaced at once."""
+    """Rebuild report.json, report.md and report.html from the records, each replaced at once."""
     report = build(study_dir)
     record.write_json(study_dir / "report.json", as_json(report))
     record.write_text(study_dir / "report.md", render_markdown(report))
+    record.write_text(study_dir / "report.html", render_html(report, study_dir))
     return report
+
+
+def render_html(report: Report, study_dir: Path) -> str:
+    """The text of report.html."""
+    from study.html_report import document
+
+    return document(report, study_dir)
 
 
 def render_markdown(report: Report) -> str:

@@ -6,8 +6,9 @@ import html
 import math
 import re
 
+from study.evidence import ItemTest, Sensitivity, Spread, WindowDifference
 from study.report import Judged, Report
-from study.runs import Run
+from study.runs import BASELINE, Run
 from study.scores import HellaSwagScore, near_chance
 from study.statistics import Interval
 
@@ -17,6 +18,28 @@ ONE_CLASS = (
     "measured noise floor."
 )
 CANNOT_TELL = "cannot tell"
+
+METHOD = f"""## Method
+
+- Losses are mean nats a token on fixed validation windows; perplexity is exp(loss). Means, intervals and differences
+  are made of losses, so a difference is the logarithm of a ratio of perplexities.
+- "final" is the last step; "best" is the lowest of a run's evaluations, which flatters every run alike.
+- Differences to {BASELINE} are paired by seed: both runs saw the same batches in the same order from the same initial
+  weights. Their intervals are Student's t over seeds, one by one, not adjusted for the number of variants.
+- The noise floor pools the equivalent arms within each seed: S(k-1) degrees of freedom for S seeds of k arms.
+  Arms whose losses agree to the last bit are one arm (on two layers RALATE is RAALT), counted once. A
+  variant that is a real change is compared with the mean of those arms at the same seeds; its mean difference over
+  S seeds then has variance sigma²(1 + 1/k)/S. That takes its runs to vary as the arms do, and speaks of the seeds that
+  were run. p-values are adjusted by Holm's method over the variants judged together; intervals are not.
+- Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
+  difference assumes less.
+- The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
+  distribution (AS 243), the measured noise floor taken for the true one. Hours are those of the runs' own
+  clocks, all variants.
+- Half-swapped and fully swapped arms are compared by the F ratio of their pooled variances within seeds.
+- HellaSwag item by item: McNemar's exact test; with several seeds, the exact sign test of each item's net score.
+- HellaSwag's standard error is that of the items; more seeds answer the same items and do not shrink it.
+- "{CANNOT_TELL}" stands wherever an interval contains zero. It does not say that there is no difference."""
 
 
 def inert(text: str) -> str:
@@ -79,23 +102,29 @@ def sentence(text: str) -> str:
     return inert(text).rstrip(". ") + "."
 
 
-def verdict(judged: Judged, where: str = "") -> str:
-    """One sentence on a variant that is a real change; never more than its interval allows."""
+def finding(judged: Judged) -> str:
+    """What may be said of a variant that is a real change; never more than its interval allows."""
+    difference = judged.result.difference
+    if difference.contains_zero is not False:
+        return f"{CANNOT_TELL}: its difference from the equivalent arms is within their noise"
+    if judged.adjusted_p >= 0.05:
+        return f"{CANNOT_TELL}: not beyond noise once {judged.judged_together} variants are compared"
+    return f"{'better' if difference.mean < 0 else 'worse'} than the equivalent arms by more than their noise"
+
+
+def grounds(judged: Judged) -> str:
+    """The numbers behind it."""
     difference = judged.result.difference
     assert difference.low is not None
     assert difference.high is not None
-    significant = judged.adjusted_p < 0.05
-    if difference.contains_zero:
-        said = f"{CANNOT_TELL}: its difference from the equivalent arms is within their noise"
-    elif not significant:
-        said = f"{CANNOT_TELL}: not beyond noise once {judged.judged_together} variants are compared"
-    else:
-        said = f"{'better' if difference.mean < 0 else 'worse'} than the equivalent arms by more than their noise"
-    p = "p < 0.001" if judged.adjusted_p < 0.001 else f"p = {judged.adjusted_p:.3f}"
-    seeds = "one seed" if difference.count == 1 else f"{difference.count} seeds"
     bounds = f"[{percent(difference.low)}, {percent(difference.high)}]"
-    numbers = f"perplexity {percent(difference.mean)}, 95 % interval {bounds}; {seeds}, {p}"
-    return f"**{inert(judged.variant)}**{where}: {said} ({numbers})."
+    numbers = f"perplexity {percent(difference.mean)}, 95 % interval {bounds}"
+    return f"{numbers}; {seeds_text(difference.count)}, {p_text(judged.adjusted_p)}"
+
+
+def verdict(judged: Judged, where: str = "") -> str:
+    """One sentence on a variant that is a real change."""
+    return f"**{inert(judged.variant)}**{where}: {finding(judged)} ({grounds(judged)})."
 
 
 def verdicts(report: Report) -> list[str]:
@@ -136,3 +165,72 @@ def verdicts(report: Report) -> list[str]:
 def standing(run: Run) -> str:
     """Why a run is not counted, in a word or two."""
     return "not comparable" if run.status == "finished" else run.status
+
+
+def p_text(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def seeds_text(count: int) -> str:
+    return "one seed" if count == 1 else f"{count:,} seeds"
+
+
+def hours_text(hours: float) -> str:
+    """A length of time in the unit that one would say it in."""
+    if hours >= 1.5:
+        return f"{hours:,.1f} hours" if hours < 10 else f"{hours:,.0f} hours"
+    minutes = max(1, round(60 * hours))
+    return "1 minute" if minutes == 1 else f"{minutes} minutes"
+
+
+def visible(seen: Sensitivity) -> list[str]:
+    """Two sentences: the effect that the seeds at hand show, and the seeds that other effects need."""
+    smallest = percent(seen.smallest).lstrip("+")
+    lines = [
+        f"With {seeds_text(seen.seeds)} a real change of {smallest} of perplexity is found in 80 % of such studies "
+        f"(two-sided 5 %, before Holm; noise floor as measured, {seen.freedom} degrees of freedom)."
+    ]
+    far = [f"{plan.percent:g} %" for plan in seen.planned if plan.seeds is None]
+    near = [plan for plan in seen.planned if plan.seeds is not None and plan.more]
+    there = [plan.percent for plan in seen.planned if plan.seeds is not None and not plan.more]
+    said = [f"to see {' or '.join(far)} you need more than 1,000 seeds"] if far else []
+    for plan in near:
+        cost = "" if plan.hours is None else f", about {hours_text(plan.hours)}"
+        said.append(
+            f"to see {plan.percent:g} % you need {seeds_text(plan.seeds or 0)} ({plan.more:,} more{cost})"
+        )
+    if there:
+        said.append(f"for {min(there):g} % and more the seeds at hand suffice")
+    text = "; ".join(said)
+    return [*lines, f"{text[:1].upper()}{text[1:]}."]
+
+
+def alike(seen: Spread) -> str:
+    """Whether partly swapped arms vary as fully swapped ones."""
+    what = "Do half-swapped arms (RAEARLY, RALATE, RAALT) vary as much as fully swapped ones (B, RAALL)?"
+    if seen.test is None or not seen.enough:
+        counts = (
+            f" ({seen.test.freedom[0]} and {seen.test.freedom[1]} degrees of freedom)" if seen.test else ""
+        )
+        return f"{what} Too little data{counts}."
+    a, b = seen.test.freedom
+    answer = "They differ" if seen.test.p_value < 0.05 else "No difference seen"
+    return f"{what} {answer}: variance ratio {seen.test.ratio:.2f}, F({a}, {b}), {p_text(seen.test.p_value)}."
+
+
+def by_item(test: ItemTest) -> str:
+    """Items won and lost against the baseline, and what they allow one to say of these runs."""
+    said = (
+        CANNOT_TELL
+        if test.adjusted_p >= 0.05
+        else ("more right" if test.wins > test.losses else "fewer right")
+    )
+    return f"+{test.wins:,} / -{test.losses:,}, {p_text(test.adjusted_p)}: {said}"
+
+
+def by_window(seen: WindowDifference) -> str:
+    """The paired difference over windows, without a verdict: it has no seed noise in it."""
+    text = percent(seen.difference.mean)
+    if seen.difference.low is None or seen.difference.high is None:
+        return text
+    return f"{text} [{percent(seen.difference.low)}, {percent(seen.difference.high)}]"

@@ -1,0 +1,272 @@
+"""report.html: what is on the page, without a browser."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2 import record
+from study import curves, figures, figures_final, html, report, runs
+from tests.study.records import VARIANTS, a_record, a_study, edit
+
+VOID = {"meta", "br", "input", "link", "img", "hr"}
+
+
+class Outline(HTMLParser):
+    """Whether every element is closed, every id there once, and what a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            if name == "src" or (name == "href" and tag != "a"):
+                self.loads.append(str(value))
+            if name == "href" and tag == "a":
+                self.links.append(str(value))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def outline(text: str) -> Outline:
+    made = Outline()
+    made.feed(text)
+    assert made.open == []
+    assert len(set(made.ids)) == len(made.ids)
+    return made
+
+
+def page(study: Path) -> str:
+    report.write(study)
+    return (study / "report.html").read_text()
+
+
+def specified(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert found
+    value: dict[str, Any] = json.loads(
+        found[1], parse_constant=lambda name: pytest.fail(f"{name} in a figure")
+    )
+    return value
+
+
+def percent(difference: float) -> float:
+    return 100 * math.expm1(difference)
+
+
+def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path) -> None:
+    seen = outline(page(a_study(tmp_path)))
+    assert seen.loads == []
+    assert set(seen.links) == {f"runs/{name}{seed}/run.json" for name in VARIANTS for seed in range(3)}
+    assert all((tmp_path / link).is_file() for link in seen.links)
+
+
+def test_every_figure_that_is_specified_has_its_place(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path))
+    names = set(specified(text))
+    assert names == {
+        "validation", "training", "ranking", "differences", "hellaswag", "cost", "alternation0"
+    }  # fmt: skip
+    assert names <= set(outline(text).ids)
+
+
+def test_every_interval_that_is_drawn_is_that_of_report_json(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path, effect=-0.02))
+    made = json.loads((tmp_path / "report.json").read_text())
+    expected = {
+        (row["variant"], "circle"): row["against_baseline"] for row in made["rows"] if row["against_baseline"]
+    }
+    expected |= {(seen["variant"], "diamond"): seen["result"]["difference"] for seen in made["judged"]}
+    drawn = specified(text)["differences"]["data"]
+    assert len(drawn) == len(expected) == 5
+    for trace in drawn:
+        interval = expected[(trace["meta"]["variant"], trace["marker"]["symbol"])]
+        middle = trace["x"][0]
+        assert middle == pytest.approx(percent(interval["mean"]))
+        assert middle + trace["error_x"]["array"][0] == pytest.approx(percent(interval["high"]))
+        assert middle - trace["error_x"]["arrayminus"][0] == pytest.approx(percent(interval["low"]))
+
+
+def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path)).replace("\u2212", "-").replace("\u00a0", " ")
+    for row in json.loads((tmp_path / "report.json").read_text())["rows"]:
+        final, against = row["final_loss"], row["against_baseline"]
+        assert f"[{math.exp(final['low']):.2f}, {math.exp(final['high']):.2f}]" in text
+        if against:
+            assert f"[{percent(against['low']):+.2f} %, {percent(against['high']):+.2f} %]" in text
+
+
+def test_the_noise_band_is_where_differences_of_equivalent_arms_lie(tmp_path: Path) -> None:
+    made = report.build(a_study(tmp_path))
+    band = figures_final.noise_band(made)
+    drawn = figures_final.differences(made)
+    assert band is not None
+    assert drawn is not None
+    assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(band))
+
+
+def test_chance_is_marked_and_a_study_without_hellaswag_says_so(tmp_path: Path) -> None:
+    figure = specified(page(a_study(tmp_path / "with")))["hellaswag"]
+    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [25.0]
+    study = a_study(tmp_path / "without", hellaswag=False)
+    text = page(study)
+    assert "hellaswag" not in specified(text)
+    assert "Not run: not asked for." in text
+
+
+def test_one_seed_has_no_ranking_and_no_band_but_a_verdict(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path, seeds=1, effect=-0.2))
+    names = [
+        option["name"] for choice in specified(text)["ranking"]["choices"] for option in choice["options"]
+    ]
+    assert "rank" not in names
+    assert "better than the equivalent arms" in text
+    assert not any("fill" in trace for trace in specified(text)["validation"]["data"])
+
+
+def test_a_study_without_a_learned_variant_has_no_alternation(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path, variants=("B", "RAALL")))
+    assert "alternation0" not in specified(text)
+    assert "What was learned" not in text
+
+
+def test_a_study_without_a_finished_run_is_a_page_too(tmp_path: Path) -> None:
+    record.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
+    text = page(tmp_path)
+    outline(text)
+    assert "No finished run yet" in text
+    assert "plotly" not in text
+
+
+def test_missing_failed_and_unreadable_runs_are_listed_and_not_drawn(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    edit(study, "RAALL1", status="failed", error="NotFiniteError: loss nan")
+    (study / "runs" / "RALATE2" / "run.json").write_text("{")
+    (study / "runs" / "B0" / "run.json").unlink()
+    (study / "runs" / "B0" / "metrics.jsonl").unlink()
+    (study / "runs" / "B0").rmdir()
+    record.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    text = page(study)
+    outline(text)
+    for told in ("NotFiniteError: loss nan", "cannot be read", "it has not been run"):
+        assert told in text
+    assert "runs/B0/run.json" not in text
+
+
+def test_variants_that_share_no_seed_have_no_ranking(tmp_path: Path) -> None:
+    study = a_study(tmp_path, variants=("B", "RALEARN"), seeds=2)
+    edit(study, "B0", status="failed", error="x")
+    edit(study, "RALEARN1", status="failed", error="x")
+    text = page(study)
+    assert "ranking" not in specified(text)
+    assert "No ranking" in text
+
+
+def test_strings_of_records_have_no_effect_on_the_page(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x'"
+    edit(study, "B0", notes=[evil], commit=evil)
+    edit(study, "B1", target={"device": evil, "torch": evil})
+    edit(study, "RAALL1", status="failed", error=evil)
+    plan = {"budget": {evil: evil}, "notes": [evil]}
+    record.write_json(study / "plan.json", plan)
+    text = page(study)
+    assert outline(text).loads == []
+    outside = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert "<img" not in outside
+    assert "alert(1)</script>" not in text
+    assert 'onload="' not in outside
+
+
+def test_a_hostile_variant_is_inert_in_every_figure(tmp_path: Path) -> None:
+    name = "<a href='javascript:x'>"
+    value = a_record(name, 0, 4.0)
+    one = runs.Run(value["run"], name, 0, "finished", True, record=value)
+    for curve in (curves.validation_curves([one]),):
+        drawn = figures.loss_curves(curve, 1, "validation", True)
+        assert "<a" not in json.dumps(drawn)
+    assert "<a" not in html.legend([name])
+
+
+def test_without_the_plotting_library_the_report_is_whole_but_for_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    html.library.cache_clear()
+    try:
+        text = page(a_study(tmp_path))
+    finally:
+        html.library.cache_clear()
+    outline(text)
+    assert html.NO_LIBRARY in text
+    assert "<script" not in text
+    assert "Item by item" in text or "HellaSwag" in text
+    assert (tmp_path / "report.md").is_file()
+    assert len(text) < 100_000
+
+
+def test_the_page_needs_no_torch(tmp_path: Path) -> None:
+    a_study(tmp_path)
+    code = (
+        "import sys, pathlib; from study import report; report.write(pathlib.Path(sys.argv[1])); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    root = Path(html.__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == 0
+
+
+def test_known_variants_have_one_colour_each_on_every_page() -> None:
+    names = ["B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN", "MINE", "OTHER"]
+    colours = [html.colour(name, names) for name in names]
+    assert len(set(colours)) == len(colours)
+    assert [html.colour(name, ["B"]) for name in names[:6]] == colours[:6]
+    style = html.asset("page.css")
+    assert all(style.count(f"--v{place}:") == 3 for place in range(html.COLOURS))  # light, dark, print
+
+
+def test_validation_curves_are_the_records_means_and_ranges(tmp_path: Path) -> None:
+    used = [run for run in report.build(a_study(tmp_path)).runs if run.used]
+    seen = next(curve for curve in curves.validation_curves(used) if curve.variant == "RAALL")
+    histories = [run.record["validation"]["history"] for run in used if run.variant == "RAALL"]
+    for place, rows in enumerate(zip(*histories, strict=True)):
+        losses = [row[2] for row in rows]
+        assert seen.tokens[place] == rows[0][0]
+        assert seen.seconds[place] == pytest.approx(sum(row[1] for row in rows) / 3)
+        assert seen.loss[place] == pytest.approx(sum(losses) / 3)
+        assert (seen.low[place], seen.high[place]) == (min(losses), max(losses))
+
+
+def test_training_curves_are_thinned_means_of_the_steps(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    used = [run for run in report.build(study).runs if run.used]
+    seen = next(curve for curve in curves.training_curves(study, used) if curve.variant == "B")
+    assert len(seen.tokens) <= curves.BINS
+    assert seen.tokens == sorted(seen.tokens)
+    lines = [json.loads(line) for line in (study / "runs" / "B0" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["event"] == "train"]
+    assert min(losses) <= min(seen.loss)
+    assert max(seen.loss) <= max(losses)
+
+
+def test_torn_metrics_and_odd_lines_are_left_out(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    with (study / "runs" / "B0" / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "tokens": null}\n[1]\n{"event": "train", "tokens": 2e9, "train_secon')
+    (study / "runs" / "RAALL0" / "metrics.jsonl").unlink()
+    drawn = specified(page(study))["training"]["data"]
+    assert [trace["name"] for trace in drawn] == ["B", "RAEARLY", "RALATE", "RALEARN"]
