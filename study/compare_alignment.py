@@ -34,7 +34,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Alignment:
-    """One run in two studies. errors |a - b| / a; parts_...: the iteration from which a running mean is beyond.
+    """One run in two studies. errors |a - b| / a; parts_...: see `parts_at`.
 
     envelope: the largest errors between two equivalent arms of one seed, in either study; None without two arms.
     curve, envelope_curve: running means at up to POINTS iterations, for a figure.
@@ -87,10 +87,13 @@ def running(difference: Curve) -> Curve:
 
 
 def parts_at(difference: Curve, limit: Curve | float) -> int | None:
-    """The first iteration from which a window's mean is above the limit (where that is known); None if none is."""
+    """The first iteration that is above the limit itself and from which a window's mean is too; None if none is.
+
+    A limit that is a curve counts where it has a point.
+    """
     for k, value in running(difference).items():
         bound = limit if isinstance(limit, float) else limit.get(k)
-        if bound is not None and value > bound:
+        if bound is not None and min(value, difference[k]) > bound:
             return k
     return None
 

@@ -100,7 +100,7 @@ def _labels(comparison: Comparison) -> list[str]:
 ALIGNMENT = (
     "Relative difference of the training losses of the same run in two studies: at the first shared iteration, and the "
     "means over the first and the last tenth. A/A is the largest such difference between two equivalent arms of one "
-    "seed in either study. A curve parts at the first iteration whose running mean is beyond."
+    "seed in either study. A curve parts at the first iteration that is beyond, as is the mean of those that follow."
 )
 RANKING = (
     "A place is known only as far as noise permits: equivalent arms share one range of places; a real change is above "
@@ -181,7 +181,7 @@ def _terminal_checks(comparison: Comparison) -> list[str]:
 def _terminal_table(content: Table) -> list[str]:
     headings, rows = content
     cells = [[plain(cell) for cell in row] for row in [headings, *rows]]
-    if sum(max(len(row[n]) for row in cells) for n in range(len(headings))) + 2 * len(headings) <= WIDTH:
+    if sum(max(len(row[n]) for row in cells) for n in range(len(headings))) + len(headings) <= WIDTH:
         return columns(cells, WIDTH)
     lines = []  # too wide for columns: a block for each row
     for row in cells[1:]:
