@@ -24,6 +24,7 @@ from gpt2 import checkpoint, data, evaluate, hellaswag, record, target, tokenize
 from gpt2.batch import BatchPlan
 from gpt2.clock import Clocks
 from gpt2.config import Config
+from gpt2.evaluate import EVALUATION_TOKENS
 from gpt2.feed import Feed
 from gpt2.interrupt import Interrupted, Stop
 from gpt2.memory import PeakMeter
@@ -34,7 +35,6 @@ from gpt2.step import Attention, NotFiniteError, Stepper, StepResult
 WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on the compile clock
 MEASURED_STEP = 2  # of each process: the step whose peak memory is measured by phase
 CUT_AT = 1.1  # times the time limit, on the training clock
-EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # tokens of one evaluation batch
 
 
 @dataclass(frozen=True)
