@@ -17,6 +17,8 @@ from torch import nn
 
 from gpt2.model import GPT2
 
+EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # tokens of one evaluation batch
+
 
 @dataclass(frozen=True)
 class Validation:

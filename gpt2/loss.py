@@ -84,6 +84,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     grad_x[part] = (grad @ w_VC).to(grad_x.dtype)
                 if grad_weight is not None:
                     _add_product(grad_weight[:vocabulary], grad, x)
+                del grad  # before the next chunk's product is made
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.weight_dtype = weight_VC.dtype
         return loss / count

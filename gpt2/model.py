@@ -18,17 +18,20 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from gpt2.loss import linear_cross_entropy, token_losses
 
 INITIAL_STD = 0.02  # GPT-2's; residual projections get 0.02 / sqrt(2 * layers)
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    layer = skip_init(nn.Linear, inputs, outputs)
-    assert isinstance(layer, nn.Linear)
-    return layer
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """The weights stay unset until `initialise`."""
+
+
+class _Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """The weights stay unset until `initialise`."""
 
 
 class CausalSelfAttention(nn.Module):
@@ -50,8 +53,8 @@ class CausalSelfAttention(nn.Module):
             raise ValueError(f"width {width} is not a multiple of {heads} heads")
         self.heads = heads
         self.dropout = dropout
-        self.qkv = _linear(width, 3 * width)
-        self.proj = _linear(width, width)
+        self.qkv = _Linear(width, 3 * width)
+        self.proj = _Linear(width, width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC)
@@ -91,8 +94,8 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.fc = _linear(width, 4 * width)
-        self.proj = _linear(4 * width, width)
+        self.fc = _Linear(width, 4 * width)
+        self.proj = _Linear(4 * width, width)
         self.dropout = dropout
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -139,8 +142,8 @@ class GPT2(nn.Module):
         self.block_size = block_size
         self.dropout = dropout
         make = attention or (lambda layer: CausalSelfAttention(width, heads, dropout))
-        self.token = skip_init(nn.Embedding, padded_vocabulary, width)
-        self.position = skip_init(nn.Embedding, block_size, width)
+        self.token = _Embedding(padded_vocabulary, width)
+        self.position = _Embedding(block_size, width)
         self.blocks = nn.ModuleList(Block(width, make(layer), dropout) for layer in range(layers))
         self.norm = nn.LayerNorm(width)
 

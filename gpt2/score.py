@@ -18,8 +18,6 @@ from gpt2.interrupt import Stop
 from gpt2.model import learned_scalars
 from gpt2.step import Stepper
 
-TOKENS_AT_ONCE = {"cpu": 4096, "cuda": 65536}
-
 Scored = TypeVar("Scored")
 
 
@@ -49,7 +47,7 @@ class Scores:
         self.window_losses: list[float] = []  # of the last validation: mean nats of each window
         self.learned: list[list[Any]] = []
         self._block_size = windows.shape[1] - 1
-        self._at_once = TOKENS_AT_ONCE[torch.device(stepper.device).type]
+        self._at_once = evaluate.EVALUATION_TOKENS[torch.device(stepper.device).type]
 
     def due(self, tokens: int) -> bool:
         """Whether a point of the fixed token grid was passed since the last evaluation (never at 0 tokens)."""

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,17 @@ from gpt2.batch import BatchPlan
 from gpt2.config import ModelConfig, OptimizerConfig
 from gpt2.errors import UserError
 from gpt2.loss import linear_cross_entropy
-from gpt2.memory import PeakMeter
 from gpt2.model import GPT2, initialise
 from gpt2.optim import learning_rate, make_optimizer, set_learning_rate
 
 Attention = Callable[[int], nn.Module]
+Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+class Phases(Protocol):
+    """What measures a step by phase: gpt2.memory.PeakMeter, or a tracker's marks."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class NotFiniteError(UserError, ArithmeticError):
@@ -82,18 +88,24 @@ class Stepper:
         compile: bool,
         attention: Attention | None,
         alter: Callable[[GPT2], None] | None = None,
+        loss: Loss = linear_cross_entropy,
     ) -> None:
-        """`alter` may change the initial weights before the optimizer sees them (the equivalence control does)."""
+        """`alter` may change the initial weights before the optimizer sees them (the equivalence control does).
+
+        `loss` is linear_cross_entropy, or another function of its arguments to compare it with.
+        """
         self.settings = optimizer_config
         self.batch = batch
         self.seed = seed
         self.device = device
         self.dtype = dtype
+        self.loss = loss
         self.model = build_model(model_config, attention)
         self.shared_names = initialise(self.model, seed)
         if alter:
             alter(self.model)
-        self.model.to(device)
+        if torch.device(device).type != "cpu":  # it was built there
+            self.model.to(device)
         self.optimizer = make_optimizer(
             self.model,
             learning_rate=optimizer_config.learning_rate,
@@ -108,7 +120,7 @@ class Stepper:
         return autocast(self.device, self.dtype)
 
     def step(
-        self, ids_ET: Tensor, iteration: int, iterations: int, meter: PeakMeter | None = None
+        self, ids_ET: Tensor, iteration: int, iterations: int, meter: Phases | None = None
     ) -> StepResult:
         """Train on the effective batch ids_ET (E, T+1) as step `iteration` of `iterations`.
 
@@ -123,7 +135,7 @@ class Stepper:
         for micro_ids in ids_ET.split(self.batch.micro):
             with phase("forward"), self.autocast():
                 hidden = self._hidden(micro_ids[:, :-1])
-                loss = linear_cross_entropy(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
+                loss = self.loss(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
             del hidden
             with phase("backward"):
                 (loss / self.batch.accumulation).backward()

@@ -7,10 +7,12 @@ is one or two fused attention calls, so that memory stays linear in T.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpt2.model import CausalSelfAttention
 
@@ -32,8 +34,9 @@ class LearnedAttention(CausalSelfAttention):
 
     p = sigmoid(alternation_logit);  y = (1 - p) y_standard + p y_reciprocal
 
-    The mix is linear in the two outputs, which attention keeps for its own backward anyway, so beyond the
-    second call's output and softmax statistics nothing more is kept.
+    Kept for backward beyond what standard attention keeps: the second call's output and softmax statistics. Each
+    call keeps its output anyway; the mix of the two, which the output projection needs, is made again from them in
+    backward, to the bit. With `recompute` the calls themselves are made again as well, and only q, k and v are kept.
     """
 
     attention_calls = 2
@@ -46,8 +49,10 @@ class LearnedAttention(CausalSelfAttention):
         *,
         initial_probability: float,
         learning_rate_multiplier: float,
+        recompute: bool = False,
     ) -> None:
         super().__init__(width, heads, dropout)
+        self.recompute = recompute
         if not 0.0 < initial_probability < 1.0:
             raise ValueError(
                 f"initial probability {initial_probability} is not between 0 and 1, both excluded"
@@ -67,10 +72,36 @@ class LearnedAttention(CausalSelfAttention):
     def learned_scalars(self) -> dict[str, float]:
         return {"alternation_probability": float(self.probability().detach())}
 
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        qkv = self.project(x_BTC)
+        if not torch.is_grad_enabled():
+            return self.merge(self.attend(*qkv))
+        if self.recompute:
+            return self.made_again(lambda *kept: self.merge(self.attend(*kept)), *qkv)
+        return self.made_again(lambda *kept: self.merge(self.mix(*kept)), *self.paths(*qkv))
+
+    def made_again(self, function: Callable[..., Tensor], *kept: Tensor) -> Tensor:
+        """function(*kept), of which backward keeps the arguments alone and makes what else it needs again."""
+        y: Tensor = checkpoint(
+            function,
+            *kept,
+            use_reentrant=False,
+            preserve_rng_state=self.dropout > 0,
+            determinism_check="none",
+        )
+        return y
+
     def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        return self.mix(*self.paths(q_BHTD, k_BHTD, v_BHTD))
+
+    def paths(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, ...]:
+        """What is kept for backward and mixed: the two outputs, (B, H, T, D) each."""
+        return self.fused(q_BHTD, k_BHTD, v_BHTD), self.fused(k_BHTD, q_BHTD, v_BHTD)
+
+    def mix(self, *paths: Tensor) -> Tensor:
+        """The paths -> y (B, H, T, D)."""
+        standard, reciprocal = paths
         p = self.probability()  # a scalar: it keeps float32 while the product stays in v's dtype
-        standard = self.fused(q_BHTD, k_BHTD, v_BHTD)
-        reciprocal = self.fused(k_BHTD, q_BHTD, v_BHTD)
         return (1 - p) * standard + p * reciprocal
 
 
@@ -79,18 +110,27 @@ class LearnedScoreAttention(LearnedAttention):
 
     softmax_j(((1 - p) Q_i . K_j + p K_i . Q_j) / sqrt(D)) = softmax_j([(1-p) Q, p K]_i . [K, Q]_j / sqrt(D))
 
-    The values are padded with zeros to the same head size, which every fused kernel accepts.
+    The values are padded with zeros to the same head size, which every fused kernel accepts. Call and operands are
+    always made again in backward: kept, they would be seven times a layer's output.
     """
 
     attention_calls = 2  # one call of twice the head size
 
-    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-        D = v_BHTD.shape[-1]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recompute = True
+
+    def paths(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, ...]:
+        """The one output, (B, H, T, 2 D), of which the second half is zero."""
         p = self.probability()
         query = torch.cat([(1 - p) * q_BHTD, p * k_BHTD], dim=-1)
         key = torch.cat([k_BHTD, q_BHTD], dim=-1)
-        value = nn.functional.pad(v_BHTD, (0, D))
-        return self.fused(query, key, value, scale=1 / math.sqrt(D))[..., :D]
+        D = v_BHTD.shape[-1]
+        return (self.fused(query, key, nn.functional.pad(v_BHTD, (0, D)), scale=1 / math.sqrt(D)),)
+
+    def mix(self, *paths: Tensor) -> Tensor:
+        (wide,) = paths
+        return wide[..., : wide.shape[-1] // 2]
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -113,10 +153,12 @@ class LearnedHardAttention(LearnedAttention):
     """
 
     def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-        p = self.probability()
-        if not torch.is_grad_enabled():
-            reciprocal = bool(p > 0.5)
-            return self.fused(k_BHTD, q_BHTD, v_BHTD) if reciprocal else self.fused(q_BHTD, k_BHTD, v_BHTD)
-        gate: Tensor = _StraightThrough.apply(p)
-        standard = self.fused(q_BHTD, k_BHTD, v_BHTD)
-        return (1 - gate) * standard + gate * self.fused(k_BHTD, q_BHTD, v_BHTD)
+        if torch.is_grad_enabled():
+            return super().attend(q_BHTD, k_BHTD, v_BHTD)
+        reciprocal = bool(self.probability() > 0.5)
+        return self.fused(k_BHTD, q_BHTD, v_BHTD) if reciprocal else self.fused(q_BHTD, k_BHTD, v_BHTD)
+
+    def mix(self, *paths: Tensor) -> Tensor:
+        standard, reciprocal = paths
+        gate: Tensor = _StraightThrough.apply(self.probability())
+        return (1 - gate) * standard + gate * reciprocal

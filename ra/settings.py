@@ -13,12 +13,14 @@ MIXES = {"ALTERNATION_MIX_OUTPUT": "output", "ALTERNATION_MIX_SCORE": "score", "
 class AlternationSettings:
     """mix: what is mixed ("output", "score", "hard"); initial_probability in (0, 1) of the reciprocal path;
 
-    learning_rate_multiplier: of the logits, relative to the rest of the model.
+    learning_rate_multiplier: of the logits, relative to the rest of the model. recompute: make the attention calls
+    again in backward instead of keeping their outputs.
     """
 
     mix: str
     initial_probability: float
     learning_rate_multiplier: float
+    recompute: bool = False
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> AlternationSettings:
@@ -31,4 +33,5 @@ class AlternationSettings:
             learning_rate_multiplier=symbols.number(
                 "ALTERNATION_LR_MULTIPLIER", low=0, high=100000, open_low=True
             ),
+            recompute=symbols.flag("ALTERNATION_RECOMPUTE"),
         )

@@ -44,15 +44,14 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class Variant:
-    """name; attention(layer) -> module; cost_class: variants of one class run the same kernels, so they cost the same;
+    """name; attention(layer) -> module.
 
-    attention_calls: fused calls of the hungriest layer.
+    cost_class: variants of one class run the same kernels, so they cost the same time and memory.
     """
 
     name: str
     attention: Callable[[int], nn.Module]
     cost_class: str
-    attention_calls: int
 
 
 def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> Variant:
@@ -69,7 +68,7 @@ def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> 
         kind = ReciprocalAttention if layer in layers else CausalSelfAttention
         return kind(spec.width, spec.heads, spec.dropout)
 
-    return Variant(name, attention, "standard", 1)
+    return Variant(name, attention, "standard")
 
 
 def _own(name: str, spec: AttentionSpec) -> Variant:
@@ -90,8 +89,7 @@ def _own(name: str, spec: AttentionSpec) -> Variant:
             f"{name}: ra/own/{path.name}{f', line {line}' if line else ''}: {message}; right: a "
             "function attention(layer, spec) that gives a torch.nn.Module (README shows one)"
         ) from error
-    calls = getattr(first, "attention_calls", 1)
-    return Variant(name, lambda layer: own.attention(layer, spec), name, calls)
+    return Variant(name, lambda layer: own.attention(layer, spec), name)
 
 
 def _learned(spec: AttentionSpec) -> Variant:
@@ -104,6 +102,8 @@ def _learned(spec: AttentionSpec) -> Variant:
             spec.dropout,
             initial_probability=settings.initial_probability,
             learning_rate_multiplier=settings.learning_rate_multiplier,
+            recompute=settings.recompute,
         )
 
-    return Variant(LEARNED, attention, f"learned-{settings.mix}", kind.attention_calls)
+    again = "-recomputed" if settings.recompute else ""
+    return Variant(LEARNED, attention, f"learned-{settings.mix}{again}")

@@ -73,6 +73,7 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
     from gpt2.train import Run, RunPlan
     from ra.settings import AlternationSettings
     from ra.variants import variant
+    from study.memory import Predictions, free_bytes, require_free
     from study.plan import load_plan
 
     assert isinstance(stop, Stop)
@@ -94,11 +95,15 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
     with target.attention_context(resolved, model.dropout):
         if arguments.time:
             batch = plan_batch(config.batch.effective, arguments.micro, 1, config.model.block_size)
+            if resolved.device != "cpu":
+                need = Predictions(config, resolved).peak_bytes(chosen, batch.micro)
+                require_free(resolved, need, free_bytes(resolved.device))
             return _time_steps(config, resolved, chosen.attention, batch, arguments.time, stop)
         plan = load_plan(arguments.study_dir)
         if plan is None:
             raise UserError(f"{arguments.study_dir} has no plan.json; start the study with `make`")
         row, name = plan["variants"][arguments.variant], record.run_name(arguments.variant, arguments.seed)
+        require_free(resolved, row.get("predicted_bytes"), free_bytes(resolved.device))
         run = RunPlan(
             directory=arguments.study_dir / "runs" / name,
             run=name,

@@ -15,19 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import record
-from gpt2.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch
+from gpt2.batch import BatchPlan, next_smaller
 from gpt2.config import BudgetConfig, Config
 from gpt2.errors import UserError
-from gpt2.memory import estimate_bytes
 from gpt2.target import ResolvedTarget
 from gpt2.target import record as target_record
 from gpt2.train import WARM_UP_STEPS
 from ra.variants import Variant
+from study.memory import Predictions
 from study.settings import StudySettings
 
-MARGIN = 0.10  # of the card's memory that the plan leaves free
 SAME_SPEED = 1.02  # cost classes this close get the same count
-MICRO_TOKENS = {"cpu": 4096}  # tokens of a micro-batch beyond which a step is no faster; 65536 on a GPU
 ROUNDS = 2
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 10.0, 60.0  # seconds of timing per class, from the time limit
 
@@ -91,8 +89,8 @@ def make_plan(
     examples: dict[str, str] = {}  # cost class -> a variant of it
     for name, variant in variants.items():
         examples.setdefault(variant.cost_class, name)
-    calls = max(variant.attention_calls for variant in variants.values())
-    batch = choose_batch(config, resolved, calls)
+    predictions = Predictions(config, resolved)
+    batch = predictions.choose_batch(variants.values())
     timings: dict[str, Timing] = {}
     while config.budget.max_time_seconds:
         budget = min(max(TIMING_SHARE * config.budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
@@ -107,10 +105,12 @@ def make_plan(
                 ) from error
             batch = smaller
     seconds = {cost: steady_mean(timing.seconds) for cost, timing in timings.items()}
+    unpredictable = {
+        name: predictions.unpredictable(variant, batch.micro) for name, variant in variants.items()
+    }
     counts = iteration_counts(
         config.budget, batch.tokens, seconds, list(examples), settings.budget_equal_tokens
     )
-    estimates = {name: estimate(config, resolved, batch, v.attention_calls) for name, v in variants.items()}
     plan = {
         "schema": 1,
         "study": settings.name,
@@ -132,7 +132,9 @@ def make_plan(
                 "class": variant.cost_class,
                 "iterations": counts[variant.cost_class],
                 "tokens": counts[variant.cost_class] * batch.tokens,
-                "predicted_bytes": estimates[name],
+                "predicted_bytes": None
+                if unpredictable[name]
+                else predictions.peak_bytes(variant, batch.micro),
             }
             for name, variant in variants.items()
         },
@@ -140,7 +142,7 @@ def make_plan(
             "interval_tokens": config.evaluation.interval_tokens,
             "grid_tokens": grid(config.evaluation.interval_tokens, max(counts.values()) * batch.tokens),
         },
-        "notes": [],
+        "notes": [reason for reason in unpredictable.values() if reason],
     }
     record.write_json(study_dir / "plan.json", plan)
     return plan
@@ -178,51 +180,14 @@ def fall_back(study_dir: Path, plan: dict[str, Any], run: str) -> bool:
     if batch is None:
         return False
     plan["batch"] = dataclasses.asdict(batch)
+    for row in plan["variants"].values():
+        row["predicted_bytes"] = None  # it was the larger micro-batch's
     plan["notes"].append(
         f"{run} ran out of memory at micro-batch {before.micro}: from there on {batch.micro}, the effective "
         f"batch of {batch.effective} unchanged"
     )
     record.write_json(study_dir / "plan.json", plan)
     return True
-
-
-def choose_batch(config: Config, resolved: ResolvedTarget, attention_calls: int) -> BatchPlan:
-    """The configured micro-batch, or the largest exact one whose estimate fits the target with the margin."""
-    effective, block = config.batch.effective, config.model.block_size
-    if config.batch.micro:
-        return plan_batch(effective, config.batch.micro, 1, block)
-    kind = "cpu" if resolved.device == "cpu" else "cuda"
-    limit = max(1, MICRO_TOKENS.get(kind, 65536) // block)
-    batch = plan_batch(effective, largest_micro_batch(effective, 1, limit), 1, block)
-    room = resolved.memory_bytes * (1 - MARGIN)
-    while estimate(config, resolved, batch, attention_calls) > room:
-        smaller = next_smaller(batch)
-        if smaller is None:
-            need = estimate(config, resolved, batch, attention_calls)
-            raise PlanError(
-                f"{config.model.size} with block size {block} needs about {need / 2**30:.1f} GiB for one sequence; "
-                f"{resolved.device_name} has {resolved.memory_bytes / 2**30:.1f} GiB, {MARGIN:.0%} of it kept free: "
-                "choose a smaller CONFIG_GPT2_MODEL_* or CONFIG_GPT2_BLOCK_SIZE"
-            )
-        batch = smaller
-    return batch
-
-
-def estimate(config: Config, resolved: ResolvedTarget, batch: BatchPlan, attention_calls: int) -> int:
-    """Estimated peak bytes of a step of `batch` on the target."""
-    model = config.model
-    parameters = (
-        12 * model.layers * model.width**2 + (model.padded_vocabulary + model.block_size) * model.width
-    )
-    return estimate_bytes(
-        parameters=parameters,
-        layers=model.layers,
-        width=model.width,
-        padded_vocabulary=model.padded_vocabulary,
-        tokens=batch.micro * batch.block_size,
-        half=resolved.dtype != "float32",
-        attention_calls=attention_calls,
-    )
 
 
 def steady_mean(samples: list[float]) -> float:

@@ -14,6 +14,7 @@ def settings(init: str = "0.5", multiplier: str = "100", mix: str = "OUTPUT") ->
     text = (
         f'CONFIG_ALTERNATION_MIX_{mix}=y\nCONFIG_ALTERNATION_INIT="{init}"\n'
         f'CONFIG_ALTERNATION_LR_MULTIPLIER="{multiplier}"\n'
+        "# CONFIG_ALTERNATION_RECOMPUTE is not set\n"
     )
     return AlternationSettings.from_symbols(Symbols("c", parse_lines(text, "c")))
 

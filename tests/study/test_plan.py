@@ -14,6 +14,7 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 from scripts import kconfig
 from study import plan as planning
+from study.memory import MemoryPlanError
 from study.plan import DoesNotFitError, PlanError, Timing, iteration_counts
 from study.settings import StudySettings
 
@@ -127,7 +128,7 @@ def test_out_of_memory_while_timing_takes_the_next_divisor_for_all(config: Confi
 
 
 def test_a_model_that_cannot_fit_is_refused_before_anything_runs(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"needs about .* GiB for one sequence.*CONFIG_GPT2_MODEL"):
+    with pytest.raises(MemoryPlanError, match=r"needs .* GiB for one sequence.*CONFIG_GPT2_MODEL"):
         make(config, tmp_path, steady({}), gib=1.0)
 
 
