@@ -40,12 +40,13 @@ class CausalSelfAttention(nn.Module):
     y_i = sum_{j<=i} softmax_j(Q_i . K_j / sqrt(D)) V_j
 
     An attention of another kind overrides `attend` and nothing else. One with parameters of its own may define
-    `optimizer_settings` (see gpt2.optim) and `learned_scalars` (recorded at each evaluation).
+    `optimizer_settings` (see gpt2.optim) and `learned_scalars` (recorded at each evaluation); `begin_step(iteration)`
+    is called before each training step where it is defined.
 
     forward: x_BTC (B, T, C) -> (B, T, C), same dtype and device.
     """
 
-    attention_calls = 1  # fused attention calls a forward pass, for counting FLOPs
+    attention_calls: float = 1  # fused attention calls a forward pass, for counting FLOPs
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -177,7 +178,7 @@ class GPT2(nn.Module):
         """Cross-entropy in nats of each position, (B, T) float32; a target of -1 is not scored and gives 0."""
         return token_losses(self.hidden(ids_BT), self.head, targets_BT, self.vocabulary)
 
-    def flops_per_token(self, tokens: int | None = None) -> int:
+    def flops_per_token(self, tokens: int | None = None) -> float:
         """Matrix FLOPs of one training token: 6 a matrix weight (head included), causal attention at half.
 
         forward + backward = 3 x forward; a multiply-add is 2 FLOPs. Attention of one layer and fused call over

@@ -113,6 +113,7 @@ class Stepper:
             epsilon=optimizer_config.epsilon,
             weight_decay=optimizer_config.weight_decay,
         )
+        self._told: list[Any] = [module for module in self.model.modules() if hasattr(module, "begin_step")]
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
 
@@ -129,6 +130,8 @@ class Stepper:
         self.model.train()
         phase = meter.phase if meter else lambda name: contextlib.nullcontext()
         self.seed_dropout(iteration)
+        for module in self._told:
+            module.begin_step(iteration)
         total = torch.zeros(
             (), device=self.device, dtype=torch.float64 if self.device == "cpu" else torch.float32
         )

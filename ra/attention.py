@@ -39,7 +39,7 @@ class LearnedAttention(CausalSelfAttention):
     backward, to the bit. With `recompute` the calls themselves are made again as well, and only q, k and v are kept.
     """
 
-    attention_calls = 2
+    attention_calls: float = 2
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class LearnedScoreAttention(LearnedAttention):
     always made again in backward: kept, they would be seven times a layer's output.
     """
 
-    attention_calls = 2  # one call of twice the head size
+    attention_calls: float = 2  # one call of twice the head size
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -148,9 +148,45 @@ class _StraightThrough(torch.autograd.Function):
 class LearnedHardAttention(LearnedAttention):
     """One path only: reciprocal where p > 0.5, else standard.
 
-    The value is that of the chosen path exactly. In training the other path is computed as well, since the gate's
-    straight-through gradient, <dL/dy, y_reciprocal - y_standard>, needs both; without gradients one call is made.
+    The value is that of the chosen path exactly. The gate's straight-through gradient, <dL/dy, y_reciprocal -
+    y_standard>, needs the other path as well: in training both are computed at every `gate_every`-th step, at which
+    the gate moves. At the steps between, and without gradients, one call is made.
     """
+
+    def __init__(self, *arguments: Any, gate_every: int = 1, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if gate_every < 1:
+            raise ValueError(f"the gate moves every {gate_every} steps; right: at least 1")
+        self.gate_every, self.measures = gate_every, True
+        self.attention_calls = 1 + 1 / gate_every  # on the mean
+
+    def begin_step(self, iteration: int) -> None:
+        """Which steps move the gate is a function of the iteration alone, so that a resumed run does the same."""
+        self.measures = iteration % self.gate_every == 0
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        if self.measures or not torch.is_grad_enabled():
+            return super().forward(x_BTC)
+        return self.merge(self.fused(*self.project_chosen(x_BTC)))
+
+    def project_chosen(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value (B, H, T, D) with the roles exchanged where p > 0.5.
+
+        The rows of W_Q and W_K are exchanged rather than q and k: less to copy, and no waiting for the device to
+        learn which path it is.
+        """
+        B, T, C = x_BTC.shape
+        swap = self.probability().detach() > 0.5
+        weight, bias = (self._exchanged(parameter, swap) for parameter in (self.qkv.weight, self.qkv.bias))
+        qkv = nn.functional.linear(x_BTC, weight, bias).view(B, T, 3, self.heads, C // self.heads)
+        q_BHTD, k_BHTD, v_BHTD = qkv.permute(2, 0, 3, 1, 4)
+        return q_BHTD, k_BHTD, v_BHTD
+
+    @staticmethod
+    def _exchanged(parameter: Tensor, swap: Tensor) -> Tensor:
+        """The rows of W_Q and W_K exchanged where `swap` (a scalar) is true."""
+        query, key, value = parameter.chunk(3)
+        return torch.cat([torch.where(swap, key, query), torch.where(swap, query, key), value])
 
     def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
         if torch.is_grad_enabled():

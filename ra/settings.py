@@ -14,13 +14,15 @@ class AlternationSettings:
     """mix: what is mixed ("output", "score", "hard"); initial_probability in (0, 1) of the reciprocal path;
 
     learning_rate_multiplier: of the logits, relative to the rest of the model. recompute: make the attention calls
-    again in backward instead of keeping their outputs.
+    again in backward instead of keeping their outputs. gate_every: steps from one gradient of the hard gate to the
+    next.
     """
 
     mix: str
     initial_probability: float
     learning_rate_multiplier: float
     recompute: bool = False
+    gate_every: int = 1
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> AlternationSettings:
@@ -34,4 +36,7 @@ class AlternationSettings:
                 "ALTERNATION_LR_MULTIPLIER", low=0, high=100000, open_low=True
             ),
             recompute=symbols.flag("ALTERNATION_RECOMPUTE"),
+            gate_every=symbols.integer("ALTERNATION_GATE_EVERY")
+            if symbols.flag("ALTERNATION_MIX_HARD")
+            else 1,
         )

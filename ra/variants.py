@@ -95,6 +95,8 @@ def _own(name: str, spec: AttentionSpec) -> Variant:
 def _learned(spec: AttentionSpec) -> Variant:
     kind, settings = MIXES[spec.alternation.mix], spec.alternation
 
+    own = {"gate_every": settings.gate_every} if kind is LearnedHardAttention else {}
+
     def attention(layer: int) -> nn.Module:
         return kind(
             spec.width,
@@ -103,7 +105,9 @@ def _learned(spec: AttentionSpec) -> Variant:
             initial_probability=settings.initial_probability,
             learning_rate_multiplier=settings.learning_rate_multiplier,
             recompute=settings.recompute,
+            **own,
         )
 
     again = "-recomputed" if settings.recompute else ""
-    return Variant(LEARNED, attention, f"learned-{settings.mix}{again}")
+    every = f"-every-{settings.gate_every}" if settings.gate_every > 1 else ""
+    return Variant(LEARNED, attention, f"learned-{settings.mix}{again}{every}")

@@ -145,16 +145,18 @@ def our_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> tup
 
 
 def model_and_attention(shape: dict[str, Any], case: str) -> tuple[Any, Any]:
-    """case: a variant, RALEARN:score, or RALEARN:hard."""
+    """case: a variant, or RALEARN:mix, or RALEARN:hard:k with the gate's gradient at every k-th step."""
     from gpt2.config import ModelConfig
     from ra.settings import AlternationSettings
     from ra.variants import variant
 
-    name, _, mix = case.partition(":")
+    name, mix, every = [*case.split(":"), "", ""][:3]
     model = ModelConfig(
         shape["name"], shape["layers"], shape["heads"], shape["width"], shape["block_size"], 0.0
     )
-    return model, variant(name, model, AlternationSettings(mix or "output", 0.5, 1.0)).attention
+    return model, variant(
+        name, model, AlternationSettings(mix or "output", 0.5, 1.0, gate_every=int(every or 1))
+    ).attention
 
 
 def our_model(shape: dict[str, Any], case: str) -> Any:

@@ -38,7 +38,7 @@ class Shape:
     cases: tuple[tuple[str, int], ...]
 
 
-VARIANTS = ("B", "RAALL", "RALEARN", "RALEARN:score", "RALEARN:hard")
+VARIANTS = ("B", "RAALL", "RALEARN", "RALEARN:score", "RALEARN:hard", "RALEARN:hard:8")
 SHAPES = {
     "cpu": (
         Shape("124m-t256", 12, 12, 768, 256, ((PLAIN, 2), *((name, 2) for name in VARIANTS))),

@@ -20,7 +20,14 @@ MAKERS: dict[str, Callable[[], CausalSelfAttention]] = {
     "learned": lambda: LearnedAttention(WIDTH, H, **LEARNED),
     "score": lambda: LearnedScoreAttention(WIDTH, H, **LEARNED),
     "hard": lambda: LearnedHardAttention(WIDTH, H, **LEARNED),
+    "hard, between": lambda: between(LearnedHardAttention(WIDTH, H, gate_every=3, **LEARNED)),
 }
+
+
+def between(attention: LearnedHardAttention) -> LearnedHardAttention:
+    """At a step that does not move the gate."""
+    attention.begin_step(1)
+    return attention
 
 
 def softmax_attention(scores_BHTT: Tensor, v_BHTD: Tensor) -> Tensor:
@@ -153,3 +160,32 @@ def test_the_initial_share_is_the_one_asked_for() -> None:
     for p in (0.0, 1.0, -1.0):
         with pytest.raises(ValueError, match="not between 0 and 1"):
             LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
+
+
+@pytest.mark.parametrize("logit", [-1.0, 1.0])
+def test_between_its_gradients_the_hard_gate_costs_one_call_and_gives_the_same_values(
+    logit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = LearnedHardAttention(WIDTH, H, gate_every=4, **LEARNED).double()
+    for parameter in made.parameters():
+        parameter.data.normal_()
+    made.alternation_logit.data.fill_(logit)
+    calls = []
+    fused = CausalSelfAttention.fused
+    monkeypatch.setattr(CausalSelfAttention, "fused", lambda *a, **k: calls.append(1) or fused(*a, **k))
+    x = torch.randn(B, T, WIDTH, dtype=torch.float64)
+    seen = {}
+    for iteration in range(5):
+        made.zero_grad()
+        made.begin_step(iteration)
+        calls.clear()
+        y = made(x)
+        (y**2).sum().backward()
+        seen[iteration] = (len(calls), y.detach(), made.qkv.weight.grad.clone(), made.alternation_logit.grad)
+    assert [seen[k][0] for k in range(5)] == [2, 1, 1, 1, 2]
+    assert [seen[k][3] is None for k in range(5)] == [False, True, True, True, False]
+    for k in range(1, 5):
+        torch.testing.assert_close(seen[k][1], seen[0][1], rtol=0, atol=1e-12)
+        torch.testing.assert_close(seen[k][2], seen[0][2], rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match="at least 1"):
+        LearnedHardAttention(WIDTH, H, gate_every=0, **LEARNED)
