@@ -174,6 +174,7 @@ ONE_THING = [
     (setting({"GPT2_MAX_TIME": "90"}), "GPT2_MAX_TIME", "harmless", "90"),
     (setting({"COMPILE": "n"}), "COMPILE", "harmless", "not set"),
     (setting({"DATA_WORKERS": "3"}), "DATA_WORKERS", "harmless", "3"),
+    (setting({"HELLASWAG_FILE": '""'}), "HELLASWAG_FILE", "harmless", '""'),
 ]  # fmt: skip
 
 
@@ -349,6 +350,7 @@ def test_the_published_gains_are_shown_against_their_own_baseline_as_no_evidence
         == 2
     )
     assert ONE_CLASS in text
+    assert text.count("the schedule was cut in 4 of 4 runs: ") == 2
     changes = {
         row.variant: [math.exp(i.mean) - 1 for i in row.against_baseline if i] for row in made.relative
     }
