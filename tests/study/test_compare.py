@@ -9,6 +9,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from gpt2 import record
@@ -394,6 +396,19 @@ def test_errors_are_numpys_and_the_curves_part_where_they_were_made_to() -> None
     at = compare_alignment.parts_at(difference, compare_alignment.RULE)
     assert at == 601
     assert compare_alignment.parts_at(difference, 0.06) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=400))
+def test_running_means_are_numpys(values: list[float]) -> None:
+    width = min(len(values), max(5, len(values) // 50))
+    expected = np.convolve(values, np.ones(width) / width, mode="valid")
+    seen = compare_alignment.running(curve(np.array(values)))
+    assert list(seen) == list(range(1, len(expected) + 1))
+    assert list(seen.values()) == pytest.approx(expected, abs=1e-12)
+    kept = compare_alignment.thinned(curve(np.array(values)))
+    assert len(kept) <= compare_alignment.POINTS
+    assert {1, len(values)} <= kept.keys()
 
 
 def test_a_run_is_measured_by_one_percent_and_by_the_spread_of_equivalent_arms(
