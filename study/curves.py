@@ -138,27 +138,30 @@ class Probabilities:
 
     variant: str
     seeds: int
-    tokens: list[int]
+    tokens: list[float]
     layers: list[list[float]]
 
 
 def probabilities(used: Sequence[Run]) -> list[Probabilities]:
-    """Of every variant that learns one, at the evaluations that all its seeds share."""
+    """Of every variant that learns one: the evaluations that all its seeds share, and the mean last one."""
     found = []
     for variant, runs in grouped(used).items():
-        histories = [
-            {int(tokens): layers for tokens, layers in (run.record["learned"] or {}).get("history", [])}
-            for run in runs
-            if run.record["learned"]
-        ]
-        histories = [history for history in histories if history]
+        learned = [(run.record["learned"] or {}).get("history") or [] for run in runs]
+        histories = [{int(tokens): layers for tokens, layers in history} for history in learned if history]
         if not histories:
             continue
         shared = thinned(sorted(set.intersection(*(set(history) for history in histories))), POINTS)
-        layers = [
-            [mean(layer) for layer in zip(*(history[tokens] for history in histories), strict=True)]
-            for tokens in shared
-        ]
-        if shared:
-            found.append(Probabilities(variant, len(histories), shared, layers))
+        points = [[(tokens, history[tokens]) for history in histories] for tokens in shared]
+        last = [(max(history), history[max(history)]) for history in histories]
+        if len({tokens for tokens, _ in last}) > 1:
+            points = [point for point in points if point[0][0] < mean([tokens for tokens, _ in last])]
+            points.append(last)
+        found.append(
+            Probabilities(
+                variant,
+                len(histories),
+                [mean([tokens for tokens, _ in point]) for point in points],
+                [[mean(layer) for layer in zip(*(p for _, p in point), strict=True)] for point in points],
+            )
+        )
     return found

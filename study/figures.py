@@ -1,4 +1,4 @@
-"""The curves of a study as figures: loss over training, differences and ranks over training, alternation.
+"""The curves of a study as figures: loss over training, and what a learned variant has learned.
 
 Each function gives a figure of `study.html` (plain data), or None where the records hold nothing to draw.
 """
@@ -6,14 +6,11 @@ Each function gives a figure of `study.html` (plain data), or None where the rec
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from study.curves import Curve, Probabilities
-from study.html import Figure, colour, text
-from study.report import Report, is_equivalent
-from study.runs import Run, losses
-from study.statistics import CONFIDENCE, mean, noise_floor, t_quantile
+from study.html import Figure, colour, place, text
 
 SYMBOLS = (
     "circle",
@@ -28,6 +25,7 @@ SYMBOLS = (
     "bowtie",
 )
 MARGIN = {"l": 62, "r": 96, "t": 12, "b": 48}
+SCALES = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
 NARROW = {"margin": {"l": 50, "r": 78}, "font": {"size": 11}, "height": 330}
 
 
@@ -41,7 +39,7 @@ def figures_of_time(seconds: float) -> tuple[float, str]:
 
 def symbol(variant: str, variants: Sequence[str]) -> str:
     """The variant's marker: a second sign beside its colour."""
-    return SYMBOLS[int(colour(variant, variants).strip("var(-)")) % len(SYMBOLS)]
+    return SYMBOLS[place(variant, variants) % len(SYMBOLS)]
 
 
 def rounded(values: Sequence[float], digits: int = 6) -> list[float]:
@@ -57,58 +55,64 @@ def loss_curves(
     if not curves:
         return None
     variants = [curve.variant for curve in curves]
-    unit, unit_name = figures_of_time(max(curve.seconds[-1] for curve in curves))
-    data: list[dict[str, Any]] = []
-    axes: dict[str, list[Any]] = {"tokens": [], "training time": [], "updates": []}
-    levels: dict[str, list[Any]] = {"perplexity": [], "loss": []}
-    for curve in curves:
-        forward = {
-            "tokens": curve.tokens,
-            "training time": [value / unit for value in curve.seconds],
-            "updates": [value / tokens_per_update for value in curve.tokens] if tokens_per_update else [],
-        }
-        traces = [_line(curve, variants, markers)]
-        if curve.seeds > 1:
-            traces = [_band(curve, variants), *traces]
-        for trace in traces:
-            there_and_back = "fill" in trace
-            for name, along in axes.items():
-                x = rounded(forward[name])
-                along.append({"x": x + x[::-1] if there_and_back else x})
-            loss = curve.high + curve.low[::-1] if there_and_back else curve.loss
-            levels["loss"].append({"y": rounded(loss)})
-            levels["perplexity"].append({"y": rounded([math.exp(min(value, 300.0)) for value in loss])})
-        data += traces
-    titles = {"tokens": "tokens", "training time": f"training time ({unit_name})", "updates": "updates"}
-    across = [
-        {"name": name, "data": axes[name], "layout": {"xaxis": {"title": {"text": titles[name]}}}}
-        for name in axes
-        if name != "updates" or tokens_per_update
-    ]
-    upwards = [
-        {"name": "perplexity", "data": levels["perplexity"],
-         "layout": {"yaxis": {"type": "log", "tickformat": "~s", "title": {"text": f"{what} perplexity"}}}},
-        {"name": "loss", "data": levels["loss"],
-         "layout": {"yaxis": {"type": "linear", "tickformat": "", "title": {"text": f"{what} loss (nats)"}}}},
-    ]  # fmt: skip
-    scales = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
+    # a variant's band, where it has one, lies behind its line
+    drawn = [(curve, band) for curve in curves for band in ((True, False) if curve.seeds > 1 else (False,))]
     return {
-        "data": data,
+        "data": [
+            _band(curve, variants) if band else _line(curve, variants, markers) for curve, band in drawn
+        ],
         "layout": {
             "height": 420,
             "margin": MARGIN,
             "hovermode": "closest",
-            "xaxis": {"tickformat": "~s"},
+            "xaxis": {},
             "yaxis": {"nticks": 7},
         },
         "narrow": NARROW,
         "labelled": True,
         "choices": [
-            {"label": "Horizontal axis", "options": across},
-            {"label": "Vertical axis", "options": upwards},
-            {"label": "Horizontal scale", "options": scales},
+            {"label": "Horizontal axis", "options": _across(drawn, tokens_per_update)},
+            {"label": "Vertical axis", "options": _upwards(drawn, what)},
+            {"label": "Horizontal scale", "options": SCALES},
         ],
     }
+
+
+def _across(drawn: list[tuple[Curve, bool]], tokens_per_update: int | None) -> list[dict[str, Any]]:
+    """The same curves against tokens, training time and, where a batch is known, updates."""
+    unit, name = figures_of_time(max(curve.seconds[-1] for curve, _ in drawn))
+    each = tokens_per_update or 0
+    rows: list[tuple[str, str, str, str, Callable[[Curve], list[float]]]] = [
+        ("tokens", "tokens", "~s", "%{x:.4s} tokens", lambda curve: curve.tokens),
+        ("training time", f"training time ({name})", "", f"%{{x:.2f}} {name}",
+         lambda curve: [value / unit for value in curve.seconds]),
+        ("updates", "updates", "~s", "update %{x:,.0f}", lambda curve: [value / each for value in curve.tokens]),
+    ]  # fmt: skip
+    options = []
+    for option, title, ticks, hover, values in rows if each else rows[:2]:
+        forward = [rounded(values(curve)) for curve, _ in drawn]
+        data = [{"x": x + x[::-1] if band else x, "hovertemplate": f"%{{y:.5g}} at {hover}"}
+                for x, (_, band) in zip(forward, drawn, strict=True)]  # fmt: skip
+        layout = {"xaxis": {"title": {"text": title}, "tickformat": ticks}}
+        options.append({"name": option, "data": data, "layout": layout})
+    return options
+
+
+def _upwards(drawn: list[tuple[Curve, bool]], what: str) -> list[dict[str, Any]]:
+    """Perplexity on a logarithmic axis, which looks as the loss does, and the loss itself."""
+    losses = [curve.high + curve.low[::-1] if band else curve.loss for curve, band in drawn]
+    perplexities = [[math.exp(min(value, 300.0)) for value in loss] for loss in losses]
+    return [
+        {
+            "name": name,
+            "data": [{"y": rounded(value)} for value in values],
+            "layout": {"yaxis": {"type": kind, "tickformat": ticks, "title": {"text": f"{what} {title}"}}},
+        }
+        for name, values, kind, ticks, title in (
+            ("perplexity", perplexities, "log", "~s", "perplexity"),
+            ("loss", losses, "linear", "", "loss (nats)"),
+        )
+    ]
 
 
 def _line(curve: Curve, variants: Sequence[str], markers: bool) -> dict[str, Any]:
@@ -120,7 +124,6 @@ def _line(curve: Curve, variants: Sequence[str], markers: bool) -> dict[str, Any
         "line": {"color": colour(curve.variant, variants), "width": 2},
         "marker": {"symbol": symbol(curve.variant, variants), "size": 6},
         "meta": {"variant": name, "label": name},
-        "hovertemplate": "%{y:.5g} at %{x:.4s}",
     }
 
 
@@ -135,95 +138,6 @@ def _band(curve: Curve, variants: Sequence[str]) -> dict[str, Any]:
         "hoverinfo": "skip",
         "meta": {"variant": text(curve.variant)},
     }
-
-
-def _table_at(used: Sequence[Run], tokens: int) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
-    for run in used:
-        if run.seed is not None:
-            found.setdefault(run.variant, {})[run.seed] = losses(run.record)[tokens]
-    return found
-
-
-def _common(table: dict[str, dict[int, float]]) -> list[int]:
-    """The seeds that every variant has."""
-    return sorted(set.intersection(*(set(own) for own in table.values()))) if table else []
-
-
-def over_training(report: Report, places: Sequence[int]) -> Figure | None:
-    """Each variant's difference to the mean of the equivalent arms as training goes on, with their noise; and ranks.
-
-    places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have.
-    """
-    used = [run for run in report.runs if run.used]
-    tables = [_table_at(used, tokens) for tokens in places]
-    seeds = _common(tables[0]) if tables else []
-    variants = [row.variant for row in report.rows]
-    arms = [name for name in variants if is_equivalent(name)]
-    if not seeds or len(variants) < 2 or not arms:
-        return None
-    means = [{name: mean([table[name][seed] for seed in seeds]) for name in variants} for table in tables]
-    centre = [mean([at[name] for name in arms]) for at in means]
-    ranks = [sorted(variants, key=at.__getitem__) for at in means]
-    x = list(places)
-    data: list[dict[str, Any]] = []
-    differing: list[dict[str, Any]] = []
-    ranked: list[dict[str, Any]] = []
-    halves = [_noise(table, arms, seeds) for table in tables]
-    if len(arms) > 1 and all(half is not None for half in halves):
-        width = [100 * math.expm1(half or 0.0) for half in halves]
-        low = [100 * math.expm1(-(half or 0.0)) for half in halves]
-        data.append({
-            "type": "scatter", "mode": "lines", "fill": "toself", "fillcolor": "var(--noise, 0.16)",
-            "line": {"width": 0, "color": "var(--noise, 0)"}, "x": x + x[::-1], "hoverinfo": "skip", "name": "noise",
-        })  # fmt: skip
-        differing.append({"y": rounded(width + low[::-1])})
-        ranked.append({"x": [], "y": []})
-    for name in variants:
-        shown = text(name)
-        data.append({
-            "type": "scatter", "mode": "lines+markers", "name": shown, "x": x,
-            "line": {"color": colour(name, variants), "width": 2},
-            "marker": {"symbol": symbol(name, variants), "size": 7},
-            "meta": {"variant": shown, "label": shown},
-        })  # fmt: skip
-        change = [
-            100 * math.expm1(min(at[name] - middle, 300.0)) for at, middle in zip(means, centre, strict=True)
-        ]
-        differing.append({"y": rounded(change), "hovertemplate": "%{y:+.3f} % at %{x:.4s} tokens"})
-        ranked.append({"y": [order.index(name) + 1 for order in ranks],
-                       "hovertemplate": "rank %{y} at %{x:.4s} tokens"})  # fmt: skip
-    upright = {"title": {"text": "% of perplexity"}, "zeroline": True, "nticks": 7}
-    options = [{"name": "difference", "data": differing, "layout": {"yaxis": upright}}]
-    if len(seeds) > 1:
-        ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
-        options.append({"name": "rank", "data": ranked, "layout": {"yaxis": ladder}})
-    scales = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
-    choices = [{"label": "What", "options": options}] if len(options) > 1 else []
-    if not choices:
-        data = [{**trace, **patch} for trace, patch in zip(data, differing, strict=True)]
-    layout = {
-        "height": 380,
-        "margin": MARGIN,
-        "xaxis": {"title": {"text": "tokens"}, "tickformat": "~s"},
-        "yaxis": {} if choices else upright,
-    }
-    return {
-        "data": data,
-        "layout": layout,
-        "narrow": NARROW,
-        "labelled": True,
-        "choices": [*choices, {"label": "Horizontal scale", "options": scales}],
-    }
-
-
-def _noise(table: dict[str, dict[int, float]], arms: list[str], seeds: list[int]) -> float | None:
-    """Half the width (nats) of the band that holds an equivalent arm's mean difference in 95 % of studies."""
-    floor = noise_floor([list(dict.fromkeys(table[name][seed] for name in arms)) for seed in seeds])
-    if floor is None:
-        return None
-    error = floor.sigma * math.sqrt((1 - 1 / len(arms)) / len(seeds))
-    return min(t_quantile(CONFIDENCE, floor.freedom) * error, 100.0)
 
 
 def alternation(found: Probabilities) -> Figure:

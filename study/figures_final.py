@@ -103,13 +103,14 @@ def noise_band(report: Report) -> float | None:
 
 
 def _reach(data: list[dict[str, Any]], band: float | None) -> list[float]:
-    """What the axis shows: every estimate with its interval, zero and the noise."""
-    middles = [trace["x"][0] for trace in data]
-    ends = [0.0, *middles] + ([points(band), points(-band)] if band is not None else [])
+    """What the axis shows: every estimate with its interval, zero, and the noise unless it dwarfs them."""
+    ends = [0.0, *(trace["x"][0] for trace in data)]
     for trace in data:
         error = trace.get("error_x")
         if error:
             ends += [trace["x"][0] + error["array"][0], trace["x"][0] - error["arrayminus"][0]]
+    if band is not None and points(band) < 2 * max(abs(end) for end in ends):
+        ends += [points(band), points(-band)]
     low, high = min(ends), max(ends)
     margin = 0.06 * (high - low) or 1.0
     return [low - margin, high + margin]

@@ -3,7 +3,8 @@
 A figure is plain data, drawn by page.js with plotly.js (the copy in the plotly package, embedded whole):
 
     data, layout  as plotly.js has them; a colour may be "var(--v1)" or "var(--v1, 0.2)", a colour of page.css
-    choices       [{"label": ..., "options": [{"name": ..., "data": [a patch a trace], "layout": a patch}]}]: switches
+    choices       switches, one option of each in force (a single option always is):
+                  [{"label": ..., "options": [{"name": ..., "data": [a patch a trace], "layout": a patch}]}]
     labelled      whether lines carry their name (meta.label) at the right end
     narrow        a patch of the layout for narrow screens
 
@@ -60,15 +61,19 @@ def text(value: str) -> str:
     return html.escape(" ".join("".join(sign if sign.isprintable() else " " for sign in value).split()))
 
 
-def colour(variant: str, variants: Sequence[str], alpha: float | None = None) -> str:
-    """The variant's colour on every page: the known variants have one each, others take what is left in turn."""
+def place(variant: str, variants: Sequence[str]) -> int:
+    """The variant's place among colours and signs: the known variants have one each, others what is left in turn."""
     known = list(PATTERNS)
     if variant in known:
-        place = known.index(variant) % COLOURS
-    else:
-        others = [name for name in variants if name not in known]
-        place = (len(known) + (others.index(variant) if variant in others else 0)) % COLOURS
-    return f"var(--v{place})" if alpha is None else f"var(--v{place}, {alpha:g})"
+        return known.index(variant) % COLOURS
+    others = [name for name in variants if name not in known]
+    return (len(known) + (others.index(variant) if variant in others else 0)) % COLOURS
+
+
+def colour(variant: str, variants: Sequence[str], alpha: float | None = None) -> str:
+    """The variant's colour, the same on every page."""
+    name = f"--v{place(variant, variants)}"
+    return f"var({name})" if alpha is None else f"var({name}, {alpha:g})"
 
 
 def embedded(value: Any) -> str:
@@ -145,6 +150,8 @@ def plot(name: str, figure: Figure, caption: str) -> str:
     """The place of a figure on the page, its switches above it; `name` is its key in `page`'s figures."""
     switches = ""
     for number, choice in enumerate(figure.get("choices", [])):
+        if len(choice["options"]) < 2:
+            continue
         options = "".join(
             f'<input type="radio" id="{name}-{number}-{value}" name="{name}-{number}" value="{value}" '
             f'data-figure="{name}" data-choice="{number}"{" checked" if value == 0 else ""}>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from study import figures, figures_final, html_sections
+from study import figures, figures_final, figures_ranking, html_sections
 from study.curves import probabilities, thinned, training_curves, validation_curves
 from study.html import (
     Figure,
@@ -57,7 +57,7 @@ def document(report: Report, study_dir: Path) -> str:
         ]
     parts += [
         html_sections.runs(report),
-        section("Notes", bullets([text(note) for note in report.notes])),
+        html_sections.notes(report),
         html_sections.method(report),
     ]
     return page(f"{report.study}: attention ablation", "\n".join(part for part in parts if part), drawn)
@@ -75,18 +75,13 @@ def _header(report: Report) -> str:
     counted = sum(run.used for run in report.runs)
     seeds = len({run.seed for run in report.runs if run.used})
     target = report.target or {}
-    where = (
-        ", ".join(text(str(target[key])) for key in ("device", "dtype") if target.get(key)) or "no device yet"
-    )
+    where = ", ".join(text(str(target[key])) for key in ("device", "dtype") if target.get(key))
     said = [
-        where,
+        f"GPT-2 attention on {where}" if where else "GPT-2 attention",
         f"{counted} of {len(report.runs)} runs counted",
         f"{seeds} seed{'' if seeds == 1 else 's'}",
     ]
-    return (
-        f"<header><h1>{text(report.study)}</h1>"
-        f"<p>GPT-2 attention on {' · '.join(part for part in said if part)}</p></header>"
-    )
+    return f"<header><h1>{text(report.study)}</h1><p>{' · '.join(part for part in said if part)}</p></header>"
 
 
 def _verdicts(report: Report, names: Sequence[str]) -> str:
@@ -190,18 +185,18 @@ def _curves(report: Report, study_dir: Path, figure: Place) -> str:
     each = (
         report.effective_batch * report.block_size if report.effective_batch and report.block_size else None
     )
-    band = (
-        "Lines: mean over seeds. Shaded: from the lowest seed to the highest. "
-        if len({r.seed for r in used}) > 1
-        else ""
+    several = len({run.seed for run in used}) > 1
+    band = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. " if several else ""
+    together = (
+        "Seeds move all variants together; the differences below do not contain that." if several else ""
     )
     places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in used))), 100)
-    ranks = figures.over_training(report, places)
+    ranks = figures_ranking.over_training(report, places)
     return section(
         "Over training",
         "<h3>Validation</h3>",
         figure("validation", figures.loss_curves(validation_curves(used), each, "validation", True),
-               f"{band}Seeds move all variants together; the differences below do not contain that."),
+               f"{band}{together}"),
         "<h3>Differences and ranking</h3>",
         figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: 95 % "
                "of equivalent arms lie there by noise alone, so a rank inside it is no evidence.")
@@ -235,8 +230,8 @@ def _cost(report: Report, names: Sequence[str]) -> str:
 def _alternation(report: Report, figure: Place) -> str:
     made = [
         figure(f"alternation{number}", figures.alternation(found),
-               f"{text(found.variant)}: mean over {found.seeds} seed{'' if found.seeds == 1 else 's'}; 0.5 is the "
-               "start. From blue, the first layer, to orange, the last.")
+               f"{text(found.variant)}: mean over {found.seeds} seed{'' if found.seeds == 1 else 's'}. "
+               "From blue, the first layer, to orange, the last.")
         for number, found in enumerate(probabilities([run for run in report.runs if run.used]))
     ]  # fmt: skip
     return section("What was learned", *made)

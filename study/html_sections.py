@@ -13,13 +13,14 @@ from study.report import Report
 from study.runs import BASELINE, Run
 from study.words import METHOD, alike, by_item, by_window, perplexity, score, sentence, visible
 
-LONG = 40  # rows of the list of runs, above which it is folded
+LONG = 40  # runs, above which their list is folded
+MANY = 8  # notes, above which they are
 
 
 def power(report: Report, names: Sequence[str]) -> str:
     """The effect that the seeds can see, whether the arms vary alike, and the windows paired."""
     evidence = report.evidence
-    lines = [typeset(line) for line in visible(evidence.sensitivity)] if evidence.sensitivity else []
+    lines = [typeset(line) for line in visible(evidence.sensitivity)]
     lines.append(typeset(alike(evidence.spread)))
     made = bullets(lines)
     if evidence.windows:
@@ -112,6 +113,14 @@ def _run(run: Run) -> list[str]:
         f"{progress['tokens']:,.0f}" if progress.get("tokens") is not None else "-",
         f"{seconds:,.1f}" if seconds is not None else "-",
     ]
+
+
+def notes(report: Report) -> str:
+    """What the plan and the runs noted, folded where it is much."""
+    made = bullets([text(line) for line in report.notes])
+    if len(report.notes) > MANY:
+        made = f"<details><summary>{len(report.notes):,} notes</summary>{made}</details>"
+    return section("Notes", made)
 
 
 def method(report: Report) -> str:

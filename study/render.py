@@ -39,13 +39,9 @@ def table(headings: list[str], rows: list[list[str]]) -> list[str]:
 
 def _about(report: Report) -> str:
     """What the final numbers are, in a sentence that is true of this budget."""
-    seconds, equal = report.budget.get("max_time_seconds"), report.budget.get("equal_tokens")
-    if (
-        seconds
-        and not equal
-        and not report.budget.get("max_tokens")
-        and not report.budget.get("max_iterations")
-    ):
+    seconds = report.budget.get("max_time_seconds")
+    others = ("equal_tokens", "max_tokens", "max_iterations")
+    if seconds and not any(report.budget.get(key) for key in others):
         what = f"At equal time: the last step of each variant, under a budget of {seconds:,} s of training"
     else:
         what = "At the end of the budget: the last step of each variant (tokens and seconds are under Cost)"
@@ -144,7 +140,7 @@ def _items(report: Report) -> list[str]:
 def _power(report: Report) -> list[str]:
     """What the study can see, and its checks."""
     evidence = report.evidence
-    seen = visible(evidence.sensitivity) if evidence.sensitivity else []
+    seen = visible(evidence.sensitivity)
     lines = ["## What this study can see", "", *(f"- {line}" for line in [*seen, alike(evidence.spread)])]
     if evidence.windows:
         windows = evidence.windows[0].windows

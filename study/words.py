@@ -183,17 +183,23 @@ def hours_text(hours: float) -> str:
     return "1 minute" if minutes == 1 else f"{minutes} minutes"
 
 
-def visible(seen: Sensitivity) -> list[str]:
+def visible(seen: Sensitivity | None) -> list[str]:
     """Two sentences: the effect that the seeds at hand show, and the seeds that other effects need."""
-    smallest = percent(seen.smallest).lstrip("+")
-    lines = [
-        f"With {seeds_text(seen.seeds)} a real change of {smallest} of perplexity is found in 80 % of such studies "
-        f"(two-sided 5 %, before Holm; noise floor as measured, {seen.freedom} degrees of freedom)."
-    ]
-    far = [f"{plan.percent:g} %" for plan in seen.planned if plan.seeds is None]
+    if seen is None:
+        return [
+            "What this study can see is not known: no seed has two equivalent arms that differ, so no noise floor."
+        ]
+    basis = f"two-sided 5 %, before Holm; noise floor as measured, {seen.freedom} degrees of freedom"
+    if seen.smallest > math.log(2):
+        found = f"even a doubling of perplexity may go unseen ({basis})."
+    else:
+        smallest = percent(seen.smallest).lstrip("+")
+        found = f"a real change of {smallest} of perplexity is found in 80 % of such studies ({basis})."
+    lines = [f"With {seeds_text(seen.seeds)} {found}"]
+    far = [f"{plan.percent:g}" for plan in seen.planned if plan.seeds is None]
     near = [plan for plan in seen.planned if plan.seeds is not None and plan.more]
     there = [plan.percent for plan in seen.planned if plan.seeds is not None and not plan.more]
-    said = [f"to see {' or '.join(far)} you need more than 1,000 seeds"] if far else []
+    said = [f"to see {' or '.join(far)} % you need more than 1,000 seeds"] if far else []
     for plan in near:
         cost = "" if plan.hours is None else f", about {hours_text(plan.hours)}"
         said.append(

@@ -106,6 +106,7 @@ def test_without_a_noise_floor_nothing_is_said_of_what_can_be_seen(tmp_path: Pat
     made = report.build(a_study(tmp_path, variants=("B", "RALEARN")))
     assert made.evidence.sensitivity is None
     assert evidence.sensitivity([4, 4], NoiseFloor(0.0, 6), 1.0) is None
+    assert "What this study can see is not known" in render.markdown(made)
     assert "Too little data" in render.markdown(made)
 
 

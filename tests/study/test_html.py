@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpt2 import record
@@ -175,6 +176,31 @@ def test_variants_that_share_no_seed_have_no_ranking(tmp_path: Path) -> None:
     text = page(study)
     assert "ranking" not in specified(text)
     assert "No ranking" in text
+
+
+def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_follow_them(
+    tmp_path: Path,
+) -> None:
+    study = a_study(tmp_path, effect=-0.01)
+    figure = specified(page(study))["ranking"]
+    made = {run.name: run.record["validation"]["history"] for run in report.build(study).runs}
+    losses = np.array(
+        [[[row[2] for row in made[f"{name}{seed}"]] for seed in range(3)] for name in VARIANTS]
+    ).mean(1)
+    expected = 100 * np.expm1(losses - losses[:4].mean(0))  # the first four are the equivalent arms
+    difference, rank = figure["choices"][0]["options"]
+    lines = [place for place, trace in enumerate(figure["data"]) if "meta" in trace]
+    drawn = np.array([difference["data"][place]["y"] for place in lines])
+    assert drawn == pytest.approx(expected, rel=1e-4, abs=1e-9)
+    ranks = np.array([rank["data"][place]["y"] for place in lines])
+    assert (ranks == 1 + expected.argsort(0).argsort(0)).all()
+    assert [figure["data"][place]["x"][0] for place in lines] == [made["B0"][0][0]] * 5
+
+
+def test_training_time_is_not_written_in_milli_hours(tmp_path: Path) -> None:
+    time = specified(page(a_study(tmp_path)))["validation"]["choices"][0]["options"][1]
+    assert time["layout"]["xaxis"] == {"title": {"text": "training time (minutes)"}, "tickformat": ""}
+    assert "%{x:.2f} minutes" in time["data"][0]["hovertemplate"]
 
 
 def test_strings_of_records_have_no_effect_on_the_page(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Differences and ranks of the variants over the course of training, as one figure of `study.html` (plain data)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from study.evidence import Losses
+from study.figures import MARGIN, NARROW, SCALES, rounded, symbol
+from study.html import Figure, colour, text
+from study.report import Report, is_equivalent
+from study.runs import Run, losses
+from study.statistics import CONFIDENCE, mean, noise_floor, t_quantile
+
+
+def over_training(report: Report, places: Sequence[int]) -> Figure | None:
+    """Each variant's difference to the mean of the equivalent arms as training goes on, with their noise; and ranks.
+
+    places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have, and
+    one seed has no ranks. None where there is nothing to compare.
+    """
+    used = [run for run in report.runs if run.used]
+    tables = [_table_at(used, tokens) for tokens in places]
+    seeds = sorted(set.intersection(*(set(own) for own in tables[0].values()))) if tables else []
+    variants = [row.variant for row in report.rows]
+    arms = [name for name in variants if is_equivalent(name)]
+    if not seeds or len(variants) < 2 or not arms:
+        return None
+    means = [{name: mean([table[name][seed] for seed in seeds]) for name in variants} for table in tables]
+    band = [_band(places)] if (halves := _noise(tables, arms, seeds)) else []
+    upright = {"title": {"text": "% of perplexity"}, "zeroline": True, "nticks": 7}
+    views = [{"name": "difference", "data": _differences(means, arms, halves), "layout": {"yaxis": upright}}]
+    if len(seeds) > 1:
+        ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
+        hide: list[dict[str, Any]] = [{"x": [], "y": []}] if band else []
+        views.append({"name": "rank", "data": hide + _ranks(means), "layout": {"yaxis": ladder}})
+    return {
+        "data": band + [_line(name, variants, places) for name in variants],
+        "layout": {
+            "height": 380,
+            "margin": MARGIN,
+            "xaxis": {"title": {"text": "tokens"}, "tickformat": "~s"},
+        },
+        "narrow": NARROW,
+        "labelled": True,
+        "choices": [{"label": "What", "options": views}, {"label": "Horizontal scale", "options": SCALES}],
+    }
+
+
+def _table_at(used: Sequence[Run], tokens: int) -> Losses:
+    found: Losses = {}
+    for run in used:
+        if run.seed is not None:
+            found.setdefault(run.variant, {})[run.seed] = losses(run.record)[tokens]
+    return found
+
+
+def _percent(difference: float) -> float:
+    return 100 * math.expm1(min(difference, 300.0))
+
+
+def _noise(tables: Sequence[Losses], arms: Sequence[str], seeds: Sequence[int]) -> list[float]:
+    """At each place half the width (nats) of the band that holds an equivalent arm in 95 % of studies.
+
+    An arm's mean over S seeds minus the mean of all k arms has variance sigma^2 (1 - 1/k) / S. Empty without a floor.
+    """
+    halves = []
+    for table in tables:
+        floor = noise_floor([list(dict.fromkeys(table[name][seed] for name in arms)) for seed in seeds])
+        if floor is None:
+            return []
+        error = floor.sigma * math.sqrt((1 - 1 / len(arms)) / len(seeds))
+        halves.append(t_quantile(CONFIDENCE, floor.freedom) * error)
+    return halves
+
+
+def _differences(
+    means: Sequence[dict[str, float]], arms: Sequence[str], halves: list[float]
+) -> list[dict[str, Any]]:
+    centre = [mean([at[name] for name in arms]) for at in means]
+    hover = "%{y:+.3f} % at %{x:.4s} tokens"
+    band = [_percent(half) for half in halves] + [_percent(-half) for half in reversed(halves)]
+    lines = [
+        [_percent(at[name] - middle) for at, middle in zip(means, centre, strict=True)] for name in means[0]
+    ]
+    return ([{"y": rounded(band)}] if halves else []) + [
+        {"y": rounded(y), "hovertemplate": hover} for y in lines
+    ]
+
+
+def _ranks(means: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
+    orders = [sorted(at, key=at.__getitem__) for at in means]
+    hover = "rank %{y} at %{x:.4s} tokens"
+    return [{"y": [order.index(name) + 1 for order in orders], "hovertemplate": hover} for name in means[0]]
+
+
+def _line(name: str, variants: Sequence[str], places: Sequence[int]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": text(name),
+        "x": list(places),
+        "line": {"color": colour(name, variants), "width": 2},
+        "marker": {"symbol": symbol(name, variants), "size": 7},
+        "meta": {"variant": text(name), "label": text(name)},
+    }
+
+
+def _band(places: Sequence[int]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "noise",
+        "x": [*places, *reversed(places)],
+        "fill": "toself",
+        "fillcolor": "var(--noise, 0.16)",
+        "line": {"width": 0, "color": "var(--noise, 0)"},
+        "hoverinfo": "skip",
+    }
