@@ -152,7 +152,7 @@ def _without_settings(studies: Sequence[Study]) -> list[Check]:
 def _value(config: dict[str, str], name: str) -> str:
     """A symbol that is not written is one that is off, or out of sight since what it belongs to is off."""
     value = config.get(name, NOT_SET)
-    return NOT_SET if value == "n" else value
+    return NOT_SET if value == "n" else value or '""'
 
 
 def _meaning(name: str, studies: Sequence[Study]) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from study.report import Judged, common_tokens, is_equivalent
 from study.runs import BASELINE, losses
 from study.statistics import Interval, NoiseFloor, mean, mean_interval
 
-ARMS = "equivalent arms together"
+ARMS = "equivalent arms"
 
 
 @dataclass

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import accumulate, combinations
 
+from study.compare_read import Curve as TrainingCurve
 from study.compare_read import Study, read_curve
 from study.report import is_equivalent
 from study.statistics import mean
@@ -82,8 +83,8 @@ def running(difference: Curve) -> Curve:
     """Iteration k -> mean over the window that begins at k; shorter windows at the end are left out."""
     places = sorted(difference)
     width = min(len(places), max(SMALLEST, len(places) // WINDOWS))
-    values = [difference[k] for k in places]
-    return {places[n]: mean(values[n : n + width]) for n in range(len(places) - width + 1)}
+    sums = [0.0, *accumulate(difference[k] for k in places)]
+    return {places[n]: max(sums[n + width] - sums[n], 0.0) / width for n in range(len(places) - width + 1)}
 
 
 def parts_at(difference: Curve, limit: Curve | float) -> int | None:
@@ -107,18 +108,17 @@ def align(one: Study, other: Study) -> list[Alignment]:
         for study, members in ((one, left), (other, right))
         for key, member in members.items()
     }
+    envelopes = {
+        seed: _envelope([_arms(study, curves, seed) for study in (one, other)])
+        for seed in {seed for _, seed in shared}
+    }
     found = []
     for variant, seed in shared:
         a, b = (curves[study.label, (variant, seed)] for study in (one, other))
         difference = relative(a.losses, b.losses)
         if not difference:
             continue
-        arms = [
-            [curves[study.label, key].losses for key in members if key[1] == seed and is_equivalent(key[0])]
-            for study, members in ((one, left), (other, right))
-        ]
-        pairs = [pair for group in arms for x, y in combinations(group, 2) if (pair := relative(x, y))]
-        highest = _highest(pairs)
+        widest, highest = envelopes[seed]
         found.append(
             Alignment(
                 studies=(one.label, other.label),
@@ -127,15 +127,35 @@ def align(one: Study, other: Study) -> list[Alignment]:
                 seed=seed,
                 iterations=len(difference),
                 errors=errors(difference),
-                envelope=_widest([errors(pair) for pair in pairs]),
+                envelope=widest,
                 parts_from_rule=parts_at(difference, RULE),
-                parts_from_envelope=parts_at(difference, highest) if pairs else None,
+                parts_from_envelope=parts_at(difference, highest),
                 unreadable=a.unreadable + b.unreadable,
                 curve=thinned(running(difference)),
                 envelope_curve=thinned(highest),
             )
         )
     return found
+
+
+def _arms(study: Study, curves: dict[tuple[str, tuple[str, int]], TrainingCurve], seed: int) -> list[Curve]:
+    """The curves of the study's equivalent arms at a seed."""
+    keys = [key for key in study.keyed() if key[1] == seed and is_equivalent(key[0])]
+    return [curves[study.label, key].losses for key in keys]
+
+
+def _envelope(arms: Sequence[Sequence[Curve]]) -> tuple[Errors | None, Curve]:
+    """The largest errors, and at each iteration the largest running mean, of any two arms of one study."""
+    pairs = [pair for own in arms for x, y in combinations(own, 2) if (pair := relative(x, y))]
+    if not pairs:
+        return None, {}
+    seen = [errors(pair) for pair in pairs]
+    widest = Errors(max(e.first for e in seen), max(e.early for e in seen), max(e.late for e in seen))
+    highest: Curve = {}
+    for pair in pairs:
+        for k, value in running(pair).items():
+            highest[k] = max(highest.get(k, 0.0), value)
+    return widest, highest
 
 
 def thinned(curve: Curve) -> Curve:
@@ -145,15 +165,3 @@ def thinned(curve: Curve) -> Curve:
         return curve
     kept = [places[round(n * (len(places) - 1) / (POINTS - 1))] for n in range(POINTS)]
     return {k: curve[k] for k in kept}
-
-
-def _widest(seen: Sequence[Errors]) -> Errors | None:
-    if not seen:
-        return None
-    return Errors(max(e.first for e in seen), max(e.early for e in seen), max(e.late for e in seen))
-
-
-def _highest(pairs: Sequence[Curve]) -> Curve:
-    """At each iteration the largest running mean of any pair."""
-    means = [running(pair) for pair in pairs]
-    return {k: max(curve[k] for curve in means if k in curve) for k in set().union(*means)}

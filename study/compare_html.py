@@ -174,7 +174,7 @@ def changes(comparison: Comparison) -> Figure | None:
         "data": data,
         "layout": {
             "height": 140 + 44 * len(rows),
-            "margin": {"l": 190, "r": 24, "t": 34, "b": 48},
+            "margin": {"l": 130, "r": 24, "t": 34, "b": 48},
             "showlegend": True,
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
             "scattermode": "group",
@@ -182,7 +182,8 @@ def changes(comparison: Comparison) -> Figure | None:
                       "zerolinewidth": 2},
             "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": names},
         },
-        "narrow": NARROW | {"margin": {"l": 120, "r": 12}, "height": 150 + 44 * len(rows)},
+        "narrow": NARROW | {"margin": {"l": 104, "r": 12, "t": 34}, "height": 150 + 44 * len(rows),
+                            "xaxis": {"title": {"text": "change, % of perplexity"}}},
     }  # fmt: skip
 
 

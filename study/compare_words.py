@@ -16,6 +16,7 @@ def sentences(comparison: Comparison) -> list[str]:
     lines += [line for study in comparison.studies for line in _seeds(study)]
     if any(sum(row.equivalent for row in study.report.rows) > 1 for study in comparison.studies):
         lines.append(ONE_CLASS)
+    lines += [line for study in comparison.studies for line in _cut(study)]
     lines += agreements(comparison)
     lines += alignment_summary(comparison)
     lines += [line for study in comparison.studies for line in _uncounted(study)]
@@ -71,6 +72,19 @@ def _seeds(study: Study) -> list[str]:
     ]
 
 
+def _cut(study: Study) -> list[str]:
+    """Runs that the clock ended before their schedule did."""
+    names = [
+        inert(member.run.name) for member in study.members if (member.record.get("schedule") or {}).get("cut")
+    ]
+    if not names:
+        return []
+    return [
+        f"**{inert(study.label)}**: the schedule was cut in {len(names)} of {len(study.members)} runs: "
+        f"{', '.join(names)}. What sets them apart may be the length of training alone."
+    ]
+
+
 def agreements(comparison: Comparison) -> list[str]:
     """For each variant that is a real change: what each study's own verdict is, and whether they agree."""
     lines = []
@@ -86,7 +100,7 @@ def agreements(comparison: Comparison) -> list[str]:
         listed = "; ".join(f"{inert(label)}: {text}" for label, (text, _) in said.items())
         words = {word for _, word in said.values()}
         if len(said) < 2:
-            verdict = "only one study can say"
+            verdict = "it is judged in one study only"
         elif words == {CANNOT_TELL}:
             verdict = "no study can tell"
         elif len(words) == 1:
@@ -149,7 +163,7 @@ def ranking_note(ranking: Ranking) -> str:
     floor = ranking.floor
     noise = (
         f"noise floor {floor.sigma:.2g} nats ({percent(floor.sigma).lstrip('+')} of perplexity, "
-        f"{floor.freedom} degrees of freedom)"
+        f"{floor.freedom} degree{'' if floor.freedom == 1 else 's'} of freedom)"
         if floor
         else "no noise floor, so no place is known"
     )

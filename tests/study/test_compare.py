@@ -9,6 +9,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from gpt2 import record
@@ -174,6 +176,7 @@ ONE_THING = [
     (setting({"GPT2_MAX_TIME": "90"}), "GPT2_MAX_TIME", "harmless", "90"),
     (setting({"COMPILE": "n"}), "COMPILE", "harmless", "not set"),
     (setting({"DATA_WORKERS": "3"}), "DATA_WORKERS", "harmless", "3"),
+    (setting({"HELLASWAG_FILE": '""'}), "HELLASWAG_FILE", "harmless", '""'),
 ]  # fmt: skip
 
 
@@ -349,6 +352,7 @@ def test_the_published_gains_are_shown_against_their_own_baseline_as_no_evidence
         == 2
     )
     assert ONE_CLASS in text
+    assert text.count("the schedule was cut in 4 of 4 runs: ") == 2
     changes = {
         row.variant: [math.exp(i.mean) - 1 for i in row.against_baseline if i] for row in made.relative
     }
@@ -392,6 +396,19 @@ def test_errors_are_numpys_and_the_curves_part_where_they_were_made_to() -> None
     at = compare_alignment.parts_at(difference, compare_alignment.RULE)
     assert at == 601
     assert compare_alignment.parts_at(difference, 0.06) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=400))
+def test_running_means_are_numpys(values: list[float]) -> None:
+    width = min(len(values), max(5, len(values) // 50))
+    expected = np.convolve(values, np.ones(width) / width, mode="valid")
+    seen = compare_alignment.running(curve(np.array(values)))
+    assert list(seen) == list(range(1, len(expected) + 1))
+    assert list(seen.values()) == pytest.approx(expected, abs=1e-12)
+    kept = compare_alignment.thinned(curve(np.array(values)))
+    assert len(kept) <= compare_alignment.POINTS
+    assert {1, len(values)} <= kept.keys()
 
 
 def test_a_run_is_measured_by_one_percent_and_by_the_spread_of_equivalent_arms(
