@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from gpt2.config import ModelConfig
 from gpt2.model import GPT2, initialise
@@ -93,12 +92,3 @@ def test_a_broken_file_is_named_with_its_line(folder: Path, text: str, message: 
         made(folder, text)
     assert re.match(r"OWN_VARIANT_\d+: ra/own/own_variant_\d+\.py", str(caught.value))
     assert "\n" not in str(caught.value)
-
-
-def test_attention_calls_of_an_own_variant_reach_the_memory_plan(folder: Path) -> None:
-    text = (
-        "from torch import nn\nclass Two(nn.Module):\n    attention_calls = 2\n"
-        "def attention(layer, spec):\n    return Two()\n"
-    )
-    assert made(folder, text).attention_calls == 2
-    assert isinstance(made(folder, text).attention(1), nn.Module)
