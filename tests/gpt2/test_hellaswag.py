@@ -98,6 +98,12 @@ def test_the_size_of_a_batch_changes_nothing(model: GPT2) -> None:
     one, other = score(model, items, batch_tokens=1), score(model, items, batch_tokens=10**6)
     for a, b in zip(one.log_likelihoods, other.log_likelihoods, strict=True):
         assert a == pytest.approx(b, abs=1e-9)
+    labels = [item.label for item in items]
+    assert one.correct == [choice == label for choice, label in zip(one.choices, labels, strict=True)]
+    assert one.correct_norm == [
+        choice == label for choice, label in zip(one.choices_norm, labels, strict=True)
+    ]
+    assert one.acc_norm == pytest.approx(sum(one.correct_norm) / len(items))
 
 
 class Knowing(torch.nn.Module):
