@@ -7,6 +7,7 @@ python -m scripts.train STUDY_DIR VARIANT SEED --time S --micro M  only time ste
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -59,7 +60,8 @@ def _explain(error: Exception) -> int:
     elif not isinstance(error, UserError):
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"
-    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the log may lie on the disk that is full
+        print(f"error: {' '.join(text.split())}", file=sys.stderr)
     return status
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from gpt2 import data, hellaswag, record, target
 from gpt2.batch import BatchPlan
 from gpt2.config import Config, Symbols
-from gpt2.exhaustion import free_bytes, gib
+from gpt2.exhaustion import disk_full, free_bytes, gib
 from gpt2.hardware import detected_target_name
 from gpt2.track import Trackers
 from ra.settings import AlternationSettings
@@ -96,6 +96,10 @@ class Study:
         with locked(self.directory), self.signals():
             try:
                 return self.work()
+            except OSError as error:
+                if not disk_full(error):
+                    raise
+                raise self.full_disk(str(error)) from error
             except StopAsked:
                 self.report()
                 print(f"stopped; `make` goes on where it was: {self.directory}")
@@ -247,15 +251,18 @@ class Study:
     def again(self, status: int, child: Child, plan: dict[str, Any], name: str) -> str:
         """Why the run is to go on from its last checkpoint at once, or nothing; StudyError where no run could."""
         if status == EXIT_DISK_FULL:
-            raise StudyError(
-                f"{self.directory} is on a full disk ({gib(free_bytes(self.directory))} free): free some and run "
-                f"`make`, {name} goes on from its last checkpoint ({child.last_words()})"
-            )
+            raise self.full_disk(child.last_words())
         if status == EXIT_NOT_FINITE:
             return f"{child.last_words()}; once more from the last checkpoint, to see whether it comes back"
         if status == EXIT_OUT_OF_MEMORY and planning.fall_back(self.directory, plan, name):
             return str(plan["notes"][-1])
         return ""
+
+    def full_disk(self, told: str) -> StudyError:
+        return StudyError(
+            f"{self.directory} is on a full disk ({gib(free_bytes(self.directory))} free): free some and run `make`, "
+            f"which goes on from the last checkpoint ({told or 'no room for a message'})"
+        )
 
     def outcome(self, run: tuple[str, int]) -> str:
         """A finished run in a line, or why it is not."""
