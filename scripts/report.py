@@ -25,7 +25,7 @@ def main() -> int:
     if not directory.is_dir():
         raise UserError(f"{directory} is no study folder; right: results/NAME of a study that was started")
     print(report.render_terminal(report.write(directory)))
-    print(f"report: {directory / 'report.md'}    numbers: {directory / 'report.json'}")
+    print(f"report: {directory / 'report.html'} (and .md)    numbers: {directory / 'report.json'}")
     return 0
 
 

@@ -61,7 +61,11 @@ class Judged:
 
 @dataclass
 class Report:
-    """same_point: every run ended at equal_tokens, so that final and equal-token numbers are the same numbers."""
+    """same_point: every run ended at equal_tokens, so that final and equal-token numbers are the same numbers.
+
+    cut: runs whose schedule the training clock cut short. They ended before the others, so that their final losses
+    count in no difference, no noise floor and no verdict; at equal tokens they do.
+    """
 
     study: str
     runs: list[Run]
@@ -78,6 +82,7 @@ class Report:
     validation_tokens: int | None
     target: dict[str, Any] | None
     notes: list[str]
+    cut: list[str]
     evidence: Evidence
 
 
@@ -113,14 +118,17 @@ def build(study_dir: Path) -> Report:
     level = _table(used, variants, lambda seen: losses(seen)[tokens]) if tokens is not None else {}
     first = used[0].record if used else None
     plan = _plan(study_dir)
-    floor = noise_floor(_arms(final))
+    whole = _table(
+        [run for run in used if not was_cut(run.record)], variants, lambda seen: seen["validation"]["loss"]
+    )
+    floor = noise_floor(_arms(whole))
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, [run.record for run in used if run.variant == name], final, level)
+        rows=[_row(name, [run.record for run in used if run.variant == name], final, whole, level)
               for name in variants],
         floor=floor,
-        judged=_judge(final),
+        judged=_judge(whole),
         judged_equal_tokens=_judge(level),
         equal_tokens=tokens,
         same_point=bool(used) and all(run.record["progress"]["tokens"] == tokens for run in used),
@@ -131,7 +139,8 @@ def build(study_dir: Path) -> Report:
         validation_tokens=first["validation"]["tokens"] if first else None,
         target=first["target"] if first else None,
         notes=_notes(plan["notes"], used),
-        evidence=gather(study_dir, used, final, _arms(final), floor),
+        cut=[run.name for run in used if was_cut(run.record)],
+        evidence=gather(study_dir, used, whole, _arms(whole), floor),
     )  # fmt: skip
 
 
@@ -169,7 +178,12 @@ def _judge(table: Losses) -> list[Judged]:
     ]
 
 
-def _row(name: str, records: list[dict[str, Any]], final: Losses, level: Losses) -> Row:
+def was_cut(seen: dict[str, Any]) -> bool:
+    """Whether the training clock ended the run before its schedule did."""
+    return bool((seen.get("schedule") or {}).get("cut"))
+
+
+def _row(name: str, records: list[dict[str, Any]], final: Losses, whole: Losses, level: Losses) -> Row:
     def known(part: str, key: str) -> list[Any]:
         return [seen[part][key] for seen in records if seen[part] and seen[part][key] is not None]
 
@@ -181,7 +195,7 @@ def _row(name: str, records: list[dict[str, Any]], final: Losses, level: Losses)
         final_loss=mean_interval(list(final[name].values())),
         best_loss=mean_interval([min([*losses(r).values(), r["validation"]["loss"]]) for r in records]),
         equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
-        against_baseline=paired(final, name),
+        against_baseline=paired(whole, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
         hellaswag=hellaswag(records),
         iterations=mean(known("progress", "iterations")),
@@ -190,7 +204,7 @@ def _row(name: str, records: list[dict[str, Any]], final: Losses, level: Losses)
         tokens_per_second=mean(speeds) if speeds else None,
         mfu=mean(mfu) if mfu else None,
         peak_memory_bytes=max(known("memory", "peak_allocated_bytes"), default=None),
-        cut=sum(bool((seen.get("schedule") or {}).get("cut")) for seen in records),
+        cut=sum(was_cut(seen) for seen in records),
     )
 
 

@@ -126,7 +126,7 @@ class Study:
         finally:
             terminal.close()
         print(report.render_terminal(self.report()))
-        print(f"report: {self.directory / 'report.md'}    records: {self.directory / 'runs'}")
+        print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
         failed = [record.run_name(*run) for run in self.left()]
         if failed:
             print(f"not finished: {', '.join(failed)}; `make` tries them again", file=sys.stderr)
@@ -134,7 +134,7 @@ class Study:
 
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.all_runs())} runs of {self.settings.name} are finished")
-        print(f"report: {self.directory / 'report.md'}")
+        print(f"report: {self.directory / 'report.html'} (and .md)")
         return 0
 
     # -- before the runs ----------------------------------------------------------------------------------------

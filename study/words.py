@@ -134,11 +134,19 @@ def verdicts(report: Report) -> list[str]:
         at = f" at equal tokens ({report.equal_tokens or 0:,})"
         lines += [verdict(judged, at) for judged in report.judged_equal_tokens]
     told = {judged.variant for judged in report.judged}
+    without = "no seed of it has equivalent arms" + (" that ended their schedule" if report.cut else "")
     lines += [
-        f"**{inert(row.variant)}**: {CANNOT_TELL}: no seed of it has equivalent arms to measure the noise with."
+        f"**{inert(row.variant)}**: {CANNOT_TELL}: {without} to measure the noise with."
         for row in report.rows
         if not row.equivalent and row.variant not in told
     ]
+    if report.cut:
+        names = ", ".join(inert(name) for name in report.cut)
+        lines.append(
+            f"The training clock cut the schedule of {len(report.cut)} of {len(report.runs)} runs short ({names}): the "
+            "machine was slower than when it was planned. They ended before the others, so their final losses count in "
+            "no difference, no noise floor and no verdict; at equal tokens they do."
+        )
     if sum(row.equivalent for row in report.rows) > 1:
         lines.append(ONE_CLASS)
     if report.floor:

@@ -201,3 +201,41 @@ def test_report_json_holds_every_interval_of_the_report(tmp_path: Path) -> None:
     assert seen["rows"][0]["final_loss"]["low"] == made.rows[0].final_loss.low
     assert seen["judged"][0]["result"]["difference"]["high"] == made.judged[0].result.difference.high
     assert seen["learned"]["RALEARN"]["last"] == pytest.approx([0.4, 0.6])
+
+
+def cut_short(value: dict[str, Any]) -> None:
+    """As the training clock leaves it: fewer tokens, a much higher loss, no last evaluation on the grid."""
+    value["schedule"]["cut"] = True
+    value["progress"] |= {"iterations": 150, "tokens": 1500}
+    value["validation"]["loss"] += 2.0
+    value["validation"]["history"] = [
+        value["validation"]["history"][0],
+        [1500, 66.0, value["validation"]["loss"]],
+    ]
+
+
+def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(tmp_path: Path) -> None:
+    sound = report.build(a_study(tmp_path / "sound", seeds=4, effect=0.05))
+    cut = report.build(
+        a_study(tmp_path / "cut", seeds=4, effect=0.05, change={"RAALL1": cut_short, "RALEARN2": cut_short})
+    )
+    assert cut.cut == ["RAALL1", "RALEARN2"]
+    assert cut.floor is not None
+    assert sound.floor is not None
+    assert cut.floor.freedom == sound.floor.freedom - 1
+    assert cut.floor.sigma == pytest.approx(sound.floor.sigma, rel=0.3)
+    assert cut.judged[0].result.difference.count == 3
+    assert cut.judged[0].result.difference.mean == pytest.approx(0.05, abs=0.02)
+    assert row(cut, "RAALL").against_baseline.count == 3
+    assert "cut the schedule of 2 of 20 runs short (RAALL1, RALEARN2)" in render.markdown(cut)
+
+
+def test_a_study_of_cut_runs_alone_has_no_verdict(tmp_path: Path) -> None:
+    names = [record.run_name(name, seed) for name in VARIANTS for seed in range(3)]
+    made = report.build(a_study(tmp_path, change=dict.fromkeys(names, cut_short)))
+    assert made.floor is None
+    assert made.judged == []
+    assert (
+        "**RALEARN**: cannot tell: no seed of it has equivalent arms that ended their schedule"
+        in render.markdown(made)
+    )
