@@ -114,9 +114,9 @@ class Study:
         self.find_hellaswag()
         plan = self.plan(resolved)
         left = self.left()
-        space.require(
-            self.directory, self.config.model, [plan["variants"][name]["iterations"] for name, _ in left]
-        )
+        counts = [plan["variants"][name]["iterations"] for name, _ in left]
+        written = sum(space.checkpoint_bytes(self.run_dir(*run)) for run in left)
+        space.require(self.directory, self.config.model, counts, written)
         terminal = Terminal(Estimate(len(left), self.expected_seconds(plan)), len(self.all_runs()))
         terminal.say(self.summary(plan, len(left)))
         try:

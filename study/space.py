@@ -25,7 +25,7 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 def needed_bytes(model: ModelConfig, iterations: list[int]) -> int:
-    """Bytes that runs of so many iterations will write at most; a finished run keeps one checkpoint."""
+    """Bytes that runs of so many iterations write at most; a finished run keeps one checkpoint."""
     if not iterations:
         return 0
     checkpoint = BYTES_A_PARAMETER * parameter_count(model)
@@ -33,9 +33,17 @@ def needed_bytes(model: ModelConfig, iterations: list[int]) -> int:
     return checkpoints * checkpoint + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
 
 
-def require(directory: Path, model: ModelConfig, iterations: list[int]) -> None:
-    """SpaceError where the disk of `directory` has less than what runs of so many iterations need."""
-    needed, free = needed_bytes(model, iterations), free_bytes(directory)
+def checkpoint_bytes(run_dir: Path) -> int:
+    """What the checkpoints of a run that was begun take now."""
+    return sum(path.stat().st_size for path in (run_dir / "checkpoint").rglob("*") if path.is_file())
+
+
+def require(directory: Path, model: ModelConfig, iterations: list[int], written: int = 0) -> None:
+    """SpaceError where the disk of `directory` has less than what runs of so many iterations need.
+
+    written: bytes of it that are there already, from runs that were begun.
+    """
+    needed, free = max(0, needed_bytes(model, iterations) - written), free_bytes(directory)
     if free < needed:
         raise SpaceError(
             f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "

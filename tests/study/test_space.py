@@ -51,3 +51,17 @@ def test_a_disk_without_room_is_refused_with_what_is_needed(
 def test_more_runs_need_more(tmp_path: Path) -> None:
     sizes = [space.needed_bytes(MODEL, [100] * count) for count in range(1, 6)]
     assert sizes == sorted(set(sizes))
+
+
+def test_what_a_run_that_was_begun_has_written_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checkpoint" / "00000007").mkdir(parents=True)
+    (tmp_path / "checkpoint" / "00000007" / "state.pt").write_bytes(b"x" * 1000)
+    assert space.checkpoint_bytes(tmp_path) == 1000
+    assert space.checkpoint_bytes(tmp_path / "nothing") == 0
+    needed = space.needed_bytes(MODEL, [100, 100])
+    monkeypatch.setattr(space, "free_bytes", lambda path: needed - 1000)
+    with pytest.raises(space.SpaceError):
+        space.require(tmp_path, MODEL, [100, 100])
+    space.require(tmp_path, MODEL, [100, 100], written=1000)
