@@ -12,7 +12,7 @@ SETUP := python3 -m scripts.setup
 endif
 
 .PHONY: all help setup-base setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run report control check clean mrproper
+        data run report control memory check clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Set up what is missing, run what is missing, resume what was cut off, report
@@ -44,6 +44,9 @@ report: setup-main  ## Rebuild the report of the study from its records
 
 control: setup-main  ## The equivalence control: B and RAALL from swapped initial weights
 	@$(RUN) -m scripts.control
+
+memory: setup-main  ## Peak memory of each variant [TARGET="a100-40g w7900"] [VARIANTS="B RALEARN"]: predicted, and measured here
+	@$(RUN) -m scripts.memory --target '$(TARGET)' --variants '$(VARIANTS)'
 
 check: setup-dev  ## The tests, the linter and the type checker
 	@$(RUN) -m scripts.check

@@ -40,22 +40,22 @@ class Predictions:
         self.room_bytes = int(resolved.memory_bytes * (1 - MARGIN))
         self._failed: dict[str, str] = {}  # cost class -> why it cannot be predicted
 
-    def work(self, variant: Variant, batch: BatchPlan) -> Work:
+    def work_at(self, variant: Variant, micro: int) -> Work:
+        """The work at `micro` sequences at a time; two micro-batches a step where it does not divide the batch."""
+        effective = self.config.batch.effective
         return Work(
             self.config.model,
             self.config.optimizer,
             variant.attention,
-            batch.micro,
-            batch.accumulation,
+            micro,
+            2 if effective % micro else effective // micro,
             self.resolved.target.kind,
             self.resolved.dtype,
         )
 
     def of(self, variant: Variant, micro: int) -> Prediction:
-        """The prediction for `micro` sequences at a time; two micro-batches a step where micro does not divide."""
-        effective = self.config.batch.effective
-        batch = plan_batch(effective if effective % micro == 0 else 2 * micro, micro, 1, self.block_size)
-        work = self.work(variant, batch)
+        """The prediction for `micro` sequences at a time."""
+        work = self.work_at(variant, micro)
         key = (work.model, variant.cost_class, micro, work.batch.accumulation, work.kind, work.dtype)
         if key not in _MADE:
             _MADE[key] = predict(work)
@@ -79,10 +79,11 @@ class Predictions:
         """
         if not self.fits(variant, 1):
             return 0
-        low, high = 1, 2
+        low, high = 1, 4
         while self.fits(variant, high):
             before, low = low, high
-            high = max(low + 1, self._along(variant, before, low) + 1)
+            # at most four times as many: at first the evaluation may need more than a step, and the line is flat
+            high = min(max(low + 1, self._along(variant, before, low) + 1), 4 * low)
         while high - low > 1:
             middle = min(max(self._along(variant, low, high), low + 1), high - 1)
             if self.fits(variant, middle):
