@@ -93,6 +93,9 @@ def show(name: str, only: str) -> None:
     predictions = Predictions(config, resolved)
     # the study's plan, whatever variants are shown
     batch = predictions.choose_batch(variant(each, config.model, alternation) for each in settings.variants)
+    reasons = {each.name: predictions.unpredictable(each, batch.micro) for each in variants}
+    print(*(reason for reason in reasons.values() if reason), sep="\n", end="")
+    variants = [each for each in variants if not reasons[each.name]]
     rows = [predicted_row(predictions, each, variants, batch.micro) for each in variants]
     head = heading(resolved, batch, config.model.size, MARGIN)
     print(head, flush=True)
