@@ -72,18 +72,21 @@ class Predictions:
         return self.peak_bytes(variant, micro) <= self.room_bytes
 
     def largest_micro(self, variant: Variant) -> int:
-        """The most sequences at a time that are predicted to fit, divisor or not; 0 where one does not.
+        """The most sequences of a step at a time that are predicted to fit, divisor or not; 0 where one does not.
 
         From two chunks of the loss on, memory is a straight line in the micro-batch, or several that bend upwards:
         chords are followed, and the last micro-batch that fits and the first that does not are both predicted.
         """
         if not self.fits(variant, 1):
             return 0
-        low, high = 1, 4
+        most = self.config.batch.effective  # more at a time would be another experiment
+        low, high = 1, max(2, min(4, most))
         while self.fits(variant, high):
+            if high >= most:
+                return most
             before, low = low, high
             # at most four times as many: at first the evaluation may need more than a step, and the line is flat
-            high = min(max(low + 1, self._along(variant, before, low) + 1), 4 * low)
+            high = min(max(low + 1, self._along(variant, before, low) + 1), 4 * low, most)
         while high - low > 1:
             middle = min(max(self._along(variant, low, high), low + 1), high - 1)
             if self.fits(variant, middle):
