@@ -98,3 +98,12 @@ def test_a_model_too_large_for_the_card_is_told_with_the_remedy(config: Config) 
         MemoryPlanError, match=r"needs .* GiB for one sequence; a card has .*CONFIG_GPT2_MODEL"
     ):
         on(config, 10).choose_batch(VARIANTS)
+
+
+def test_ralearn_needs_at_most_1_05_times_the_baseline_at_the_size_of_the_study(config: Config) -> None:
+    model = ModelConfig("124m", 12, 12, 768, 1024, 0.0)
+    predictions = on(dataclasses.replace(config, model=model), 40448)
+    baseline, learned = (
+        predictions.peak_bytes(variant(name, model, ALTERNATION), 32) for name in ("B", "RALEARN")
+    )
+    assert baseline < learned <= 1.05 * baseline
