@@ -14,7 +14,7 @@ SETUP := python3 -m scripts.setup
 endif
 
 .PHONY: all help setup-base setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run report compare attention control bench check faults clean mrproper
+        data run report compare attention control memory bench check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Set up what is missing, run what is missing, resume what was cut off, report
@@ -56,6 +56,9 @@ control: setup-main  ## The equivalence control: B and RAALL from swapped initia
 bench: setup-main  ## Speed and memory beside GPT-2 as it is usually written (SHAPE= ROUNDS= SECONDS=)
 	@$(RUN) -m scripts.bench $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 	    $(if $(SECONDS),--seconds '$(SECONDS)')
+
+memory: setup-main  ## Peak memory of each variant, predicted and measured [TARGET="a100-40g w7900"] [VARIANTS=]
+	@$(RUN) -m scripts.memory --target '$(TARGET)' --variants '$(VARIANTS)'
 
 check: setup-dev  ## The tests, the linter and the type checker
 	@$(RUN) -m scripts.check

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -96,6 +97,16 @@ class Timeline:
         for block in self.alive(event):
             sums[block.label()] += block.nbytes
         return sums
+
+    def by_kind_over_time(self) -> dict[str, list[int]]:
+        """Bytes alive by kind after each event."""
+        series = {kind: [0] * (self.events + 2) for kind in KINDS}
+        for block in self.blocks:
+            row = series[block.label()]
+            row[block.born] += block.nbytes
+            if block.died is not None:
+                row[block.died] -= block.nbytes
+        return {kind: list(itertools.accumulate(row)) for kind, row in series.items()}
 
     def by_module(self, event: int) -> list[tuple[str, str, int]]:
         """(module, kind, bytes) alive at an event, largest first; a `*` stands for all layers."""

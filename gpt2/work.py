@@ -3,7 +3,6 @@ evaluation batch."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -32,10 +31,6 @@ class Work:
     kind: str
     dtype: str
     loss: Loss = linear_cross_entropy
-
-    def at(self, micro: int, effective: int) -> Work:
-        """The same with another micro-batch of the effective batch."""
-        return dataclasses.replace(self, micro=micro, accumulation=effective // micro)
 
     @property
     def batch(self) -> BatchPlan:

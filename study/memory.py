@@ -40,22 +40,22 @@ class Predictions:
         self.room_bytes = int(resolved.memory_bytes * (1 - MARGIN))
         self._failed: dict[str, str] = {}  # cost class -> why it cannot be predicted
 
-    def work(self, variant: Variant, batch: BatchPlan) -> Work:
+    def work_at(self, variant: Variant, micro: int) -> Work:
+        """The work at `micro` sequences at a time; two micro-batches a step where it does not divide the batch."""
+        effective = self.config.batch.effective
         return Work(
             self.config.model,
             self.config.optimizer,
             variant.attention,
-            batch.micro,
-            batch.accumulation,
+            micro,
+            2 if effective % micro else effective // micro,
             self.resolved.target.kind,
             self.resolved.dtype,
         )
 
     def of(self, variant: Variant, micro: int) -> Prediction:
-        """The prediction for `micro` sequences at a time; two micro-batches a step where micro does not divide."""
-        effective = self.config.batch.effective
-        batch = plan_batch(effective if effective % micro == 0 else 2 * micro, micro, 1, self.block_size)
-        work = self.work(variant, batch)
+        """The prediction for `micro` sequences at a time."""
+        work = self.work_at(variant, micro)
         key = (work.model, variant.cost_class, micro, work.batch.accumulation, work.kind, work.dtype)
         if key not in _MADE:
             _MADE[key] = predict(work)
@@ -72,17 +72,21 @@ class Predictions:
         return self.peak_bytes(variant, micro) <= self.room_bytes
 
     def largest_micro(self, variant: Variant) -> int:
-        """The most sequences at a time that are predicted to fit, divisor or not; 0 where one does not.
+        """The most sequences of a step at a time that are predicted to fit, divisor or not; 0 where one does not.
 
         From two chunks of the loss on, memory is a straight line in the micro-batch, or several that bend upwards:
         chords are followed, and the last micro-batch that fits and the first that does not are both predicted.
         """
         if not self.fits(variant, 1):
             return 0
-        low, high = 1, 2
+        most = self.config.batch.effective  # more at a time would be another experiment
+        low, high = 1, max(2, min(4, most))
         while self.fits(variant, high):
+            if high >= most:
+                return most
             before, low = low, high
-            high = max(low + 1, self._along(variant, before, low) + 1)
+            # at most four times as many: at first the evaluation may need more than a step, and the line is flat
+            high = min(max(low + 1, self._along(variant, before, low) + 1), 4 * low, most)
         while high - low > 1:
             middle = min(max(self._along(variant, low, high), low + 1), high - 1)
             if self.fits(variant, middle):

@@ -76,7 +76,8 @@ def test_the_peak_grows_with_the_micro_batch_and_beyond_two_chunks_of_the_loss_i
         peaks.append([phases["forward"], phases["backward"]])
     for phase in zip(*peaks, strict=True):
         rises = [b - a for a, b in itertools.pairwise(phase)]
-        assert rises[0] == rises[1] == rises[2] > 0
+        assert min(rises) > 0
+        assert max(rises) - min(rises) <= 2 * 512  # two tensors' rounding to the allocator's blocks
 
 
 def test_more_than_two_micro_batches_a_step_need_no_more_than_two() -> None:

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gpt2.loss import linear_cross_entropy
 from gpt2.model import GPT2, CausalSelfAttention, initialise
+from gpt2.tracker import Tracker
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
+from ra.written_out import WrittenOutAttention, full_logits_loss
 
 B, H, T, D = 2, 3, 12, 4
 WIDTH = H * D
@@ -189,3 +192,78 @@ def test_between_its_gradients_the_hard_gate_costs_one_call_and_gives_the_same_v
         torch.testing.assert_close(seen[k][2], seen[0][2], rtol=1e-10, atol=1e-10)
     with pytest.raises(ValueError, match="at least 1"):
         LearnedHardAttention(WIDTH, H, gate_every=0, **LEARNED)
+
+
+@pytest.mark.parametrize("kind", [LearnedAttention, LearnedHardAttention])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_made_again_in_backward_gives_the_same_gradients_to_the_bit(
+    kind: type, recompute: bool
+) -> None:
+    made = kind(WIDTH, H, **LEARNED, recompute=recompute)
+    for name, parameter in made.named_parameters():
+        if parameter.dim():
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
+    x = torch.randn(B, T, WIDTH, generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for forward in (made, lambda x: made.merge(made.attend(*made.project(x)))):
+        made.zero_grad()
+        leaf = x.clone().requires_grad_()
+        (forward(leaf) ** 2).sum().backward()
+        gradients.append([leaf.grad, *(parameter.grad for parameter in made.parameters())])
+    for ours, plain in zip(*gradients, strict=True):
+        assert torch.equal(ours, plain)
+
+
+def kept_bytes(attention: nn.Module) -> int:
+    """Bytes that backward keeps, each storage once, the weights, input and output aside."""
+    tracker = Tracker()
+    with tracker:
+        x = torch.randn(B, 128, WIDTH, requires_grad=True)
+        tracker.mark("other", [("", x), *(("", parameter) for parameter in attention.parameters())])
+        with tracker.phase("forward"):
+            y = attention(x)
+        timeline = tracker.timeline()
+        kinds = timeline.by_kind(timeline.events)
+    return kinds["activations"] - y.numel() * y.element_size()
+
+
+def test_the_learned_attention_keeps_at_most_two_outputs_a_layer_more_than_the_standard_one() -> None:
+    output = B * 128 * WIDTH * 4
+    statistics = B * 128 * H * 4
+    standard = kept_bytes(CausalSelfAttention(WIDTH, H))
+    assert kept_bytes(LearnedAttention(WIDTH, H, **LEARNED)) <= standard + output + statistics + 64
+    assert kept_bytes(LearnedHardAttention(WIDTH, H, **LEARNED)) <= standard + output + statistics + 64
+    for made_again in (
+        LearnedAttention(WIDTH, H, **LEARNED, recompute=True),
+        LearnedScoreAttention(WIDTH, H, **LEARNED),
+    ):
+        assert kept_bytes(made_again) < standard
+
+
+def test_the_written_out_attention_of_2025_is_the_same_function_and_keeps_two_matrices() -> None:
+    fused, written = LearnedAttention(WIDTH, H, **LEARNED), WrittenOutAttention(WIDTH, H, **LEARNED)
+    for module in (fused, written):
+        for name, parameter in module.double().named_parameters():
+            if parameter.dim():
+                nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
+    x = torch.randn(B, T, WIDTH, dtype=torch.float64)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    for module, leaf in zip((fused, written), leaves, strict=True):
+        (module(leaf) ** 2).sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(fused.parameters(), written.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-10)
+    assert kept_bytes(written.float()) >= 2 * B * H * 128 * 128 * 4
+
+
+def test_the_loss_of_2025_is_the_same_function() -> None:
+    x = torch.randn(B, T, WIDTH, dtype=torch.float64)
+    weight, targets = torch.randn(64, WIDTH, dtype=torch.float64), torch.randint(0, 53, (B, T))
+    results = []
+    for loss in (linear_cross_entropy, full_logits_loss):
+        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        value = loss(a, b, targets, 53)
+        value.backward()
+        results.append((value, a.grad, b.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
