@@ -33,6 +33,7 @@ from study.child import (
     Child,
     how_it_ended,
 )
+from study.extend import finish_extension
 from study.guard import StudyError, locked, refuse_another_configuration
 from study.own import keep_sources
 from study.settings import StudySettings
@@ -70,7 +71,8 @@ class Study:
 
     def begun(self, name: str) -> bool:
         """Whether a run of this variant, of whatever seed, is finished or has a checkpoint to go on from."""
-        for checkpoint in (self.directory / "runs").glob("*/checkpoint"):
+        runs = self.directory / "runs"
+        for checkpoint in (*runs.glob("*/checkpoint"), *runs.glob("*/stable")):
             with contextlib.suppress(record.RecordError):
                 if record.load(checkpoint.parent)["variant"] == name and any(checkpoint.iterdir()):
                     return True
@@ -84,6 +86,7 @@ class Study:
     def run(self) -> int:
         """Run what is left; the exit status for the shell."""
         refuse_another_configuration(self.directory, self.config_text)
+        finish_extension(self.directory)
         if self.directory.exists():
             keep_sources(self.directory, self.settings.variants, self.begun)
         if self.directory.exists() and not self.left():
@@ -111,7 +114,10 @@ class Study:
         plan = self.plan(resolved)
         left = self.left()
         space.require(
-            self.directory, self.config.model, [plan["variants"][name]["iterations"] for name, _ in left]
+            self.directory,
+            self.config.model,
+            [plan["variants"][name]["iterations"] for name, _ in left],
+            self.config.optimizer.schedule,
         )
         terminal = Terminal(Estimate(len(left), self.expected_seconds(plan)), len(self.all_runs()))
         terminal.say(self.summary(plan, len(left)))

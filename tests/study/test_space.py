@@ -51,3 +51,10 @@ def test_a_disk_without_room_is_refused_with_what_is_needed(
 def test_more_runs_need_more(tmp_path: Path) -> None:
     sizes = [space.needed_bytes(MODEL, [100] * count) for count in range(1, 6)]
     assert sizes == sorted(set(sizes))
+
+
+def test_a_schedule_that_keeps_a_checkpoint_more_of_each_run_needs_that_much_more() -> None:
+    one = space.BYTES_A_PARAMETER * space.parameter_count(MODEL)
+    more = space.needed_bytes(MODEL, [100] * 4, "wsd") - space.needed_bytes(MODEL, [100] * 4)
+    assert more == 4 * one
+    assert space.needed_bytes(MODEL, [], "wsd") == 0
