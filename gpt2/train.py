@@ -82,6 +82,7 @@ class Run:
         )
         wsd = config.optimizer.schedule == "wsd"
         self.stable_end = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: nothing to keep there
+        self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
         self.iteration = 0
         self.cut = False
         self.watch = SpikeWatch()
@@ -355,7 +356,7 @@ class Run:
                 "tokens_per_second": speed,
                 "mfu": speed * self.stepper.model.flops_per_token() / peak if speed and peak else None,
             },
-            "schedule": {"iterations": self.plan.iterations, "cut": self.cut},
+            "schedule": {"iterations": self.plan.iterations, "cut": self.cut} | self.warmup,
             "faults": self.faults.faults,
             "spikes": self.spikes,
         }  # fmt: skip

@@ -70,13 +70,7 @@ def extend(config: Config, settings: StudySettings, config_text: str, factor: Fr
         record.write_json(directory / "plan.json", longer)  # from here on it is extended
         for folder in _behind(directory, longer):
             _set_back(folder)
-    changes = ", ".join(
-        f"{name} {before[name]} -> {longer['variants'][name]['iterations']}" for name in before
-    )
-    return [
-        f"{settings.name}: {len(runs)} runs are planned {float(factor):g} times as long; iterations: {changes}",
-        f"`make` goes on with each from where its decay began; the plan before: {kept}, records: run-N.json",
-    ]
+    return _told(directory, settings, runs, before, longer)
 
 
 def finish_extension(directory: Path) -> None:
@@ -100,13 +94,36 @@ def _refuse_cosine(optimizer: OptimizerConfig) -> None:
         )
 
 
-def _runs(directory: Path, settings: StudySettings) -> list[Path]:
-    """The folders of the runs that .config asks for and of all others that are finished."""
-    asked = [
+def _told(
+    directory: Path, settings: StudySettings, runs: list[Path], before: dict[str, int], longer: dict[str, Any]
+) -> list[str]:
+    """What an extension has done, in lines for the terminal."""
+    rows = longer["variants"]
+    changes = ", ".join(f"{name} {before[name]} -> {rows[name]['iterations']}" for name in before)
+    asked = _asked(directory, settings)
+    others = ", ".join(folder.name for folder in runs if folder not in asked)
+    aside = [f"not in .config, so set back with the others but not gone on with: {others}"] if others else []
+    return [
+        *aside,
+        f"{settings.name}: {len(runs)} runs are planned for {longer['extended']:g} times the first budget; "
+        f"iterations: {changes}",
+        "`make` goes on with each from where its decay began; what they were is kept beside them: run-N.json, "
+        "checkpoint-N/, and plan-N.json for the study",
+    ]
+
+
+def _asked(directory: Path, settings: StudySettings) -> list[Path]:
+    """The folders of the runs that .config asks for."""
+    return [
         directory / "runs" / record.run_name(name, seed)
         for seed in range(settings.seeds)
         for name in settings.variants
     ]
+
+
+def _runs(directory: Path, settings: StudySettings) -> list[Path]:
+    """The folders of the runs that .config asks for and of all others that are finished."""
+    asked = _asked(directory, settings)
     return [*asked, *(path for path in _finished(directory) if path not in asked)]
 
 
@@ -151,7 +168,7 @@ def _refuse_run(folder: Path, plan: dict[str, Any], optimizer: OptimizerConfig) 
 def _refuse_stable(folder: Path, iteration: int) -> None:
     """ExtendError where the checkpoint of the beginning of the decay is not there, whole and of that iteration."""
     right = "a new CONFIG_STUDY_NAME with a larger budget"
-    found = [path for path in checkpoint.complete(folder / "stable") if int(path.name) == iteration]
+    found = [path for path in checkpoint.complete(folder / "stable") if path.name == f"{iteration:08d}"]
     if not found:
         raise ExtendError(
             f"{folder / 'stable'} has no checkpoint of iteration {iteration}, where the decay began; right: {right}"
@@ -205,7 +222,8 @@ def _behind(directory: Path, plan: dict[str, Any]) -> list[Path]:
         folder
         for folder, seen in _finished(directory).items()
         if seen["variant"] in plan["variants"]
-        and (seen["schedule"] or {}).get("iterations", 0) < plan["variants"][seen["variant"]]["iterations"]
+        and seen["schedule"]
+        and seen["schedule"]["iterations"] < plan["variants"][seen["variant"]]["iterations"]
     ]
 
 

@@ -207,9 +207,10 @@ class Study:
             f"{name} {plan['variants'][name]['iterations']}" for name in self.settings.variants
         )
         each = self.expected_seconds(plan)
+        longer = f" ({plan['extended']:g} times the first budget)" if "extended" in plan else ""
         return (
             f"batch {batch['effective']} sequences of {batch['block_size']} tokens "
-            f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}\n"
+            f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}{longer}\n"
             f"{left} of {len(self.all_runs())} runs to do"
             + (f", about {duration(left * each)} of training" if each else "")
         )

@@ -384,7 +384,7 @@ def test_a_run_that_is_missing_is_named(finished: Place) -> None:
 
 def test_a_run_outside_the_configuration_is_extended_with_the_others(finished: Place) -> None:
     finished.settings = dataclasses.replace(finished.settings, variants=("B",))
-    finished.extend()
+    assert finished.extend()[0].endswith("not gone on with: RALEARN0")
     assert record.load(finished.folder("RALEARN"))["status"] == "interrupted"
 
 
@@ -462,7 +462,7 @@ def test_the_limit_of_the_training_clock_grows_with_the_factor(tmp_path: Path, t
         place.run()
         return record.load(place.folder())
 
-    assert with_clock(150.0)["schedule"] == {"iterations": 2 * FIRST, "cut": False}
+    assert with_clock(150.0)["schedule"]["cut"] is False
     (place.folder() / "checkpoint").rename(place.folder() / "elsewhere")
     seen = with_clock(230.0)
     assert seen["schedule"]["cut"] is True
