@@ -14,7 +14,7 @@ SETUP := python3 -m scripts.setup
 endif
 
 .PHONY: all help setup-base setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run report compare attention control memory bench check faults clean mrproper
+        data run extend report compare attention control memory bench check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Set up what is missing, run what is missing, resume what was cut off, report
@@ -40,6 +40,9 @@ data: setup-main  ## Prepare the data that .config names
 
 run: setup-main  ## The same as make
 	@$(RUN) -m scripts.study
+
+extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); make goes on with them
+	@$(RUN) -m scripts.extend $(if $(FACTOR),'$(FACTOR)')
 
 report: setup-main  ## Rebuild the report of the study from its records
 	@$(RUN) -m scripts.report

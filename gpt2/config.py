@@ -54,6 +54,7 @@ TARGETS = {
     "TARGET_MI300X": "mi300x",
     "TARGET_CPU": "cpu",
 }
+SCHEDULES = {"SCHEDULE_COSINE": "cosine", "SCHEDULE_WSD": "wsd"}
 DTYPES = {"DTYPE_AUTO": "auto", "DTYPE_FLOAT32": "float32", "DTYPE_BFLOAT16": "bfloat16"}
 DATASETS = {
     "DATASET_EMBEDDED": "embedded",
@@ -136,7 +137,10 @@ class BudgetConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW. warmup_fraction is of the budget; grad_clip is a global norm, 0 for none."""
+    """AdamW. warmup_fraction and decay_fraction are of the budget; grad_clip is a global norm, 0 for none.
+
+    schedule: a row of gpt2.optim.SCHEDULES; decay_fraction is of "wsd" alone. What is left out here is a cosine.
+    """
 
     learning_rate: float
     min_learning_rate_ratio: float
@@ -146,18 +150,33 @@ class OptimizerConfig:
     beta2: float
     epsilon: float
     grad_clip: float
+    schedule: str = "cosine"
+    decay_fraction: float = 0.0
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> OptimizerConfig:
+        schedule = SCHEDULES[symbols.choice(SCHEDULES)]
+        warmup_fraction = symbols.number("WARMUP_FRACTION", low=0, high=1, open_high=True)
+        decay_fraction = 0.0
+        if schedule == "wsd":
+            decay_fraction = symbols.number("DECAY_FRACTION", low=0, high=1, open_low=True)
+            if warmup_fraction + decay_fraction > 1:
+                raise symbols.error(
+                    "DECAY_FRACTION",
+                    f"and CONFIG_WARMUP_FRACTION={warmup_fraction:g} are more than the budget; "
+                    "right: at most 1 together",
+                )
         return cls(
             learning_rate=symbols.number("LEARNING_RATE", low=0, high=1, open_low=True),
             min_learning_rate_ratio=symbols.number("MIN_LEARNING_RATE_RATIO", low=0, high=1),
-            warmup_fraction=symbols.number("WARMUP_FRACTION", low=0, high=1, open_high=True),
+            warmup_fraction=warmup_fraction,
             weight_decay=symbols.number("WEIGHT_DECAY", low=0, high=10),
             beta1=symbols.number("ADAM_BETA1", low=0, high=1, open_high=True),
             beta2=symbols.number("ADAM_BETA2", low=0, high=1, open_high=True),
             epsilon=symbols.number("ADAM_EPSILON", low=0, high=1, open_low=True),
             grad_clip=symbols.number("GRAD_CLIP", low=0),
+            schedule=schedule,
+            decay_fraction=decay_fraction,
         )
 
 

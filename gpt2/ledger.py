@@ -92,7 +92,7 @@ def opening_record(
             "data": data_fingerprint,
             "tokenizer": tokenizer.fingerprint(),
             "batch": digest([plan.batch.effective, plan.batch.block_size]),
-            "schedule": digest([dataclasses.asdict(config.optimizer), dataclasses.asdict(config.budget)]),
+            "schedule": schedule_digest(config, plan.extended),
             "initial_weights": weights_digest(stepper.model, stepper.shared_names),
             "validation": hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
         },
@@ -101,6 +101,15 @@ def opening_record(
         "batch": dataclasses.asdict(plan.batch),
         "parameters": sum(p.numel() for p in stepper.model.parameters()),
     }
+
+
+def schedule_digest(config: Config, extended: float) -> str:
+    """What decides a learning rate. Of runs that were extended by one factor it is one, and of no others."""
+    settings = dataclasses.asdict(config.optimizer)
+    if settings["schedule"] == "cosine":  # as it was hashed when there was no other
+        del settings["schedule"], settings["decay_fraction"]
+    longer = [] if extended == 1 else [{"extended": extended}]
+    return digest([settings, dataclasses.asdict(config.budget), *longer])
 
 
 def digest(value: Any) -> str:

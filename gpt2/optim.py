@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -50,18 +51,68 @@ def make_optimizer(
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
 
 
-def learning_rate(progress: float, *, peak: float, warmup_fraction: float, minimum_ratio: float) -> float:
-    """Linear warm-up, then cosine to `peak * minimum_ratio`: a pure function of progress in (0, 1].
+Progress = float | Fraction
+
+
+def learning_rate(
+    progress: Progress,
+    *,
+    peak: float,
+    warmup_fraction: Progress,
+    minimum_ratio: float,
+    schedule: str = "cosine",
+    decay_fraction: Progress = 0.0,
+) -> float:
+    """Linear warm-up, then what `schedule` says to `peak * minimum_ratio`: a pure function of progress in (0, 1].
 
     Progress is (iteration + 1) / planned iterations, so the first step has a positive rate and the last one
-    ends at the minimum. Values outside are held at the ends.
+    ends at the minimum. Values outside are held at the ends. decay_fraction: the part at the end over which "wsd"
+    falls. As Fractions the arguments are exact: two counts then give the same bits wherever the rates are the same.
     """
     progress = min(max(progress, 0.0), 1.0)
+    return SCHEDULES[schedule](progress, peak, warmup_fraction, minimum_ratio, decay_fraction)
+
+
+def _cosine(
+    progress: Progress, peak: float, warmup_fraction: Progress, minimum_ratio: float, _: Progress
+) -> float:
     if progress < warmup_fraction:
-        return peak * progress / warmup_fraction
+        return float(peak * progress / warmup_fraction)
     decay = (progress - warmup_fraction) / (1.0 - warmup_fraction) if warmup_fraction < 1.0 else 1.0
     cosine = 0.5 * (1.0 + math.cos(math.pi * decay))
     return peak * (minimum_ratio + (1.0 - minimum_ratio) * cosine)
+
+
+def _wsd(
+    progress: Progress, peak: float, warmup_fraction: Progress, minimum_ratio: float, decay_fraction: Progress
+) -> float:
+    """Warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395), the decay as 1 - sqrt (arXiv:2405.18392)."""
+    if progress < warmup_fraction:
+        return peak * float(progress / warmup_fraction)
+    decayed = progress - (1 - decay_fraction)
+    if decayed <= 0:
+        return peak
+    fall = 1.0 - math.sqrt(min(decayed / decay_fraction, 1.0))
+    return peak * (minimum_ratio + (1.0 - minimum_ratio) * fall)
+
+
+SCHEDULES: dict[str, Callable[[Progress, float, Progress, float, Progress], float]] = {
+    "cosine": _cosine,
+    "wsd": _wsd,
+}
+
+
+def warmup_iterations(iterations: int, warmup_fraction: float) -> int:
+    """Iterations of the warm-up of a run of so many, to the nearest."""
+    return round(Fraction(warmup_fraction) * iterations)
+
+
+def decay_start(iterations: int, decay_fraction: float, warmup: int) -> int:
+    """Iterations before the decay of "wsd": the state after them is that of every longer run as well.
+
+    At least one iteration decays. Grows with `iterations`.
+    """
+    return max(warmup, iterations - max(1, round(Fraction(decay_fraction) * iterations)))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,14 @@ from gpt2.config import ModelConfig, OptimizerConfig
 from gpt2.errors import UserError
 from gpt2.loss import linear_cross_entropy
 from gpt2.model import GPT2, initialise
-from gpt2.optim import learning_rate, make_optimizer, set_learning_rate
+from gpt2.optim import (
+    Progress,
+    decay_start,
+    learning_rate,
+    make_optimizer,
+    set_learning_rate,
+    warmup_iterations,
+)
 
 Attention = Callable[[int], nn.Module]
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -89,12 +97,15 @@ class Stepper:
         attention: Attention | None,
         alter: Callable[[GPT2], None] | None = None,
         loss: Loss = linear_cross_entropy,
+        warmup: int | None = None,
     ) -> None:
         """`alter` may change the initial weights before the optimizer sees them (the equivalence control does).
 
         `loss` is linear_cross_entropy, or another function of its arguments to compare it with.
+        `warmup`: iterations of "wsd", where the plan says how many; otherwise a fraction of those planned.
         """
         self.settings = optimizer_config
+        self.warmup = warmup
         self.batch = batch
         self.seed = seed
         self.device = device
@@ -157,16 +168,37 @@ class Stepper:
             )
         if self.settings.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
-        rate = learning_rate(
-            (iteration + 1) / iterations,
-            peak=self.settings.learning_rate,
-            warmup_fraction=self.settings.warmup_fraction,
-            minimum_ratio=self.settings.min_learning_rate_ratio,
-        )
+        rate = self.rate(iteration, iterations)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, gradient_norm, rate)
+
+    def rate(self, iteration: int, iterations: int) -> float:
+        """The learning rate of step `iteration` of `iterations`; for "wsd" exact in both, see optim.learning_rate."""
+        settings, wsd = self.settings, self.settings.schedule == "wsd"
+        progress: Progress = (iteration + 1) / iterations
+        warmup: Progress = settings.warmup_fraction
+        if wsd:
+            progress = Fraction(iteration + 1, iterations)
+            warmup = Fraction(self.warmup_iterations(iterations), iterations)
+        return learning_rate(
+            progress,
+            peak=settings.learning_rate,
+            warmup_fraction=warmup,
+            minimum_ratio=settings.min_learning_rate_ratio,
+            schedule=settings.schedule,
+            decay_fraction=1 - Fraction(self.decay_start(iterations), iterations) if wsd else 0.0,
+        )
+
+    def warmup_iterations(self, iterations: int) -> int:
+        if self.warmup is not None:
+            return self.warmup
+        return warmup_iterations(iterations, self.settings.warmup_fraction)
+
+    def decay_start(self, iterations: int) -> int:
+        """Iterations before the decay of "wsd"."""
+        return decay_start(iterations, self.settings.decay_fraction, self.warmup_iterations(iterations))
 
     def seed_dropout(self, iteration: int) -> None:
         """Dropout is a pure function of (seed, iteration), so a resumed run needs no generator state."""

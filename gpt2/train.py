@@ -47,6 +47,8 @@ class RunPlan:
     batch: BatchPlan
     predicted_bytes: int | None = None
     hellaswag: Path | str = "not asked for"  # the items, or the reason why there are none
+    warmup_iterations: int | None = None  # of "wsd"; None: a fraction of the iterations
+    extended: float = 1.0  # times the budget of the configuration
 
 
 def device_synchroniser(device: str) -> Any:
@@ -76,7 +78,11 @@ class Run:
             dtype=resolved.dtype,
             compile=config.target.compile,
             attention=attention,
+            warmup=plan.warmup_iterations,
         )
+        wsd = config.optimizer.schedule == "wsd"
+        self.stable_end = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: nothing to keep there
+        self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
         self.iteration = 0
         self.cut = False
         self.watch = SpikeWatch()
@@ -104,6 +110,8 @@ class Run:
                     if self.scores.due(self.tokens):
                         self.evaluate()
                     self.one_step(feed)
+                    if self.iteration == self.stable_end:
+                        self.save("stable", keep=1)
                     self.stop.check()
                     if self.checkpoint_due():
                         self.save()
@@ -147,11 +155,11 @@ class Run:
             self.note(passed)
         self.steps_made += 1
         self.timed_steps += not warming
-        limit = self.config.budget.max_time_seconds
+        limit = self.config.budget.max_time_seconds * self.plan.extended
         self.cut = bool(limit) and self.clocks.read("train") > CUT_AT * limit
         if self.cut and self.iteration < self.plan.iterations:
             self.note(
-                f"the training clock passed {CUT_AT} times its limit of {limit} s at iteration {self.iteration} of "
+                f"the training clock passed {CUT_AT} times its limit of {limit:g} s at iteration {self.iteration} of "
                 f"{self.plan.iterations}: the schedule was cut"
             )
         if measured:
@@ -164,6 +172,9 @@ class Run:
         """Go on from the newest whole checkpoint, if there is one, with every clock where it stood."""
         self.plan.directory.mkdir(parents=True, exist_ok=True)
         loaded = checkpoint.load_latest(self.plan.directory / "checkpoint")
+        loaded = loaded or checkpoint.load_latest(
+            self.plan.directory / "stable"
+        )  # an extended run begins there
         if loaded:
             self.stepper.load_state(loaded.state)
             meta = loaded.meta
@@ -203,8 +214,8 @@ class Run:
         every = max(self.config.checkpoint_seconds, self.save_seconds / SAVE_SHARE)
         return time.monotonic() - self.saved_at >= every
 
-    def save(self) -> None:
-        """A checkpoint of everything that the rest of the run depends on."""
+    def save(self, folder: str = "checkpoint", keep: int = checkpoint.KEEP) -> None:
+        """A checkpoint of everything that the rest of the run depends on. "stable": made where the decay begins."""
         began = time.monotonic()
         with self.clocks.on("checkpoint"):
             meta = {
@@ -217,7 +228,7 @@ class Run:
                 "spikes": self.spikes,
                 "clocks": self.clocks.seconds(),
             }
-            checkpoint.save(self.plan.directory / "checkpoint", self.iteration, self.stepper.state(), meta)
+            checkpoint.save(self.plan.directory / folder, self.iteration, self.stepper.state(), meta, keep)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
         self.write_record("running")
@@ -345,7 +356,7 @@ class Run:
                 "tokens_per_second": speed,
                 "mfu": speed * self.stepper.model.flops_per_token() / peak if speed and peak else None,
             },
-            "schedule": {"iterations": self.plan.iterations, "cut": self.cut},
+            "schedule": {"iterations": self.plan.iterations, "cut": self.cut} | self.warmup,
             "faults": self.faults.faults,
             "spikes": self.spikes,
         }  # fmt: skip

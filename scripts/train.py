@@ -115,6 +115,8 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
             batch=BatchPlan(**plan["batch"]),
             predicted_bytes=row.get("predicted_bytes"),
             hellaswag=hellaswag_source(arguments.study_dir),
+            warmup_iterations=row.get("warmup_iterations"),
+            extended=plan.get("extended", 1.0),
         )
         status = Run(run, config, resolved, chosen.attention, stop).train()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED

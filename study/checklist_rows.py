@@ -64,7 +64,8 @@ def _schedule(member: Member) -> Values | None:
     if not planned:
         return None
     made = member.record["progress"]["iterations"]
-    return {member.run.variant: f"{made:,} of {planned['iterations']:,} iterations"}
+    warmup = f", {planned['warmup_iterations']:,} of warm-up" if "warmup_iterations" in planned else ""
+    return {member.run.variant: f"{made:,} of {planned['iterations']:,} iterations{warmup}"}
 
 
 def _parameters(member: Member) -> Values | None:

@@ -14,7 +14,9 @@ from gpt2.errors import UserError
 FREE_SYMBOLS = {
     "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR",
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
+    "SCHEDULE_COSINE",  # SCHEDULE_WSD says it, and studies from before the choice have neither
 }  # fmt: skip
+BUDGET_SYMBOLS = {"GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"}
 
 
 class StudyError(UserError, RuntimeError):
@@ -46,17 +48,22 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def refuse_another_configuration(directory: Path, config_text: str) -> None:
-    """The study's runs must stay comparable: StudyError names every symbol that differs from when it began."""
+    """The study's runs must stay comparable: StudyError names every symbol that differs from when it began.
+
+    The budget's symbols stay those of the first budget: what `make extend` made of it stands in plan.json alone.
+    """
     path = directory / "config"
     if not path.exists():
         return
     before, now = _values(path.read_text()), _values(config_text)
     names = sorted((before.keys() | now.keys()) - FREE_SYMBOLS)
-    differing = [f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in names if before.get(n) != now.get(n)]
+    differing = [n for n in names if before.get(n) != now.get(n)]
     if differing:
+        listed = "; ".join(f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in differing)
+        longer = " and, for longer runs, `make extend FACTOR=2`" if BUDGET_SYMBOLS & set(differing) else ""
         raise StudyError(
-            f"{directory} was begun with another configuration ({'; '.join(differing)}); "
-            "right: another CONFIG_STUDY_NAME, or the configuration that it was begun with"
+            f"{directory} was begun with another configuration ({listed}); "
+            f"right: another CONFIG_STUDY_NAME, or the configuration that it was begun with{longer}"
         )
 
 

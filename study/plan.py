@@ -11,13 +11,15 @@ import datetime
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from gpt2 import record
 from gpt2.batch import BatchPlan, next_smaller
-from gpt2.config import BudgetConfig, Config
+from gpt2.config import BudgetConfig, Config, OptimizerConfig
 from gpt2.errors import UserError
+from gpt2.optim import warmup_iterations
 from gpt2.target import ResolvedTarget
 from gpt2.target import record as target_record
 from gpt2.train import WARM_UP_STEPS
@@ -132,6 +134,7 @@ def make_plan(
                 "class": variant.cost_class,
                 "iterations": counts[variant.cost_class],
                 "tokens": counts[variant.cost_class] * batch.tokens,
+                **warmup(config.optimizer, counts[variant.cost_class]),
                 "predicted_bytes": None
                 if unpredictable[name]
                 else predictions.peak_bytes(variant, batch.micro),
@@ -166,11 +169,28 @@ def with_variants(
             plan["variants"][name] = dict(known[variant.cost_class])
         elif fresh:
             plan["variants"][name] = fresh["variants"][name]
+            if "extended" in plan:
+                extend_row(plan["variants"][name], Fraction(str(plan["extended"])))
             plan["classes"] |= {
                 cost: row for cost, row in fresh["classes"].items() if cost not in plan["classes"]
             }
     record.write_json(study_dir / "plan.json", plan)
     return plan
+
+
+def warmup(optimizer: OptimizerConfig, iterations: int) -> dict[str, int]:
+    """The warm-up of "wsd" in iterations of the first budget, for its row of the plan: no extension changes it."""
+    if optimizer.schedule != "wsd":
+        return {}
+    return {"warmup_iterations": warmup_iterations(iterations, optimizer.warmup_fraction)}
+
+
+def extend_row(row: dict[str, Any], factor: Fraction) -> None:
+    """Set a row's count to `factor` times that of its first budget, rounded down; the warm-up stays."""
+    tokens = row["tokens"] // row["iterations"]
+    row["first_iterations"] = row.get("first_iterations", row["iterations"])
+    row["iterations"] = int(row["first_iterations"] * factor)
+    row["tokens"] = row["iterations"] * tokens
 
 
 def fall_back(study_dir: Path, plan: dict[str, Any], run: str) -> bool:

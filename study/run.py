@@ -33,6 +33,7 @@ from study.child import (
     Child,
     how_it_ended,
 )
+from study.extend import finish_extension
 from study.guard import StudyError, locked, refuse_another_configuration
 from study.own import keep_sources
 from study.settings import StudySettings
@@ -70,7 +71,8 @@ class Study:
 
     def begun(self, name: str) -> bool:
         """Whether a run of this variant, of whatever seed, is finished or has a checkpoint to go on from."""
-        for checkpoint in (self.directory / "runs").glob("*/checkpoint"):
+        runs = self.directory / "runs"
+        for checkpoint in (*runs.glob("*/checkpoint"), *runs.glob("*/stable")):
             with contextlib.suppress(record.RecordError):
                 if record.load(checkpoint.parent)["variant"] == name and any(checkpoint.iterdir()):
                     return True
@@ -84,6 +86,7 @@ class Study:
     def run(self) -> int:
         """Run what is left; the exit status for the shell."""
         refuse_another_configuration(self.directory, self.config_text)
+        finish_extension(self.directory)
         if self.directory.exists():
             keep_sources(self.directory, self.settings.variants, self.begun)
         if self.directory.exists() and not self.left():
@@ -116,7 +119,7 @@ class Study:
         left = self.left()
         counts = [plan["variants"][name]["iterations"] for name, _ in left]
         written = sum(space.checkpoint_bytes(self.run_dir(*run)) for run in left)
-        space.require(self.directory, self.config.model, counts, written)
+        space.require(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
         terminal = Terminal(Estimate(len(left), self.expected_seconds(plan)), len(self.all_runs()))
         terminal.say(self.summary(plan, len(left)))
         try:
@@ -205,9 +208,10 @@ class Study:
             f"{name} {plan['variants'][name]['iterations']}" for name in self.settings.variants
         )
         each = self.expected_seconds(plan)
+        longer = f" ({plan['extended']:g} times the first budget)" if "extended" in plan else ""
         return (
             f"batch {batch['effective']} sequences of {batch['block_size']} tokens "
-            f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}\n"
+            f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}{longer}\n"
             f"{left} of {len(self.all_runs())} runs to do"
             + (f", about {duration(left * each)} of training" if each else "")
         )

@@ -9,6 +9,7 @@ from gpt2.errors import UserError
 from gpt2.exhaustion import free_bytes, gib
 
 BYTES_A_PARAMETER = 12  # of a checkpoint: the weight and AdamW's two moments in float32
+KEPT = {"cosine": 1, "wsd": 2}  # checkpoints of a finished run: its last, and the one where the decay began
 WHILE_RUNNING = 3  # checkpoints of the run in progress: the last two, and the one that is being written
 BYTES_AN_ITERATION = 400  # of metrics.jsonl
 SPARE_BYTES = 64 * 2**20  # reports, logs, and what else the disk is used for meanwhile
@@ -24,26 +25,29 @@ def parameter_count(model: ModelConfig) -> int:
     return model.layers * (12 * C * C + 13 * C) + (model.padded_vocabulary + model.block_size + 2) * C
 
 
-def needed_bytes(model: ModelConfig, iterations: list[int]) -> int:
-    """Bytes that runs of so many iterations write at most; a finished run keeps one checkpoint."""
+def needed_bytes(model: ModelConfig, iterations: list[int], schedule: str = "cosine") -> int:
+    """Bytes that runs of so many iterations will write at most; a finished run keeps KEPT[schedule] checkpoints."""
     if not iterations:
         return 0
     checkpoint = BYTES_A_PARAMETER * parameter_count(model)
-    checkpoints = len(iterations) - 1 + WHILE_RUNNING
+    checkpoints = KEPT[schedule] * len(iterations) - 1 + WHILE_RUNNING
     return checkpoints * checkpoint + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
 
 
 def checkpoint_bytes(run_dir: Path) -> int:
     """What the checkpoints of a run that was begun take now."""
-    return sum(path.stat().st_size for path in (run_dir / "checkpoint").rglob("*") if path.is_file())
+    folders = (run_dir / "checkpoint", run_dir / "stable")
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
-def require(directory: Path, model: ModelConfig, iterations: list[int], written: int = 0) -> None:
+def require(
+    directory: Path, model: ModelConfig, iterations: list[int], schedule: str = "cosine", written: int = 0
+) -> None:
     """SpaceError where the disk of `directory` has less than what runs of so many iterations need.
 
     written: bytes of it that are there already, from runs that were begun.
     """
-    needed, free = max(0, needed_bytes(model, iterations) - written), free_bytes(directory)
+    needed, free = max(0, needed_bytes(model, iterations, schedule) - written), free_bytes(directory)
     if free < needed:
         raise SpaceError(
             f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "

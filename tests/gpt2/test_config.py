@@ -42,6 +42,7 @@ VALUES = {
     "MICRO_BATCH": "0",
     "LEARNING_RATE": '"1e-3"',
     "MIN_LEARNING_RATE_RATIO": '"0.1"',
+    "SCHEDULE_COSINE": "y",
     "WARMUP_FRACTION": '"0.05"',
     "WEIGHT_DECAY": '"0.1"',
     "ADAM_BETA1": '"0.9"',
@@ -90,7 +91,7 @@ def test_a_config_fills_every_field():
     assert (config.model.vocabulary, config.model.padded_vocabulary) == (50257, 50304)
     assert (config.batch.effective, config.batch.micro) == (16, 0)
     assert config.budget.max_time_seconds == 40
-    assert dataclasses.astuple(config.optimizer) == (1e-3, 0.1, 0.05, 0.1, 0.9, 0.95, 1e-8, 1.0)
+    assert dataclasses.astuple(config.optimizer)[:8] == (1e-3, 0.1, 0.05, 0.1, 0.9, 0.95, 1e-8, 1.0)
     assert config.data == DataConfig("embedded", (), 0, Path("data"), 0)
     assert config.evaluation.hellaswag_file == Path("items.jsonl")
     assert dataclasses.astuple(config.target) == ("auto", "auto", False, 0, "cpu", True)
@@ -126,6 +127,25 @@ def test_a_missing_symbol_is_named(missing):
 
 def test_a_worked_out_symbol_that_is_n_is_not_written_and_need_not_be():
     assert Config.from_symbols(symbols(SCALE_CPU=None)).target.scale_cpu is False
+
+
+WSD = {"SCHEDULE_COSINE": "n", "SCHEDULE_WSD": "y", "DECAY_FRACTION": '"0.2"'}
+
+
+def test_a_decay_stands_in_the_configuration_of_wsd_alone():
+    assert Config.from_symbols(symbols()).optimizer.schedule == "cosine"
+    optimizer = Config.from_symbols(symbols(**WSD)).optimizer
+    assert (optimizer.schedule, optimizer.decay_fraction) == ("wsd", 0.2)
+    assert "make olddefconfig" in refusal(**WSD | {"DECAY_FRACTION": None})
+
+
+@pytest.mark.parametrize(
+    ("decay", "word"), [("0", "above 0"), ("1.1", "at most 1"), ("0.96", "at most 1 together")]
+)
+def test_a_decay_is_a_part_of_the_budget_that_the_warm_up_leaves(decay, word):
+    message = refusal(**WSD | {"DECAY_FRACTION": f'"{decay}"'})
+    assert "CONFIG_DECAY_FRACTION" in message
+    assert word in message
 
 
 FLOATS = {

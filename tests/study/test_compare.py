@@ -144,6 +144,7 @@ ONE_THING = [
     (recorded("batch", "micro", to=2), "micro-batch x accumulation x processes", "harmless", "2 x 2 x 1"),
     (schedule, "schedule", "fatal", "200 of 200 iterations"),
     (own_schedule, "schedule", "fatal", "90 of 90 iterations"),
+    (recorded("schedule", "warmup_iterations", to=7), "schedule", "fatal", "7 of warm-up"),
     (recorded("schedule", "iterations", to=101), "schedule", "fatal", "100 of 101 iterations"),
     (recorded("target", "dtype", to="float32"), "precision", "fatal", "float32"),
     (recorded("environment", "float32_matmul", to="highest"), "float32 products", "fatal", "highest"),

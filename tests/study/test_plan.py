@@ -1,4 +1,5 @@
 import dataclasses
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,36 @@ def test_an_unreadable_plan_is_named(tmp_path: Path) -> None:
 def test_the_configured_micro_batch_is_taken_as_it_is(config: Config, tmp_path: Path) -> None:
     fixed = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=8))
     assert make(fixed, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))["batch"]["micro"] == 8
+
+
+def test_the_warm_up_of_wsd_is_planned_in_iterations_and_an_extension_leaves_it(
+    config: Config, tmp_path: Path
+) -> None:
+    optimizer = dataclasses.replace(config.optimizer, schedule="wsd", decay_fraction=0.2)
+    wsd = dataclasses.replace(config, optimizer=optimizer)
+    assert (
+        "warmup_iterations" not in make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))["variants"]["B"]
+    )
+    row = make(wsd, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))["variants"]["B"]
+    first, warmup = row["iterations"], row["warmup_iterations"]
+    assert warmup == round(first * optimizer.warmup_fraction)
+    for factor, count in ((Fraction(2), 2 * first), (Fraction(3), 3 * first)):
+        planning.extend_row(row, factor)
+        assert (row["iterations"], row["warmup_iterations"], row["first_iterations"]) == (
+            count,
+            warmup,
+            first,
+        )
+        assert row["tokens"] == count * 512 * 1024
+
+
+def test_a_variant_that_is_added_to_an_extended_plan_is_extended_too(config: Config, tmp_path: Path) -> None:
+    plan = make(config, tmp_path, steady({"B": 2.0}), names=("B",)) | {"extended": 2.0}
+    variants = {name: variant(name, config.model, ALTERNATION) for name in ("B", "RALEARN")}
+    fresh = {
+        "classes": {},
+        "variants": {"RALEARN": {"class": "learned-output", "iterations": 7, "tokens": 70}},
+    }
+    later = planning.with_variants(tmp_path, plan, variants, lambda: fresh)
+    row = later["variants"]["RALEARN"]
+    assert (row["iterations"], row["tokens"], row["first_iterations"]) == (14, 140, 7)

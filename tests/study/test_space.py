@@ -65,3 +65,10 @@ def test_what_a_run_that_was_begun_has_written_is_not_asked_for_again(
     with pytest.raises(space.SpaceError):
         space.require(tmp_path, MODEL, [100, 100])
     space.require(tmp_path, MODEL, [100, 100], written=1000)
+
+
+def test_a_schedule_that_keeps_a_checkpoint_more_of_each_run_needs_that_much_more() -> None:
+    one = space.BYTES_A_PARAMETER * space.parameter_count(MODEL)
+    more = space.needed_bytes(MODEL, [100] * 4, "wsd") - space.needed_bytes(MODEL, [100] * 4)
+    assert more == 4 * one
+    assert space.needed_bytes(MODEL, [], "wsd") == 0

@@ -183,3 +183,29 @@ def test_without_a_config_the_remedy_is_named(tmp_path: Path) -> None:
     for part in ("gpt2", "ra", "study", "scripts"):
         (tmp_path / part).symlink_to(ROOT / part)
     assert "make defconfig-gpt2-ra-ablation" in run(tmp_path, "scripts.study", expect=1)
+
+
+def test_an_extended_study_has_the_numbers_of_a_longer_one(workplace: Path, texts: Path) -> None:
+    """12 iterations, then 24; and 24 from the start with as many iterations of warm-up."""
+    wsd = {"SCHEDULE_WSD": "y", "WARMUP_FRACTION": "0.25", "VARIANTS": "B"}
+    assert "a cosine cannot be extended" in run(workplace, "scripts.extend", "2", expect=1)
+    configure(workplace, texts, **wsd)
+    assert "make extend FACTOR=2" in run(workplace, "scripts.extend", expect=1)
+    run(workplace, "scripts.study", expect=0)
+    short = numbers(workplace, "B0")
+    configure(workplace, texts, GPT2_MAX_ITERS="24", **wsd)
+    assert "make extend" in run(workplace, "scripts.study", expect=1)
+    configure(workplace, texts, **wsd)
+    assert "iterations: B 12 -> 24" in run(workplace, "scripts.extend", "2", expect=0)
+    assert "B0 is interrupted" in run(workplace, "scripts.extend", "2", expect=1)
+    configure(workplace, texts, SEEDS="2", **wsd)  # what is added is as long from its start
+    assert "2 times the first budget" in run(workplace, "scripts.study", expect=0)
+    names = ("B0", "B1")
+    extended = [numbers(workplace, name) for name in names]
+    schedules = {seen[4]["schedule"] for seen in extended}  # type: ignore[call-overload,index]
+    assert len(schedules) == 1
+    assert short[4]["schedule"] not in schedules  # type: ignore[call-overload,index]
+    (workplace / "results").rename(workplace / "extended")
+    configure(workplace, texts, SEEDS="2", GPT2_MAX_ITERS="24", **wsd | {"WARMUP_FRACTION": "0.125"})
+    run(workplace, "scripts.study", expect=0)
+    assert [numbers(workplace, name)[:4] for name in names] == [seen[:4] for seen in extended]
