@@ -43,7 +43,7 @@ def term_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 20, "action": "TERM"})
 
 
-@fault("SIGINT while it trains", SAME)
+@fault("SIGINT while it trains", SAME, quick=True)
 def int_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 21, "action": "INT"})
 
@@ -74,7 +74,7 @@ def term_in_save(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "save", "at": 20, "action": "TERM"})
 
 
-@fault("SIGKILL of the study", SAME)
+@fault("SIGKILL of the study", SAME, quick=True)
 def kill_of_the_parent(bench: Bench) -> str:
     place = bench.workplace()
     process = place.start(**bench.slow)

@@ -1,11 +1,8 @@
-"""A whole study of a very small model in real processes: what `make` does, and what it survives."""
+"""A whole study of a very small model in real processes: what `make` does. What it survives is in tests/faults."""
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -100,72 +97,6 @@ def test_a_study_runs_reports_and_then_has_nothing_to_do(workplace: Path, texts:
     # another experiment under the same name
     configure(workplace, texts, LEARNING_RATE="2e-3")
     assert "CONFIG_LEARNING_RATE" in run(workplace, "scripts.study", expect=1)
-
-
-def wait_for(condition: object, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "it did not come to that in time"
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_study_that_is_cut_off_goes_on_to_the_same_numbers(
-    workplace: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory, number: signal.Signals
-) -> None:
-    configure(workplace, texts, VARIANTS="B", GPT2_MAX_ITERS="150", CHECKPOINT_SECONDS="1")
-    process = subprocess.Popen(
-        command(workplace, "scripts.study"), cwd=workplace, env=environment(), stdout=subprocess.DEVNULL
-    )
-    metrics = workplace / "results/gpt2-ra-ablation-smoke/runs/B0/metrics.jsonl"
-    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 30)
-    process.send_signal(number)
-    status = process.wait(120)
-    assert status == (130 if number != signal.SIGKILL else -signal.SIGKILL)
-    if number != signal.SIGKILL:
-        assert numbers(workplace, "B0")[0] == "interrupted"
-    wait_for(lambda: not children_of_a_study(workplace))
-    run(workplace, "scripts.study", expect=0)
-    resumed = numbers(workplace, "B0")
-    losses = [
-        json.loads(line)["loss"] for line in metrics.read_text().splitlines() if '"event": "train"' in line
-    ]
-    (workplace / "results").rename(workplace / "cut-off")
-    run(workplace, "scripts.study", expect=0)
-    assert numbers(workplace, "B0") == resumed
-    whole = [
-        json.loads(line)["loss"] for line in metrics.read_text().splitlines() if '"event": "train"' in line
-    ]
-    assert losses == whole
-    assert len(whole) == 150
-
-
-def children_of_a_study(workplace: Path) -> list[str]:
-    """Training processes that still run in this workplace."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            here = (path / "cwd").resolve() == workplace.resolve()
-        except OSError:
-            continue
-        if here and "scripts.train" in words:
-            found.append(path.name)
-    return found
-
-
-def test_two_studies_in_one_folder_the_second_is_told_who_runs_it(workplace: Path, texts: Path) -> None:
-    configure(workplace, texts, VARIANTS="B", GPT2_MAX_ITERS="2000")
-    process = subprocess.Popen(
-        command(workplace, "scripts.study"), cwd=workplace, env=environment(), stdout=subprocess.DEVNULL
-    )
-    try:
-        wait_for(lambda: (workplace / "results/gpt2-ra-ablation-smoke/lock").exists())
-        told = run(workplace, "scripts.study", expect=1)
-        assert f"is being run by process {process.pid}" in told
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(120)
 
 
 def test_a_run_that_fails_is_recorded_and_the_others_go_on(workplace: Path, texts: Path) -> None:
