@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from gpt2.errors import UserError
 
 KEEP = 2
+NAME = re.compile(r"[0-9]+(\.[0-9]+)?")
 STATE, META, MANIFEST = "state.pt", "meta.json", "manifest.json"
 
 
@@ -45,7 +47,7 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
 
     Raises CheckpointError (disk full, read-only); the checkpoints before are untouched then.
     """
-    final = root / f"{iteration:08d}"
+    final = _free_name(root, iteration)
     temporary = root / f".{final.name}.{os.getpid()}.tmp"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -59,8 +61,6 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
         for name in (STATE, META, MANIFEST):
             _flush(temporary / name)
         _flush(temporary)
-        if final.exists():  # the same iteration, saved again with newer clocks
-            final.rename(root / f".{final.name}.{os.getpid()}.old.tmp")
         temporary.rename(final)
         _flush(root)
     except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
@@ -69,8 +69,23 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
             f"checkpoint {final} could not be written: {error}; free space and run `make`"
         ) from error
     _remove_leftovers(root)
+    for path in complete(root):
+        if _place(path)[0] > iteration:  # passed over as damaged when this run went on from an earlier one
+            shutil.rmtree(path)
     keep_newest(root, keep)
     return final
+
+
+def _free_name(root: Path, iteration: int) -> Path:
+    """A name that is not taken: an iteration that is saved again, with newer clocks, never touches the one before."""
+    taken = [_place(path)[1] for path in complete(root) if _place(path)[0] == iteration]
+    return root / (f"{iteration:08d}.{max(taken) + 1}" if taken else f"{iteration:08d}")
+
+
+def _place(path: Path) -> tuple[int, int]:
+    """(iteration, how often it was saved before) from a checkpoint's name."""
+    iteration, _, again = path.name.partition(".")
+    return int(iteration), int(again or 0)
 
 
 def keep_newest(root: Path, keep: int = 1) -> None:
@@ -81,7 +96,8 @@ def keep_newest(root: Path, keep: int = 1) -> None:
 
 def complete(root: Path) -> list[Path]:
     """The checkpoints under `root` that were renamed into place, oldest first; their content is not checked."""
-    return sorted(path for path in root.glob("[0-9]*") if path.is_dir()) if root.is_dir() else []
+    found = (path for path in root.glob("[0-9]*") if path.is_dir() and NAME.fullmatch(path.name))
+    return sorted(found, key=_place)
 
 
 def load(path: Path) -> Loaded:

@@ -140,15 +140,17 @@ class FaultLog:
             told += "; the same iteration failed before, from the same checkpoint: it is repeatable"
         return NotFiniteError(told, retry=len(self.faults) == 1 and not again)
 
-    def passed(self, iterations: int) -> list[str]:
-        """After so many iterations: what was not finite once and is now, a sentence for each."""
-        told = []
+    def passed(self, iterations: int) -> None:
+        """After so many iterations: what was not finite once and is now did not come back."""
         for fault in self.faults:
             if fault["repeated"] is None and fault["iteration"] < iterations:
                 fault["repeated"] = False
-                told.append(
-                    f"iteration {fault['iteration']} was not finite once ({fault['what']} {fault['name']}".rstrip()
-                    + "), and finite when made again from the checkpoint: a passing fault, not the data's or the "
-                    "model's"
-                )
-        return told
+
+    def told(self) -> list[str]:
+        """At the end of the run, when every fault has been passed: a sentence for each."""
+        return [
+            f"iteration {fault['iteration']} was not finite {'several times' if fault['repeated'] else 'once'} "
+            f"({' '.join(part for part in (fault['what'], fault['name']) if part)}), and finite when made again from "
+            "the checkpoint: a passing fault, not the data's or the model's"
+            for fault in self.faults
+        ]

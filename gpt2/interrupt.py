@@ -27,11 +27,13 @@ class Stop:
     def __init__(self) -> None:
         self.requested = ""
 
-    def install(self) -> Stop:
-        """Take over the signals, and on Linux ask for SIGTERM when the parent dies."""
+    def install(self, parent: int = 0) -> Stop:
+        """Take over the signals, and on Linux ask for SIGTERM when the parent dies; `parent` may have died before."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._note)
         end_with_parent(signal.SIGTERM)
+        if parent and os.getppid() != parent:
+            self.requested = "the end of the study"
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:

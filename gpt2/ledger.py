@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -117,8 +118,11 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def keep_metrics(path: Path, iteration: int) -> None:
-    """Drop the lines of metrics.jsonl that lie after `iteration` (they will be made again) or are torn."""
+def keep_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> None:
+    """Drop the lines of metrics.jsonl that will be made again, or are torn.
+
+    Those are the lines after `iteration`, and validations at other tokens than `evaluated`.
+    """
     if not path.exists():
         return
     kept = []
@@ -127,7 +131,9 @@ def keep_metrics(path: Path, iteration: int) -> None:
             line = json.loads(text)
         except ValueError:
             continue
-        if isinstance(line, dict) and line.get("iteration", 0) <= iteration:
+        if not isinstance(line, dict) or line.get("iteration", 0) > iteration:
+            continue
+        if line.get("event") != "validation" or line.get("tokens") in evaluated:
             kept.append(text)
     record.write_text(path, "".join(text + "\n" for text in kept))
 

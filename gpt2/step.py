@@ -96,12 +96,12 @@ class Stepper:
         compile: bool,
         attention: Attention | None,
         alter: Callable[[GPT2], None] | None = None,
-        loss: Loss = linear_cross_entropy,
+        loss: Loss | None = None,
         warmup: int | None = None,
     ) -> None:
         """`alter` may change the initial weights before the optimizer sees them (the equivalence control does).
 
-        `loss` is linear_cross_entropy, or another function of its arguments to compare it with.
+        `loss` replaces linear_cross_entropy by another function of its arguments, to compare it with.
         `warmup`: iterations of "wsd", where the plan says how many; otherwise a fraction of those planned.
         """
         self.settings = optimizer_config
@@ -110,7 +110,7 @@ class Stepper:
         self.seed = seed
         self.device = device
         self.dtype = dtype
-        self.loss = loss
+        self.loss = loss or linear_cross_entropy
         self.model = build_model(model_config, attention)
         self.shared_names = initialise(self.model, seed)
         if alter:

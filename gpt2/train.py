@@ -20,6 +20,7 @@ from gpt2.batch import BatchPlan
 from gpt2.clock import Clocks, unevenness
 from gpt2.config import Config
 from gpt2.diagnose import FaultLog
+from gpt2.errors import UserError
 from gpt2.exhaustion import disk_full, out_of_memory
 from gpt2.feed import Feed
 from gpt2.interrupt import Interrupted, Stop
@@ -33,6 +34,10 @@ WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on t
 MEASURED_STEP = 2  # of each process: the step whose peak memory is measured by phase
 CUT_AT = 1.1  # times the time limit, on the training clock
 SAVE_SHARE = 0.02  # of the time that checkpoints may take
+
+
+class RunError(UserError, RuntimeError):
+    """The run cannot go on from what is there."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +156,13 @@ class Run:
             )
             raise self.faults.explain(error, self.stepper, ids_ET, self.iteration, numbers) from None
         self.iteration += 1
-        for passed in self.faults.passed(self.iteration):
-            self.note(passed)
+        self.faults.passed(self.iteration)
         self.steps_made += 1
         self.timed_steps += not warming
         limit = self.config.budget.max_time_seconds * self.plan.extended
-        self.cut = bool(limit) and self.clocks.read("train") > CUT_AT * limit
-        if self.cut and self.iteration < self.plan.iterations:
+        late = bool(limit) and self.clocks.read("train") > CUT_AT * limit
+        self.cut = late and self.iteration < self.plan.iterations
+        if self.cut:
             self.note(
                 f"the training clock passed {CUT_AT} times its limit of {limit:g} s at iteration {self.iteration} of "
                 f"{self.plan.iterations}: the schedule was cut"
@@ -176,6 +181,7 @@ class Run:
             self.plan.directory / "stable"
         )  # an extended run begins there
         if loaded:
+            self.refuse_another_run(loaded)
             self.stepper.load_state(loaded.state)
             meta = loaded.meta
             self.iteration, self.cut, self.timed_steps = loaded.iteration, meta["cut"], meta["timed_steps"]
@@ -189,8 +195,32 @@ class Run:
             )
         before_this = self.ledger.last_record()
         self.faults = FaultLog(before_this.get("faults", []) if before_this else [])
-        keep_metrics(self.plan.directory / "metrics.jsonl", self.iteration)
+        evaluated = [int(row[0]) for row in self.scores.losses]
+        keep_metrics(self.plan.directory / "metrics.jsonl", self.iteration, evaluated)
         self.stop.check()
+
+    def refuse_another_run(self, loaded: checkpoint.Loaded) -> None:
+        """RunError where the checkpoint is of other data, weights or settings, or of a run of another length.
+
+        An extended run begins from where the decay of a shorter one began: its length and schedule are others.
+        """
+        before, now = loaded.meta["of"], self.identity()
+        differing = [name for name in now if before.get(name) != now[name]]
+        if self.plan.extended != 1 and before.get("iterations") != now["iterations"]:
+            differing = [name for name in differing if name not in ("iterations", "schedule")]
+        if differing:
+            shown = ", ".join(
+                f"{name} ({before.get(name)} -> {now[name]})" if name == "iterations" else name
+                for name in differing
+            )
+            raise RunError(
+                f"{self.plan.run} was begun with another {shown}: its checkpoint cannot be gone on from; right: what "
+                f"it was begun with, or another CONFIG_STUDY_NAME, or delete {self.plan.directory} to begin it anew"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change between two processes of one run."""
+        return dict(self.ledger.record["fingerprint"]) | {"iterations": self.plan.iterations}
 
     def clocks_before(self, loaded: checkpoint.Loaded) -> dict[str, float]:
         """The clocks at the checkpoint; the record written after it knows what writing it took."""
@@ -219,6 +249,7 @@ class Run:
         began = time.monotonic()
         with self.clocks.on("checkpoint"):
             meta = {
+                "of": self.identity(),
                 "cut": self.cut,
                 "timed_steps": self.timed_steps,
                 "losses": self.scores.losses,
@@ -293,7 +324,9 @@ class Run:
             self.write_record(status, reason)
 
     def sum_up(self) -> None:
-        """What the reader of the report must know of the way here: loss spikes, a busy machine."""
+        """What the reader of the report must know of the way here: faults that passed, loss spikes, a busy machine."""
+        for told in self.faults.told():
+            self.note(told)
         if self.spikes:
             iteration, loss, expected = max(self.spikes, key=lambda spike: spike[1] - spike[2])
             self.note(

@@ -27,8 +27,9 @@ class AlternationSettings:
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> AlternationSettings:
         """ConfigError where a value is out of range."""
+        mix = MIXES[symbols.choice(MIXES)]
         return cls(
-            mix=MIXES[symbols.choice(MIXES)],
+            mix=mix,
             initial_probability=symbols.number(
                 "ALTERNATION_INIT", low=0, high=1, open_low=True, open_high=True
             ),
@@ -36,7 +37,5 @@ class AlternationSettings:
                 "ALTERNATION_LR_MULTIPLIER", low=0, high=100000, open_low=True
             ),
             recompute=symbols.flag("ALTERNATION_RECOMPUTE"),
-            gate_every=symbols.integer("ALTERNATION_GATE_EVERY")
-            if symbols.flag("ALTERNATION_MIX_HARD")
-            else 1,
+            gate_every=symbols.integer("ALTERNATION_GATE_EVERY") if mix == "hard" else 1,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from gpt2.config import Config, read_symbols
 from gpt2.errors import UserError, run_command
 from gpt2.symbols import Symbols
+from scripts.kconfig_files import load_strictly
 from study.output import LastingOutput
 from study.settings import StudySettings
 
@@ -50,6 +51,9 @@ def load() -> tuple[Symbols, Config, StudySettings]:
         raise UserError(
             "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
         )
+    load_strictly(
+        CONFIG.read_text(encoding="utf-8"), str(CONFIG)
+    )  # an edited one goes by Kconfig's rules as well
     symbols = read_symbols(CONFIG)
     return symbols, Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
 

@@ -33,10 +33,13 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--time", type=float, default=0.0)
     parser.add_argument("--micro", type=int, default=0)
+    parser.add_argument(
+        "--parent", type=int, default=0, help="the study's process: without it there is no run"
+    )
     arguments = parser.parse_args()
     from gpt2.interrupt import Interrupted, Stop
 
-    stop = Stop().install()
+    stop = Stop().install(arguments.parent)
     try:
         return _work(arguments, stop)
     except Interrupted:

@@ -28,13 +28,16 @@ KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:gli
 class Child:
     """`python -m scripts.train ...` with its events on a pipe and everything else in its log file."""
 
-    def __init__(self, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+    def __init__(self, arguments: list[str], log: Path, lock: int | None = None) -> None:
+        """lock: a descriptor that the process is to hold as long as it lives."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._log_file = log.open("a")
+        self._log_start = log.stat().st_size
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.train", *arguments],
-            env={"GLIBC_TUNABLES": KEEP_HEAP} | os.environ | environment,
+            [sys.executable, "-m", "scripts.train", *arguments, "--parent", str(os.getpid())],
+            env={"GLIBC_TUNABLES": KEEP_HEAP} | os.environ,
+            pass_fds=() if lock is None else (lock,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log_file,
@@ -78,8 +81,11 @@ class Child:
             self.process.kill()
 
     def last_words(self) -> str:
-        """The last line of its log that says anything."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        """The last line that it wrote into its log and that says anything."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_start)
+            written = file.read().decode(errors="replace")
+        lines = [line.strip() for line in written.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
 

@@ -24,8 +24,12 @@ class StudyError(UserError, RuntimeError):
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """One `make` a study. The system drops the lock with its process, so that none is ever stale."""
+def locked(directory: Path) -> Iterator[int]:
+    """One `make` a study: the descriptor that holds its lock.
+
+    The system drops the lock with the last process that has the descriptor, so that none is ever stale, and a training
+    process that is still saving after its study was killed holds it until it is done.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / "lock").open("a+")
@@ -39,12 +43,13 @@ def locked(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise StudyError(
-                f"{directory} is being run by process {file.read().strip() or 'unknown'}; wait for it or stop it"
+                f"{directory} is being run by process {file.read().strip() or 'unknown'} (or by the training process "
+                "that it left, which is saving); wait for it or stop it"
             ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        yield file.fileno()
 
 
 def refuse_another_configuration(directory: Path, config_text: str) -> None:

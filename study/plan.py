@@ -6,6 +6,7 @@ a run is defined by its count, so that it is reproducible, resumes exactly and a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -79,15 +80,44 @@ def load_plan(study_dir: Path) -> dict[str, Any] | None:
     return plan
 
 
+def save_plan(study_dir: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Write plan.json; from here on the plan stands."""
+    record.write_json(study_dir / "plan.json", plan)
+    return plan
+
+
+def counts_on_record(study_dir: Path) -> dict[str, int]:
+    """Planned iterations of each variant whose runs were begun, from their records."""
+    counts = {}
+    for folder in sorted((study_dir / "runs").glob("*/")):
+        with contextlib.suppress(record.RecordError):
+            seen = record.load(folder)
+            if seen["schedule"]:
+                counts[seen["variant"]] = int(seen["schedule"]["iterations"])
+    return counts
+
+
+def with_counts(plan: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+    """The plan with the counts of runs that were begun under one that is lost."""
+    for name, row in plan["variants"].items():
+        if counts.get(name, row["iterations"]) != row["iterations"]:
+            plan["notes"].append(
+                f"plan.json was made anew; {name} keeps the {counts[name]} iterations that its runs were begun with "
+                f"(timed now: {row['iterations']})"
+            )
+            row["tokens"] = row["tokens"] // row["iterations"] * counts[name]
+            row["iterations"] = counts[name]
+    return plan
+
+
 def make_plan(
-    study_dir: Path,
     config: Config,
     settings: StudySettings,
     resolved: ResolvedTarget,
     variants: dict[str, Variant],
     time_steps: TimeSteps,
 ) -> dict[str, Any]:
-    """Choose the micro-batch, time each cost class, set the counts, and write plan.json."""
+    """Choose the micro-batch, time each cost class and set the counts: the content of plan.json."""
     examples: dict[str, str] = {}  # cost class -> a variant of it
     for name, variant in variants.items():
         examples.setdefault(variant.cost_class, name)
@@ -113,7 +143,7 @@ def make_plan(
     counts = iteration_counts(
         config.budget, batch.tokens, seconds, list(examples), settings.budget_equal_tokens
     )
-    plan = {
+    return {
         "schema": 1,
         "study": settings.name,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -147,8 +177,6 @@ def make_plan(
         },
         "notes": [reason for reason in unpredictable.values() if reason],
     }
-    record.write_json(study_dir / "plan.json", plan)
-    return plan
 
 
 def with_variants(
@@ -174,8 +202,7 @@ def with_variants(
             plan["classes"] |= {
                 cost: row for cost, row in fresh["classes"].items() if cost not in plan["classes"]
             }
-    record.write_json(study_dir / "plan.json", plan)
-    return plan
+    return save_plan(study_dir, plan)
 
 
 def warmup(optimizer: OptimizerConfig, iterations: int) -> dict[str, int]:

@@ -267,6 +267,15 @@ def write(study_dir: Path) -> Report:
     return report
 
 
+def is_current(study_dir: Path) -> bool:
+    """Whether every part of the report is there and newer than every record."""
+    try:
+        made = min((study_dir / f"report.{kind}").stat().st_mtime_ns for kind in ("json", "md", "html"))
+    except OSError:
+        return False
+    return all(path.stat().st_mtime_ns <= made for path in (study_dir / "runs").glob("*/run.json"))
+
+
 def render_html(report: Report, study_dir: Path) -> str:
     """The text of report.html."""
     from study.html_report import document

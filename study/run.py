@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from gpt2 import data, hellaswag, record, target
@@ -36,12 +33,9 @@ from study.child import (
 from study.extend import finish_extension
 from study.guard import StudyError, locked, refuse_another_configuration
 from study.own import keep_sources
+from study.session import Session, StopAsked
 from study.settings import StudySettings
 from study.terminal import Estimate, Terminal, duration, short
-
-
-class StopAsked(BaseException):
-    """A signal asked the study to stop."""
 
 
 class Study:
@@ -52,8 +46,7 @@ class Study:
         self.config = Config.from_symbols(symbols)
         self.settings = StudySettings.from_symbols(symbols)
         self.directory = self.settings.results_dir / self.settings.name
-        self.child: Child | None = None
-        self.asked = 0
+        self.session = Session()
 
     def all_runs(self) -> list[tuple[str, int]]:
         """Every (variant, seed), seed by seed, so that each night gives a full comparison."""
@@ -96,7 +89,8 @@ class Study:
         if notice:
             print(notice)
         os.environ.update(target.environment_for(self.config.target.name, detected))
-        with locked(self.directory), self.signals():
+        with locked(self.directory) as lock, self.session.signals():
+            self.session.lock = lock
             try:
                 return self.work()
             except OSError as error:
@@ -104,6 +98,7 @@ class Study:
                     raise
                 raise self.full_disk(str(error)) from error
             except StopAsked:
+                self.session.close()
                 self.report()
                 print(f"stopped; `make` goes on where it was: {self.directory}")
                 return 130
@@ -137,6 +132,8 @@ class Study:
 
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.all_runs())} runs of {self.settings.name} are finished")
+        if not report.is_current(self.directory):
+            self.report()
         print(f"report: {self.directory / 'report.html'} (and .md)")
         return 0
 
@@ -169,22 +166,23 @@ class Study:
         def make() -> dict[str, Any]:
             if self.config.budget.max_time_seconds:
                 print("planning: timing steps of each kind of variant")
-            return planning.make_plan(
-                self.directory, self.config, self.settings, resolved, self.variants(), self.time_steps
-            )
+            return planning.make_plan(self.config, self.settings, resolved, self.variants(), self.time_steps)
 
         standing = planning.load_plan(self.directory)
         if standing is None:
-            return make()
+            made = planning.with_counts(make(), planning.counts_on_record(self.directory))
+            return planning.save_plan(self.directory, made)
         return planning.with_variants(self.directory, standing, self.variants(), make)
 
     def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> planning.Timing:
         arguments = [str(self.directory), name, "0", "--time", str(seconds), "--micro", str(batch.micro)]
         timing: dict[str, Any] = {}
-        with self.process(arguments, self.directory / "plan.log") as child:
+        with self.session.process(arguments, self.directory / "plan.log") as child:
             for event in child.events():
                 timing = event
             status = child.wait()
+        if self.session.asked:
+            raise StopAsked
         if status == EXIT_OUT_OF_MEMORY:
             raise planning.DoesNotFitError(child.last_words())
         if status != EXIT_FINISHED or timing.get("event") != "timing":
@@ -226,7 +224,9 @@ class Study:
         number = self.all_runs().index(run) + 1
         while True:
             terminal.begin(name, number, plan["variants"][run[0]]["iterations"])
-            with self.process([str(self.directory), run[0], str(run[1])], directory / "log.txt") as child:
+            before = record_text(directory)
+            arguments = [str(self.directory), run[0], str(run[1])]
+            with self.session.process(arguments, directory / "log.txt") as child:
                 trackers = None
                 for event in child.events():
                     if (
@@ -238,18 +238,17 @@ class Study:
             told = trackers.finish() if trackers else None
             if told:
                 terminal.say(told)
-            if self.asked:
-                terminal.end("stopped, saved")
+            if self.session.asked:
+                saved = self.status(*run) in ("interrupted", "finished")
+                terminal.end("stopped, saved" if saved else "stopped; its last checkpoint stands")
                 raise StopAsked
             again = self.again(status, child, plan, name)
             if not again:
                 break
             terminal.end(again)
             terminal.estimate.left += 1
-        if status == EXIT_OUT_OF_MEMORY:
-            self.mark_failed(run, f"out of memory at the smallest micro-batch: {child.last_words()}")
-        elif status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
-            self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}")
+        if status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
+            self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}", before)
         terminal.end(self.outcome(run))
 
     def again(self, status: int, child: Child, plan: dict[str, Any], name: str) -> str:
@@ -287,14 +286,17 @@ class Study:
         parts.append(f"{seen['memory']['peak_allocated_bytes'] / 2**30:.2f} GiB")
         return "  ".join(parts)
 
-    def mark_failed(self, run: tuple[str, int], reason: str) -> None:
-        """A process that died could not write its own record: do it for it, keeping what it had written."""
+    def mark_failed(self, run: tuple[str, int], reason: str, before: str) -> None:
+        """A process that died could not write its own record: do it for it, keeping what it had written.
+
+        before: the record's text when the process was started; a failure that stands in it is an older one.
+        """
         directory = self.run_dir(*run)
         try:
             seen = record.load(directory)
         except record.RecordError:
             seen = record.blank(record.run_name(*run), *run)
-        if seen["status"] != "failed":
+        if seen["status"] != "failed" or record_text(directory) == before:
             record.write_json(directory / "run.json", seen | {"status": "failed", "error": reason})
 
     def report(self) -> Any:
@@ -307,39 +309,10 @@ class Study:
                 "`make report` makes it anew"
             ) from error
 
-    # -- processes, locks and signals ---------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def process(self, arguments: list[str], log: Path) -> Iterator[Child]:
-        """A child that is never left behind."""
-        if self.asked:
-            raise StopAsked
-        self.child = Child(arguments, log, {})
-        try:
-            yield self.child
-        finally:
-            if self.child.process.poll() is None:
-                self.child.stop()
-            self.child = None
-
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """Pass a request to stop on to the run, which saves; a second one ends it at once."""
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            self.asked += 1
-            if self.child is None:
-                raise StopAsked
-            if self.asked == 1:
-                print("\nstopping: the step is finished and saved (once more: at once)", flush=True)
-                self.child.process.send_signal(signal.SIGTERM)
-            else:
-                self.child.kill()
-
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = [signal.signal(number, ask) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+def record_text(run_dir: Path) -> str:
+    """run.json as it stands, or nothing."""
+    try:
+        return (run_dir / "run.json").read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,28 @@ def shrunk(bench: Bench) -> str:
     again = place.command("scripts.study")
     same = not mended.returncode and not again.returncode and place.numbers() == bench.undisturbed()
     return outcome(explained and same, SHRUNK, f"{error} {said[-300:]} {again.stdout[-300:]}")
+
+
+OTHER_DATA = "refused, naming data and validation; with the texts as they were, the undisturbed numbers"
+
+
+@fault("texts that change between two `make` of one run", OTHER_DATA, quick=True)
+def changed_texts(bench: Bench) -> str:
+    texts = write_texts(bench.folder / "changing")
+    place = bench.workplace(DATA_DIR="data", DATASET_FILES=str(texts / "*.txt"))
+    place.make({"place": "step", "at": 30, "action": "TERM"})
+    story = texts / "07.txt"
+    before, stat = story.read_text(), story.stat()
+    story.write_text(before + "The end.")
+    done = place.make()
+    refused = done.returncode == 1 and "data" in str(place.record()["error"]) and place.status() == "failed"
+    story.write_text(before)
+    os.utime(story, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    again = place.make()
+    same = again.returncode == 0 and place.numbers()["losses"] == bench.undisturbed()["losses"]
+    return outcome(
+        refused and same, OTHER_DATA, f"{place.record()['error']} {done.stdout[-300:]} {again.stdout[-200:]}"
+    )
 
 
 @fault(

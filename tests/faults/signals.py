@@ -129,6 +129,46 @@ def power_cut(bench: Bench) -> str:
     return after_resuming(bench, place, f"record says {place.status()}")
 
 
+@fault("two SIGTERMs and a SIGHUP", SAME, quick=True)
+def two_terms(bench: Bench) -> str:
+    return stopped_then_resumed(bench, {"place": "step", "at": 20, "action": "TERM HUP TERM"})
+
+
+@fault(
+    "SIGTERM while steps are timed for the plan",
+    "stopped with 130, nothing recorded as failed; `make` then runs",
+)
+def term_in_planning(bench: Bench) -> str:
+    place = bench.workplace(GPT2_MAX_TIME="4", GPT2_MAX_ITERS="0")
+    process = place.start()
+    wait_for(lambda: any("--time" in words for words in place.orphans()))
+    time.sleep(2.0)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate()
+    stopped = process.returncode == 130 and "stopped" in said and not place.orphans()
+    again = place.command("scripts.study")
+    expected = "stopped with 130, nothing recorded as failed; `make` then runs"
+    return outcome(stopped and not again.returncode, expected, f"{process.returncode} {said[-300:]}")
+
+
+STAYS = "the next `make` waits for nobody: it is told that a process is still saving, and the one after it goes on"
+
+
+@fault("SIGKILL of the study, and `make` at once while its training process saves", STAYS)
+def make_at_once(bench: Bench) -> str:
+    place = bench.workplace()
+    process = place.start(**injected(None, slower=2.0))
+    wait_for(lambda: place.steps() > 1)
+    process.kill()
+    process.communicate()
+    at_once = place.command("scripts.study")
+    told = at_once.returncode == 1 and "is being run by" in at_once.stdout
+    wait_for(lambda: not place.orphans())
+    seen = after_resuming(bench, place, "x")
+    same = seen == "x; `make` ends at the undisturbed numbers; no process left"
+    return outcome(told and same, STAYS, f"{at_once.stdout[-200:]} {seen}")
+
+
 @fault("two SIGINTs", "exits at once with 130; `make` ends at the undisturbed numbers; no process left")
 def two_interrupts(bench: Bench) -> str:
     place = bench.workplace()

@@ -43,6 +43,40 @@ def test_the_same_iteration_can_be_saved_again(tmp_path: Path) -> None:
     loaded = checkpoint.load_latest(tmp_path)
     assert loaded is not None
     assert loaded.meta["cut"] is True
+    for _ in range(12):
+        checkpoint.save(tmp_path, 4, state(9.0), {"cut": False})
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000004.12", "00000004.13"]
+
+
+def test_saving_an_iteration_again_never_leaves_a_moment_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 4)
+    seen = []
+    rename = Path.rename
+
+    def look_then_rename(self: Path, target: Path) -> Path:
+        loaded = checkpoint.load_latest(tmp_path)
+        seen.append(loaded is not None and loaded.iteration == 4)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", look_then_rename)
+    save(tmp_path, 4)
+    assert seen
+    assert all(seen)
+
+
+def test_a_damaged_newer_checkpoint_does_not_push_out_a_good_one(tmp_path: Path) -> None:
+    save(tmp_path, 100, 200)
+    (tmp_path / "00000200" / "state.pt").write_bytes(b"")
+    loaded = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded.iteration == 100
+    save(tmp_path, 150)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000100", "00000150"]
+    later = checkpoint.load_latest(tmp_path)
+    assert later is not None
+    assert later.passed_over == []
 
 
 @pytest.mark.parametrize("name", ["state.pt", "meta.json", "manifest.json"])

@@ -1,5 +1,6 @@
 """Whole runs of a very small model in this process: resuming, clocks, records."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from gpt2.interrupt import Stop
 from gpt2.ledger import keep_metrics
 from gpt2.step import NotFiniteError
 from gpt2.target import resolve
-from gpt2.train import Run, RunPlan
+from gpt2.train import Run, RunError, RunPlan
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
@@ -198,6 +199,64 @@ def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path)
     path.write_text("".join(json.dumps({"iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat')
     keep_metrics(path, 3)
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_validation_that_will_be_made_again_is_dropped_from_the_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"event": "validation", "iteration": k, "tokens": 10 * k} for k in (2, 4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    keep_metrics(path, 4, [20])
+    assert [json.loads(line)["tokens"] for line in path.read_text().splitlines()] == [20]
+
+
+def interrupted(directory: Path, config: Config) -> None:
+    run = make(directory, config, stop=StopAfter(5))
+    assert run.train() == "interrupted"
+    assert 0 < run.iteration < ITERATIONS
+
+
+def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+    interrupted(tmp_path / "run", config)
+    other = tmp_path / "texts"
+    other.mkdir()
+    for path in texts.glob("*.txt"):
+        (other / path.name).write_text(path.read_text() + " The end.")
+    settings = dataclasses.replace(config.data, files=(str(other / "*.txt"),))
+    changed = dataclasses.replace(config, data=settings)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")}
+    with pytest.raises(RunError, match=r"B0 was begun with another data, validation"):
+        make(tmp_path / "run", changed).train()
+    assert record.load(tmp_path / "run")["status"] == "failed"
+    assert before == {
+        path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")
+    }
+    assert make(tmp_path / "run", config).train() == "finished"
+
+
+def test_a_run_is_not_gone_on_with_to_another_count(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+    interrupted(tmp_path, config)
+    run = make(tmp_path, config)
+    run.plan = dataclasses.replace(run.plan, iterations=2 * ITERATIONS)
+    with pytest.raises(RunError, match=rf"iterations \({ITERATIONS} -> {2 * ITERATIONS}\)"):
+        run.train()
+
+
+def test_a_run_that_is_late_at_its_last_step_is_whole(tmp_path: Path, texts: Path) -> None:
+    run = make(tmp_path, configuration(texts, seconds=1))
+    step = run.one_step
+
+    def late_at_the_end(feed: Any) -> None:
+        if run.iteration == ITERATIONS - 1:
+            run.clocks._seconds["train"] = 1.2
+        step(feed)
+
+    run.one_step = late_at_the_end  # type: ignore[method-assign]
+    assert run.train() == "finished"
+    seen = record.load(tmp_path)
+    assert seen["progress"]["iterations"] == ITERATIONS
+    assert seen["schedule"]["cut"] is False
 
 
 @pytest.mark.parametrize("slow", [False, True])

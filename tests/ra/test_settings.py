@@ -15,6 +15,7 @@ def settings(init: str = "0.5", multiplier: str = "100", mix: str = "OUTPUT") ->
         f'CONFIG_ALTERNATION_MIX_{mix}=y\nCONFIG_ALTERNATION_INIT="{init}"\n'
         f'CONFIG_ALTERNATION_LR_MULTIPLIER="{multiplier}"\n'
         "# CONFIG_ALTERNATION_RECOMPUTE is not set\n"
+        + ("CONFIG_ALTERNATION_GATE_EVERY=8\n" if mix == "HARD" else "")
     )
     return AlternationSettings.from_symbols(Symbols("c", parse_lines(text, "c")))
 
@@ -22,6 +23,7 @@ def settings(init: str = "0.5", multiplier: str = "100", mix: str = "OUTPUT") ->
 def test_each_mix_is_read_by_its_name():
     assert [settings(mix=mix).mix for mix in ("OUTPUT", "SCORE", "HARD")] == ["output", "score", "hard"]
     assert settings() == AlternationSettings("output", 0.5, 100.0)
+    assert settings(mix="HARD").gate_every == 8
 
 
 @given(st.floats(-2, 3))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2 import record
 from gpt2.batch import BatchPlan
 from gpt2.config import BudgetConfig, Config, load_config
 from gpt2.target import TARGETS, ResolvedTarget
@@ -45,7 +46,8 @@ def make(
 ) -> Any:
     settings = StudySettings("s", names, 3, directory, False)
     variants = {name: variant(name, config.model, ALTERNATION) for name in names}
-    return planning.make_plan(directory, config, settings, resolved(gib), variants, time_steps)
+    plan = planning.make_plan(config, settings, resolved(gib), variants, time_steps)
+    return planning.save_plan(directory, plan)
 
 
 def steady(seconds: dict[str, float]) -> Any:
@@ -158,6 +160,29 @@ def test_a_variant_that_is_added_later_never_changes_the_counts_that_stand(
     assert {name: later["variants"][name] for name in counts} == counts
     assert later["variants"]["RALATE"]["iterations"] == counts["B"]["iterations"]
     assert later["variants"]["RALEARN"]["iterations"] == 7
+
+
+def test_a_plan_that_is_made_anew_keeps_the_counts_that_runs_were_begun_with(
+    config: Config, tmp_path: Path
+) -> None:
+    make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))
+    first = planning.load_plan(tmp_path)
+    assert first is not None
+    began = first["variants"]["RAALL"]["iterations"]
+    folder = tmp_path / "runs" / "RAALL0"
+    folder.mkdir(parents=True)
+    seen = record.blank("RAALL0", "RAALL", 0) | {"schedule": {"iterations": began, "cut": False}}
+    record.write_json(folder / "run.json", seen)
+    settings = StudySettings("s", NAMES, 3, tmp_path, False)
+    variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
+    slower = planning.make_plan(config, settings, resolved(), variants, steady(dict.fromkeys(NAMES, 3.0)))
+    assert slower["variants"]["RAALL"]["iterations"] < began
+    kept = planning.with_counts(slower, planning.counts_on_record(tmp_path))
+    row = kept["variants"]["RAALL"]
+    assert (row["iterations"], row["tokens"]) == (began, first["variants"]["RAALL"]["tokens"])
+    assert kept["variants"]["B"]["iterations"] < began
+    assert any("RAALL keeps" in note for note in kept["notes"])
+    assert planning.load_plan(tmp_path) == first  # a plan stands once it is saved, and not before
 
 
 def test_an_unreadable_plan_is_named(tmp_path: Path) -> None:

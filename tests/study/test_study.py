@@ -100,14 +100,13 @@ def test_a_study_runs_reports_and_then_has_nothing_to_do(workplace: Path, texts:
 
 
 def test_a_run_that_fails_is_recorded_and_the_others_go_on(workplace: Path, texts: Path) -> None:
-    configure(workplace, texts, LEARNING_RATE="1.0", ALTERNATION_LR_MULTIPLIER="100000", GRAD_CLIP="0")
     study = workplace / "results/gpt2-ra-ablation-smoke"
     (study / "runs" / "B0").mkdir(parents=True)
     (study / "runs" / "B0" / "checkpoint").write_text("in the way")  # its checkpoint cannot be written
     told = run(workplace, "scripts.study", expect=1)
     assert "not finished: B0" in told
     assert record.load(study / "runs/B0")["status"] == "failed"
-    assert record.load(study / "runs/RALEARN0")["status"] in ("finished", "failed")
+    assert record.load(study / "runs/RALEARN0")["status"] == "finished"
 
 
 def test_without_a_config_the_remedy_is_named(tmp_path: Path) -> None:

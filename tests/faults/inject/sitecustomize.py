@@ -46,8 +46,11 @@ class Fault:
             import torch
 
             raise torch.OutOfMemoryError(f"injected in {place}")
-        if action in ("TERM", "INT", "HUP"):
-            os.kill(os.getppid(), signal.Signals[f"SIG{action}"])
+        for name in action.split():
+            if name in ("TERM", "INT", "HUP"):
+                os.kill(os.getppid(), signal.Signals[f"SIG{name}"])
+                time.sleep(0.1)
+        if action.split()[:1] in (["TERM"], ["INT"], ["HUP"]):
             time.sleep(0.5 + self.wanted.get("stuck", 0))  # until the study has passed it on
         if action == "kill-both":
             os.kill(os.getppid(), signal.SIGKILL)
