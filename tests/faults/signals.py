@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import time
 from typing import Any
 
-from tests.faults.harness import Bench, fault, outcome
+from tests.faults.harness import Bench, CannotDoError, fault, outcome
 from tests.faults.workplace import Workplace, injected, wait_for
 
 SAME = "interrupted and saved; `make` ends at the undisturbed numbers; no process left"
@@ -56,6 +57,13 @@ def hup_in_training(bench: Bench) -> str:
 @fault("SIGTERM in the middle of an accumulation", SAME, quick=True)
 def term_in_accumulation(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "accumulation", "at": 23, "action": "TERM"})
+
+
+@fault("SIGTERM while the step is compiled", SAME)
+def term_in_compiling(bench: Bench) -> str:
+    if not shutil.which("g++"):
+        raise CannotDoError("torch.compile needs a C++ compiler on a CPU, and there is none here")
+    return stopped_then_resumed(bench, {"place": "compile", "action": "TERM"}, COMPILE="y")
 
 
 @fault("SIGTERM during validation", SAME)

@@ -1,11 +1,11 @@
 """Makes a training process go wrong at a chosen place; Python imports it at start-up where PYTHONPATH has this folder.
 
-FAULT is JSON: place ("step", "loss", "accumulation", "evaluate", "hellaswag", "save"); at, the iteration from
-which it fires, or only, the one at which it does; action ("TERM", "INT", "HUP": that signal to the study;
-"kill": SIGKILL to the training process; "kill-both"; "oom"; "nan"; "spike": thrice the loss); times (how
-often, counted over all processes; 0: always); above (for "oom": only where the micro-batch, or what is scored
-at once, is larger); stuck (seconds that the step then hangs). STEP_SECONDS makes every step take that much
-longer, so that a study of a very small model lasts long enough to be disturbed.
+FAULT is JSON: place ("step", "loss", "accumulation", "evaluate", "hellaswag", "save", "compile"); at, the
+iteration from which it fires, or only, the one at which it does; action ("TERM", "INT", "HUP": that signal to
+the study; "kill": SIGKILL to the training process; "kill-both"; "oom"; "nan"; "spike": thrice the loss);
+times (how often, counted over all processes; 0: always); above (for "oom": only where the micro-batch, or
+what is scored at once, is larger); stuck (seconds that the step then hangs). STEP_SECONDS makes every step
+take that much longer, so that a study of a very small model lasts long enough to be disturbed.
 """
 
 import json
@@ -99,6 +99,20 @@ def install(fault: Fault, slower: float) -> None:
     def made_hellaswag(*arguments: Any, stop: Any, batch_tokens: int, **options: Any) -> Any:
         look = looking("hellaswag", batch_tokens, stop)
         return plain_hellaswag(*arguments, stop=look, batch_tokens=batch_tokens, **options)
+
+    if fault.wanted.get("place") == "compile":  # the compiler calls its backend once it has traced the model
+        from torch._inductor.compile_fx import compile_fx
+
+        plain_compile = torch.compile
+
+        def made_compile(function: Any) -> Any:
+            def backend(graph: Any, inputs: Any) -> Any:
+                fault.strike("compile")
+                return compile_fx(graph, inputs)
+
+            return plain_compile(function, backend=backend)
+
+        torch.compile = made_compile  # type: ignore[assignment]
 
     step.Stepper.step, step.linear_cross_entropy = made_step, made_loss  # type: ignore[method-assign, assignment]
     diagnose.linear_cross_entropy = made_loss  # type: ignore[assignment]
