@@ -160,11 +160,12 @@ class Run:
         self.steps_made += 1
         self.timed_steps += not warming
         limit = self.config.budget.max_time_seconds * self.plan.extended
-        late = bool(limit) and self.clocks.read("train") > CUT_AT * limit
+        spent = self.clocks.read("train")
+        late = bool(limit) and spent + (spent - began) > CUT_AT * limit  # the next step would pass it
         self.cut = late and self.iteration < self.plan.iterations
         if self.cut:
             self.note(
-                f"the training clock passed {CUT_AT} times its limit of {limit:g} s at iteration {self.iteration} of "
+                f"the training clock reached {CUT_AT} times its limit of {limit:g} s at iteration {self.iteration} of "
                 f"{self.plan.iterations}: the schedule was cut"
             )
         if measured:
