@@ -29,8 +29,8 @@ from study.memory import Predictions
 from study.settings import StudySettings
 
 SAME_SPEED = 1.02  # cost classes this close get the same count
-ROUNDS = 2
-TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 10.0, 60.0  # seconds of timing per class, from the time limit
+ROUNDS = 3
+TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
 
 
 class PlanError(UserError, RuntimeError):

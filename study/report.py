@@ -63,8 +63,8 @@ class Judged:
 class Report:
     """same_point: every run ended at equal_tokens, so that final and equal-token numbers are the same numbers.
 
-    cut: runs whose schedule the training clock cut short. They ended before the others, so that their final losses
-    count in no difference, no noise floor and no verdict; at equal tokens they do.
+    cut: runs whose schedule the training clock cut short, where that made them end before the others: their final
+    losses count in no difference, no noise floor and no verdict; at equal tokens they do.
     """
 
     study: str
@@ -118,8 +118,10 @@ def build(study_dir: Path) -> Report:
     level = _table(used, variants, lambda seen: losses(seen)[tokens]) if tokens is not None else {}
     first = used[0].record if used else None
     plan = _plan(study_dir)
+    ends = {run.record["progress"]["tokens"] for run in used}
+    short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
     whole = _table(
-        [run for run in used if not was_cut(run.record)], variants, lambda seen: seen["validation"]["loss"]
+        [run for run in used if run not in short], variants, lambda seen: seen["validation"]["loss"]
     )
     floor = noise_floor(_arms(whole))
     return Report(
@@ -139,7 +141,7 @@ def build(study_dir: Path) -> Report:
         validation_tokens=first["validation"]["tokens"] if first else None,
         target=first["target"] if first else None,
         notes=_notes(plan["notes"], used),
-        cut=[run.name for run in used if was_cut(run.record)],
+        cut=[run.name for run in short],
         evidence=gather(study_dir, used, whole, _arms(whole), floor),
     )  # fmt: skip
 

@@ -151,11 +151,12 @@ def html_in_a_record(bench: Bench) -> str:
     seen["notes"] = [attack]
     record.write_json(place.run_dir() / "run.json", seen)
     done = place.command("scripts.report")
-    pages = [path.read_text() for path in place.study.glob("report.*") if path.suffix in (".md", ".html")]
-    live = [
-        sign
-        for page in pages
-        for sign in ("<script>alert(1)", "<img src=x", "[a](javascript:")
-        if sign in page
-    ]
-    return outcome(not done.returncode and bool(pages) and not live, INERT, f"{live} {done.stdout[-300:]}")
+    signs = {
+        ".md": ("<script>alert(1)", "<img src=x", "[a](javascript:"),
+        ".html": ("<script>alert(1)", "<img src=x"),
+    }
+    pages = {path.suffix: path.read_text() for path in place.study.glob("report.*") if path.suffix in signs}
+    live = [sign for kind, page in pages.items() for sign in signs[kind] if sign in page]
+    return outcome(
+        not done.returncode and len(pages) == 2 and not live, INERT, f"{live} {done.stdout[-300:]}"
+    )

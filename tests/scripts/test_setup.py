@@ -306,7 +306,8 @@ def test_every_requirement_of_the_project_is_looked_for() -> None:
     def names(lines: list[str]) -> set[str]:
         return {line.split(">")[0].split("=")[0] for line in lines}
 
-    assert names(project["dependencies"]) == set(setup.MODULES["main"])
+    # without plotly the report has tables instead of figures, so an interpreter used as it is may lack it
+    assert names(project["dependencies"]) - {"plotly"} == set(setup.MODULES["main"])
     assert names(extras["dev"]) == set(setup.MODULES["dev"])
     assert {extra: set(modules) for extra, modules in setup.EXTRA_MODULES.items()} == {
         extra: names(extras[extra]) for extra in setup.EXTRAS

@@ -230,12 +230,19 @@ def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(t
     assert "cut the schedule of 2 of 20 runs short (RAALL1, RALEARN2)" in render.markdown(cut)
 
 
-def test_a_study_of_cut_runs_alone_has_no_verdict(tmp_path: Path) -> None:
+def test_a_study_of_runs_cut_at_different_points_has_no_verdict_and_one_cut_alike_has(tmp_path: Path) -> None:
     names = [record.run_name(name, seed) for name in VARIANTS for seed in range(3)]
-    made = report.build(a_study(tmp_path, change=dict.fromkeys(names, cut_short)))
+
+    def cut_anywhere(value: dict[str, Any]) -> None:
+        cut_short(value)
+        value["progress"]["tokens"] += names.index(value["run"])
+
+    made = report.build(a_study(tmp_path / "apart", change=dict.fromkeys(names, cut_anywhere)))
     assert made.floor is None
     assert made.judged == []
-    assert (
-        "**RALEARN**: cannot tell: no seed of it has equivalent arms that ended their schedule"
-        in render.markdown(made)
-    )
+    told = "**RALEARN**: cannot tell: no seed of it has equivalent arms that ended their schedule"
+    assert told in render.markdown(made)
+    alike = report.build(a_study(tmp_path / "alike", change=dict.fromkeys(names, cut_short)))
+    assert alike.cut == []
+    assert alike.floor is not None
+    assert len(alike.judged) == 1
