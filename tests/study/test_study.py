@@ -139,3 +139,24 @@ def test_an_extended_study_has_the_numbers_of_a_longer_one(workplace: Path, text
     configure(workplace, texts, SEEDS="2", GPT2_MAX_ITERS="24", **wsd | {"WARMUP_FRACTION": "0.125"})
     run(workplace, "scripts.study", expect=0)
     assert [numbers(workplace, name)[:4] for name in names] == [seen[:4] for seen in extended]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("CONFIG_FOO=1", "CONFIG_FOO"),
+        ("CONFIG_SEEDS=99999", "CONFIG_SEEDS"),
+        ("CONFIG_CHECKPOINT_SECONDS=0", "CONFIG_CHECKPOINT_SECONDS"),
+    ],
+)
+def test_a_config_that_was_edited_by_hand_is_held_to_kconfigs_rules(
+    workplace: Path, texts: Path, line: str, told: str
+) -> None:
+    name = line.partition("=")[0]
+    path = workplace / ".config"
+    kept = [text for text in path.read_text().splitlines() if not text.startswith(f"{name}=")]
+    path.write_text("\n".join([*kept, line]) + "\n")
+    said = run(workplace, "scripts.study", expect=1)
+    assert told in said
+    assert "error:" in said
+    assert not (workplace / "results").exists()
