@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.faults.harness import Bench, fault, outcome
-from tests.faults.workplace import Workplace, wait_for, write_texts
+from tests.faults.workplace import Workplace, wait_for, write_stories
 
 NAMED = (
     "the shard is named with `make data` before any training; `make data` mends it; the undisturbed numbers"
@@ -91,7 +91,7 @@ OTHER_DATA = "refused, naming data and validation; with the texts as they were, 
 
 @fault("texts that change between two `make` of one run", OTHER_DATA, quick=True)
 def changed_texts(bench: Bench) -> str:
-    texts = write_texts(bench.folder / "changing")
+    texts = write_stories(bench.folder / "changing")
     place = bench.workplace(DATA_DIR="data", DATASET_FILES=str(texts / "*.txt"))
     place.make({"place": "step", "at": 30, "action": "TERM"})
     story = texts / "07.txt"
@@ -113,7 +113,7 @@ def changed_texts(bench: Bench) -> str:
     "nothing half-made is taken for data, no process is left; the next make prepares anew",
 )
 def killed_preparation(bench: Bench) -> str:
-    texts = write_texts(bench.folder / "many")
+    texts = write_stories(bench.folder / "many")
     for number in range(40):
         (texts / f"more-{number}.txt").write_text(
             f"Chapter {number}. " + "It was a dark and stormy night. " * 8000
@@ -139,7 +139,7 @@ def killed_preparation(bench: Bench) -> str:
     quick=True,
 )
 def strange_name(bench: Bench) -> str:
-    texts = write_texts(bench.folder / "strange")
+    texts = write_stories(bench.folder / "strange")
     (texts / "a\nb $(touch ran); `touch ran`.txt").write_text("Once upon a time. " * 40)
     place = bench.workplace(DATA_DIR="data", DATASET_FILES=str(texts / "*.txt"))
     done = place.command("scripts.data")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.workplace import ROOT, Workplace, injected, wait_for, write_texts
+from tests.faults.workplace import ROOT, Workplace, injected, wait_for, write_stories
 
 
 class CannotDoError(Exception):
@@ -62,7 +62,7 @@ class Bench:
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.folder = folder
-        self.texts = write_texts(folder / "texts")
+        self.texts = write_stories(folder / "texts")
         self.random = random.Random(seed)
         self.slow = injected(None)
         self._made = 0

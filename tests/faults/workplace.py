@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import record
+from tests.small_runs import write_texts
 
 ROOT = Path(__file__).parents[2]
 INJECT = Path(__file__).with_name("inject")
@@ -144,14 +145,8 @@ def injected(fault: dict[str, Any] | None, slower: float = 0.05) -> dict[str, st
     }
 
 
-def write_texts(folder: Path) -> Path:
-    """Eighty short stories, a document each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(80):
-        (folder / f"{number:02d}.txt").write_text(
-            f"Story {number}: " + f"the dog {number} ran to the hill. " * 20
-        )
-    return folder
+def write_stories(folder: Path) -> Path:
+    return write_texts(folder, "the dog {} ran to the hill. ", 20)
 
 
 def wait_for(condition: Callable[[], object]) -> None:

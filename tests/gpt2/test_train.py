@@ -13,17 +13,7 @@ from torch import nn
 from gpt2 import checkpoint, record, train
 from gpt2.batch import plan_batch
 from gpt2.clock import unevenness
-from gpt2.config import (
-    BatchConfig,
-    BudgetConfig,
-    Config,
-    DataConfig,
-    EvaluationConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TargetConfig,
-    TrackingConfig,
-)
+from gpt2.config import Config
 from gpt2.interrupt import Stop
 from gpt2.ledger import keep_metrics
 from gpt2.step import NotFiniteError
@@ -31,33 +21,19 @@ from gpt2.target import resolve
 from gpt2.train import Run, RunError, RunPlan
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from tests import small_runs
+from tests.small_runs import StopAfter, same
 
 ITERATIONS = 8
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    for number in range(80):
-        (folder / f"{number:02d}.txt").write_text(
-            f"Story {number}: " + f"the cat {number} sat on the mat. " * 8
-        )
-    return folder
+    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
 
 
 def configuration(texts: Path, dropout: float = 0.0, seconds: int = 0) -> Config:
-    return Config(
-        model=ModelConfig("test", 2, 2, 16, 16, dropout),
-        batch=BatchConfig(4, 2),
-        budget=BudgetConfig(seconds, 0, ITERATIONS),
-        optimizer=OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, 1.0),
-        data=DataConfig("files", (str(texts / "*.txt"),), 0, texts.parent / "prepared", 1),
-        evaluation=EvaluationConfig(64, 128, False, None, 0),
-        target=TargetConfig("cpu", "auto", False, 1, "cpu", True),
-        tracking=TrackingConfig(False, "off", "", False),
-        checkpoint_seconds=10**6,
-        sha256="0" * 64,
-    )
+    return small_runs.configuration(texts, ITERATIONS, dropout=dropout, seconds=seconds)
 
 
 def make(directory: Path, config: Config, name: str = "B", stop: Stop | None = None) -> Run:
@@ -65,20 +41,6 @@ def make(directory: Path, config: Config, name: str = "B", stop: Stop | None = N
     plan = RunPlan(directory, f"{name}0", name, 0, ITERATIONS, plan_batch(4, 2, 1, 16))
     attention: Callable[[int], nn.Module] = variant(name, config.model, alternation).attention
     return Run(plan, config, resolve(config.target), attention, stop or Stop())
-
-
-class StopAfter(Stop):
-    """Asks to stop at the n-th time that the run looks, wherever that is: between steps or in an evaluation."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__()
-        self.looks = looks
-
-    def check(self) -> None:
-        self.looks -= 1
-        if self.looks == 0:
-            self.requested = "SIGTERM"
-        super().check()
 
 
 def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
@@ -95,16 +57,6 @@ def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     losses = [[line["iteration"], line["loss"]] for line in lines if line["event"] == "train"]
     return loaded.state, kept, losses
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
 
 
 @pytest.mark.parametrize("name", ["B", "RALEARN"])
@@ -244,12 +196,12 @@ def test_a_run_is_not_gone_on_with_to_another_count(tmp_path: Path, texts: Path)
 
 
 def test_a_run_that_is_late_at_its_last_step_is_whole(tmp_path: Path, texts: Path) -> None:
-    run = make(tmp_path, configuration(texts, seconds=1))
+    run = make(tmp_path, configuration(texts, seconds=10_000))  # no machine is so slow that it is late before
     step = run.one_step
 
     def late_at_the_end(feed: Any) -> None:
         if run.iteration == ITERATIONS - 1:
-            run.clocks._seconds["train"] = 1.2
+            run.clocks._seconds["train"] = 12_000.0
         step(feed)
 
     run.one_step = late_at_the_end  # type: ignore[method-assign]

@@ -15,17 +15,7 @@ import torch
 
 from gpt2 import checkpoint, record
 from gpt2.batch import BatchPlan, plan_batch
-from gpt2.config import (
-    BatchConfig,
-    BudgetConfig,
-    Config,
-    DataConfig,
-    EvaluationConfig,
-    ModelConfig,
-    OptimizerConfig,
-    TargetConfig,
-    TrackingConfig,
-)
+from gpt2.config import Config
 from gpt2.interrupt import Interrupted, Stop
 from gpt2.target import resolve
 from gpt2.train import Run, RunPlan
@@ -37,6 +27,8 @@ from study.extend import ExtendError, extend, finish_extension, parse_factor
 from study.guard import StudyError, refuse_another_configuration
 from study.plan import load_plan
 from study.settings import StudySettings
+from tests import small_runs
+from tests.small_runs import StopAfter, same
 
 TOKENS = 4 * 16  # of an iteration
 TEXT = "CONFIG_SCHEDULE_WSD=y\nCONFIG_GPT2_MAX_ITERS=10\nCONFIG_GPT2_MAX_TIME=0\nCONFIG_SEEDS=1\n"
@@ -45,12 +37,7 @@ FIRST, WARMUP, START = 10, 2, 7  # iterations, of the warm-up, before the decay
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    for number in range(80):
-        (folder / f"{number:02d}.txt").write_text(
-            f"Story {number}: " + f"the bird {number} sang in the tree. " * 8
-        )
-    return folder
+    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
 
 
 @pytest.fixture(autouse=True)
@@ -62,18 +49,7 @@ def one_thread() -> Iterator[None]:
 
 
 def configuration(texts: Path, dropout: float = 0.0, decay: float = 0.3, seconds: int = 0) -> Config:
-    return Config(
-        model=ModelConfig("test", 2, 2, 16, 16, dropout),
-        batch=BatchConfig(4, 2),
-        budget=BudgetConfig(seconds, 0, FIRST),
-        optimizer=OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, 1.0, "wsd", decay),
-        data=DataConfig("files", (str(texts / "*.txt"),), 0, texts.parent / "prepared", 1),
-        evaluation=EvaluationConfig(64, 128, False, None, 0),
-        target=TargetConfig("cpu", "auto", False, 1, "cpu", True),
-        tracking=TrackingConfig(False, "off", "", False),
-        checkpoint_seconds=10**6,
-        sha256="0" * 64,
-    )
+    return small_runs.configuration(texts, FIRST, dropout=dropout, seconds=seconds, schedule=("wsd", decay))
 
 
 class Place:
@@ -150,30 +126,6 @@ def outcome(folder: Path) -> tuple[Any, ...]:
         [seen["status"], seen["progress"]["iterations"]],
         json.loads((folder / "validation_windows.json").read_text()),
     )
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
-
-
-class StopAfter(Stop):
-    """Asks to stop at the n-th time that the run looks."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__()
-        self.looks = looks
-
-    def check(self) -> None:
-        self.looks -= 1
-        if self.looks == 0:
-            self.requested = "SIGTERM"
-        super().check()
 
 
 @pytest.mark.parametrize("name", ["B", "RALEARN"])

@@ -1,17 +1,15 @@
 """The micro-batch from predicted memory: the largest that fits, of total memory alone, the same for all variants."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from gpt2.batch import micro_batches
-from gpt2.config import Config, ModelConfig, load_config
+from gpt2.config import Config, ModelConfig
 from gpt2.prediction import predict
 from gpt2.target import TARGETS, ResolvedTarget
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
-from scripts import kconfig
 from study.memory import MARGIN, MemoryPlanError, Predictions, require_free
 
 MIB = 2**20
@@ -22,14 +20,8 @@ VARIANTS = [variant(name, MODEL, ALTERNATION) for name in NAMES]
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    for part in ("Kconfig", "gpt2", "ra", "study", "defconfigs"):
-        (tmp_path / part).symlink_to(Path(__file__).parents[2] / part)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RA_DETECTED", "a100-40g")
-    monkeypatch.delenv("MAKEFLAGS", raising=False)
-    kconfig.main(["defconfig", "gpt2-ra-ablation"])
-    return dataclasses.replace(load_config(".config"), model=MODEL)
+def config(a100_config: Config) -> Config:
+    return dataclasses.replace(a100_config, model=MODEL)
 
 
 def on(config: Config, mib: int, kind: str = "a100-40g") -> Predictions:

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from gpt2 import record
 from gpt2.batch import BatchPlan
-from gpt2.config import BudgetConfig, Config, load_config
+from gpt2.config import BudgetConfig, Config
 from gpt2.target import TARGETS, ResolvedTarget
 from gpt2.train import WARM_UP_STEPS
 from ra.settings import AlternationSettings
 from ra.variants import variant
-from scripts import kconfig
 from study import plan as planning
 from study.memory import MemoryPlanError
 from study.plan import DoesNotFitError, PlanError, Timing, iteration_counts
@@ -25,15 +24,8 @@ NAMES = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """The study as it is configured for an A100."""
-    for part in ("Kconfig", "gpt2", "ra", "study", "defconfigs"):
-        (tmp_path / part).symlink_to(Path(__file__).parents[2] / part)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RA_DETECTED", "a100-40g")
-    monkeypatch.delenv("MAKEFLAGS", raising=False)
-    kconfig.main(["defconfig", "gpt2-ra-ablation"])
-    return load_config(".config")
+def config(a100_config: Config) -> Config:
+    return a100_config
 
 
 def resolved(gib: float = 40.0) -> ResolvedTarget:

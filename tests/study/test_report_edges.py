@@ -12,6 +12,7 @@ from scipy import stats
 
 from gpt2 import record
 from study import render, report, runs, words
+from tests.study.records import edit
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 
@@ -58,15 +59,6 @@ def a_study(study: Path, variants: tuple[str, ...] = VARIANTS, seeds: int = 3, n
         for name in variants:
             put(study, a_record(name, seed, base + noise * float(draw.normal())))
     return study
-
-
-def edit(study: Path, run: str, **changes: Any) -> None:
-    """Replace entries of a run's record; a dict is merged into the entry that is there."""
-    path = study / "runs" / run / "run.json"
-    value = json.loads(path.read_text())
-    for key, change in changes.items():
-        value[key] = value[key] | change if isinstance(change, dict) and value[key] else change
-    record.write_json(path, value)
 
 
 def why_not(made: report.Report) -> dict[str, str]:
