@@ -67,6 +67,11 @@ def entropy_bits(rows: Tensor) -> Tensor:
     return -torch.xlogy(rows, rows).sum(-1) / math.log(2)
 
 
+def pixel_tokens(tokens: int, pixels: int) -> int:
+    """Tokens that a pixel stands for in a picture of at most so many pixels a side."""
+    return math.ceil(tokens / pixels)
+
+
 @torch.no_grad()
 def measure(
     query_HTD: Tensor,
@@ -80,7 +85,7 @@ def measure(
     if T < 2:
         raise ValueError(f"{T} tokens leave no position with a choice; right: at least 2")
     totals = torch.zeros(10, H, dtype=torch.float64)
-    block = math.ceil(T / pixels)
+    block = pixel_tokens(T, pixels)
     side = math.ceil(T / block)
     drawn = torch.zeros(2, len(heads), side, side, dtype=torch.float64)
     for start in range(0, T, slice_rows):

@@ -1,4 +1,4 @@
-"""`make attention RUN=results/STUDY/runs/NAME`: what the attention of a trained run looks at.
+"""`make attention RUN=results/STUDY/runs/NAME`: what the attention of trained runs looks at, as a page of its own.
 
 python -m scripts.attention RUN_DIR [RUN_DIR ...] [--text FILE] [--layers "0 3"] [--heads "0"]
 """
@@ -31,6 +31,7 @@ def main() -> int:
     if not arguments.runs:
         raise UserError("no run was named; right: make attention RUN=results/STUDY/runs/NAME")
     from study import attention
+    from study.attention_data import as_json, halves
     from study.attention_html import page
 
     runs = [attention.load(path) for path in arguments.runs]
@@ -38,21 +39,19 @@ def main() -> int:
     wide = min(run.config.model.heads for run in runs)
     layers = attention.pick(layers, deep, "layer", sorted({0, deep - 1}))
     heads = attention.pick(heads, wide, "head", [0])
-    text = attention.choose_text(runs, arguments.text)
-    seen = [attention.look(run, text, layers, heads) for run in runs]
+    ids, text = attention.choose_text(runs, arguments.text)
+    seen = [attention.look(run, ids, layers, heads) for run in runs]
     try:
         for path, one in zip(arguments.runs, seen, strict=True):
-            record.write_json(path / "attention.json", attention.as_json(one, text))
+            record.write_json(path / "attention.json", as_json(one, text))
         record.write_text(arguments.runs[0] / "attention.html", page(seen, text))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}") from error
-    print(f"{len(text.ids):,} tokens: {text.source}")
+    print(f"{text.tokens:,} tokens: {text.source}")
     for one in seen:
-        distance = attention.halves(one, "total_variation", "standard")
+        distance = halves(one, "total_variation", "standard")
         early, late = ("-" if value is None else f"{value:.3f}" for value in distance)
-        print(
-            f"{one.run.name}: total variation between the paths {early} in early layers, {late} in late ones"
-        )
+        print(f"{one.run}: total variation between the paths {early} in early layers, {late} in late ones")
     print(f"wrote {arguments.runs[0] / 'attention.html'}, and attention.json in the folder of each run")
     return 0
 

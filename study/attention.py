@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,18 @@ from ra import maps
 from ra.names import LEARNED, reciprocal_layers
 from ra.settings import AlternationSettings
 from ra.variants import variant
+from study.attention_data import (
+    STATISTICS,
+    LayerLook,
+    Look,
+    Picture,
+    Text,
+    key,
+    keys,
+    read_study,
+    write_study,
+)
+from study.runs import read_runs
 
 # For a run whose data are not here any more.
 SENTENCE = (
@@ -30,31 +41,12 @@ SENTENCE = (
     "tickets there for thirty years locked the door of her office, put the key into the pocket of her coat, and walked "
     "home along the river, as she had done every night since the day when the station was opened."
 )
-STATISTICS = {  # name -> (title, whether each path has its own)
-    "total_variation": ("total variation between the paths", False),
-    "jensen_shannon": ("Jensen-Shannon divergence between the paths (bits)", False),
-    "entropy": ("entropy (bits)", True),
-    "distance": ("mean attention distance (tokens)", True),
-    "previous": ("mass on the previous token", True),
-    "first": ("mass on the first token", True),
-}
-PATHS = ("standard", "reciprocal")
+READABLE = 48  # tokens of a text up to which pictures name them
+PIXELS_OF_REPORT = 64  # a side of a picture in a report, which holds many
 
 
 class AttentionError(UserError, ValueError):
     """What was asked for is not there to be looked at."""
-
-
-@dataclass
-class Text:
-    """The tokens that are looked at, and where they are from."""
-
-    ids: list[int]
-    source: str
-
-    def pieces(self) -> list[str]:
-        """Each token as a reader sees it."""
-        return [tokenizer.load().decode([token]) for token in self.ids]
 
 
 @dataclass
@@ -69,14 +61,6 @@ class Trained:
     model: GPT2
     reciprocal: list[float | None]
     notes: list[str]
-
-
-@dataclass
-class Seen:
-    """A run's maps, layer by layer; layers whose attention has no query and key of the usual kind are absent."""
-
-    run: Trained
-    layers: dict[int, maps.LayerMaps]
 
 
 def load(run_dir: Path) -> Trained:
@@ -113,10 +97,11 @@ def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
     return list(learned) if len(learned) == layers else [None] * layers
 
 
-def choose_text(runs: Sequence[Trained], file: Path | None) -> Text:
-    """The file's beginning, or the first validation window of the first run, or a sentence where its data are gone.
+def choose_text(runs: Sequence[Trained], file: Path | None) -> tuple[list[int], Text]:
+    """Tokens of the file's beginning, or of the first validation window of the first run, or of a sentence.
 
-    No longer than the shortest block size; AttentionError where the file cannot be read or has less than two tokens.
+    The sentence is for data that are gone. No longer than the shortest block size; AttentionError where the file
+    cannot be read or has less than two tokens.
     """
     longest = min(run.config.model.block_size for run in runs)
     if file is not None:
@@ -129,13 +114,17 @@ def choose_text(runs: Sequence[Trained], file: Path | None) -> Text:
         ids = tokenizer.load().encode_ordinary(words)[:longest]
         if len(ids) < 2:
             raise AttentionError(f"TEXT={file} has {len(ids)} tokens; right: at least 2")
-        return Text(ids, f"the beginning of {file.name}")
+        return _with_words(ids, f"the beginning of {file.name}")
     window = _validation_window(runs[0].config)
     if window is not None:
-        return Text(window[:longest], "the first validation window")
-    return Text(
-        tokenizer.load().encode_ordinary(SENTENCE)[:longest], "a sentence, as the run's data are not here"
-    )
+        return _with_words(window[:longest], "the first validation window")
+    ids = tokenizer.load().encode_ordinary(SENTENCE)[:longest]
+    return _with_words(ids, "a sentence, as the run's data are not here")
+
+
+def _with_words(ids: list[int], source: str) -> tuple[list[int], Text]:
+    pieces = [tokenizer.load().decode([token]) for token in ids] if len(ids) <= READABLE else []
+    return ids, Text(source, len(ids), pieces)
 
 
 def _validation_window(config: Config) -> list[int] | None:
@@ -159,64 +148,56 @@ def pick(asked: Sequence[int], count: int, what: str, default: Sequence[int]) ->
     return sorted(set(asked)) or list(default)
 
 
-def look(run: Trained, text: Text, layers: Sequence[int], heads: Sequence[int]) -> Seen:
-    """Measure every layer; draw the chosen heads of the chosen layers."""
-    ids_T = torch.tensor(text.ids)
+def look(
+    run: Trained, ids: Sequence[int], layers: Sequence[int], heads: Sequence[int], pixels: int = maps.PIXELS
+) -> Look:
+    """Measure every layer; draw the chosen heads of the chosen layers, `pixels` a side at most."""
     found = {}
-    for layer, (query_HTD, key_HTD) in maps.queries_and_keys(run.model, ids_T).items():
-        found[layer] = maps.measure(query_HTD, key_HTD, heads if layer in layers else ())
-    return Seen(run, found)
+    for layer, (query_HTD, key_HTD) in maps.queries_and_keys(run.model, torch.tensor(ids)).items():
+        seen = maps.measure(query_HTD, key_HTD, heads if layer in layers else (), pixels)
+        found[layer] = layer_look(seen, run.reciprocal[layer])
+    block = maps.pixel_tokens(len(ids), pixels)
+    return Look(
+        run.name, run.variant, run.seed, run.iteration, len(run.model.blocks), block, found, run.notes
+    )
 
 
-def used_path(share: float | None) -> str:
-    """In words, which path a layer uses."""
-    if share is None:
-        return "its own attention"
-    return {0.0: "standard", 1.0: "reciprocal"}.get(share, f"{100 * share:.1f} % reciprocal")
+def layer_look(seen: maps.LayerMaps, share: float | None) -> LayerLook:
+    """What was measured of a layer as plain data; masses of pictures to four digits."""
+
+    def values(name: str, path: str) -> list[float]:
+        part = getattr(seen, path) if STATISTICS[name][1] else seen
+        return [float(value) for value in getattr(part, name)]
+
+    def lower(masses: Tensor) -> Picture:
+        rows: list[list[float]] = masses.tolist()
+        return [[float(f"{value:.4g}") for value in row[: place + 1]] for place, row in enumerate(rows)]
+
+    pictures = {head: (lower(one), lower(other)) for head, (one, other) in seen.pictures.items()}
+    return LayerLook(share, {key(name, path): values(name, path) for name, path in keys()}, pictures)
 
 
-def statistic(layer: maps.LayerMaps, name: str, path: str) -> Tensor:
-    """One of STATISTICS, (H,); `path` matters only where each path has its own."""
-    value = getattr(getattr(layer, path), name) if STATISTICS[name][1] else getattr(layer, name)
-    assert isinstance(value, Tensor)
-    return value
+def look_at_study(study_dir: Path) -> list[str]:
+    """Keep what the report shows: of each variant the counted run of the lowest seed, on one text.
 
-
-def layer_means(seen: Seen, name: str, path: str) -> dict[int, float]:
-    """Layer -> mean over its heads."""
-    return {number: float(statistic(layer, name, path).mean()) for number, layer in seen.layers.items()}
-
-
-def halves(seen: Seen, name: str, path: str) -> tuple[float | None, float | None]:
-    """Mean over the early layers (0 .. L/2-1) and over the late ones; None where there is none to speak of."""
-    means, middle = layer_means(seen, name, path), len(seen.run.model.blocks) // 2
-    parts = ([m for n, m in means.items() if n < middle], [m for n, m in means.items() if n >= middle])
-    early, late = (sum(part) / len(part) if part else None for part in parts)
-    return early, late
-
-
-def as_json(seen: Seen, text: Text) -> dict[str, Any]:
-    """attention.json of one run: every statistic of every head, and the halves."""
-    keys = [
-        (name, path, f"{name}_{path}" if own else name)
-        for name, (_, own) in STATISTICS.items()
-        for path in (PATHS if own else PATHS[:1])
-    ]
-    return {
-        "schema": 1,
-        "run": seen.run.name,
-        "variant": seen.run.variant,
-        "seed": seen.run.seed,
-        "iteration": seen.run.iteration,
-        "text": {"source": text.source, "tokens": len(text.ids)},
-        "layers": [
-            {"layer": number, "reciprocal_share": seen.run.reciprocal[number]}
-            | {key: [float(value) for value in statistic(layer, name, path)] for name, path, key in keys}
-            for number, layer in seen.layers.items()
-        ],
-        "halves": {
-            key: dict(zip(("early", "late"), halves(seen, name, path), strict=True))
-            for name, path, key in keys
-        },
-        "notes": seen.run.notes,
-    }
+    Nothing is done where that is kept already, of these runs at these iterations. Returns what could not be looked at.
+    """
+    first = {run.variant: run for run in reversed(read_runs(study_dir)) if run.used}  # they come by seed
+    chosen = list(first.values())[::-1]
+    kept = read_study(study_dir)
+    wanted = {(run.name, run.record["progress"]["iterations"]) for run in chosen}
+    if not wanted or (kept and {(one.run, one.iteration) for one in kept[0]} == wanted):
+        return []
+    runs, failed = [], []
+    for run in chosen:
+        try:
+            runs.append(load(study_dir / "runs" / run.name))
+        except UserError as error:
+            failed.append(str(error))
+    looks, text = [], Text("no run could be read", 0)
+    if runs:
+        ids, text = choose_text(runs, None)
+        deep = min(run.config.model.layers for run in runs)
+        looks = [look(run, ids, sorted({0, deep - 1}), [0], PIXELS_OF_REPORT) for run in runs]
+    write_study(study_dir, [one for one in looks if one.layers], text)
+    return failed

@@ -1,4 +1,7 @@
-"""What the attentions look at, as a page: statistics by layer, then pictures of the chosen heads of both paths."""
+"""What the attentions look at, for a reader: statistics by layer, then pictures of the chosen heads of both paths.
+
+A page of its own, or the section of a study's report. Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,25 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from ra import maps
-from study.attention import PATHS, STATISTICS, Seen, Text, halves, layer_means, used_path
-from study.html import Figure, colour, legend, plot, swatch, table, text
+from study.attention_data import (
+    PATHS,
+    STATISTICS,
+    Look,
+    Picture,
+    Text,
+    halves,
+    keys,
+    layer_means,
+    used_path,
+)
+from study.html import Figure, Place, bullets, colour, legend, note, plot, section, swatch, table, text
 from study.html import page as whole_page
 from study.words import ONE_CLASS
 
 FLOOR = 1e-4  # of a picture's colours as mass: less looks like none
-READABLE = 48  # tokens up to which a picture names them
 SIDE, GAP = 330, 84  # pixels on the screen
 SPANS = (1, 6)  # powers of two that the colours against an even spread may reach
 DIVERGING = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f4f4f2"], [0.75, "#f4a582"], [1, "#b2182b"]]
@@ -34,12 +45,12 @@ MEANING = (
 )
 
 
-def page(seen: Sequence[Seen], text_seen: Text) -> str:
+def page(seen: Sequence[Look], text_seen: Text) -> str:
     """attention.html of one or several runs on one text."""
     names = [run_name(one) for one in seen]
-    variants = list(dict.fromkeys(one.run.variant for one in seen))
+    variants = list(dict.fromkeys(one.variant for one in seen))
     figures: dict[str, Figure] = {"layers": by_layer(seen, variants)}
-    about = f"{len(text_seen.ids):,} tokens: {text_seen.source}"
+    about = f"{text_seen.tokens:,} tokens: {text_seen.source}"
     body = [
         f"<header><h1>{html.escape(' | '.join(names))}</h1><p>Where attention goes · {html.escape(about)}</p></header>",
         f"<p>{html.escape(MEANING)}</p>",
@@ -54,16 +65,16 @@ def page(seen: Sequence[Seen], text_seen: Text) -> str:
     body += _pictures(seen, text_seen, figures)
     for one in seen:
         body += _numbers(one)
-    notes = [f"<li>{html.escape(f'{one.run.name}: {note}')}</li>" for one in seen for note in one.run.notes]
+    notes = [f"<li>{html.escape(f'{one.run}: {note}')}</li>" for one in seen for note in one.notes]
     body += [f"<h2>Notes</h2><ul>{''.join(notes)}</ul>"] if notes else []
     return whole_page(f"Attention of {' | '.join(names)}", "\n".join(body), figures)
 
 
-def run_name(one: Seen) -> str:
-    return f"{one.run.name} at iteration {one.run.iteration:,}"
+def run_name(one: Look) -> str:
+    return f"{one.run} at iteration {one.iteration:,}"
 
 
-def by_layer(seen: Sequence[Seen], variants: list[str]) -> Figure:
+def by_layer(seen: Sequence[Look], variants: list[str]) -> Figure:
     """A line a run and path against the layer; the statistic is chosen on the page."""
     data: list[dict[str, Any]] = []
     options: list[dict[str, Any]] = [
@@ -72,11 +83,12 @@ def by_layer(seen: Sequence[Seen], variants: list[str]) -> Figure:
     ]
     for one in seen:
         for path in PATHS:
-            ink = colour(one.run.variant, variants)
+            ink = colour(one.variant, variants)
             data.append({
-                "type": "scatter", "mode": "lines+markers", "name": f"{text(one.run.name)}, {path}",
+                "type": "scatter", "mode": "lines+markers", "name": f"{text(one.run)}, {path}",
                 "x": list(one.layers), "y": [], "line": {"color": ink, "width": 2, "dash": DASHES[path]},
-                "marker": {"size": 6}, "meta": {"variant": text(one.run.variant)},
+                "marker": {"size": 6},
+                "meta": {"variant": text(one.variant), "label": text(one.variant) if path == PATHS[0] else ""},
             })  # fmt: skip
             for option, (name, (_, own)) in zip(options, STATISTICS.items(), strict=True):
                 shown = own or path == PATHS[0]
@@ -86,12 +98,13 @@ def by_layer(seen: Sequence[Seen], variants: list[str]) -> Figure:
         "data": data,
         "layout": {
             "height": 380,
-            "margin": {"l": 66, "r": 24, "t": 12, "b": 48},
+            "margin": {"l": 66, "r": 84, "t": 12, "b": 48},
             "xaxis": {"title": {"text": "layer"}, "dtick": 1},
             "yaxis": {"rangemode": "tozero"},
         },
-        "narrow": {"margin": {"l": 50, "r": 12}, "height": 320},
+        "narrow": {"margin": {"l": 62, "r": 74}, "height": 320},
         "choices": [{"label": "Statistic", "options": options}],
+        "labelled": True,
     }
 
 
@@ -99,15 +112,15 @@ def _short(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _halves(seen: Sequence[Seen], variants: list[str]) -> str:
+def _halves(seen: Sequence[Look], variants: list[str]) -> str:
     """A row a run, statistic and path."""
     rows = []
     for one in seen:
-        mark = f"{swatch(one.run.variant, variants)}, seed {one.run.seed}"
-        for name, (title, own) in STATISTICS.items():
-            for path in PATHS if own else PATHS[:1]:
-                numbers = [_number(value) for value in halves(one, name, path)]
-                rows.append([mark, f"{title}, {path}" if own else title, *numbers])
+        mark = f"{swatch(one.variant, variants)}, seed {one.seed}"
+        for name, path in keys():
+            title, own = STATISTICS[name]
+            numbers = [_number(value) for value in halves(one, name, path)]
+            rows.append([mark, f"{title}, {path}" if own else title, *numbers])
     return table(["run", "", "early", "late"], rows, (1,))
 
 
@@ -115,147 +128,210 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _numbers(one: Seen) -> list[str]:
+def _numbers(one: Look) -> list[str]:
     """The run's table, a row a layer, behind a fold."""
-    headings, rows = ["layer", "uses"], []
-    for title, own in STATISTICS.values():
-        headings += (
-            [f"{title.partition(' (')[0]}, {path}" for path in PATHS] if own else [title.partition(" (")[0]]
-        )
-    means = {(name, path): layer_means(one, name, path) for name in STATISTICS for path in PATHS}
-    for layer in one.layers:
-        cells = [
-            _number(means[name, path][layer])
-            for name, (_, own) in STATISTICS.items()
-            for path in (PATHS if own else PATHS[:1])
-        ]
-        rows.append([str(layer), used_path(one.run.reciprocal[layer]), *cells])
-    return [
-        f"<details><summary>{html.escape(one.run.name)} in numbers</summary>",
-        table([html.escape(heading) for heading in headings], rows),
-        "</details>",
+    headings, columns = ["layer", "uses"], []
+    for name, path in keys():
+        title, own = STATISTICS[name]
+        headings.append(html.escape(title.partition(" (")[0] + (f", {path}" if own else "")))
+        columns.append(layer_means(one, name, path))
+    rows = [
+        [str(number), used_path(layer.share), *(_number(column[number]) for column in columns)]
+        for number, layer in one.layers.items()
     ]
+    summary = f"<summary>{html.escape(one.run)} in numbers</summary>"
+    return ["<details>" + summary, table(headings, rows), "</details>"]
 
 
-def _pictures(seen: Sequence[Seen], text_seen: Text, figures: dict[str, Figure]) -> list[str]:
+ABOUT_PICTURES = (
+    "A row is a query position, a column a key position at or before it. Against an even spread, blue is less mass "
+    "than every position alike would get and red is more. Long texts are shown in blocks of tokens."
+)
+ABOUT_MASS = f"As mass, dark is {FLOOR:g} or less and bright is all of it, on a logarithmic scale."
+
+
+def _places(seen: Sequence[Look]) -> dict[tuple[int, int], list[Look]]:
+    """(layer, head) -> the runs with a picture of it."""
+    found: dict[tuple[int, int], list[Look]] = {}
+    for one in seen:
+        for number, layer in one.layers.items():
+            for head in layer.pictures:
+                found.setdefault((number, head), []).append(one)
+    return dict(sorted(found.items()))
+
+
+def _pictures(seen: Sequence[Look], text_seen: Text, figures: dict[str, Figure]) -> list[str]:
     """A figure for each chosen layer and head: a row a run, the standard path beside the reciprocal one."""
-    body, even = [], even_spread(len(text_seen.ids))
-    for layer in sorted({layer for one in seen for layer in one.layers}):
-        with_it = [one for one in seen if layer in one.layers]
-        for head in sorted({head for one in with_it for head in one.layers[layer].pictures}):
-            drawn = [one for one in with_it if head in one.layers[layer].pictures]
-            name = f"map{layer}-{head}"
-            reach = span([path for one in drawn for path in one.layers[layer].pictures[head]], even)
-            figures[name] = picture(drawn, layer, head, text_seen, even, reach)
-            uses = "; ".join(f"{one.run.name} uses {used_path(one.run.reciprocal[layer])}" for one in drawn)
-            body.append(
-                plot(
-                    name,
-                    figures[name],
-                    html.escape(f"Layer {layer}, head {head}. {uses}. Colours reach a factor of {2**reach}."),
-                )
-            )
-    if not body:
-        return []
-    told = (
-        "A row is a query position, a column a key position at or before it. Against an even spread, blue is less mass "
-        "than every position alike would get and red is more; as mass, dark is "
-        f"{FLOOR:g} or less and bright is all of it, on a logarithmic scale. Long texts are shown in blocks of tokens."
-    )
-    return ["<h2>Pictures</h2>", f"<p>{told}</p>", *body]
+    body = []
+    for (layer, head), drawn in _places(seen).items():
+        name = f"map{layer}-{head}"
+        figures[name], reach = picture(drawn, layer, head, text_seen)
+        uses = "; ".join(f"{one.run} uses {used_path(one.layers[layer].share)}" for one in drawn)
+        told = f"Layer {layer}, head {head}. {uses}. Colours reach a factor of {2**reach}."
+        body.append(plot(name, figures[name], html.escape(told)))
+    return ["<h2>Pictures</h2>", f"<p>{ABOUT_PICTURES} {ABOUT_MASS}</p>", *body] if body else []
 
 
-def picture(seen: Sequence[Seen], layer: int, head: int, text_seen: Text, even: Tensor, reach: int) -> Figure:
-    """Heat maps side by side; queries downwards, keys to the right."""
-    count = len(text_seen.ids)
+def picture(seen: Sequence[Look], layer: int, head: int, text_seen: Text) -> tuple[Figure, int]:
+    """Heat maps side by side, queries downwards, keys to the right; the powers of two that the colours reach."""
+    even = even_spread(text_seen.tokens, seen[0].block)
+    reach = _reach(seen, layer, head, even)
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"height": (SIDE + GAP) * len(seen) + 20, "annotations": []}
     layout["margin"] = {"l": 56, "r": 12, "t": 8, "b": 24}
-    high = 1 / len(seen)
     options: list[dict[str, Any]] = [{"name": name, "data": []} for name in COLOURS]
+    high = 1 / len(seen)
     for row, one in enumerate(seen):
-        pair = one.layers[layer].pictures[head]
+        bottom = 1 - (row + 1) * high
+        top = bottom + high * SIDE / (SIDE + GAP)
         for column, path in enumerate(PATHS):
             number = 2 * row + column + 1
-            suffix = "" if number == 1 else str(number)
-            bottom, left = 1 - (row + 1) * high, 0.53 * column
-            top = bottom + high * SIDE / (SIDE + GAP)
-            side = pair[column].shape[0]
-            at = [int(n * count / side) for n in range(side)]
-            colours = _colours(pair[column], even, reach)
-            data.append(_heat(pair[column], at, text_seen, suffix) | colours[0])
+            masses = one.layers[layer].pictures[head][column]
+            colours = _colours(masses, even, reach)
+            data.append(_heat(masses, one.block, text_seen, number) | colours[0])
             for option, own in zip(options, colours, strict=True):
                 option["data"].append(own)
-            axis = {"showgrid": False, "zeroline": False, "constrain": "domain"}
-            layout[f"xaxis{suffix}"] = axis | {
-                "domain": [left, left + 0.47],
-                "anchor": f"y{suffix}",
-                "nticks": 6,
-            }
-            layout[f"yaxis{suffix}"] = axis | {
-                "domain": [bottom, top], "anchor": f"x{suffix}", "autorange": "reversed", "nticks": 6,
-                "scaleanchor": f"x{suffix}",
-            }  # fmt: skip
-            share = one.run.reciprocal[layer]
-            mark = " (used)" if share is not None and share == float(column) else ""
-            layout["annotations"].append({
-                "text": f"{text(one.run.name)}: {path}{mark}", "xref": "paper", "yref": "paper", "x": left + 0.235,
-                "xanchor": "center", "y": top, "yanchor": "bottom", "showarrow": False, "yshift": 6,
-            })  # fmt: skip
+            layout |= _axes(number, column, bottom, top)
+            layout["annotations"].append(_title(one, layer, column, path, top))
     return {
         "data": data,
         "layout": layout,
         "narrow": {"font": {"size": 10}, "margin": {"l": 36, "r": 4}},
         "choices": [{"label": "Colour", "options": options}],
-    }
+    }, reach
 
 
-def _heat(masses: Tensor, at: list[int], text_seen: Text, suffix: str) -> dict[str, Any]:
-    """The axes and what the pointer tells; the colours are those of `_colours`."""
-    side = masses.shape[0]
-    trace: dict[str, Any] = {
-        "type": "heatmap", "x": at, "y": at, "xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "showscale": False,
-        "hoverongaps": False, "hovertemplate": "query %{y}, key %{x}: %{z}<extra></extra>",
+def _axes(number: int, column: int, bottom: float, top: float) -> dict[str, Any]:
+    """Of the heat map so numbered, in its column and between two heights."""
+    suffix, left = _suffix(number), 0.53 * column
+    axis = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 6}
+    return {
+        f"xaxis{suffix}": axis | {"domain": [left, left + 0.47], "anchor": f"y{suffix}"},
+        f"yaxis{suffix}": axis | {
+            "domain": [bottom, top], "anchor": f"x{suffix}", "autorange": "reversed", "scaleanchor": f"x{suffix}",
+        },
     }  # fmt: skip
-    if len(text_seen.ids) <= READABLE:
-        pieces = [text(piece) or "·" for piece in text_seen.pieces()]
-        trace["text"] = [
-            [f"{pieces[i]} → {pieces[j]}" if j <= i else "" for j in range(side)] for i in range(side)
-        ]
+
+
+def _suffix(number: int) -> str:
+    """As plotly numbers its axes."""
+    return "" if number == 1 else str(number)
+
+
+def _title(one: Look, layer: int, column: int, path: str, top: float) -> dict[str, Any]:
+    share = one.layers[layer].share
+    mark = " (used)" if share is not None and share == float(column) else ""
+    return {
+        "text": f"{text(one.run)}: {path}{mark}", "xref": "paper", "yref": "paper", "x": 0.53 * column + 0.235,
+        "xanchor": "center", "y": top, "yanchor": "bottom", "showarrow": False, "yshift": 6,
+    }  # fmt: skip
+
+
+def _heat(masses: Picture, block: int, text_seen: Text, number: int) -> dict[str, Any]:
+    """The axes and what the pointer tells; the colours are those of `_colours`."""
+    at = [place * block for place in range(len(masses))]
+    trace: dict[str, Any] = {
+        "type": "heatmap", "x": at, "y": at, "xaxis": f"x{_suffix(number)}", "yaxis": f"y{_suffix(number)}",
+        "showscale": False, "hoverongaps": False, "hovertemplate": "query %{y}, key %{x}: %{z}<extra></extra>",
+    }  # fmt: skip
+    if len(text_seen.pieces) == len(masses):
+        pieces = [text(piece) or "·" for piece in text_seen.pieces]
+        trace["text"] = [[f"{own} → {other}" for other in pieces] for own in pieces]
         trace["hovertemplate"] = "%{text}: %{z}<extra></extra>"
     return trace
 
 
-def even_spread(tokens: int) -> Tensor:
-    """The picture (N, N) of attention that gives every position before it the same."""
-    nothing_HTD = torch.zeros(1, tokens, 1)
-    return maps.measure(nothing_HTD, nothing_HTD, [0]).pictures[0][0]
+# ---- colours
 
 
-def ratios(masses: Tensor, even: Tensor) -> Tensor:
-    """Mass against an even spread in powers of two; the future, where both are nothing, is 0."""
-    return (masses.clamp(min=1e-30) / even.clamp(min=1e-30)).log2()
+def even_spread(tokens: int, block: int) -> NDArray[np.float64]:
+    """The picture (N, N) of attention that gives every position before it the same, `block` tokens to a pixel."""
+    rows = np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]
+    starts = np.arange(0, tokens, block)
+    sums: NDArray[np.float64] = np.add.reduceat(np.add.reduceat(rows, starts, axis=1), starts, axis=0)
+    return sums / np.diff(np.append(starts, tokens))[:, None]
 
 
-def span(pictures: Sequence[Tensor], even: Tensor) -> int:
+def ratios(masses: Picture, even: NDArray[np.float64]) -> Picture:
+    """Mass against an even spread in powers of two."""
+    return [
+        [math.log2(max(mass, 1e-30) / max(float(even[i, j]), 1e-30)) for j, mass in enumerate(row)]
+        for i, row in enumerate(masses)
+    ]
+
+
+def _reach(seen: Sequence[Look], layer: int, head: int, even: NDArray[np.float64]) -> int:
     """How many powers of two the colours need for all but a hundredth of the pixels."""
-    past = torch.ones_like(even).tril().bool()
-    values = torch.cat([ratios(masses, even)[past] for masses in pictures]).abs().sort().values
-    needed = math.ceil(float(values[int(0.99 * (len(values) - 1))]))
+    drawn = [path for one in seen for path in one.layers[layer].pictures[head]]
+    values = sorted(abs(value) for masses in drawn for row in ratios(masses, even) for value in row)
+    needed = math.ceil(values[int(0.99 * (len(values) - 1))])
     return min(max(needed, SPANS[0]), SPANS[1])
 
 
-def _colours(masses: Tensor, even: Tensor, reach: int) -> list[dict[str, Any]]:
+def _colours(masses: Picture, even: NDArray[np.float64], reach: int) -> list[dict[str, Any]]:
     """For each of COLOURS the values and their scale; nothing above the diagonal, which is the future."""
-    ratio, mass = ratios(masses, even).clamp(-2 * SPANS[1], 2 * SPANS[1]), masses.clamp(min=FLOOR).log10()
+    bound = 2 * SPANS[1]
+    ratio = [[min(max(value, -bound), bound) for value in row] for row in ratios(masses, even)]
+    mass = [[math.log10(max(value, FLOOR)) for value in row] for row in masses]
     return [
-        {"z": _lower(ratio), "zmin": -reach, "zmax": reach, "colorscale": DIVERGING},
-        {"z": _lower(mass), "zmin": math.log10(FLOOR), "zmax": 0, "colorscale": "Viridis"},
+        {"z": _square(ratio), "zmin": -reach, "zmax": reach, "colorscale": DIVERGING},
+        {"z": _square(mass), "zmin": math.log10(FLOOR), "zmax": 0, "colorscale": "Viridis"},
     ]
 
 
-def _lower(values: Tensor) -> list[list[float | None]]:
-    rows: list[list[float]] = values.tolist()
-    return [
-        [round(value, 2) if j <= i else None for j, value in enumerate(row)] for i, row in enumerate(rows)
-    ]
+def _square(rows: Picture) -> list[list[float | None]]:
+    empty: list[None] = [None] * len(rows)
+    return [[*(round(value, 2) for value in row), *empty[len(row) :]] for row in rows]
+
+
+# ---- the section of a study's report
+
+
+def report_section(looks: Sequence[Look], text_seen: Text, names: Sequence[str], figure: Place) -> str:
+    """Layer by layer, early against late, and the first and last layer's pictures, a variant at a time."""
+    if not looks:
+        return ""
+    seeds = " and ".join(str(seed) for seed in sorted({one.seed for one in looks}))
+    of = f"Each variant's run of seed {seeds}, on {text_seen.tokens:,} tokens: {text_seen.source}."
+    maps = []
+    for number, ((layer, head), drawn) in enumerate(_places(looks).items()):
+        made = one_by_one(drawn, layer, head, text_seen)
+        maps.append(figure(f"attention-map{number}", made, f"Layer {layer}, head {head}."))
+    return section(
+        "Where attention goes",
+        f"<p>{html.escape(MEANING)} {html.escape(of)}</p>",
+        figure("attention-layers", by_layer(looks, list(names)),
+               "Mean over a layer's heads. Solid: the standard path; dashed: the reciprocal one."),
+        "<h3>Early against late layers</h3>",
+        "<details><summary>means over the early and over the late layers</summary>"
+        + _halves(looks, list(names)) + "</details>",
+        f"<h3>Pictures</h3><p>{ABOUT_PICTURES}</p>" if maps else "",
+        *maps,
+        bullets([f"{text(one.run)}: {text(line)}" for one in looks for line in one.notes]),
+        note("Other runs, layers, heads and texts: <code>make attention RUN=results/STUDY/runs/NAME</code>."),
+    )  # fmt: skip
+
+
+def one_by_one(seen: Sequence[Look], layer: int, head: int, text_seen: Text) -> Figure:
+    """The two paths of one run at a time, in colours that are the same for all; a switch goes through the runs."""
+    even = even_spread(text_seen.tokens, seen[0].block)
+    reach = _reach(seen, layer, head, even)
+    options = []
+    for one in seen:
+        pair = one.layers[layer].pictures[head]
+        shown = [_colours(masses, even, reach)[0] for masses in pair]
+        titles = [_title(one, layer, column, path, 1.0) for column, path in enumerate(PATHS)]
+        uses = used_path(one.layers[layer].share)
+        name = f"{one.variant} ({uses})" if "%" in uses else one.variant
+        options.append({"name": name, "data": shown, "layout": {"annotations": titles}})
+    first = seen[0].layers[layer].pictures[head]
+    data = [_heat(masses, seen[0].block, text_seen, number) for number, masses in enumerate(first, 1)]
+    layout = {"height": SIDE + 60, "margin": {"l": 56, "r": 12, "t": 32, "b": 24}}
+    for column in range(2):
+        layout |= _axes(column + 1, column, 0.0, 1.0)
+    return {
+        "data": data,
+        "layout": layout,
+        "narrow": {"font": {"size": 10}, "margin": {"l": 36, "r": 4}},
+        "choices": [{"label": "Variant", "options": options}],
+    }

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from study import figures, figures_final, figures_ranking, html_sections
+from study.attention_data import read_study
+from study.attention_html import report_section
 from study.curves import probabilities, thinned, training_curves, validation_curves
 from study.html import (
     Figure,
@@ -54,6 +56,7 @@ def document(report: Report, study_dir: Path) -> str:
                 "Speed and memory", figure("cost", figures_final.cost(report), COST), _cost(report, names)
             ),
             _alternation(report, figure),
+            _attention(study_dir, names, figure),
         ]
     parts += [
         html_sections.runs(report),
@@ -235,3 +238,12 @@ def _alternation(report: Report, figure: Place) -> str:
         for number, found in enumerate(probabilities([run for run in report.runs if run.used]))
     ]  # fmt: skip
     return section("What was learned", *made)
+
+
+def _attention(study_dir: Path, names: Sequence[str], figure: Place) -> str:
+    kept = read_study(study_dir)
+    return (
+        report_section([one for one in kept[0] if one.variant in names], kept[1], names, figure)
+        if kept
+        else ""
+    )

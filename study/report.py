@@ -12,6 +12,7 @@ from typing import Any
 
 from gpt2 import record
 from ra.names import LISTED, PATTERNS
+from study import attention_data
 from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
 from study.scores import HellaSwagScore, hellaswag
@@ -271,8 +272,9 @@ def write(study_dir: Path) -> Report:
 
 def is_current(study_dir: Path) -> bool:
     """Whether every part of the report is there and newer than every record."""
+    parts = ("report.json", "report.md", "report.html", attention_data.FILE)
     try:
-        made = min((study_dir / f"report.{kind}").stat().st_mtime_ns for kind in ("json", "md", "html"))
+        made = min((study_dir / part).stat().st_mtime_ns for part in parts)
     except OSError:
         return False
     return all(path.stat().st_mtime_ns <= made for path in (study_dir / "runs").glob("*/run.json"))

@@ -19,8 +19,8 @@ from gpt2.hardware import detected_target_name
 from gpt2.track import Trackers
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
+from study import attention, report, space
 from study import plan as planning
-from study import report, space
 from study.child import (
     EXIT_DISK_FULL,
     EXIT_FINISHED,
@@ -123,6 +123,7 @@ class Study:
                 self.report()
         finally:
             terminal.close()
+        self.look()
         print(report.render_terminal(self.report()))
         print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
         failed = [record.run_name(*run) for run in self.left()]
@@ -133,6 +134,7 @@ class Study:
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.all_runs())} runs of {self.settings.name} are finished")
         if not report.is_current(self.directory):
+            self.look()
             self.report()
         print(f"report: {self.directory / 'report.html'} (and .md)")
         return 0
@@ -298,6 +300,15 @@ class Study:
             seen = record.blank(record.run_name(*run), *run)
         if seen["status"] != "failed" or record_text(directory) == before:
             record.write_json(directory / "run.json", seen | {"status": "failed", "error": reason})
+
+    def look(self) -> None:
+        """What attention looks at, for the report. The numbers do not hang on it, so that no failure ends the study."""
+        try:
+            failed = attention.look_at_study(self.directory)
+        except Exception as error:
+            failed = [" ".join(f"{type(error).__name__}: {error}".split())]
+        for reason in failed:
+            print(f"no pictures of attention: {reason}")
 
     def report(self) -> Any:
         """The report, brought up to date; a disk that is full now must not end the runs' numbers with it."""

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ from ra import maps
 from ra.control import swap_query_and_key
 from ra.settings import AlternationSettings
 from ra.variants import variant
-from study import attention
+from study import attention, report
 from study.attention import AttentionError
+from study.attention_data import FILE, Look, Text, as_json, halves, read_study, write_study
 from study.attention_html import even_spread, page, picture, ratios
+from tests.study.records import a_record, edit
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = (
@@ -79,33 +82,37 @@ def text_of(words: str, folder: Path) -> Path:
     return path
 
 
-def seen_of(run_dir: Path, words: Path | None = None) -> tuple[attention.Seen, attention.Text]:
+def seen_of(run_dir: Path, words: Path | None = None) -> tuple[Look, Text]:
     run = attention.load(run_dir)
-    text = attention.choose_text([run], words)
-    return attention.look(run, text, [0], [1]), text
+    ids, text = attention.choose_text([run], words)
+    return attention.look(run, ids, [0], [1]), text
+
+
+def near(one: Any, other: Any) -> None:
+    torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-4, rtol=1e-4)
 
 
 def test_a_swapped_reciprocal_run_is_the_baseline_with_its_paths_exchanged(
     tmp_path: Path, config_file: Path
 ) -> None:
     base, _ = seen_of(a_run(tmp_path, config_file, "B"))
-    layers = base.run.config.model.layers
-    swapped, _ = seen_of(a_run(tmp_path, config_file, "RAALL", swap=tuple(range(layers))))
-    assert base.run.reciprocal == [0.0] * layers
-    assert swapped.run.reciprocal == [1.0] * layers
-    for layer in range(layers):
-        one, other = base.layers[layer], swapped.layers[layer]
-        torch.testing.assert_close(one.standard.entropy, other.reciprocal.entropy, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(one.total_variation, other.total_variation, atol=1e-4, rtol=1e-4)
-        assert float(one.total_variation.min()) > 0.05
+    swapped, _ = seen_of(a_run(tmp_path, config_file, "RAALL", swap=tuple(range(base.depth))))
+    assert {layer.share for layer in base.layers.values()} == {0.0}
+    assert {layer.share for layer in swapped.layers.values()} == {1.0}
+    for number, layer in base.layers.items():
+        own, other = layer.numbers, swapped.layers[number].numbers
+        near(own["entropy_standard"], other["entropy_reciprocal"])
+        near(own["total_variation"], other["total_variation"])
+        assert min(own["total_variation"]) > 0.05
     pairs = base.layers[0].pictures[1], swapped.layers[0].pictures[1]
-    torch.testing.assert_close(pairs[0][0], pairs[1][1], atol=1e-4, rtol=1e-4)
+    for row, other in zip(pairs[0][0], pairs[1][1], strict=True):
+        near(row, other)
 
 
 def test_the_halves_are_means_over_the_layers_of_each(tmp_path: Path, config_file: Path) -> None:
     seen, text = seen_of(a_run(tmp_path, config_file, "RALEARN"))
-    told = attention.as_json(seen, text)
-    assert len(told["layers"]) == seen.run.config.model.layers
+    told = as_json(seen, text)
+    assert len(told["layers"]) == seen.depth
     middle = len(told["layers"]) // 2
     for key, half in told["halves"].items():
         means = [sum(layer[key]) / len(layer[key]) for layer in told["layers"]]
@@ -121,10 +128,10 @@ def test_the_text_is_the_files_beginning_and_else_a_sentence_where_there_are_no_
     tmp_path: Path, config_file: Path
 ) -> None:
     run = attention.load(a_run(tmp_path, config_file, "B"))
-    words = attention.choose_text([run], text_of("one two three", tmp_path))
-    assert (len(words.ids), words.pieces()) == (3, ["one", " two", " three"])
-    assert len(attention.choose_text([run], text_of("word " * 500, tmp_path)).ids) == 32
-    assert attention.choose_text([run], None).source.startswith("a sentence")
+    ids, words = attention.choose_text([run], text_of("one two three", tmp_path))
+    assert (len(ids), words.tokens, words.pieces) == (3, 3, ["one", " two", " three"])
+    assert len(attention.choose_text([run], text_of("word " * 500, tmp_path))[0]) == 32
+    assert attention.choose_text([run], None)[1].source.startswith("a sentence")
 
 
 def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
@@ -151,25 +158,27 @@ def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
         assert "\n" not in str(raised.value)
 
 
-def test_an_even_spread_is_no_colour_and_the_future_is_left_out() -> None:
-    even = even_spread(40)
-    assert float(ratios(even, even).abs().max()) == 0
-    torch.testing.assert_close(even.sum(1), torch.ones(40, dtype=torch.float64))
-    assert [round(float(value), 6) for value in even[3, :5]] == [0.25, 0.25, 0.25, 0.25, 0]
+@pytest.mark.parametrize(("tokens", "pixels"), [(40, 40), (41, 8), (7, 64), (100, 33)])
+def test_an_even_spread_is_no_colour(tokens: int, pixels: int) -> None:
+    """Against the picture that `ra.maps` makes of queries and keys that are all alike."""
+    even = even_spread(tokens, maps.pixel_tokens(tokens, pixels))
+    nothing_HTD = torch.zeros(1, tokens, 1)
+    drawn, _ = maps.measure(nothing_HTD, nothing_HTD, [0], pixels).pictures[0]
+    torch.testing.assert_close(torch.tensor(even), drawn)
+    lower = [row[: place + 1] for place, row in enumerate(drawn.tolist())]
+    assert max(abs(value) for row in ratios(lower, even) for value in row) < 1e-12
 
 
 def test_the_page_shows_every_run_and_trusts_none(tmp_path: Path, config_file: Path) -> None:
     words = text_of("<script>alert(1)</script> is what was written", tmp_path)
     runs = [a_run(tmp_path, config_file, name) for name in ("B", "RALEARN")]
     shown = [seen_of(run_dir, words) for run_dir in runs]
-    shown[0][0].run.notes.append("<b>note</b>")
+    shown[0][0].notes.append("<b>note</b>")
     made = page([seen for seen, _ in shown], shown[0][1])
     assert "<script>alert" not in made
     assert "<b>note" not in made
     assert all(name in made for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "map0-1"))
-    figure: dict[str, Any] = picture(
-        [seen for seen, _ in shown], 0, 1, shown[0][1], even_spread(len(shown[0][1].ids)), 3
-    )
+    figure, _ = picture([seen for seen, _ in shown], 0, 1, shown[0][1])
     assert len(figure["data"]) == 4
     for trace in figure["data"]:
         for i, row in enumerate(trace["z"]):
@@ -181,11 +190,11 @@ def test_a_layer_of_another_kind_is_left_out_and_the_rest_is_shown(tmp_path: Pat
     run = attention.load(a_run(tmp_path, config_file, "B"))
     assert isinstance(run.model, GPT2)
     run.model.blocks[0].attention = torch.nn.Identity()  # type: ignore[union-attr]
-    text = attention.choose_text([run], None)
-    seen = attention.look(run, text, [0, 1], [0])
-    assert 0 not in seen.layers
+    ids, text = attention.choose_text([run], None)
+    seen = attention.look(run, ids, [0, 1], [0])
+    assert list(seen.layers) == [1]
+    assert halves(seen, "entropy", "standard")[0] is None
     assert "map1-0" in page([seen], text)
-    assert isinstance(seen.layers[1], maps.LayerMaps)
 
 
 def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path, config_file: Path) -> None:
@@ -198,3 +207,65 @@ def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path,
     wrong = subprocess.run([*command[:4], "--layers", "one"], cwd=ROOT, capture_output=True, text=True)
     assert wrong.returncode == 1
     assert wrong.stderr == 'error: LAYERS="one" is no list of numbers; right: such as LAYERS="0 3"\n'
+
+
+def a_study(folder: Path, config_file: Path, names: tuple[str, ...]) -> Path:
+    """Finished runs, by their records, of two seeds each."""
+    for name in names:
+        for seed in (0, 1):
+            run_dir = a_run(folder / "runs", config_file, name, seed=seed)
+            record.write_json(run_dir / "run.json", a_record(name, seed, 4.0 + seed / 10))
+            edit(folder, run_dir.name, progress={"iterations": 7})  # as the checkpoint
+    return folder
+
+
+def test_a_study_keeps_the_first_run_of_each_variant_and_looks_again_only_at_what_is_new(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
+    assert attention.look_at_study(study) == []
+    looks, text = read_study(study) or ([], None)
+    assert [one.run for one in looks] == ["B0", "RALEARN0"]
+    assert text is not None
+    for one in looks:
+        fresh = seen_of(study / "runs" / one.run)[0]
+        assert {n: layer.numbers for n, layer in fresh.layers.items()} == {
+            n: layer.numbers for n, layer in one.layers.items()
+        }
+        assert [number for number, layer in one.layers.items() if layer.pictures] == [0, one.depth - 1]
+    monkeypatch.setattr(attention, "load", lambda path: pytest.fail("looked at what is kept already"))
+    assert attention.look_at_study(study) == []
+    monkeypatch.undo()
+    shutil.rmtree(study / "runs" / "RALEARN0" / "checkpoint")
+    edit(study, "B0", progress={"iterations": 8})
+    (failed,) = attention.look_at_study(study)
+    assert "RALEARN0 has no checkpoint" in failed
+    assert [one.run for one in (read_study(study) or ([], None))[0]] == ["B0"]
+
+
+def test_the_report_has_a_section_of_it_and_trusts_nothing_that_is_kept(
+    tmp_path: Path, config_file: Path
+) -> None:
+    study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
+    report.write(study)
+    assert "Where attention goes" not in (study / "report.html").read_text()
+    attention.look_at_study(study)
+    report.write(study)
+    plain = (study / "report.html").read_text()
+    assert all(part in plain for part in ("Where attention goes", "attention-layers", "attention-map1"))
+    looks, text = read_study(study) or ([], Text("", 0))
+    looks[0].notes.append("<img src=x onerror=alert(1)>")
+    write_study(study, looks, Text("</script><b>words</b>", text.tokens))
+    report.write(study)
+    told = (study / "report.html").read_text()
+    assert "<img src=x" not in told
+    assert "<b>words" not in told
+    good = (study / FILE).read_text()
+    for wrong in ("{", "[]", good.replace('"schema": 1', '"schema": 2', 1), good.replace('"block": 1', '"block": 0'),
+                  good.replace('"block": 1', '"block": 2'), good.replace('"head": 0', '"head": "x"'),
+                  good.replace('"depth": ', '"depth": NaN, "x": ', 1)):  # fmt: skip
+        assert wrong != good
+        (study / FILE).write_text(wrong)
+        assert read_study(study) is None
+        report.write(study)
+        assert "Where attention goes" not in (study / "report.html").read_text()

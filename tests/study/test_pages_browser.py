@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from ra import maps
-from study import compare
-from study.attention import Seen, Text, Trained
+from study import compare, report
+from study.attention import READABLE, layer_look
+from study.attention_data import Look, Text, write_study
 from study.attention_html import page
+from tests.study import records
 from tests.study.test_compare import a_study, published, recorded
 from tests.study.test_html_browser import BROWSER, faultless
 
@@ -41,26 +43,37 @@ def test_the_published_study_is_drawn_without_its_curves(tmp_path: Path) -> None
     assert seen["width"][0] <= seen["width"][1]
 
 
-def a_run(name: str, variant: str, share: float) -> Seen:
-    """Two layers of four heads on 60 tokens."""
+def a_look(name: str, variant: str, share: float, tokens: int) -> Look:
+    """Two layers of four heads, pictures of head 0."""
     layers = {}
     for layer in range(2):
-        query, key = torch.randn(2, 4, 60, 8, generator=torch.Generator().manual_seed(layer))
-        layers[layer] = maps.measure(query, key, [0])
-    model = torch.nn.Module()
-    model.blocks = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
-    run = Trained(name, variant, 0, 1, None, model, [share] * 2, [])  # type: ignore[arg-type]
-    return Seen(run, layers)
+        query, key = torch.randn(2, 4, tokens, 8, generator=torch.Generator().manual_seed(layer))
+        layers[layer] = layer_look(maps.measure(query, key, [0]), share)
+    return Look(name, variant, 0, 1, 2, maps.pixel_tokens(tokens, maps.PIXELS), layers)
+
+
+def a_text(tokens: int) -> Text:
+    return Text("numbers", tokens, [str(number) for number in range(tokens)] if tokens <= READABLE else [])
 
 
 @pytest.mark.parametrize("phone", [False, True])
 @pytest.mark.parametrize("tokens", [60, 40])
 def test_the_pictures_of_attention_are_drawn_and_fit(tmp_path: Path, phone: bool, tokens: int) -> None:
-    runs = [a_run("B0", "B", 0.0), a_run("RAALL0", "RAALL", 1.0)]
-    for run in runs:
-        for layer in run.layers.values():
-            layer.pictures = {0: tuple(path[:tokens, :tokens] for path in layer.pictures[0])}  # type: ignore[misc]
-    (tmp_path / "attention.html").write_text(page(runs, Text(list(range(1000, 1000 + tokens)), "numbers")))
+    looks = [a_look("B0", "B", 0.0, tokens), a_look("RAALL0", "RAALL", 1.0, tokens)]
+    (tmp_path / "attention.html").write_text(page(looks, a_text(tokens)))
     seen = faultless(as_report(tmp_path, "attention.html"), phone=phone)
     assert set(seen["drawn"]) == {"layers", "map0-0", "map1-0"}
+    assert seen["width"][0] <= seen["width"][1]
+
+
+@pytest.mark.parametrize("phone", [False, True])
+def test_a_report_shows_where_attention_goes(tmp_path: Path, phone: bool) -> None:
+    study = records.a_study(tmp_path / "study")
+    looks = [
+        a_look(f"{name}0", name, share, 60) for name, share in (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
+    ]
+    write_study(study, looks, a_text(60))
+    report.write(study)
+    seen = faultless(study, phone=phone)
+    assert {"attention-layers", "attention-map0", "attention-map1"} < set(seen["drawn"])
     assert seen["width"][0] <= seen["width"][1]
