@@ -17,14 +17,17 @@ from typing import Any
 from study.power import against_arms, detectable
 from study.runs import BASELINE, Run
 from study.statistics import (
+    CONFIDENCE,
     Interval,
     NoiseFloor,
     VarianceRatio,
+    against_arms_error,
     holm,
     mean,
     mean_interval,
     noise_floor,
     sign_test,
+    t_quantile,
     variance_ratio,
 )
 
@@ -50,11 +53,16 @@ class Planned:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The smallest effect (nats) seen with 80 % power at the seeds at hand, and the seeds that others need."""
+    """The smallest effect (nats) seen with 80 % power at the seeds at hand, and the seeds that others need.
+
+    noise: half the width (nats) of the band in which the difference of a variant without effect to the mean of the
+    arms lies in 95 % of studies.
+    """
 
     seeds: int
     arms: int
     freedom: int
+    noise: float
     smallest: float
     seed_hours: float | None  # of all variants at one seed, by the runs' own clocks
     planned: list[Planned]
@@ -106,14 +114,22 @@ class Evidence:
 
 
 def gather(
-    study_dir: Path, used: Sequence[Run], final: Losses, arms: list[list[float]], floor: NoiseFloor | None
+    study_dir: Path,
+    used: Sequence[Run],
+    whole: Sequence[Run],
+    final: Losses,
+    arms: list[int],
+    floor: NoiseFloor | None,
 ) -> Evidence:
-    """final: the final losses; arms: those of the equivalent arms at each seed; floor: their noise."""
+    """whole: the used runs that ended their schedule; final: their losses; floor: the noise of the equivalent arms.
+
+    arms: how many of those there are at each seed of the comparison that has the fewest.
+    """
     return Evidence(
-        sensitivity=sensitivity([len(at_seed) for at_seed in arms if at_seed], floor, seed_hours(used)),
+        sensitivity=sensitivity(arms, floor, seed_hours(used)),
         spread=spread(final),
-        items=item_tests(study_dir, used),
-        windows=window_differences(study_dir, used),
+        items=item_tests(study_dir, whole),
+        windows=window_differences(study_dir, whole),
     )
 
 
@@ -133,7 +149,8 @@ def sensitivity(arms: list[int], floor: NoiseFloor | None, hours: float | None) 
     if floor is None or design is None or floor.sigma <= 0:
         return None
     seeds = len(arms)
-    error = floor.sigma * math.sqrt(math.fsum(1 + 1 / k for k in arms)) / seeds
+    error = against_arms_error(floor.sigma, arms)
+    noise = t_quantile(CONFIDENCE, floor.freedom) * error
     planned = []
     for percent in PERCENT:
         effect = math.log1p(percent / 100)
@@ -141,7 +158,8 @@ def sensitivity(arms: list[int], floor: NoiseFloor | None, hours: float | None) 
         more = None if needed is None else max(0, needed - seeds)
         cost = None if more is None or hours is None else more * hours
         planned.append(Planned(percent, effect, needed, more, cost))
-    return Sensitivity(seeds, max(arms), floor.freedom, detectable(floor.freedom) * error, hours, planned)
+    smallest = detectable(floor.freedom) * error
+    return Sensitivity(seeds, max(arms), floor.freedom, noise, smallest, hours, planned)
 
 
 def spread(final: Losses) -> Spread:

@@ -13,7 +13,7 @@ from study.html import Figure, colour, text
 from study.report import Report
 from study.runs import BASELINE
 from study.scores import CHANCE
-from study.statistics import CONFIDENCE, Interval, t_quantile
+from study.statistics import Interval
 
 ROW = 38  # pixels of one line of an interval plot
 
@@ -95,11 +95,8 @@ def differences(report: Report) -> Figure | None:
 
 
 def noise_band(report: Report) -> float | None:
-    """Half the width (nats) of the band in which 95 % of the differences of two equivalent arms lie, over all seeds."""
-    seeds = max((len(row.seeds) for row in report.rows if row.equivalent), default=0)
-    if not report.floor or not seeds or report.floor.sigma <= 0:
-        return None
-    return t_quantile(CONFIDENCE, report.floor.freedom) * report.floor.sigma * math.sqrt(2 / seeds)
+    """Half the width (nats) of the band in which a variant without effect lies in 95 % of such studies."""
+    return report.evidence.sensitivity.noise if report.evidence.sensitivity else None
 
 
 def _reach(data: list[dict[str, Any]], band: float | None) -> list[float]:

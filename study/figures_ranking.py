@@ -11,7 +11,7 @@ from study.figures import MARGIN, NARROW, SCALES, rounded, symbol
 from study.html import Figure, colour, text
 from study.report import Report, is_equivalent
 from study.runs import Run, losses
-from study.statistics import CONFIDENCE, mean, noise_floor, t_quantile
+from study.statistics import CONFIDENCE, against_arms_error, mean, noise_floor, t_quantile
 
 
 def over_training(report: Report, places: Sequence[int]) -> Figure | None:
@@ -61,16 +61,17 @@ def _percent(difference: float) -> float:
 
 
 def _noise(tables: Sequence[Losses], arms: Sequence[str], seeds: Sequence[int]) -> list[float]:
-    """At each place half the width (nats) of the band that holds an equivalent arm in 95 % of studies.
+    """At each place half the width (nats) of the band that holds a variant without effect in 95 % of studies.
 
-    An arm's mean over S seeds minus the mean of all k arms has variance sigma^2 (1 - 1/k) / S. Empty without a floor.
+    The variant is none of the arms, whose mean it is held against. Empty without a floor.
     """
     halves = []
     for table in tables:
-        floor = noise_floor([list(dict.fromkeys(table[name][seed] for name in arms)) for seed in seeds])
+        at_seeds = [list(dict.fromkeys(table[name][seed] for name in arms)) for seed in seeds]
+        floor = noise_floor(at_seeds)
         if floor is None:
             return []
-        error = floor.sigma * math.sqrt((1 - 1 / len(arms)) / len(seeds))
+        error = against_arms_error(floor.sigma, [len(own) for own in at_seeds])
         halves.append(t_quantile(CONFIDENCE, floor.freedom) * error)
     return halves
 

@@ -68,8 +68,8 @@ def document(report: Report, study_dir: Path) -> str:
 
 DIFFERENCES = (
     "95 % intervals. Circle: paired by seed with the baseline, t over seeds. Diamond: a real change against the mean "
-    "of the equivalent arms, by their noise; this is the verdict's. Grey: where the difference of two equivalent arms "
-    "lies in 95 % of studies with these seeds."
+    "of the equivalent arms, by their noise; this is the verdict's. Grey: where the diamond of a variant without "
+    "effect lies in 95 % of studies with these seeds."
 )
 COST = "Means over the counted runs; memory is the highest peak that a run allocated."
 
@@ -113,13 +113,16 @@ def _verdict(
     if row.variant == BASELINE:
         said, measured = "the baseline", f"perplexity {shown(row.final_loss)}"
     elif row.equivalent:
-        said, measured = f"{BASELINE} with W_Q and W_K renamed: noise", change(row.against_baseline, True)
+        said, measured = (
+            f"{BASELINE} with W_Q and W_K renamed: noise",
+            change(row.against_baseline, True, len(row.seeds)),
+        )
     elif judged:
         said, measured = finding(judged), grounds(judged)
         kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
     else:
         said = f"{CANNOT_TELL}: no seed of it has equivalent arms to measure the noise with"
-        kind, measured = "unsure", change(row.against_baseline, False)
+        kind, measured = "unsure", change(row.against_baseline, False, len(row.seeds))
     if level:
         told = f"At equal tokens ({tokens or 0:,}): {finding(level)}; {grounds(level)}"
         more = f'<span class="numbers">{typeset(told)}</span>'
@@ -136,7 +139,7 @@ def _results(report: Report, names: Sequence[str]) -> str:
             ", ".join(str(seed) for seed in row.seeds) if len(row.seeds) < 6 else f"{len(row.seeds)} seeds",
             _two_lines(shown(row.final_loss)),
             _two_lines(shown(row.best_loss)),
-            _two_lines(change(row.against_baseline, row.equivalent)),
+            _two_lines(change(row.against_baseline, row.equivalent, len(row.seeds))),
             score(row.hellaswag, norm=True),
         ]
         for row in report.rows
@@ -201,8 +204,8 @@ def _curves(report: Report, study_dir: Path, figure: Place) -> str:
         figure("validation", figures.loss_curves(validation_curves(used), each, "validation", True),
                f"{band}{together}"),
         "<h3>Differences and ranking</h3>",
-        figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: 95 % "
-               "of equivalent arms lie there by noise alone, so a rank inside it is no evidence.")
+        figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: a "
+               "variant without effect lies there in 95 % of studies, so a rank inside it is no evidence.")
         or note("No ranking: the variants share no seed and point of evaluation."),
         "<h3>Training loss</h3>" if (training := training_curves(study_dir, used)) else "",
         figure("training", figures.loss_curves(training, each, "training", False),

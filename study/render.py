@@ -58,7 +58,7 @@ def _results(report: Report) -> list[str]:
             ", ".join(str(seed) for seed in row.seeds),
             shown(row.final_loss),
             shown(row.best_loss),
-            change(row.against_baseline, row.equivalent),
+            change(row.against_baseline, row.equivalent, len(row.seeds)),
         ]
         for row in report.rows
     ]

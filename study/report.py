@@ -121,9 +121,8 @@ def build(study_dir: Path) -> Report:
     plan = _plan(study_dir)
     ends = {run.record["progress"]["tokens"] for run in used}
     short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
-    whole = _table(
-        [run for run in used if run not in short], variants, lambda seen: seen["validation"]["loss"]
-    )
+    ended = [run for run in used if run not in short]
+    whole = _table(ended, variants, lambda seen: seen["validation"]["loss"])
     floor = noise_floor(_arms(whole))
     return Report(
         study=study_dir.resolve().name,
@@ -143,7 +142,7 @@ def build(study_dir: Path) -> Report:
         target=first["target"] if first else None,
         notes=_notes(plan["notes"], used),
         cut=[run.name for run in short],
-        evidence=gather(study_dir, used, whole, _arms(whole), floor),
+        evidence=gather(study_dir, used, ended, whole, _fewest_arms(whole), floor),
     )  # fmt: skip
 
 
@@ -164,6 +163,14 @@ def _arms(table: Losses, seeds: list[int] | None = None) -> list[list[float]]:
         seeds = sorted({seed for own in table.values() for seed in own})
     arms = {name: own for name, own in table.items() if is_equivalent(name)}
     return [list(dict.fromkeys(own[seed] for own in arms.values() if seed in own)) for seed in seeds]
+
+
+def _fewest_arms(table: Losses) -> list[int]:
+    """How many arms each seed has, at the seeds of the real change that has the fewest; of all where there is none."""
+    changes = [list(own) for name, own in table.items() if not is_equivalent(name)]
+    at_seeds = [_arms(table, seeds) for seeds in changes] or [_arms(table)]
+    counts = [[len(arms) for arms in found if arms] for found in at_seeds]
+    return min((found for found in counts if found), key=len, default=[])
 
 
 def _judge(table: Losses) -> list[Judged]:

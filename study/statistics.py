@@ -114,11 +114,34 @@ def noise_floor(arms_by_seed: Sequence[Sequence[float]]) -> NoiseFloor | None:
 
 
 @dataclass(frozen=True)
+class VarianceRatio:
+    """Two pooled variances, their ratio and the two-sided p-value of the F test that they are one."""
+
+    ratio: float
+    freedom: tuple[int, int]
+    p_value: float
+
+
+@dataclass(frozen=True)
 class AgainstFloor:
-    """A variant against the mean of the equivalent arms at the same seeds, judged by their noise floor."""
+    """A variant against the mean of the equivalent arms at the same seeds, judged by their noise floor.
+
+    own: the same mean with the t interval of the differences themselves, which takes nothing from the arms' noise.
+    variance: of the variant's runs, over that of the arms' if they vary alike; None where one seed has no variance.
+    """
 
     difference: Interval
     p_value: float
+    own: Interval
+    variance: VarianceRatio | None
+
+
+def against_arms_error(sigma: float, arms: Sequence[int]) -> float:
+    """Standard error of the mean over seeds of (a run) - (mean of the k arms at its seed), with each seed's k.
+
+    A difference has variance sigma^2 (1 + 1/k) where the run varies as the arms do and is none of them.
+    """
+    return sigma * math.sqrt(math.fsum(1 + 1 / k for k in arms)) / len(arms)
 
 
 def against_floor(
@@ -136,11 +159,16 @@ def against_floor(
     if floor is None or not used:
         return None
     differences = [value - mean(arms) for value, arms in used]
-    variance = math.fsum(floor.sigma**2 * (1 + 1 / len(arms)) for _, arms in used) / len(used) ** 2
-    centre, error = mean(differences), math.sqrt(variance)
+    centre, count = mean(differences), len(used)
+    error = against_arms_error(floor.sigma, [len(arms) for _, arms in used])
     half = t_quantile(CONFIDENCE, floor.freedom) * error
     p_value = t_tail(centre / error, floor.freedom) if error > 0 else float(centre == 0)
-    return AgainstFloor(Interval(centre, centre - half, centre + half, len(used)), p_value)
+    variance = None
+    if count > 1:
+        seen = NoiseFloor(math.sqrt(sum_of_squares(differences) / (count - 1)), count - 1)
+        variance = variance_ratio(seen, NoiseFloor(error * math.sqrt(count), floor.freedom))
+    interval = Interval(centre, centre - half, centre + half, count)
+    return AgainstFloor(interval, p_value, mean_interval(differences), variance)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -182,15 +210,6 @@ def sign_test(differences: Sequence[float]) -> SignTest:
     # P(X <= k) of n fair coins is I_1/2(n-k, k+1)
     tail = incomplete_beta(pairs - fewer, fewer + 1, 0.5) if pairs else 0.5
     return SignTest(wins, losses, min(1.0, 2 * tail))
-
-
-@dataclass(frozen=True)
-class VarianceRatio:
-    """Two pooled variances, their ratio and the two-sided p-value of the F test that they are one."""
-
-    ratio: float
-    freedom: tuple[int, int]
-    p_value: float
 
 
 def variance_ratio(one: NoiseFloor, other: NoiseFloor) -> VarianceRatio | None:

@@ -30,7 +30,11 @@ METHOD = f"""## Method
   Arms whose losses agree to the last bit are one arm (on two layers RALATE is RAALT), counted once. A
   variant that is a real change is compared with the mean of those arms at the same seeds; its mean difference over
   S seeds then has variance sigma²(1 + 1/k)/S. That takes its runs to vary as the arms do, and speaks of the seeds that
-  were run. p-values are adjusted by Holm's method over the variants judged together; intervals are not.
+  were run. p-values are adjusted by Holm's method over the variants judged together; intervals are not. Where runs
+  end at several points there is a verdict at the end and one at equal tokens, each adjusted by itself.
+- Whether a variant's runs vary as the arms do is tested, by the F ratio of the variance of its differences over seeds
+  to sigma²(1 + 1/k). Where they vary more, the interval of their own spread is said as well, and a variant is only
+  called better or worse if that interval excludes zero too.
 - Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
   difference assumes less.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
@@ -77,13 +81,18 @@ def shown(interval: Interval | None) -> str:
     return f"{text} [{perplexity(interval.low)}, {perplexity(interval.high)}]"
 
 
-def change(interval: Interval | None, equivalent: bool) -> str:
-    """A paired difference to the baseline as a change of perplexity, and what it allows one to say."""
+def change(interval: Interval | None, equivalent: bool, seeds: int | None = None) -> str:
+    """A paired difference to the baseline as a change of perplexity, and what it allows one to say.
+
+    seeds: that the variant has; where the difference is of fewer, it is said of how many.
+    """
     if interval is None:
         return "-"
     if interval.low is None or interval.high is None:
         return f"{percent(interval.mean)} (one seed: not evidence)"
     text = f"{percent(interval.mean)} [{percent(interval.low)}, {percent(interval.high)}]"
+    if seeds is not None and interval.count < seeds:
+        text += f" ({interval.count} of {seeds} seeds)"
     if interval.contains_zero:
         return f"{text}: {CANNOT_TELL}"
     return f"{text}: noise, since it is the same function class" if equivalent else text
@@ -109,7 +118,15 @@ def finding(judged: Judged) -> str:
         return f"{CANNOT_TELL}: its difference from the equivalent arms is within their noise"
     if judged.adjusted_p >= 0.05:
         return f"{CANNOT_TELL}: not beyond noise once {judged.judged_together} variants are compared"
+    if uneven(judged) and judged.result.own.contains_zero is not False:
+        return f"{CANNOT_TELL}: its runs vary more than the equivalent arms', and by their own spread it is noise"
     return f"{'better' if difference.mean < 0 else 'worse'} than the equivalent arms by more than their noise"
+
+
+def uneven(judged: Judged) -> bool:
+    """Whether the variant's runs were seen to vary more than the arms', which the verdict's interval does not allow."""
+    seen = judged.result.variance
+    return seen is not None and seen.ratio > 1 and seen.p_value < 0.05
 
 
 def grounds(judged: Judged) -> str:
@@ -119,7 +136,14 @@ def grounds(judged: Judged) -> str:
     assert difference.high is not None
     bounds = f"[{percent(difference.low)}, {percent(difference.high)}]"
     numbers = f"perplexity {percent(difference.mean)}, 95 % interval {bounds}"
-    return f"{numbers}; {seeds_text(difference.count)}, {p_text(judged.adjusted_p)}"
+    said = f"{numbers}; {seeds_text(difference.count)}, {p_text(judged.adjusted_p)}"
+    own, seen = judged.result.own, judged.result.variance
+    if not uneven(judged) or seen is None or own.low is None or own.high is None:
+        return said
+    return (
+        f"{said}; its runs vary more than the arms', variance ratio {seen.ratio:.1f}, {p_text(seen.p_value)}: "
+        f"the interval of their own spread is [{percent(own.low)}, {percent(own.high)}]"
+    )
 
 
 def verdict(judged: Judged, where: str = "") -> str:
@@ -159,6 +183,11 @@ def verdicts(report: Report) -> list[str]:
         lines.append(
             "One seed: the order of the equivalent arms is not evidence, no ranking is given, and a verdict is one "
             "on this seed alone."
+        )
+    if report.judged and differs(report.evidence.spread):
+        lines.append(
+            "Half-swapped and fully swapped arms did not vary alike, so that the noise floor is a mean of two; take "
+            "the verdicts with that in mind."
         )
     uncounted = [run for run in report.runs if not run.used]
     if uncounted:
@@ -219,6 +248,11 @@ def visible(seen: Sensitivity | None) -> list[str]:
     return [*lines, f"{text[:1].upper()}{text[1:]}."]
 
 
+def differs(seen: Spread) -> bool:
+    """Whether the two kinds of arms were seen to vary differently."""
+    return seen.test is not None and seen.enough and seen.test.p_value < 0.05
+
+
 def alike(seen: Spread) -> str:
     """Whether partly swapped arms vary as fully swapped ones."""
     what = "Do half-swapped arms (RAEARLY, RALATE, RAALT) vary as much as fully swapped ones (B, RAALL)?"
@@ -228,7 +262,7 @@ def alike(seen: Spread) -> str:
         )
         return f"{what} Too little data{counts}."
     a, b = seen.test.freedom
-    answer = "They differ" if seen.test.p_value < 0.05 else "No difference seen"
+    answer = "They differ" if differs(seen) else "No difference seen"
     return f"{what} {answer}: variance ratio {seen.test.ratio:.2f}, F({a}, {b}), {p_text(seen.test.p_value)}."
 
 

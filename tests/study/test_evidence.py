@@ -78,6 +78,34 @@ def test_the_smallest_effect_is_that_of_the_verdicts_own_test(tmp_path: Path) ->
     )
 
 
+def test_the_smallest_effect_is_that_at_the_seeds_the_variant_was_judged_at(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    (study / "runs" / "RALEARN1" / "run.json").unlink()
+    made = report.build(study)
+    seen, judged = made.evidence.sensitivity, made.judged[0].result.difference
+    assert seen is not None
+    assert judged.high is not None
+    assert (seen.seeds, judged.count, seen.freedom) == (2, 2, 9)
+    assert seen.noise == pytest.approx(judged.high - judged.mean)
+    assert "With 2 seeds" in words.visible(seen)[0]
+
+
+def test_a_run_that_was_cut_is_in_no_paired_difference(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    before = report.build(study)
+    value = json.loads((study / "runs" / "RALEARN1" / "run.json").read_text())
+    value["schedule"] = {"iterations": value["progress"]["iterations"], "cut": True}
+    value["progress"]["tokens"] -= 1
+    (study / "runs" / "RALEARN1" / "run.json").write_text(json.dumps(value))
+    after = report.build(study)
+    assert [row.seeds for row in before.evidence.windows if row.variant == "RALEARN"] == [[0, 1, 2]]
+    assert after.cut == ["RALEARN1"]
+    assert [row.seeds for row in after.evidence.windows if row.variant == "RALEARN"] == [[0, 2]]
+    assert {tuple(row.seeds) for row in after.evidence.items if row.variant == "RALEARN"} == {(0, 2)}
+    (row,) = [line for line in render.markdown(after).splitlines() if line.startswith("| RALEARN | 0, 1, 2")]
+    assert "(2 of 3 seeds)" in row
+
+
 def test_the_hours_of_more_seeds_are_those_of_the_runs_own_clocks(tmp_path: Path) -> None:
     seen = report.build(a_study(tmp_path, seeds=2)).evidence.sensitivity
     assert seen is not None
@@ -95,7 +123,7 @@ def test_the_hours_of_more_seeds_are_those_of_the_runs_own_clocks(tmp_path: Path
 def test_the_seeds_needed_are_said_with_their_hours() -> None:
     planned = [evidence.Planned(0.5, 0.005, None, None, None), evidence.Planned(1.0, 0.01, 7, 4, 9.0),
                evidence.Planned(2.0, 0.02, 3, 0, 0.0), evidence.Planned(5.0, 0.05, 1, 0, 0.0)]  # fmt: skip
-    line = words.visible(evidence.Sensitivity(3, 4, 9, 0.012, 2.25, planned))[1]
+    line = words.visible(evidence.Sensitivity(3, 4, 9, 0.008, 0.012, 2.25, planned))[1]
     assert line == (
         "To see 0.5 % you need more than 1,000 seeds; to see 1 % you need 7 seeds (4 more, about 9.0 hours); "
         "for 2 % and more the seeds at hand suffice."

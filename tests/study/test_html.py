@@ -112,13 +112,18 @@ def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> N
             assert f"[{percent(against['low']):+.2f} %, {percent(against['high']):+.2f} %]" in text
 
 
-def test_the_noise_band_is_where_differences_of_equivalent_arms_lie(tmp_path: Path) -> None:
-    made = report.build(a_study(tmp_path))
-    band = figures_final.noise_band(made)
+def test_the_noise_bands_are_as_wide_as_the_interval_of_the_verdict(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    made = report.build(study)
+    wide = made.judged[0].result.difference
     drawn = figures_final.differences(made)
-    assert band is not None
     assert drawn is not None
-    assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(band))
+    assert wide.high is not None
+    assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(wide.high - wide.mean))
+    band = specified(page(study))["ranking"]["choices"][0]["options"][0]["data"][0]["y"]
+    places = len(band) // 2  # the upper edge over training, and the lower one back
+    assert band[places - 1] == pytest.approx(percent(wide.high - wide.mean), rel=1e-4)
+    assert band[places] == pytest.approx(percent(wide.mean - wide.high), rel=1e-4)
 
 
 def test_chance_is_marked_and_a_study_without_hellaswag_says_so(tmp_path: Path) -> None:

@@ -142,6 +142,35 @@ def test_runs_without_any_noise_give_no_verdict(tmp_path: Path) -> None:
     assert "better than" not in text
 
 
+def with_spread(study: Path, differences: tuple[float, float, float]) -> report.Report:
+    """RALEARN at those distances from the mean of the equivalent arms."""
+    arms = [name for name in VARIANTS if name != "RALEARN"]
+    for seed, difference in enumerate(differences):
+        losses = [
+            json.loads((study / "runs" / f"{name}{seed}" / "run.json").read_text())["validation"]["loss"]
+            for name in arms
+        ]
+        edit(study, f"RALEARN{seed}", validation={"loss": sum(losses) / len(losses) + difference})
+    return report.build(study)
+
+
+def test_a_variant_that_varies_more_than_the_arms_needs_its_own_interval_as_well(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    sigma = report.build(study).floor.sigma  # type: ignore[union-attr]
+    wild = with_spread(study, (0.0, 5 * sigma, 10 * sigma))
+    (line,) = words.verdicts(wild)[:1]
+    assert "cannot tell: its runs vary more than the equivalent arms'" in line
+    assert "variance ratio" in line
+    clear = with_spread(study, (50 * sigma, 55 * sigma, 60 * sigma))
+    (line,) = words.verdicts(clear)[:1]
+    assert "worse than the equivalent arms" in line
+    assert "the interval of their own spread is" in line
+    even = with_spread(study, (10 * sigma, 10.5 * sigma, 11 * sigma))
+    (line,) = words.verdicts(even)[:1]
+    assert "worse than the equivalent arms" in line
+    assert "variance ratio" not in line
+
+
 def test_several_changes_are_judged_together(tmp_path: Path) -> None:
     made = report.build(a_study(tmp_path, variants=(*VARIANTS, "MINE")))
     assert [judged.judged_together for judged in made.judged] == [2, 2]

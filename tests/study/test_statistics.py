@@ -89,6 +89,50 @@ def test_nominal_95_percent_intervals_cover_95_percent(seeds: int) -> None:
     assert 0.93 <= seen["paired"] <= 0.97 if seeds > 1 else seen["paired"] == 0
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_variant_without_effect_lies_in_the_noise_band_in_95_percent_of_simulated_studies(
+    seeds: int,
+) -> None:
+    draw, inside = np.random.default_rng(11 + seeds), 0
+    for _ in range(2000):
+        table = draw.normal(size=(seeds, 1)) + 0.01 * draw.normal(size=(seeds, 5))
+        floor = statistics.noise_floor(table[:, :4].tolist())
+        assert floor is not None
+        half = stats.t.ppf(0.975, floor.freedom) * statistics.against_arms_error(floor.sigma, [4] * seeds)
+        inside += abs((table[:, 4] - table[:, :4].mean(1)).mean()) <= half
+    assert 0.93 <= inside / 2000 <= 0.97
+
+
+def test_whether_a_variant_varies_as_the_arms_do_is_scipys_f_test() -> None:
+    draw = np.random.default_rng(3)
+    table = 4 + 0.01 * draw.normal(size=(4, 5))
+    seen = statistics.against_floor([(row[4], row[:4]) for row in table.tolist()])
+    assert seen is not None
+    assert seen.variance is not None
+    differences = table[:, 4] - table[:, :4].mean(1)
+    ratio = differences.var(ddof=1) / (table[:, :4].var(1, ddof=1).mean() * 1.25)
+    assert seen.variance.ratio == pytest.approx(ratio)
+    assert seen.variance.freedom == (3, 12)
+    below = stats.f.cdf(ratio, 3, 12)
+    assert seen.variance.p_value == pytest.approx(2 * min(below, 1 - below))
+    own, expected = seen.own, stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert (own.low, own.high) == pytest.approx((expected.low, expected.high))
+    single = statistics.against_floor([(table[0, 4], table[0, :4].tolist())])
+    assert single is not None
+    assert single.variance is None
+
+
+def test_that_test_is_wrong_in_5_percent_of_simulated_studies() -> None:
+    draw, wrong = np.random.default_rng(5), 0
+    for _ in range(2000):
+        table = draw.normal(size=(3, 1)) + 0.01 * draw.normal(size=(3, 5))
+        seen = statistics.against_floor([(row[4], row[:4]) for row in table.tolist()])
+        assert seen is not None
+        assert seen.variance is not None
+        wrong += seen.variance.p_value < 0.05
+    assert 0.03 <= wrong / 2000 <= 0.07
+
+
 def test_p_values_and_intervals_agree() -> None:
     draw = np.random.default_rng(1)
     for _ in range(200):
