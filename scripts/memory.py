@@ -65,7 +65,11 @@ def symbols_for(name: str) -> Symbols:
                 "there is no .config; right: make defconfig-gpt2-ra-ablation, or make memory TARGET=NAME"
             )
         return read_symbols(CONFIG)
-    (fragment,) = kconfig.resolve(f"{STUDY.name}+{name}")[1:]
+    fragment, *more = kconfig.resolve(f"{STUDY.name}+{name}")[1:]
+    if more:
+        raise UserError(
+            f'TARGET={name} is one machine of several kinds; right: TARGET="{name.replace("+", " ")}"'
+        )
     base: dict[str, Entry] = {}
     if CONFIG.exists():
         loaded = kconfig_files.load_strictly(read_text(CONFIG), str(CONFIG))
@@ -94,7 +98,8 @@ def show(name: str, only: str) -> None:
     # the study's plan, whatever variants are shown
     batch = predictions.choose_batch(variant(each, config.model, alternation) for each in settings.variants)
     reasons = {each.name: predictions.unpredictable(each, batch.micro) for each in variants}
-    print(*(reason for reason in reasons.values() if reason), sep="\n", end="")
+    for reason in filter(None, reasons.values()):
+        print(reason)
     variants = [each for each in variants if not reasons[each.name]]
     rows = [predicted_row(predictions, each, variants, batch.micro) for each in variants]
     head = heading(resolved, batch, config.model.size, MARGIN)

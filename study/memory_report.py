@@ -81,7 +81,7 @@ def kinds_table(prediction: Prediction) -> list[list[str]]:
     """What is alive at the peak by kind, and the modules that hold most of it."""
     timeline = prediction.timeline
     peak = timeline.peak_event()
-    rows = [["at the peak, by kind", "", "bytes"]]
+    rows = [[f"at the peak, in {timeline.phase_at(peak)}, by kind", "", "bytes"]]
     rows += [[kind, "", readable(n)] for kind, n in timeline.by_kind(peak).items() if n]
     rows += [["at the peak, by module", "kind", "bytes"]]
     rows += [[module, kind, readable(n)] for module, kind, n in timeline.by_module(peak)[:MODULES]]
