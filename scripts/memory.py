@@ -25,7 +25,17 @@ from ra.written_out import WrittenOutAttention, full_logits_loss
 from scripts import kconfig, kconfig_files
 from scripts import kconfig_rules as rules
 from study.memory import MARGIN, Predictions
-from study.memory_report import HEADER, Row, as_json, heading, kinds_table, measured_table, page, table
+from study.memory_report import (
+    HEADER,
+    Row,
+    as_json,
+    heading,
+    kinds_table,
+    measured_table,
+    modules_table,
+    page,
+    table,
+)
 from study.settings import StudySettings
 
 CONFIG, STUDY = Path(".config"), Path("defconfigs/gpt2-ra-ablation")
@@ -117,6 +127,7 @@ def show(name: str, only: str) -> None:
     for row in rows:
         if not row.alike:
             print(f"\n{row.name}", *table(kinds_table(row.prediction)), sep="\n")
+            print(*table(modules_table(row.prediction)), sep="\n")
     folder.mkdir(parents=True, exist_ok=True)
     record.write_json(folder / f"{resolved.target.name}.json", as_json(rows, head))
     (folder / f"{resolved.target.name}.html").write_text(page(rows, head, NOTES))

@@ -1,4 +1,4 @@
-"""The chart of a step: every byte drawn once, the peak never lost and named, and nothing drawn that is not the chart's."""
+"""The chart of a step: every byte drawn once, the peak found and named, and no name that is more than text."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -27,7 +27,9 @@ def timelines(draw) -> Timeline:
         died = draw(st.none() | st.integers(born, ends[-1]))
         phase = next(name for name, a, b in phases if a <= born <= b)
         kind = draw(st.sampled_from(["", *KINDS]))
-        blocks.append(Block(draw(st.integers(1, 2**36)), born, phase, "norm", died, kind, draw(st.booleans())))
+        blocks.append(
+            Block(draw(st.integers(1, 2**36)), born, phase, "norm", died, kind, draw(st.booleans()))
+        )
     return Timeline(blocks, phases, ends[-1])
 
 

@@ -188,6 +188,7 @@ def test_the_page_shows_a_chart_of_each_kind_of_variant_and_names_what_holds_the
         assert f"<h2>{name}</h2>" in text
         module, kind, nbytes = found["by_module"][0]
         assert f"{module}: {kind} {readable(nbytes)}" in text
+        assert made.text.count("at the peak, in ") == made.text.count("at the peak, by module") == 4
         assert f"<td>{module}</td><td>{kind}</td><td>{readable(nbytes)}</td>" in text
     assert all(note in made.text for note in memory.NOTES)
 
