@@ -16,7 +16,7 @@ COLOURS = {
     "temporaries": "#c0504d",
     "other": "#9a9a9a",
 }
-CAUSES = 4  # rows of the peak's annotation
+CAUSES = 6  # rows of the peak's annotation
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 

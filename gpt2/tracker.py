@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 KINDS = ("parameters", "optimizer state", "gradients", "activations", "temporaries", "other")
 SCALAR, NONZERO = torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default
+ADD = torch.ops.aten.add.Tensor
 # What runs outside every module of the model: before its last norm, and after.
 OUTSIDE = {"": "embeddings", "norm": "head and loss"}
 
@@ -126,6 +127,9 @@ class Tracker(TorchDispatchMode):
     granularity: bytes that an allocation is rounded up to. workspace(operation, arguments): bytes that its kernel
     takes besides its results, for as long as it runs. A number read from a fake tensor (`item`) is 0, and `nonzero`
     of one finds every element: the most that it can find.
+
+    Gradients that reach a tensor by several ways are added into the first one's memory by autograd, but not while it
+    is watched (torch's input_buffer.cpp, can_accumulate_inplace): such a sum is counted as if it were not.
     """
 
     def __init__(self, granularity: int = 1, workspace: Workspace | None = None) -> None:
@@ -141,12 +145,15 @@ class Tracker(TorchDispatchMode):
         self._spans: list[
             tuple[int, str]
         ] = []  # autograd's sequence number from which on a module made the nodes
+        self._node: tuple[int | None, int] = (None, 0)  # autograd's node at work, and when it began
+        self._sum: tuple[int, Block, int] | None = None  # when, the first gradient, the storage of the sum
 
     # -- what happens -------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":  # asks a fake tensor for its device and the like
             return func(*args, **(kwargs or {}))
+        self._note_node()
         if func in (SCALAR, NONZERO) and isinstance(args[0], FakeTensor):
             out = _answer(func, args[0])
         else:
@@ -154,6 +161,8 @@ class Tracker(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._see(leaf)
+        if func is ADD:
+            self._note_sum(args[0], out)
         extra = self.workspace(func, args) if self.workspace else 0
         if extra:
             self._free(self._add(extra))
@@ -183,7 +192,33 @@ class Tracker(TorchDispatchMode):
         block.died = self._clock
 
     def _gone(self, key: int) -> None:
-        self._free(self._live.pop(key)[0])
+        block = self._live.pop(key)[0]
+        if self._sum and self._sum[:2] == (self._clock, block):  # nobody else held it when the sum was made
+            self._in_place(block, self._sum[2])
+        else:
+            self._free(block)
+
+    def _note_node(self) -> None:
+        node = torch._C._current_autograd_node()
+        number = None if node is None else node._sequence_nr()
+        if number != self._node[0]:
+            self._node = (number, self._clock)
+
+    def _note_sum(self, first: Any, out: Tensor) -> None:
+        """Remember a sum that autograd may have made of two gradients: the first is not of the node at work."""
+        number, since = self._node
+        if number is None or torch.is_grad_enabled() or not _dense(first):
+            return
+        block = self._live[first.untyped_storage()._cdata][0]
+        if block.born <= since:
+            self._sum = (self._clock, block, out.untyped_storage()._cdata)
+
+    def _in_place(self, block: Block, key: int) -> None:
+        """The sum has been in the block all along."""
+        self.blocks.pop()
+        self._clock -= 1
+        self._sum = None
+        self._live[key] = (block, *self._live[key][1:])
 
     # -- what it belongs to -------------------------------------------------------------------------------------
 
@@ -258,6 +293,16 @@ class Tracker(TorchDispatchMode):
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
         self._live.clear()  # and with it the references that would tell of what is freed later
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Every element at a place of its own and no gaps, in whatever order."""
+    size = 1
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length != 1 and stride != size:
+            return False
+        size *= length
+    return True
 
 
 def _answer(func: Any, fake: Tensor) -> Any:

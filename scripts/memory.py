@@ -25,7 +25,17 @@ from ra.written_out import WrittenOutAttention, full_logits_loss
 from scripts import kconfig, kconfig_files
 from scripts import kconfig_rules as rules
 from study.memory import MARGIN, Predictions
-from study.memory_report import HEADER, Row, as_json, heading, kinds_table, measured_table, page, table
+from study.memory_report import (
+    HEADER,
+    Row,
+    as_json,
+    heading,
+    kinds_table,
+    measured_table,
+    modules_table,
+    page,
+    table,
+)
 from study.settings import StudySettings
 
 CONFIG, STUDY = Path(".config"), Path("defconfigs/gpt2-ra-ablation")
@@ -65,7 +75,11 @@ def symbols_for(name: str) -> Symbols:
                 "there is no .config; right: make defconfig-gpt2-ra-ablation, or make memory TARGET=NAME"
             )
         return read_symbols(CONFIG)
-    (fragment,) = kconfig.resolve(f"{STUDY.name}+{name}")[1:]
+    fragment, *more = kconfig.resolve(f"{STUDY.name}+{name}")[1:]
+    if more:
+        raise UserError(
+            f'TARGET={name} is one machine of several kinds; right: TARGET="{name.replace("+", " ")}"'
+        )
     base: dict[str, Entry] = {}
     if CONFIG.exists():
         loaded = kconfig_files.load_strictly(read_text(CONFIG), str(CONFIG))
@@ -94,7 +108,8 @@ def show(name: str, only: str) -> None:
     # the study's plan, whatever variants are shown
     batch = predictions.choose_batch(variant(each, config.model, alternation) for each in settings.variants)
     reasons = {each.name: predictions.unpredictable(each, batch.micro) for each in variants}
-    print(*(reason for reason in reasons.values() if reason), sep="\n", end="")
+    for reason in filter(None, reasons.values()):
+        print(reason)
     variants = [each for each in variants if not reasons[each.name]]
     rows = [predicted_row(predictions, each, variants, batch.micro) for each in variants]
     head = heading(resolved, batch, config.model.size, MARGIN)
@@ -112,6 +127,7 @@ def show(name: str, only: str) -> None:
     for row in rows:
         if not row.alike:
             print(f"\n{row.name}", *table(kinds_table(row.prediction)), sep="\n")
+            print(*table(modules_table(row.prediction)), sep="\n")
     folder.mkdir(parents=True, exist_ok=True)
     record.write_json(folder / f"{resolved.target.name}.json", as_json(rows, head))
     (folder / f"{resolved.target.name}.html").write_text(page(rows, head, NOTES))

@@ -78,14 +78,18 @@ def heading(resolved: ResolvedTarget, batch: BatchPlan, size: str, margin: float
 
 
 def kinds_table(prediction: Prediction) -> list[list[str]]:
-    """What is alive at the peak by kind, and the modules that hold most of it."""
+    """What is alive at the peak by kind."""
     timeline = prediction.timeline
     peak = timeline.peak_event()
-    rows = [["at the peak, by kind", "", "bytes"]]
-    rows += [[kind, "", readable(n)] for kind, n in timeline.by_kind(peak).items() if n]
-    rows += [["at the peak, by module", "kind", "bytes"]]
-    rows += [[module, kind, readable(n)] for module, kind, n in timeline.by_module(peak)[:MODULES]]
-    return rows
+    header = [f"at the peak, in {timeline.phase_at(peak)}, by kind", "bytes"]
+    return [header, *([kind, readable(n)] for kind, n in timeline.by_kind(peak).items() if n)]
+
+
+def modules_table(prediction: Prediction) -> list[list[str]]:
+    """The modules that hold most at the peak; a `*` stands for all layers."""
+    timeline = prediction.timeline
+    rows = timeline.by_module(timeline.peak_event())[:MODULES]
+    return [["at the peak, by module", "kind", "bytes"], *([m, kind, readable(n)] for m, kind, n in rows)]
 
 
 def measured_table(rows: Iterable[Row]) -> list[list[str]]:
@@ -139,7 +143,7 @@ def page(rows: Iterable[Row], head: str, notes: Iterable[str]) -> str:
         parts.append(
             svg(row.prediction.timeline, f"{row.name}: one step at micro-batch {row.micro}, predicted")
         )
-        parts.append(_html(kinds_table(row.prediction)))
+        parts += [_html(kinds_table(row.prediction)), _html(modules_table(row.prediction))]
     parts += ["<h2>What is assumed</h2><ul>", *(f"<li>{escape(note)}</li>" for note in notes), "</ul>"]
     return "\n".join(parts)
 

@@ -132,3 +132,40 @@ def test_a_number_read_from_a_fake_tensor_is_zero_and_everything_may_be_found() 
         assert x.sum().item() == 0.0
         assert (x > 0).any().item() is False
         assert x.nonzero().shape == (6, 1)
+
+
+class PlusOne(torch.autograd.Function):
+    """Its backward makes a sum of its own, of what it has just made."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x + 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 + 1
+
+
+def backward_peak(loss) -> int:
+    tracker = Tracker()
+    with tracker:
+        with tracker.phase("forward"):
+            made = loss()
+        before = tracker.timeline().curve()[-1]
+        with tracker.phase("backward"):
+            made.backward()
+    return tracker.timeline().peak_bytes(["backward"]) - before
+
+
+def test_gradients_that_meet_are_added_in_place_as_autograd_does_it_unwatched() -> None:
+    """Two ways to x: the loss's gradient and two of x; another 400 for their sum would be watched, not real."""
+    x = torch.ones(100, requires_grad=True)
+    assert backward_peak(lambda: (x * 2 + x * 3).sum()) == 4 + 2 * 400
+    assert torch.equal(x.grad, torch.full((100,), 5.0))
+
+
+def test_a_sum_that_a_backward_makes_of_its_own_result_counts() -> None:
+    x = torch.ones(100, requires_grad=True)
+    assert (
+        backward_peak(lambda: PlusOne.apply(x).mul(3).sum()) == 4 + 3 * 400
+    )  # the gradient, its double, the sum

@@ -6,8 +6,10 @@ import pytest
 
 from gpt2.batch import micro_batches
 from gpt2.config import Config, ModelConfig
+from gpt2.memory import measure
 from gpt2.prediction import predict
 from gpt2.target import TARGETS, ResolvedTarget
+from gpt2.work import Work
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.memory import MARGIN, MemoryPlanError, Predictions, require_free
@@ -99,3 +101,17 @@ def test_ralearn_needs_at_most_1_05_times_the_baseline_at_the_size_of_the_study(
         predictions.peak_bytes(variant(name, model, ALTERNATION), 32) for name in ("B", "RALEARN")
     )
     assert baseline < learned <= 1.05 * baseline
+
+
+@pytest.mark.parametrize("name", ["B", "RALEARN", "RALEARN, recomputed"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("micro", "vocabulary"), [(2, 4000), (8, 500)])
+def test_on_a_cpu_the_prediction_is_what_the_allocator_gives_out_phase_by_phase_to_the_byte(
+    config: Config, name: str, accumulation: int, micro: int, vocabulary: int
+) -> None:
+    """Backward's peak is at its end with few tokens and many words, and at its beginning with many tokens."""
+    model = dataclasses.replace(MODEL, vocabulary=vocabulary, padded_vocabulary=vocabulary + 12)
+    settings = dataclasses.replace(ALTERNATION, recompute="recomputed" in name)
+    attention = variant(name.split(",")[0], model, settings).attention
+    work = Work(model, config.optimizer, attention, micro, accumulation, "cpu", "float32")
+    assert predict(work).timeline.by_phase() == measure(work, "cpu").allocated

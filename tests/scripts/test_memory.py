@@ -1,0 +1,284 @@
+"""`make memory`: what it starts from, what it prints and writes, and what it leaves alone."""
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.chart import readable
+from gpt2.config import Config
+from gpt2.errors import UserError
+from gpt2.prediction import Prediction
+from gpt2.tracker import Block, Timeline
+from scripts import kconfig, memory
+from study.memory import Predictions
+from study.memory_report import PHASES, Row, as_json, measured_table, page
+
+ROOT = Path(__file__).parents[2]
+TARGETS = sorted(path.name for path in (ROOT / "defconfigs/target").iterdir())
+SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=32", "EFFECTIVE_BATCH=8", "MICRO_BATCH=4", "GRAD_CLIP=0.5")
+
+
+@contextlib.contextmanager
+def checkout(folder: Path) -> Iterator[None]:
+    """A checkout without a .config, on a machine without a GPU, as working directory."""
+    for part in ("Kconfig", "gpt2", "ra", "study", "scripts", "defconfigs"):
+        (folder / part).symlink_to(ROOT / part)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("RA_DETECTED", "cpu")
+        patch.delenv("MAKEFLAGS", raising=False)
+        yield
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Iterator[Path]:
+    with checkout(tmp_path):
+        yield tmp_path
+
+
+def configure(*symbols: str) -> bytes:
+    """Write .config; its bytes."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        kconfig.main(["defconfig", "gpt2-ra-ablation", *(f"CONFIG_{symbol}" for symbol in symbols)])
+    return Path(".config").read_bytes()
+
+
+def run(*arguments: str) -> str:
+    """What `make memory` prints."""
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+        patch.setattr("sys.argv", ["scripts.memory", *arguments])
+        assert memory.main() == 0
+    return shown.getvalue()
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """`make memory TARGET=a100-40g VARIANTS="B RAALL RALEARN"` with a .config that was written for this CPU."""
+    folder = tmp_path_factory.mktemp("planned")
+    with checkout(folder):
+        before = configure(*SMALL)
+        shown = run("--target", "a100-40g", "--variants", "B RAALL RALEARN")
+        yield {
+            "shown": shown,
+            "before": before,
+            "after": Path(".config").read_bytes(),
+            "files": sorted(str(path.relative_to(folder)) for path in folder.glob("results/**/*.*")),
+            "json": json.loads(Path("results/memory/a100-40g.json").read_text()),
+            "page": Path("results/memory/a100-40g.html").read_text(),
+        }
+
+
+def row(shown: str, name: str) -> list[str]:
+    """The cells of a line of the first table."""
+    (line,) = re.findall(rf"^{re.escape(name)}   *(\d.*(?:yes|NO))$", shown, re.MULTILINE)
+    return re.split(r"  +", line)
+
+
+# ---- what it starts from
+
+
+def test_a_named_target_takes_the_configuration_as_if_it_had_been_chosen_in_it(empty: Path) -> None:
+    before = configure(*SMALL, "TARGET_H100=y")
+    config = Config.from_symbols(memory.symbols_for("w7900"))
+    assert (config.target.name, config.target.detected) == ("w7900", "w7900")
+    assert (config.model.size, config.model.block_size) == ("tiny", 32)
+    assert (config.batch.effective, config.batch.micro, config.optimizer.grad_clip) == (8, 4, 0.5)
+    assert Path(".config").read_bytes() == before
+    assert not Path(".config.old").exists()
+
+
+def test_what_the_configuration_left_at_its_default_follows_the_target(empty: Path) -> None:
+    configure("SEEDS=7")
+    config = Config.from_symbols(memory.symbols_for("a100-40g"))
+    assert (config.model.size, config.model.block_size, config.batch.effective) == ("124m", 1024, 512)
+    assert Config.from_symbols(memory.symbols_for("")).model.size == "mini"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_without_a_configuration_it_is_the_study_on_that_target_and_none_is_written(
+    empty: Path, name: str
+) -> None:
+    config = Config.from_symbols(memory.symbols_for(name))
+    assert config.target.name == name
+    assert config.model.size == ("mini" if name == "cpu" else "124m")
+    assert not Path(".config").exists()
+
+
+@pytest.mark.parametrize(
+    ("configured", "arguments", "told"),
+    [
+        (True, ["--target", "a100"], r'there is no fragment "a100"; did you mean a100-40g or a100-80g'),
+        (True, ["--target", "a100-40g+w7900"], r"a100-40g\+w7900.*right: .*TARGET=\"a100-40g w7900\""),
+        (True, ["--target", "gpt2-ra-ablation"], r"gpt2-ra-ablation is a whole defconfig"),
+        (True, ["--target", "../target/h100"], r'there is no fragment "\.\./target/h100"'),
+        (True, ["--target", "cpu", "--variants", "RALERN"], r"RALERN is no variant.*RALEARN"),
+        (True, ["--target", "cpu", "--variants", "RA:9"], r"RA:9: there is no layer 9"),
+        (False, ["--variants", "B"], r"there is no \.config; right: make defconfig-"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    empty: Path, configured: bool, arguments: list[str], told: str
+) -> None:
+    if configured:
+        configure(*SMALL)
+    with pytest.raises(UserError, match=told) as error:
+        run(*arguments)
+    assert "\n" not in str(error.value)
+    assert not Path("results").exists()
+
+
+# ---- what it prints and writes
+
+
+def test_the_configuration_is_not_changed(planned: dict[str, Any]) -> None:
+    assert planned["after"] == planned["before"]
+
+
+def test_every_variant_has_a_row_and_patterns_need_the_same(planned: dict[str, Any]) -> None:
+    shown = planned["shown"]
+    assert "a100-40g" in shown
+    assert "micro-batch 4 x 2 = 8 sequences" in shown
+    assert row(shown, "B") == row(shown, "RAALL") != row(shown, "RALEARN")
+    assert row(shown, "B")[0] == "4"
+    assert row(shown, "B")[-2:] == ["8", "yes"]  # the largest micro-batch is the whole step
+
+
+def test_cause_and_cure_stand_side_by_side(planned: dict[str, Any]) -> None:
+    """Both the baseline and RALEARN as in the 2025 report, at its micro-batch or at the whole step."""
+    variants = planned["json"]["variants"]
+    for name in ("B", "RALEARN"):
+        old = variants[f"{name} as in the 2025 report"]
+        assert old["micro"] == 8
+        assert row(planned["shown"], f"{name} as in the 2025 report")[1] == readable(old["predicted_bytes"])
+    plain, learned = (
+        variants[f"{name} as in the 2025 report"]["by_phase"]["forward"] for name in ("B", "RALEARN")
+    )
+    assert learned > plain > variants["B"]["by_phase"]["forward"]
+
+
+def test_the_same_numbers_are_written_for_programs(planned: dict[str, Any]) -> None:
+    assert planned["files"] == ["results/memory/a100-40g.html", "results/memory/a100-40g.json"]
+    assert planned["json"]["heading"] in planned["shown"]
+    variants = planned["json"]["variants"]
+    assert list(variants)[:3] == ["B", "RAALL", "RALEARN"]
+    for name, found in variants.items():
+        cells = [found["predicted_bytes"], *(found["by_phase"][phase] for phase in PHASES)]
+        assert row(planned["shown"], name)[1:6] == [readable(nbytes) for nbytes in cells]
+        assert sum(found["by_kind"].values()) == found["predicted_bytes"] == max(found["by_phase"].values())
+        assert found["measured"] is None
+    assert variants["RAALL"]["alike"] == "B"
+
+
+def test_the_page_shows_a_chart_of_each_kind_of_variant_and_names_what_holds_the_peak(
+    planned: dict[str, Any],
+) -> None:
+    text = planned["page"]
+    made = Outline(text)
+    assert made.count["svg"] == 4  # B, RALEARN, and both as in the 2025 report; RAALL is B's
+    assert "The same kernels as B" in text
+    for name, found in planned["json"]["variants"].items():
+        assert f"<h2>{name}</h2>" in text
+        module, kind, nbytes = found["by_module"][0]
+        assert f"{module}: {kind} {readable(nbytes)}" in text
+        assert made.text.count("at the peak, in ") == made.text.count("at the peak, by module") == 4
+        assert f"<td>{module}</td><td>{kind}</td><td>{readable(nbytes)}</td>" in text
+    assert all(note in made.text for note in memory.NOTES)
+
+
+def test_on_the_machine_itself_predicted_stands_beside_measured_in_every_phase(empty: Path) -> None:
+    before = configure(*SMALL, "CPU_THREADS=1")
+    shown = run("--variants", "B")
+    assert Path(".config").read_bytes() == before
+    found = json.loads(Path("results/memory/cpu.json").read_text())["variants"]
+    assert list(found) == ["B"]  # nobody trained on a CPU in 2025
+    assert found["B"]["measured"]["allocated"] == found["B"]["by_phase"]
+    for phase in PHASES:
+        assert re.search(rf"^B +{phase} .*\+0\.0%", shown, re.MULTILINE)
+    assert "Predicted and measured" in Path("results/memory/cpu.html").read_text()
+
+
+def test_a_measurement_that_fails_is_told_and_the_prediction_stands(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(*SMALL)
+    monkeypatch.setattr("sys.executable", "false")
+    shown = run("--variants", "B")
+    assert "measuring B failed: no reason given" in shown
+    assert row(shown, "B")
+    assert json.loads(Path("results/memory/cpu.json").read_text())["variants"]["B"]["measured"] is None
+
+
+def test_a_variant_that_cannot_be_predicted_has_a_line_of_its_own_and_the_others_their_rows(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(*SMALL)
+    monkeypatch.setattr(
+        Predictions, "unpredictable", lambda self, each, micro: "no RALEARN" if each.name == "RALEARN" else ""
+    )
+    shown = run("--target", "cpu", "--variants", "B RALEARN")
+    assert shown.splitlines()[0] == "no RALEARN"
+    assert row(shown, "B")
+    assert list(json.loads(Path("results/memory/cpu.json").read_text())["variants"]) == ["B"]
+
+
+# ---- tables and page from made-up timelines
+
+
+class Outline(HTMLParser):
+    """Elements of a page and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.count: dict[str, int] = {}
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.count[tag] = self.count.get(tag, 0) + 1
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def a_row(name: str = "B", module: str = "blocks.0.mlp.fc", measured: Any = None) -> Row:
+    phases = [(phase, 10 * at + 1, 10 * at + 10) for at, phase in enumerate(PHASES)]
+    timeline = Timeline([Block(1000, 0, "", module), Block(500, 12, "backward", module, 20)], phases, 40)
+    return Row(name, 4, Prediction(timeline.peak_bytes(), timeline), 8, True, measured=measured)
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def test_hostile_names_are_shown_and_do_nothing() -> None:
+    plain = Outline(page([a_row()], "a card", ["a note"]))
+    hostile = Outline(page([a_row(HOSTILE, HOSTILE)], f"{HOSTILE} (24 GiB)", [HOSTILE]))
+    assert hostile.count == plain.count
+    assert hostile.attributes == plain.attributes
+    assert hostile.text.count(HOSTILE) >= 5
+
+
+def test_the_error_is_the_predictions_of_what_was_measured() -> None:
+    measured = {"allocated": {"backward": 1250, "forward": 0}, "resident": {"backward": 1500, "all": 3000}}
+    cells = measured_table([a_row(measured=measured)])
+    assert [line[:2] + line[4::2] for line in cells[1:]] == [
+        ["B", "backward", "+20.0%", "+0.0%"],
+        ["B", "all", "", "-50.0%"],
+    ]
+
+
+def test_a_variant_measured_through_another_is_not_repeated() -> None:
+    measured = {"allocated": {"backward": 1500}, "resident": {}}
+    same = a_row("RAALL", measured=measured)
+    same.alike = "B"
+    assert [line[0] for line in measured_table([a_row(measured=measured), same])[1:]] == ["B"]
+    assert as_json([same], "x")["variants"]["RAALL"]["alike"] == "B"
