@@ -27,7 +27,7 @@ VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 GOAL_SECONDS, GOAL_RUNS = 5.0, 1000
 
 
-class NextRun(Exception):
+class NextRunError(Exception):
     """The study has come to where it would start its next run."""
 
 
@@ -35,7 +35,7 @@ class UpToTheNextRun(Study):
     """A study that stops where its next training process would be started."""
 
     def one(self, run: tuple[str, int], plan: dict[str, Any], terminal: Any) -> None:
-        raise NextRun
+        raise NextRunError
 
 
 def main() -> int:
@@ -87,7 +87,7 @@ def measure(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
 def next_run(study: Study) -> None:
     """All that `make` does in its process up to the next training process."""
     stopping = UpToTheNextRun(study.symbols, study.config_text)
-    with contextlib.suppress(NextRun):
+    with contextlib.suppress(NextRunError):
         stopping.run()
         raise BenchError("the study came to its end; right: runs that are still to do")
 

@@ -8,6 +8,7 @@ what it keeps, so that peaks are taken under EXACT_HEAP, where the resident set 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -141,8 +142,6 @@ class Line:
 
 def line(points: Sequence[tuple[int, float]]) -> Line | None:
     """Through (T, peak bytes); None for fewer than three points, which any line would fit."""
-    import math
-
     if len(points) < 3:
         return None
     lengths, peaks = zip(*sorted(points), strict=True)
@@ -190,8 +189,9 @@ def text(series: Series, rows: list[dict[str, Any]], fits: dict[str, dict[str, f
     ]
     said = [f"cost by {series.along} ({series.fixed})", columns([head, *body])]
     for case, fit in fits.items():
+        start, each = fit["start_bytes"] / 2**20, fit["bytes_per_token"] / 2**10
         said.append(
-            f"peak of {case} over T: {fit['start_bytes'] / 2**20:,.0f} MiB + {fit['bytes_per_token'] / 2**10:,.1f} KiB a "
-            f"token; at most {fit['deviation']:.1%} off that line; last doubling: T^{fit['last_doubling']:.2f}"
+            f"peak of {case} over T: {start:,.0f} MiB + {each:,.1f} KiB a token; at most "
+            f"{fit['deviation']:.1%} off that line; last doubling: T^{fit['last_doubling']:.2f}"
         )
     return "\n".join(said)

@@ -1,11 +1,15 @@
 """How cost grows: turns, ratios of cost, and a line that tells a straight growth from a square one."""
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scripts import bench_growth
 from study import bench, growth
 from study.bench import Shape
 
@@ -91,3 +95,29 @@ def test_a_series_varies_one_thing_and_fits_its_heads(kind: str) -> None:
 def test_a_peak_is_measured_in_a_process_and_grows_with_the_text() -> None:
     short, long = (growth.peak_in_a_process(Shape(f"{T}", 2, 2, 32, T, ()), "RALEARN", 1) for T in (64, 512))
     assert 0 < short < long
+
+
+def test_the_command_measures_prints_and_writes_what_it_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = (("B", 1), ("RALEARN", 1))
+    tiny = growth.Series("T", "tiny", (Shape("8", 2, 2, 16, 8, cases),))
+    monkeypatch.setitem(growth.SERIES, "cpu", (tiny,))
+    monkeypatch.setattr(bench_growth, "OUT", tmp_path / "results" / "growth.json")
+    monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "1", "--seconds", "0", "--shape", "T"])
+    assert bench_growth.main() == 0
+    shown = capsys.readouterr().out
+    written = json.loads((tmp_path / "results" / "growth.json").read_text())
+    rows = written["T"]["rows"]
+    assert [(row["T"], row["case"]) for row in rows] == [(8, "B"), (8, "RALEARN")]
+    assert rows[1]["time_to_baseline"]["median"] > 0
+    assert f"{rows[1]['memory_to_baseline']:.3f}" in shown
+    assert written["memory"] in shown
+
+
+def test_a_part_that_does_not_exist_is_an_error_that_lists_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--shape", "none"])
+    with pytest.raises(Exception, match="no part is called 'none'; there are T, size, runs"):
+        bench_growth.main()
