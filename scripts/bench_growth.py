@@ -70,6 +70,7 @@ def main() -> int:
 
 def one_series(series: Any, rounds: int, seconds: float, on_cpu: bool) -> dict[str, Any]:
     """Measure, print and return a series; a peak of its own on a CPU only."""
+    from gpt2.loss import CHUNK_ROWS
     from study import growth
 
     samples = growth.run(
@@ -80,34 +81,42 @@ def one_series(series: Any, rounds: int, seconds: float, on_cpu: bool) -> dict[s
         peak=growth.peak_in_a_process if on_cpu else None,
     )
     rows = growth.table(series, samples)
-    fits = growth.lines(rows) if series.along == "T" else {}
+    rows_at_once = CHUNK_ROWS["cpu" if on_cpu else "cuda"]
+    micro = series.shapes[0].cases[0][1]
+    fits = growth.lines(rows, -(-rows_at_once // micro)) if series.along == "T" else {}
     print(growth.text(series, rows, fits), flush=True)
     listed = {name: [dataclasses.asdict(sample) for sample in own] for name, own in samples.items()}
     return {"fixed": series.fixed, "rows": rows, "lines": fits, "samples": listed}
 
 
-def peak(shape: dict[str, Any], case: str, micro: int) -> dict[str, Any]:
-    """Peak bytes of one optimizer step on a CPU beyond the libraries: resident, and what torch's allocator gave out.
+def peak(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
+    """Peak bytes of one optimizer step on a CPU: growth of the resident set beyond the libraries, weights included.
 
-    The evaluation batch is left out: its tokens are the same at every T.
+    The evaluation is left out: its batch has the same tokens at every T.
     """
     import torch
 
     from gpt2 import target
     from gpt2.config import OptimizerConfig
-    from gpt2.memory import measure
+    from gpt2.memory import PeakMeter
     from gpt2.work import Work
     from scripts.bench import model_and_attention
 
     torch.set_num_threads(target.cpu_threads(0))
-    model, attention = model_and_attention(shape, case)
     optimizer = OptimizerConfig(1e-4, 0.1, 0.0, 1.0, 0.9, 0.95, 1e-8, 1.0)
-    measured = measure(Work(model, optimizer, attention, micro, 1, "cpu", "float32"), "cpu")
-    steps = {
-        name: max(bytes_ for phase, bytes_ in by_phase.items() if phase != "evaluation")
-        for name, by_phase in (("resident", measured.resident), ("allocated", measured.allocated))
-    }
-    return {"peak_bytes": steps["resident"], "allocated_bytes": steps["allocated"]}
+
+    def step(layers: int, heads: int, width: int, block_size: int) -> PeakMeter:
+        sizes = {"name": "bench", "layers": layers, "heads": heads, "width": width, "block_size": block_size}
+        model, attention = model_and_attention(sizes, case)
+        work = Work(model, optimizer, attention, micro, 1, "cpu", "float32")
+        meter = PeakMeter("cpu")
+        stepper = work.prepare("cpu")  # its optimizer has its state, so that the step is one like any other
+        stepper.step(torch.zeros((micro, block_size + 1), dtype=torch.int64), 1, 2, meter)
+        return meter
+
+    step(1, 1, 8, 2)  # what torch loads and sets up at the first use is not the step's
+    measured = step(shape["layers"], shape["heads"], shape["width"], shape["block_size"])
+    return {"peak_bytes": max(measured.by_phase.values(), default=measured.peaks()["allocated"])}
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def text(seen: dict[str, Any]) -> str:
     """The parts for a reader, and planning and reporting together against the goal."""
     parts = seen["seconds"]
     together = parts["make, to the start of its next run"] + parts["make report, as a command"]
-    cells = [(name, f"{seconds:.2f} s") for name, seconds in parts.items()]
+    cells: list[tuple[str, ...]] = [(name, f"{seconds:.2f} s") for name, seconds in parts.items()]
     goal = f" (goal at {GOAL_RUNS:,} runs: {GOAL_SECONDS:g} s)"
     return (
         f"cost by recorded runs: {seen['runs']:,} synthetic records, {seen['lines_a_run']:,} lines of metrics each, "

@@ -24,6 +24,10 @@ from study.child import EXACT_HEAP
 VARIANTS = ("B", "RAALL", "RALEARN")
 LENGTHS = (256, 512, 1024, 2048, 4096)
 HEAD_SIZE = 64
+KNEE = (
+    "The loss works in chunks of rows: a micro-batch of fewer rows than one chunk makes a smaller one, which bends the "
+    "line at short T."
+)
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Line:
     straight line with a positive start, 2 for a square law.
     """
 
+    first: int  # the least T that it was fitted to
     start_bytes: float
     bytes_per_token: float
     deviation: float
@@ -148,17 +153,21 @@ def line(points: Sequence[tuple[int, float]]) -> Line | None:
     slope, start = linear_regression(lengths, peaks)
     deviation = max(abs(start + slope * T - peak) / peak for T, peak in zip(lengths, peaks, strict=True))
     doubling = math.log(peaks[-1] / peaks[-2]) / math.log(lengths[-1] / lengths[-2])
-    return Line(start, slope, deviation, doubling)
+    return Line(lengths[0], start, slope, deviation, doubling)
 
 
-def lines(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Each variant's line over T."""
+def lines(rows: list[dict[str, Any]], knee: int) -> dict[str, list[dict[str, float]]]:
+    """Each variant's lines over T: through all points, and through those from T = `knee` on.
+
+    The loss takes its rows in chunks (gpt2.loss). knee: the least T at which a micro-batch fills one; before it a
+    longer text also makes the chunk larger.
+    """
     found = {}
     for case in dict.fromkeys(row["case"] for row in rows):
-        fitted = line([(row["T"], row["peak_bytes"]) for row in rows if row["case"] == case])
-        if fitted:
-            found[case] = asdict(fitted)
-    return found
+        points = sorted((row["T"], row["peak_bytes"]) for row in rows if row["case"] == case)
+        sides = (line(points), line([point for point in points if point[0] >= knee]))
+        found[case] = [asdict(fitted) for fitted in sides if fitted]
+    return {case: fitted for case, fitted in found.items() if fitted}
 
 
 def columns(cells: list[tuple[str, ...]]) -> str:
@@ -168,7 +177,7 @@ def columns(cells: list[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
-def text(series: Series, rows: list[dict[str, Any]], fits: dict[str, dict[str, float]]) -> str:
+def text(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[str, float]]]) -> str:
     """Rows and fits for a reader."""
 
     def ratio(value: dict[str, float] | None) -> str:
@@ -188,10 +197,12 @@ def text(series: Series, rows: list[dict[str, Any]], fits: dict[str, dict[str, f
         for row in rows
     ]
     said = [f"cost by {series.along} ({series.fixed})", columns([head, *body])]
-    for case, fit in fits.items():
+    for case, fit in ((case, fit) for case, fitted in fits.items() for fit in fitted):
         start, each = fit["start_bytes"] / 2**20, fit["bytes_per_token"] / 2**10
         said.append(
-            f"peak of {case} over T: {start:,.0f} MiB + {each:,.1f} KiB a token; at most "
+            f"peak of {case} from T = {fit['first']} on: {start:,.0f} MiB + {each:,.1f} KiB for each of T; at most "
             f"{fit['deviation']:.1%} off that line; last doubling: T^{fit['last_doubling']:.2f}"
         )
+    if fits:
+        said.append(KNEE)
     return "\n".join(said)
