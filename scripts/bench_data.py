@@ -138,6 +138,7 @@ def text(rows: list[dict[str, Any]]) -> str:
                 (("parent", "parent_bytes"), ("worker", "worker_bytes"))]  # fmt: skip
         size = large["bytes"] / small["bytes"]
         said.append(f"{small['source']}: {size:.1f} times the text takes times the memory: {', '.join(more)}")
+    said.append("The text repeats known lines, which flatters tokens/s; the memory does not depend on that.")
     return "\n".join(said)
 
 
