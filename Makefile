@@ -56,8 +56,10 @@ attention: setup-main  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEAD
 control: setup-main  ## The equivalence control: B and RAALL from swapped initial weights
 	@$(RUN) -m scripts.control
 
-bench: setup-main  ## Speed and memory beside GPT-2 as it is usually written (SHAPE= ROUNDS= SECONDS=)
-	@$(RUN) -m scripts.bench $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
+# GROWTH=1, FIRST_STEP=1 and CORPUS=1 name another bench of the family, one at a time.
+BENCH := scripts.bench$(if $(GROWTH),_growth)$(if $(FIRST_STEP),_first_step)$(if $(CORPUS),_data)
+bench: setup-main  ## Speed and memory beside GPT-2 as it is usually written; or GROWTH=1, FIRST_STEP=1, CORPUS=1
+	@$(RUN) -m $(BENCH) $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 	    $(if $(SECONDS),--seconds '$(SECONDS)')
 
 memory: setup-main  ## Peak memory of each variant, predicted and measured [TARGET="a100-40g w7900"] [VARIANTS=]

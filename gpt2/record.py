@@ -6,6 +6,7 @@ finite, are null.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -123,7 +124,13 @@ def _finite_number(text: str) -> float:
 
 def validate(value: Any) -> list[str]:
     """What is wrong with a record by run.schema.json, a line each; empty when it follows it."""
-    return _check(value, json.loads(_SCHEMA_FILE.read_text()), "record")
+    return _check(value, _schema(), "record")
+
+
+@functools.cache
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads(_SCHEMA_FILE.read_text())
+    return schema
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -143,7 +150,8 @@ def _is(value: Any, kind: str) -> bool:
 def _check(value: Any, schema: dict[str, Any], where: str) -> list[str]:
     """The part of JSON Schema that run.schema.json uses; an independent validator checks it in the tests."""
     kinds = schema.get("type")
-    if kinds and not any(_is(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
+    fits = _is(value, kinds) if isinstance(kinds, str) else any(_is(value, kind) for kind in kinds or ())
+    if kinds and not fits:
         return [f"{where} is {json.dumps(value)[:60]}; {kinds} expected"]
     problems = []
     if "enum" in schema and value not in schema["enum"]:

@@ -24,6 +24,7 @@ from ra.variants import Variant, variant
 from ra.written_out import WrittenOutAttention, full_logits_loss
 from scripts import kconfig, kconfig_files
 from scripts import kconfig_rules as rules
+from study.child import EXACT_HEAP
 from study.memory import MARGIN, Predictions
 from study.memory_report import (
     HEADER,
@@ -39,8 +40,6 @@ from study.memory_report import (
 from study.settings import StudySettings
 
 CONFIG, STUDY = Path(".config"), Path("defconfigs/gpt2-ra-ablation")
-# Every buffer of 64 KiB or more on pages of its own, so that the resident set is what is allocated and no more.
-EXACT_HEAP = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=65536"}
 MICRO_2025 = 32
 NOTES = (
     "Predicted: one optimizer step in its steady state and one evaluation batch of the real model, attention, loss and "
@@ -193,7 +192,7 @@ def measured(name: str, micro: int) -> dict[str, dict[str, int]] | None:
     print(f"measuring {name} ...", flush=True)
     done = subprocess.run(
         [sys.executable, "-m", "scripts.memory", "--measure", name, "--micro", str(micro)],
-        env=os.environ | EXACT_HEAP,
+        env=os.environ | {"GLIBC_TUNABLES": EXACT_HEAP},
         capture_output=True,
         text=True,
     )

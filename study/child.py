@@ -23,19 +23,24 @@ PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
 # A training step frees and takes the same large buffers over and over: a heap that keeps them spares the page faults
 # of fresh ones. Another value of GLIBC_TUNABLES in the environment wins.
 KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
+# For measuring only: every buffer of 64 KiB or more on pages of its own, so that the resident set is what is
+# allocated and no more. A heap that keeps its buffers is faster and its resident peak larger by what it keeps.
+EXACT_HEAP = "glibc.malloc.mmap_threshold=65536"
 
 
 class Child:
     """`python -m scripts.train ...` with its events on a pipe and everything else in its log file."""
 
-    def __init__(self, arguments: list[str], log: Path, lock: int | None = None) -> None:
-        """lock: a descriptor that the process is to hold as long as it lives."""
+    def __init__(
+        self, arguments: list[str], log: Path, lock: int | None = None, module: str = "scripts.train"
+    ) -> None:
+        """lock: a descriptor that the process is to hold as long as it lives. module: what is run, for a bench."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._log_file = log.open("a")
         self._log_start = log.stat().st_size
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.train", *arguments, "--parent", str(os.getpid())],
+            [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())],
             env={"GLIBC_TUNABLES": KEEP_HEAP} | os.environ,
             pass_fds=() if lock is None else (lock,),
             stdin=subprocess.DEVNULL,

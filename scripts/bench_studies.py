@@ -1,0 +1,35 @@
+"""Studies in temporary folders for the benches: configured as `make defconfig-NAME` would, prepared, not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpt2 import data, target
+from gpt2.hardware import detected_target_name
+from gpt2.symbols import parse_lines, read_symbols, read_text
+from scripts import kconfig
+from scripts import kconfig_rules as rules
+from scripts.kconfig_arguments import parse_assignments
+from study.run import Study
+
+
+def study_in(folder: Path, specification: str, **values: str) -> Study:
+    """The study of `NAME+FRAGMENT...` with these symbols, its results in `folder`; .config is not touched."""
+    tree = rules.load_kconfig(detected_target_name())
+    layers = [parse_lines(read_text(path), kconfig.name(path)) for path in kconfig.resolve(specification)]
+    values = {"RESULTS_DIR": str(folder / "results")} | values
+    layers.append(parse_assignments(tree, [f"CONFIG_{name}={value}" for name, value in values.items()]))
+    entries = rules.merge(tree, layers)
+    rules.check_tree(tree, {entry.name: entry.where for entry in entries})
+    text = rules.render(tree)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config").write_text(text, encoding="utf-8")
+    return Study(read_symbols(folder / "config"), text)
+
+
+def prepare(study: Study) -> None:
+    """All that comes before the first run: data, HellaSwag, the plan."""
+    data.check(data.prepare(study.config.data, report=lambda line: None), report=lambda line: None)
+    study.directory.mkdir(parents=True, exist_ok=True)
+    study.find_hellaswag()
+    study.plan(target.resolve(study.config.target))

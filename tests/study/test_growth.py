@@ -1,0 +1,133 @@
+"""How cost grows: turns, ratios of cost, and a line that tells a straight growth from a square one."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts import bench_growth
+from study import bench, growth
+from study.bench import Shape
+
+LENGTHS = (8, 16, 32, 64)
+CASES = tuple((name, 2) for name in growth.VARIANTS)
+SERIES = growth.Series("T", "tiny", tuple(Shape(f"{T}", 2, 2, 16, T, CASES) for T in LENGTHS))
+SLOWER = {"B": 1.0, "RAALL": 1.0, "RALEARN": 1.25}
+
+
+def measure(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+    step = shape.block_size * SLOWER[case]
+    return {
+        "step_seconds": step,
+        "tokens_per_second": micro * shape.block_size / step,
+        "peak_bytes": 7,
+        "flops_per_token": 1.0,
+        "nanogpt_flops_per_token": 1.0,
+    }
+
+
+def peak(shape: Shape, case: str, micro: int) -> int:
+    return int(2**20 * (10 + shape.block_size * SLOWER[case]))
+
+
+def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_where_they_are_exact() -> None:
+    found = growth.run(SERIES, 2, 0.0, lambda line: None, measure, peak)
+    rows = growth.table(SERIES, found)
+    assert [(row["T"], row["case"]) for row in rows] == [
+        (T, name) for T in LENGTHS for name in growth.VARIANTS
+    ]
+    learn = next(row for row in rows if (row["T"], row["case"]) == (32, "RALEARN"))
+    assert learn["time_to_baseline"] == pytest.approx({"median": 1.25, "least": 1.25, "most": 1.25})
+    assert learn["memory_to_baseline"] == pytest.approx(50 / 42)
+    assert learn["peak_bytes"] == 50 * 2**20
+    fits = growth.lines(rows, 16)
+    assert [fit["first"] for fit in fits["RALEARN"]] == [8, 16]
+    assert [fit["bytes_per_token"] for fit in fits["RALEARN"]] == pytest.approx([1.25 * 2**20] * 2)
+    shown = growth.text(SERIES, rows, fits)
+    assert "1.250 [1.250, 1.250]" in shown
+    assert (
+        "peak of RALEARN from T = 8 on: 10 MiB + 1,280.0 KiB for each of T; at most 0.0% off that line"
+        in shown
+    )
+
+
+def test_without_a_measure_of_its_own_the_peak_is_that_of_the_timed_process() -> None:
+    rows = growth.table(SERIES, growth.run(SERIES, 1, 0.0, lambda line: None, measure))
+    assert {row["peak_bytes"] for row in rows} == {7}
+
+
+def test_a_case_that_does_not_run_leaves_the_others_and_their_lines() -> None:
+    def fails(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+        if case == "RALEARN" and shape.block_size >= 32:
+            raise bench.BenchError("out of memory")
+        return measure(shape, case, micro, seconds)
+
+    rows = growth.table(SERIES, growth.run(SERIES, 1, 0.0, lambda line: None, fails, peak))
+    assert len(rows) == 10
+    assert set(growth.lines(rows, 16)) == {"B", "RAALL"}
+
+
+@given(st.floats(1e6, 1e9), st.floats(1e3, 1e6))
+def test_a_straight_growth_lies_on_its_line_and_a_square_one_does_not(start: float, slope: float) -> None:
+    straight = growth.line([(T, start + slope * T) for T in growth.LENGTHS])
+    assert straight
+    assert straight.deviation < 1e-6
+    assert straight.last_doubling <= 1.0
+    assert (straight.start_bytes, straight.bytes_per_token) == pytest.approx((start, slope), rel=1e-3)
+    bent = [{"case": "B", "T": T, "peak_bytes": start + slope * max(T, 400)} for T in growth.LENGTHS]
+    knee = growth.lines(bent, knee=512)
+    assert knee["B"][0]["deviation"] > knee["B"][1]["deviation"]
+    assert knee["B"][1]["deviation"] < 1e-6
+    square = growth.line([(T, slope * T * T) for T in growth.LENGTHS])
+    assert square
+    assert square.deviation > 0.5
+    assert square.last_doubling == pytest.approx(2.0)
+
+
+def test_two_points_are_no_line() -> None:
+    assert growth.line([(8, 1.0), (16, 2.0)]) is None
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_series_varies_one_thing_and_fits_its_heads(kind: str) -> None:
+    lengths, sizes = growth.SERIES[kind]
+    assert [shape.block_size for shape in lengths.shapes] == [256, 512, 1024, 2048, 4096]
+    assert len({(shape.layers, shape.width, shape.cases) for shape in lengths.shapes}) == 1
+    assert len({(shape.block_size, shape.cases) for shape in sizes.shapes}) == 1
+    assert all(shape.width == shape.heads * growth.HEAD_SIZE for shape in (*lengths.shapes, *sizes.shapes))
+
+
+def test_a_peak_is_measured_in_a_process_and_grows_with_the_text() -> None:
+    short, long = (growth.peak_in_a_process(Shape(f"{T}", 2, 2, 32, T, ()), "RALEARN", 1) for T in (64, 512))
+    assert 0 < short < long
+
+
+def test_the_command_measures_prints_and_writes_what_it_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = (("B", 1), ("RALEARN", 1))
+    tiny = growth.Series("T", "tiny", (Shape("8", 2, 2, 16, 8, cases),))
+    monkeypatch.setitem(growth.SERIES, "cpu", (tiny,))
+    monkeypatch.setattr(growth, "peak_in_a_process", peak)
+    monkeypatch.setattr(bench_growth, "OUT", tmp_path / "results" / "growth.json")
+    monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "1", "--seconds", "0", "--shape", "T"])
+    assert bench_growth.main() == 0
+    shown = capsys.readouterr().out
+    written = json.loads((tmp_path / "results" / "growth.json").read_text())
+    rows = written["T"]["rows"]
+    assert [(row["T"], row["case"]) for row in rows] == [(8, "B"), (8, "RALEARN")]
+    assert rows[1]["time_to_baseline"]["median"] > 0
+    assert f"{rows[1]['memory_to_baseline']:.3f}" in shown
+    assert written["memory"] in shown
+
+
+def test_a_part_that_does_not_exist_is_an_error_that_lists_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--shape", "none"])
+    with pytest.raises(Exception, match="no part is called 'none'; there are T, size, runs"):
+        bench_growth.main()
