@@ -11,6 +11,7 @@ import pytest
 
 from gpt2 import record
 from study import report
+from study.attention_data import Text, write_study
 from study.child import Child
 from study.guard import StudyError, locked
 from study.session import Session, StopAsked
@@ -93,6 +94,8 @@ def test_a_report_is_current_when_it_is_whole_and_newer_than_every_record(tmp_pa
     assert not report.is_current(tmp_path)
     time.sleep(0.01)
     report.write(tmp_path)
+    assert not report.is_current(tmp_path)  # where attention goes is a part of it
+    write_study(tmp_path, [], Text("nothing", 0))
     assert report.is_current(tmp_path)
     (tmp_path / "report.html").unlink()
     assert not report.is_current(tmp_path)
