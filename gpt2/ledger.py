@@ -94,7 +94,7 @@ def opening_record(
             "tokenizer": tokenizer.fingerprint(),
             "batch": digest([plan.batch.effective, plan.batch.block_size]),
             "schedule": schedule_digest(config, plan.extended),
-            "initial_weights": weights_digest(stepper.model, stepper.shared_names),
+            "initial_weights": weights_digest(stepper.model, stepper.seed),
             "validation": hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
         },
         "target": target.record(resolved),

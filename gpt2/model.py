@@ -11,9 +11,10 @@ Shapes: B batch, T tokens, C channels, H heads, D head size, V padded vocabulary
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,8 @@ class CausalSelfAttention(nn.Module):
 
     An attention of another kind overrides `attend` and nothing else. One with parameters of its own may define
     `optimizer_settings` (see gpt2.optim) and `learned_scalars` (recorded at each evaluation); `begin_step(iteration)`
-    is called before each training step where it is defined.
+    is called before each training step where it is defined. What its constructor sets stays: only what it shares
+    with this one is drawn anew by `initialise`.
 
     forward: x_BTC (B, T, C) -> (B, T, C), same dtype and device.
     """
@@ -191,15 +193,9 @@ class GPT2(nn.Module):
         return 6 * (matrices + self.vocabulary * width) + 6 * calls * width * (tokens or self.block_size)
 
 
-def _kind(name: str, parameter: Tensor) -> str | None:
-    """How a parameter starts: 'normal', 'residual', 'zero', 'one', or None: its module has set it already."""
-    if name.endswith("bias"):
-        return "zero"
-    if "norm" in name.split(".")[-2:][0] and name.endswith("weight"):
-        return "one"
-    if parameter.dim() >= 2:
-        return "residual" if name.endswith(("attention.proj.weight", "mlp.proj.weight")) else "normal"
-    return None
+def drawn_from(seed: int, name: str) -> int:
+    """The seed of the generator that is keyed by (seed, name)."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
 
 
 def keyed_normal(seed: int, name: str, shape: torch.Size) -> Tensor:
@@ -208,41 +204,107 @@ def keyed_normal(seed: int, name: str, shape: torch.Size) -> Tensor:
     Drawn on the CPU from a generator of its own, in float64 (whose draw does not depend on the width of the
     processor's vector units, unlike float32's) and then rounded.
     """
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    generator = torch.Generator("cpu").manual_seed(drawn_from(seed, name))
     return torch.randn(shape, generator=generator, dtype=torch.float64).float()
+
+
+@contextlib.contextmanager
+def keyed_generator(seed: int, name: str) -> Iterator[None]:
+    """Within, what torch draws on the CPU without a generator is keyed by (seed, name); then all is as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(
+            drawn_from(seed, name)
+        )  # torch.manual_seed would reach every card
+        yield
+
+
+def keyed_attention(
+    attention: Callable[[int], nn.Module] | None, seed: int
+) -> Callable[[int], nn.Module] | None:
+    """The same attentions; what their constructors draw is a pure function of (seed, layer), in any process."""
+    if attention is None:
+        return None
+
+    def make(layer: int) -> nn.Module:
+        with keyed_generator(seed, f"blocks.{layer}.attention"):
+            return attention(layer)
+
+    return make
+
+
+def standard_shapes(model: GPT2) -> dict[str, torch.Size]:
+    """Names and shapes of the parameters that the model has with standard attention: what all variants share."""
+    with torch.device("meta"):
+        standard = CausalSelfAttention(model.token.weight.shape[1], 1)
+    shapes = {
+        name: parameter.shape
+        for name, parameter in model.named_parameters()
+        if ".attention." not in name  # blocks.<layer>.attention.<the variant's>
+    }
+    for layer in range(len(model.blocks)):
+        for name, parameter in standard.named_parameters():
+            shapes[f"blocks.{layer}.attention.{name}"] = parameter.shape
+    return shapes
+
+
+def shared_names(model: GPT2) -> list[str]:
+    """The standard model's names that this model has, at the standard shape; every other parameter is its own."""
+    shapes = standard_shapes(model)
+    return [name for name, parameter in model.named_parameters() if shapes.get(name) == parameter.shape]
+
+
+def _unset_names(model: GPT2) -> set[str]:
+    """Names of the parameters whose module leaves them unset, in the standard model or in a variant's attention."""
+    modules = [name for name, module in model.named_modules() if isinstance(module, (_Linear, _Embedding))]
+    return {f"{name}.{kind}" for name in modules for kind in ("weight", "bias")}
+
+
+def initial_value(seed: int, name: str, shape: torch.Size, layers: int) -> Tensor:
+    """What a parameter starts as: biases 0, norms 1, matrices and embeddings drawn from (seed, name); float32."""
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    if len(shape) < 2:
+        return torch.ones(shape)
+    residual = name.endswith(("attention.proj.weight", "mlp.proj.weight"))
+    return keyed_normal(seed, name, shape) * (
+        INITIAL_STD / math.sqrt(2 * layers) if residual else INITIAL_STD
+    )
 
 
 @torch.no_grad()
 def initialise(model: GPT2, seed: int) -> list[str]:
     """Set GPT-2's initial weights, each tensor drawn from (seed, its name): the same for every variant and device.
 
-    Returns the names that were set, in the model's order; parameters of another kind (an attention's own
-    scalars) keep the value that their module gave them. Padded vocabulary rows are zero.
+    Returns the names that were set, in the model's order: those that it shares with the standard model, and what an
+    attention has made with the unset layers of this module. Every other parameter of an attention keeps the value
+    that its module gave it. Padded vocabulary rows are zero.
     """
-    layers = len(model.blocks)
-    std = {"normal": INITIAL_STD, "residual": INITIAL_STD / math.sqrt(2 * layers)}
+    to_set = {*shared_names(model), *_unset_names(model)}
     names = []
     for name, parameter in model.named_parameters():
-        kind = _kind(name, parameter)
-        if kind is None:
-            continue
-        if kind in std:
-            parameter.copy_(keyed_normal(seed, name, parameter.shape) * std[kind])
-        else:
-            parameter.fill_(1.0 if kind == "one" else 0.0)
-        names.append(name)
+        if name in to_set:
+            parameter.copy_(initial_value(seed, name, parameter.shape, len(model.blocks)))
+            names.append(name)
     model.token.weight[model.vocabulary :] = 0.0
     return names
 
 
-def weights_digest(model: GPT2, names: list[str]) -> str:
-    """SHA-256 over the named tensors' names and bytes, whatever device they are on."""
+def weights_digest(model: GPT2, seed: int) -> str:
+    """SHA-256 over names and bytes of the standard model's tensors as this model has them, on whatever device.
+
+    A name that the model lacks, or has at another shape, is its own matter: in its place stands what the standard
+    model starts with at that seed. So the digest differs exactly where something shared does.
+    """
     digest = hashlib.sha256()
+    shapes, shared = standard_shapes(model), set(shared_names(model))
     parameters = dict(model.named_parameters())
-    for name in sorted(names):
+    for name in sorted(shapes):
+        if name in shared:
+            tensor = parameters[name].detach().cpu()
+        else:
+            tensor = initial_value(seed, name, shapes[name], len(model.blocks))
         digest.update(name.encode())
-        digest.update(parameters[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -20,7 +20,7 @@ from gpt2.batch import BatchPlan
 from gpt2.config import ModelConfig, OptimizerConfig
 from gpt2.errors import UserError
 from gpt2.loss import linear_cross_entropy
-from gpt2.model import GPT2, initialise
+from gpt2.model import GPT2, initialise, keyed_attention
 from gpt2.optim import (
     Progress,
     decay_start,
@@ -51,8 +51,11 @@ class NotFiniteError(UserError, ArithmeticError):
         self.retry = retry
 
 
-def build_model(config: ModelConfig, attention: Attention | None) -> GPT2:
-    """The model of the configuration on the CPU, its weights not yet initialised."""
+def build_model(config: ModelConfig, attention: Attention | None, seed: int = 0) -> GPT2:
+    """The model of the configuration on the CPU, its weights not yet initialised.
+
+    seed: of what an attention draws of its own in its constructor; torch's global generator is left as it is.
+    """
     return GPT2(
         layers=config.layers,
         heads=config.heads,
@@ -61,7 +64,7 @@ def build_model(config: ModelConfig, attention: Attention | None) -> GPT2:
         vocabulary=config.vocabulary,
         padded_vocabulary=config.padded_vocabulary,
         dropout=config.dropout,
-        attention=attention,
+        attention=keyed_attention(attention, seed),
     )
 
 
@@ -111,8 +114,8 @@ class Stepper:
         self.device = device
         self.dtype = dtype
         self.loss = loss or linear_cross_entropy
-        self.model = build_model(model_config, attention)
-        self.shared_names = initialise(self.model, seed)
+        self.model = build_model(model_config, attention, seed)
+        initialise(self.model, seed)
         if alter:
             alter(self.model)
         if torch.device(device).type != "cpu":  # it was built there

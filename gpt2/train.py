@@ -204,24 +204,35 @@ class Run:
         """RunError where the checkpoint is of other data, weights or settings, or of a run of another length.
 
         An extended run begins from where the decay of a shorter one began: its length and schedule are others.
+        A checkpoint from before the warm-up was kept is not asked for it.
         """
-        before, now = loaded.meta["of"], self.identity()
+        anew = f"another CONFIG_STUDY_NAME, or delete {self.plan.directory} to begin it anew"
+        if "of" not in loaded.meta:
+            raise RunError(
+                f"the checkpoint of {self.plan.run} at iteration {loaded.iteration} does not say what data, weights "
+                "and settings it is of (no `of` in its meta.json: an older version wrote it): it cannot be gone on "
+                f"from; right: the version that it was begun with, or {anew}"
+            )
+        before, now = (
+            {"warmup_iterations": self.warmup.get("warmup_iterations")} | loaded.meta["of"],
+            self.identity(),
+        )
         differing = [name for name in now if before.get(name) != now[name]]
         if self.plan.extended != 1 and before.get("iterations") != now["iterations"]:
             differing = [name for name in differing if name not in ("iterations", "schedule")]
         if differing:
             shown = ", ".join(
-                f"{name} ({before.get(name)} -> {now[name]})" if name == "iterations" else name
+                f"{name} ({before.get(name)} -> {now[name]})" if "iterations" in name else name
                 for name in differing
             )
             raise RunError(
                 f"{self.plan.run} was begun with another {shown}: its checkpoint cannot be gone on from; right: what "
-                f"it was begun with, or another CONFIG_STUDY_NAME, or delete {self.plan.directory} to begin it anew"
+                f"it was begun with, or {anew}"
             )
 
     def identity(self) -> dict[str, Any]:
         """What must not change between two processes of one run."""
-        return dict(self.ledger.record["fingerprint"]) | {"iterations": self.plan.iterations}
+        return dict(self.ledger.record["fingerprint"]) | {"iterations": self.plan.iterations} | self.warmup
 
     def clocks_before(self, loaded: checkpoint.Loaded) -> dict[str, float]:
         """The clocks at the checkpoint; the record written after it knows what writing it took."""

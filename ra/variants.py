@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from gpt2.config import ModelConfig
-from gpt2.model import CausalSelfAttention
+from gpt2.model import CausalSelfAttention, keyed_generator
 from ra.attention import (
     LearnedAttention,
     LearnedHardAttention,
@@ -76,7 +76,8 @@ def _own(name: str, spec: AttentionSpec) -> Variant:
     path = OWN / f"{name.lower()}.py"
     try:
         own = importlib.import_module(f"ra.own.{path.stem}")
-        first = own.attention(0, spec)
+        with keyed_generator(0, name):  # whatever it draws: nobody else's draws change by this look at it
+            first = own.attention(0, spec)
         if not isinstance(first, nn.Module):
             raise TypeError(f"attention(0, spec) gave {type(first).__name__}, not a torch.nn.Module")
     except Exception as error:  # her code may raise anything

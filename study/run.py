@@ -291,14 +291,15 @@ class Study:
     def mark_failed(self, run: tuple[str, int], reason: str, before: str) -> None:
         """A process that died could not write its own record: do it for it, keeping what it had written.
 
-        before: the record's text when the process was started; a failure that stands in it is an older one.
+        before: the record's text when the process was started. What the process wrote itself stands: its own failure,
+        and a run that it had finished before it died on its way out.
         """
         directory = self.run_dir(*run)
         try:
             seen = record.load(directory)
         except record.RecordError:
             seen = record.blank(record.run_name(*run), *run)
-        if seen["status"] != "failed" or record_text(directory) == before:
+        if seen["status"] not in ("failed", "finished") or record_text(directory) == before:
             record.write_json(directory / "run.json", seen | {"status": "failed", "error": reason})
 
     def look(self) -> None:

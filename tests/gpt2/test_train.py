@@ -195,6 +195,52 @@ def test_a_run_is_not_gone_on_with_to_another_count(tmp_path: Path, texts: Path)
         run.train()
 
 
+def altered(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """The newest checkpoint written again with its plain data changed in place."""
+    loaded = checkpoint.load_latest(directory / "checkpoint")
+    assert loaded
+    change(loaded.meta)
+    checkpoint.save(directory / "checkpoint", loaded.iteration, loaded.state, loaded.meta, keep=1)
+
+
+def test_a_checkpoint_that_does_not_say_what_it_is_of_is_refused_in_a_line(
+    tmp_path: Path, texts: Path
+) -> None:
+    config = configuration(texts)
+    interrupted(tmp_path, config)
+    altered(tmp_path, lambda meta: meta.pop("of"))
+    with pytest.raises(
+        RunError, match=r"checkpoint of B0 .*older version.*right: .*CONFIG_STUDY_NAME"
+    ) as told:
+        make(tmp_path, config).train()
+    assert "\n" not in str(told.value)
+
+
+def wsd(texts: Path) -> Config:
+    return small_runs.configuration(texts, ITERATIONS, schedule=("wsd", 0.3))
+
+
+def with_warmup(run: Run, warmup: int) -> Run:
+    plan = dataclasses.replace(run.plan, warmup_iterations=warmup)
+    return Run(plan, run.config, run.resolved, None, run.stop)
+
+
+def test_a_run_is_not_gone_on_with_at_another_warm_up(tmp_path: Path, texts: Path) -> None:
+    config = wsd(texts)
+    run = with_warmup(make(tmp_path, config, stop=StopAfter(5)), 2)
+    assert run.train() == "interrupted"
+    with pytest.raises(RunError, match=r"warmup_iterations \(2 -> 3\)"):
+        with_warmup(make(tmp_path, config), 3).train()
+    assert with_warmup(make(tmp_path, config), 2).train() == "finished"
+
+
+def test_a_checkpoint_from_before_the_warm_up_was_kept_is_gone_on_from(tmp_path: Path, texts: Path) -> None:
+    config = wsd(texts)
+    assert make(tmp_path, config, stop=StopAfter(5)).train() == "interrupted"
+    altered(tmp_path, lambda meta: meta["of"].pop("warmup_iterations"))
+    assert make(tmp_path, config).train() == "finished"
+
+
 def test_a_run_that_is_late_at_its_last_step_is_whole(tmp_path: Path, texts: Path) -> None:
     run = make(tmp_path, configuration(texts, seconds=10_000))  # no machine is so slow that it is late before
     step = run.one_step
