@@ -6,6 +6,7 @@ module brings the three together and refuses contradictions. Importing it does n
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "check_attention",
     "cpu_threads",
     "environment_for",
+    "export_environment",
     "match",
     "record",
     "resolve",
@@ -250,6 +252,14 @@ def environment_for(name: str, detected: str | None = None) -> dict[str, str]:
     if name not in TARGETS:
         raise TargetError(f"{name} is no target; right: auto or one of {', '.join(TARGETS)}")
     return dict(TARGETS[name].environment)
+
+
+def export_environment(name: str = "auto", detected: str | None = None) -> None:
+    """Set environment_for(name) in this process and in those that it starts; every command does, before it loads torch.
+
+    A card whose fused kernels torch holds for experimental would otherwise have none.
+    """
+    os.environ.update(environment_for(name, detected))
 
 
 def record(resolved: ResolvedTarget) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from gpt2.errors import UserError, run_command
+from gpt2.target import export_environment
 
 OUT = Path("results/bench.json")
 WARM_UP = 3
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--shape", default="", help="only the shapes whose name contains this")
     parser.add_argument("--case", default="")
     arguments = parser.parse_args()
+    export_environment()
     if arguments.case:
         print(json.dumps(measure(**json.loads(arguments.case))))
         return 0
@@ -77,7 +79,12 @@ def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dic
     from gpt2.memory import PeakMeter
     from study.bench import PLAIN
 
-    resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
+    resolved = target.check_attention(
+        target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False)),
+        shape["heads"],
+        shape["width"] // shape["heads"],
+        shape["block_size"],
+    )
     on_gpu = resolved.device != "cpu"
     if on_gpu:
         torch.set_float32_matmul_precision("high")

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ class Study:
         notice = target.scale_notice(self.config.target, detected)
         if notice:
             print(notice)
-        os.environ.update(target.environment_for(self.config.target.name, detected))
+        target.export_environment(self.config.target.name, detected)
         with locked(self.directory) as lock, self.session.signals():
             self.session.lock = lock
             try:
