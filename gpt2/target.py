@@ -275,9 +275,7 @@ def record(resolved: ResolvedTarget) -> dict[str, Any]:
     }
 
 
-def scale_notice(
-    config: TargetConfig, detected: str | None = None, defconfig: str = "gpt2-ra-ablation"
-) -> str | None:
+def scale_notice(config: TargetConfig, detected: str | None = None) -> str | None:
     """What to say where .config's scale does not suit the machine that it starts on; None where it does.
 
     detected: the row of this machine. A target that .config names was the user's choice and is not remarked upon.
@@ -293,4 +291,4 @@ def scale_notice(
         found = f"notice: .config was scaled to a CPU study, but {here} is here"
     else:
         found = f"notice: .config was scaled to {titles.get(config.detected, config.detected)}, but no GPU is here"
-    return f"{found}; to scale it to this machine: make defconfig-{defconfig}"
+    return f"{found}; to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"

@@ -72,10 +72,10 @@ def say(text: str) -> None:
 def say_scale() -> None:
     """What the study was scaled to, before anything else is said."""
     config = ROOT / ".config"
-    if config.exists() and re.search(
-        r"^CONFIG_SCALE_CPU=y$", config.read_text(errors="replace"), re.MULTILINE
-    ):
-        print("no GPU: .config is scaled to a CPU study", flush=True)
+    lines = config.read_text(errors="replace").splitlines() if config.exists() else []
+    if "CONFIG_SCALE_CPU=y" in lines:
+        why = "no GPU" if 'CONFIG_DETECTED="cpu"' in lines else "CPU chosen"
+        print(f"{why}: .config is scaled to a CPU study", flush=True)
 
 
 def python() -> str:
