@@ -258,7 +258,9 @@ class Study:
             raise self.full_disk(child.last_words())
         if status == EXIT_NOT_FINITE:
             return f"{child.last_words()}; once more from the last checkpoint, to see whether it comes back"
-        if status == EXIT_OUT_OF_MEMORY and planning.fall_back(self.directory, plan, name):
+        if status == EXIT_OUT_OF_MEMORY and planning.fall_back(
+            self.directory, plan, name, self.config.model.dropout
+        ):
             return str(plan["notes"][-1])
         return ""
 
