@@ -75,7 +75,7 @@ def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dic
     import torch
 
     from gpt2 import target
-    from gpt2.config import TargetConfig
+    from gpt2.config import VOCABULARY, TargetConfig
     from gpt2.memory import PeakMeter
     from study.bench import PLAIN
 
@@ -92,7 +92,9 @@ def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dic
     make = plain_step if case == PLAIN else our_step
     step, flops, nanogpt = make(shape, case, micro, resolved)
     shape_BT = (micro, shape["block_size"] + 1)
-    ids_BT = torch.randint(50257, shape_BT, generator=torch.Generator().manual_seed(0)).to(resolved.device)
+    ids_BT = torch.randint(VOCABULARY, shape_BT, generator=torch.Generator().manual_seed(0)).to(
+        resolved.device
+    )
     with target.attention_context(resolved, 0.0):
         for _ in range(WARM_UP):
             step(ids_BT)
