@@ -13,7 +13,7 @@ override RUN := .venv/bin/python
 SETUP := python3 -m scripts.setup
 endif
 
-.PHONY: all help setup-base setup-main setup-dev menuconfig savedefconfig olddefconfig \
+.PHONY: all help setup-base setup-main setup-tools setup-dev menuconfig savedefconfig olddefconfig \
         data run extend report compare attention control memory bench check faults clean mrproper
 .DEFAULT_GOAL := all
 
@@ -47,10 +47,10 @@ extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG
 report: setup-main  ## Rebuild the report of the study from its records
 	@$(RUN) -m scripts.report
 
-compare: setup-main  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
+compare: setup-tools  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(RUN) -m scripts.compare $(STUDIES) $(if $(OUT),--out '$(OUT)')
 
-attention: setup-main  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: what attention looks at
+attention: setup-tools  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: what attention looks at
 	@$(RUN) -m scripts.attention $(RUNS_NAMED) $(if $(TEXT),--text '$(TEXT)') --layers '$(LAYERS)' --heads '$(HEADS)'
 
 control: setup-main  ## The equivalence control: B and RAALL from swapped initial weights
@@ -58,17 +58,17 @@ control: setup-main  ## The equivalence control: B and RAALL from swapped initia
 
 # GROWTH=1, FIRST_STEP=1 and CORPUS=1 name another bench of the family, one at a time.
 BENCH := scripts.bench$(if $(GROWTH),_growth)$(if $(FIRST_STEP),_first_step)$(if $(CORPUS),_data)
-bench: setup-main  ## Speed and memory beside GPT-2 as it is usually written; or GROWTH=1, FIRST_STEP=1, CORPUS=1
+bench: setup-tools  ## Speed and memory beside GPT-2 as it is usually written; or GROWTH=1, FIRST_STEP=1, CORPUS=1
 	@$(RUN) -m $(BENCH) $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 	    $(if $(SECONDS),--seconds '$(SECONDS)')
 
-memory: setup-main  ## Peak memory of each variant, predicted and measured [TARGET="a100-40g w7900"] [VARIANTS=]
+memory: setup-tools  ## Peak memory of each variant, predicted and measured [TARGET="a100-40g w7900"] [VARIANTS=]
 	@$(RUN) -m scripts.memory --target '$(TARGET)' --variants '$(VARIANTS)'
 
 check: setup-dev  ## The tests, the linter and the type checker
 	@$(RUN) -m scripts.check
 
-faults: setup-dev  ## Kill, starve and corrupt a small study in every way, and say what came of it (minutes)
+faults: setup-dev  ## Kill, starve and corrupt a small study in every way, and say what came of it (half an hour)
 	@$(RUN) -m tests.faults
 
 clean:  ## Remove caches and prepared data; results and .venv stay
@@ -77,5 +77,5 @@ clean:  ## Remove caches and prepared data; results and .venv stay
 mrproper:  ## Remove .config and .venv as well; results stay unless RESULTS=yes
 	@$(or $(PYTHON),python3) -m scripts.clean caches data config venv $(if $(filter yes,$(RESULTS)),results)
 
-setup-base setup-main setup-dev: setup-%:
+setup-base setup-main setup-tools setup-dev: setup-%:
 	@$(SETUP) $*

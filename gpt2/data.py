@@ -16,8 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ import numpy as np
 
 from gpt2 import record, tokenizer
 from gpt2.config import DataConfig
-from gpt2.corpus import DataError, documents, source_identity, validation_permille
+from gpt2.corpus import DataError, document_count, documents, source_identity, validation_permille
+from gpt2.progress import Report, TokenMeter, told_tokens
 from gpt2.shards import ShardWriter, batches, encoded
 
 __all__ = [
@@ -43,10 +43,7 @@ __all__ = [
 ]
 
 SPLITS = ("train", "validation")
-REPORT_SECONDS = 5.0
 REBUILD = "run `make data`, which checks the corpus and rebuilds it"
-
-Report = Callable[[str], None]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -273,24 +270,28 @@ def _make(config: DataConfig, directory: Path, identity: dict[str, Any], report:
 
 def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Report) -> int:
     """Every document through the tokenizer into its split, in the source's order. Returns how many there were."""
-    began = told = time.monotonic()
-    count = 0
-    permille = validation_permille(config.dataset)
-    for part in encoded(batches(documents(config)), permille, config.workers or len(os.sched_getaffinity(0))):
-        for split, tokens in zip(SPLITS, part[:2], strict=True):
-            writers[split].write(tokens)
-        count += part[2]
-        total = sum(writer.tokens for writer in writers.values())
-        now = time.monotonic()
-        if now - told >= REPORT_SECONDS:
-            told = now
-            report(f"data: {total / 1e6:.1f}M tokens, {total / (now - began) / 1e6:.2f}M tokens/s")
-        if config.max_tokens and total >= config.max_tokens:
-            break
-    total = sum(writer.tokens for writer in writers.values())
-    seconds = max(time.monotonic() - began, 1e-9)
-    report(f"data: {total / 1e6:.1f}M tokens of {count} documents, {total / seconds / 1e6:.2f}M tokens/s")
+    count = total = 0
+    permille, workers = validation_permille(config.dataset), config.workers or len(os.sched_getaffinity(0))
+    expected = document_count(config)
+    with TokenMeter("data", report) as meter:
+        for part in encoded(batches(documents(config)), permille, workers):
+            for split, tokens in zip(SPLITS, part[:2], strict=True):
+                writers[split].write(tokens)
+            count += part[2]
+            total = sum(writer.tokens for writer in writers.values())
+            meter.update(total, _share(total, config.max_tokens, count, expected))
+            if config.max_tokens and total >= config.max_tokens:
+                break
+        seconds = meter.seconds
+    report(f"data: {told_tokens(total, seconds, f' of {count} documents')}")
     return count
+
+
+def _share(tokens: int, most: int, count: int, expected: int | None) -> float | None:
+    """How much of the work is done: it ends at `most` tokens (0: no limit) or when the documents do."""
+    shares = [tokens / most] if most else []
+    shares += [count / expected] if expected else []
+    return max(shares, default=None)
 
 
 def _sha256(path: Path) -> str:

@@ -16,7 +16,6 @@ from typing import Any, TextIO
 from gpt2.errors import UserError
 
 SCHEMA = 1
-STATUSES = ("running", "interrupted", "finished", "failed")
 _SCHEMA_FILE = Path(__file__).with_name("run.schema.json")
 
 

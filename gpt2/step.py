@@ -204,7 +204,10 @@ class Stepper:
         return decay_start(iterations, self.settings.decay_fraction, self.warmup_iterations(iterations))
 
     def seed_dropout(self, iteration: int) -> None:
-        """Dropout is a pure function of (seed, iteration), so a resumed run needs no generator state."""
+        """Dropout is a pure function of (seed, iteration, micro-batch), so a resumed run needs no generator state.
+
+        The split matters because a generator gives a smaller micro-batch other numbers; without dropout it does not.
+        """
         if self.model.dropout:
             digest = hashlib.sha256(f"dropout:{self.seed}:{iteration}".encode()).digest()
             torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)

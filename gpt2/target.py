@@ -6,6 +6,7 @@ module brings the three together and refuses contradictions. Importing it does n
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "check_attention",
     "cpu_threads",
     "environment_for",
+    "export_environment",
     "match",
     "record",
     "resolve",
@@ -252,6 +254,14 @@ def environment_for(name: str, detected: str | None = None) -> dict[str, str]:
     return dict(TARGETS[name].environment)
 
 
+def export_environment(name: str = "auto", detected: str | None = None) -> None:
+    """Set environment_for(name) in this process and in those that it starts; every command does, before it loads torch.
+
+    A card whose fused kernels torch holds for experimental would otherwise have none.
+    """
+    os.environ.update(environment_for(name, detected))
+
+
 def record(resolved: ResolvedTarget) -> dict[str, Any]:
     """The `target` object of run.json."""
     return {
@@ -265,9 +275,7 @@ def record(resolved: ResolvedTarget) -> dict[str, Any]:
     }
 
 
-def scale_notice(
-    config: TargetConfig, detected: str | None = None, defconfig: str = "gpt2-ra-ablation"
-) -> str | None:
+def scale_notice(config: TargetConfig, detected: str | None = None) -> str | None:
     """What to say where .config's scale does not suit the machine that it starts on; None where it does.
 
     detected: the row of this machine. A target that .config names was the user's choice and is not remarked upon.
@@ -283,4 +291,4 @@ def scale_notice(
         found = f"notice: .config was scaled to a CPU study, but {here} is here"
     else:
         found = f"notice: .config was scaled to {titles.get(config.detected, config.detected)}, but no GPU is here"
-    return f"{found}; to scale it to this machine: make defconfig-{defconfig}"
+    return f"{found}; to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import tiktoken
 
+from gpt2.config import VOCABULARY
 from gpt2.errors import UserError
 
 VOCABULARY_FILE = Path(__file__).with_name("vocab.bpe")
 SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-EOT = 50256
-VOCABULARY = 50257
+EOT = VOCABULARY - 1  # the merges end before it
 # The published pattern of GPT-2's pre-tokenizer, in the form that tiktoken uses for it.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 

@@ -63,9 +63,9 @@ def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
     return _listed_layers(name, layers)
 
 
-def is_equivalent_to_baseline(name: str, layers: int) -> bool:
-    """Whether the variant is standard attention with W_Q and W_K renamed in some layers (or in none)."""
-    return reciprocal_layers(name, layers) is not None
+def is_equivalent(name: str) -> bool:
+    """Whether the variant is the baseline's function class: W_Q and W_K renamed in some layers, or in none."""
+    return bool(LISTED.fullmatch(name)) or PATTERNS.get(name) is not None
 
 
 def _listed_layers(name: str, layers: int) -> frozenset[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpt2 import record
 from gpt2.errors import UserError, run_command
+from gpt2.target import export_environment
 
 
 def numbers(text: str, what: str) -> list[int]:
@@ -30,6 +31,7 @@ def main() -> int:
     layers, heads = numbers(arguments.layers, "LAYERS"), numbers(arguments.heads, "HEADS")
     if not arguments.runs:
         raise UserError("no run was named; right: make attention RUN=results/STUDY/runs/NAME")
+    export_environment()
     from study import attention
     from study.attention_data import as_json, halves
     from study.attention_html import page

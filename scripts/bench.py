@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from gpt2.errors import UserError, run_command
+from gpt2.target import export_environment
 
 OUT = Path("results/bench.json")
 WARM_UP = 3
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--shape", default="", help="only the shapes whose name contains this")
     parser.add_argument("--case", default="")
     arguments = parser.parse_args()
+    export_environment()
     if arguments.case:
         print(json.dumps(measure(**json.loads(arguments.case))))
         return 0
@@ -73,11 +75,16 @@ def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dic
     import torch
 
     from gpt2 import target
-    from gpt2.config import TargetConfig
+    from gpt2.config import VOCABULARY, TargetConfig
     from gpt2.memory import PeakMeter
     from study.bench import PLAIN
 
-    resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
+    resolved = target.check_attention(
+        target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False)),
+        shape["heads"],
+        shape["width"] // shape["heads"],
+        shape["block_size"],
+    )
     on_gpu = resolved.device != "cpu"
     if on_gpu:
         torch.set_float32_matmul_precision("high")
@@ -85,7 +92,9 @@ def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dic
     make = plain_step if case == PLAIN else our_step
     step, flops, nanogpt = make(shape, case, micro, resolved)
     shape_BT = (micro, shape["block_size"] + 1)
-    ids_BT = torch.randint(50257, shape_BT, generator=torch.Generator().manual_seed(0)).to(resolved.device)
+    ids_BT = torch.randint(VOCABULARY, shape_BT, generator=torch.Generator().manual_seed(0)).to(
+        resolved.device
+    )
     with target.attention_context(resolved, 0.0):
         for _ in range(WARM_UP):
             step(ids_BT)

@@ -6,12 +6,10 @@ import dataclasses
 from functools import partial
 
 import numpy as np
-import torch
 
 from gpt2 import data, target
 from gpt2.batch import largest_micro_batch, plan_batch
 from gpt2.errors import run_command
-from ra.control import Control, losses
 from scripts.study import load
 
 STEPS = 60
@@ -22,14 +20,21 @@ SEQUENCES = 32  # at most; a control needs no large batch
 
 def main() -> int:
     _, config, _ = load()
-    resolved = target.resolve(config.target)
+    target.export_environment(config.target.name)
+    import torch
+
+    from ra.control import Control, losses
+
+    model = dataclasses.replace(config.model, dropout=0.0)
+    resolved = target.check_attention(
+        target.resolve(config.target), model.heads, model.width // model.heads, model.block_size
+    )
     if resolved.device == "cpu":
         torch.set_num_threads(target.cpu_threads(config.target.cpu_threads))
     effective = min(config.batch.effective, SEQUENCES)
     block = config.model.block_size
     batch = plan_batch(effective, largest_micro_batch(effective, 1, 8), 1, block)
     corpus = data.open_corpus(data.prepare(config.data, report=print))
-    model = dataclasses.replace(config.model, dropout=0.0)
 
     def batches(k: int) -> torch.Tensor:
         return torch.from_numpy(data.global_batch(corpus.train, block, effective, 0, k).astype(np.int64))

@@ -115,6 +115,7 @@ def show(name: str, only: str) -> None:
     print(head, flush=True)
     folder = settings.results_dir / "memory"
     if here:
+        target.export_environment(config.target.name)  # for the processes that measure
         for row in rows:
             if not row.alike:
                 row.measured = measured(row.name, row.micro)
@@ -212,7 +213,14 @@ def measure_one(name: str, micro: int) -> int:
 
     symbols = symbols_for("")
     config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
-    resolved = target.resolve(config.target)
+    model = config.model
+    resolved = target.check_attention(
+        target.resolve(config.target),
+        model.heads,
+        model.width // model.heads,
+        model.block_size,
+        model.dropout,
+    )
     if resolved.device == "cpu":
         torch.set_num_threads(target.cpu_threads(config.target.cpu_threads))
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))

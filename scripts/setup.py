@@ -2,6 +2,7 @@
 
     python3 -m scripts.setup base            .venv with kconfiglib: enough to configure
     python3 -m scripts.setup main            what .config needs to train (torch, and the extras that it asks for)
+    python3 -m scripts.setup tools           the same for a command that can do without a .config
     python3 -m scripts.setup dev             what `make check` needs besides
     PYTHON -m scripts.setup --as-it-is WHAT  install nothing; say what this interpreter lacks
 
@@ -24,6 +25,7 @@ MODULES = {  # the module by which an installed requirement shows
     "main": ["kconfiglib", "torch", "numpy", "tiktoken", "rich"],
     "dev": ["pytest", "hypothesis", "ruff", "mypy", "jsonschema", "scipy", "transformers", "pyarrow"],
 }
+WITHOUT_CONFIG = {"tools": "main"}  # kinds that are another one, .config or not
 EXTRA_MODULES = {"hub": ["datasets", "pyarrow"], "wandb": ["wandb"], "trackio": ["trackio"]}
 EXTRAS = {  # lines of .config that need an extra
     "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet",
@@ -70,10 +72,10 @@ def say(text: str) -> None:
 def say_scale() -> None:
     """What the study was scaled to, before anything else is said."""
     config = ROOT / ".config"
-    if config.exists() and re.search(
-        r"^CONFIG_SCALE_CPU=y$", config.read_text(errors="replace"), re.MULTILINE
-    ):
-        print("no GPU: .config is scaled to a CPU study", flush=True)
+    lines = config.read_text(errors="replace").splitlines() if config.exists() else []
+    if "CONFIG_SCALE_CPU=y" in lines:
+        why = "no GPU" if 'CONFIG_DETECTED="cpu"' in lines else "CPU chosen"
+        print(f"{why}: .config is scaled to a CPU study", flush=True)
 
 
 def python() -> str:
@@ -204,13 +206,15 @@ def prepare(arguments: list[str]) -> None:
             f"Python {sys.version.split()[0]} is too old: {'.'.join(map(str, OLDEST))} or newer is needed. Install "
             "one as python3, or name one that has torch: make PYTHON=python3.12"
         )
-    if len(names) != 1 or names[0] not in MODULES:
-        raise SetupError(f"{names} is not what can be set up; right: one of {', '.join(MODULES)}")
+    kinds = [*MODULES, *WITHOUT_CONFIG]
+    if len(names) != 1 or names[0] not in kinds:
+        raise SetupError(f"{names} is not what can be set up; right: one of {', '.join(kinds)}")
     if names[0] == "main" and not (ROOT / ".config").exists():
         raise SetupError(
             "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
         )
-    check_as_it_is(names[0]) if "--as-it-is" in arguments else install(names[0])
+    what = WITHOUT_CONFIG.get(names[0], names[0])
+    check_as_it_is(what) if "--as-it-is" in arguments else install(what)
 
 
 def main(arguments: list[str]) -> int:

@@ -9,7 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from gpt2.config import Config, read_symbols
+from gpt2.cards import TARGETS
+from gpt2.config import Config, TargetConfig, read_symbols
 from gpt2.errors import UserError, run_command
 from gpt2.symbols import Symbols
 from scripts.kconfig_files import load_strictly
@@ -21,11 +22,9 @@ CONFIG = Path(".config")
 
 def first_line(config: Config, settings: StudySettings) -> str:
     """What this study is, in one line."""
-    scale = (
-        f"CPU study (no GPU was found when .config was made, so it is scaled to one): {config.model.size} model"
-        if config.target.scale_cpu
-        else f"GPT-2 {config.model.size}"
-    )
+    scale = f"GPT-2 {config.model.size}"
+    if config.target.scale_cpu:
+        scale = f"CPU study ({why_cpu(config.target)}): {config.model.size} model"
     budget = config.budget
     each = [f"{budget.max_time_seconds} s of training"] if budget.max_time_seconds else []
     each += [f"{budget.max_tokens} tokens"] if budget.max_tokens else []
@@ -34,6 +33,14 @@ def first_line(config: Config, settings: StudySettings) -> str:
         f"{settings.name}: {scale}, {len(settings.variants)} variants x {settings.seeds} seeds, "
         f"at most {' or '.join(each)} a run, {config.data.dataset} data"
     )
+
+
+def why_cpu(target: TargetConfig) -> str:
+    """Why .config is scaled to a CPU: nothing else was there when it was made, or it was chosen."""
+    if target.detected == "cpu":
+        return "no GPU was found when .config was made, so it is scaled to one"
+    seen = TARGETS[target.detected].title if target.detected in TARGETS else target.detected
+    return f"CONFIG_TARGET_CPU=y, although {seen} was found when .config was made"
 
 
 def refuse_assignments(makeflags: str | None = None) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import record
-from ra.names import PATTERNS
+from ra.names import PATTERNS, is_equivalent
 from study.checklist import FATAL, Check, blocking, checklist
 from study.compare_alignment import Alignment, align
 from study.compare_read import CompareError, Member, Study, read_studies
-from study.report import Judged, common_tokens, is_equivalent
+from study.report import Judged, common_tokens
 from study.runs import BASELINE, losses
 from study.statistics import Interval, NoiseFloor, mean, mean_interval
 

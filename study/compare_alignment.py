@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 
+from ra.names import is_equivalent
 from study.compare_read import Curve as TrainingCurve
 from study.compare_read import Study, read_curve
-from study.report import is_equivalent
 from study.statistics import mean
 
 RULE = 0.01  # relative error of the loss

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 from typing import Any
 
@@ -24,7 +23,7 @@ from study.html import Figure, colour, legend, plot, table, text
 from study.html import page as whole_page
 from study.render import plain
 from study.runs import BASELINE
-from study.statistics import Interval
+from study.statistics import Interval, perplexity_percent
 from study.words import ONE_CLASS
 
 # Of the studies, in their order; the variants' own colours mean variants on every page.
@@ -150,7 +149,7 @@ def _runs(comparison: Comparison) -> list[str]:
 
 def _percent(value: float) -> float:
     """A difference of losses as a change of perplexity in percent, to what a figure shows."""
-    return float(f"{100 * math.expm1(min(value, 50.0)):.6g}")
+    return float(f"{perplexity_percent(value):.6g}")
 
 
 def changes(comparison: Comparison) -> Figure | None:

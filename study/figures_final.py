@@ -13,14 +13,9 @@ from study.html import Figure, colour, text
 from study.report import Report
 from study.runs import BASELINE
 from study.scores import CHANCE
-from study.statistics import Interval
+from study.statistics import Interval, perplexity_percent
 
 ROW = 38  # pixels of one line of an interval plot
-
-
-def points(difference: float) -> float:
-    """A difference of losses in percent of perplexity."""
-    return 100 * math.expm1(min(difference, 300.0))
 
 
 def _interval(
@@ -28,7 +23,7 @@ def _interval(
 ) -> dict[str, Any]:
     """One estimate as a marker with its interval; none where there is one seed."""
     ink = colour(name, variants)
-    middle = points(interval.mean)
+    middle = perplexity_percent(interval.mean)
     trace: dict[str, Any] = {
         "type": "scatter", "mode": "markers", "x": [middle], "y": [place], "name": text(name),
         "marker": {"symbol": "diamond" if hollow else "circle", "size": 10, "color": ink,
@@ -37,7 +32,7 @@ def _interval(
     }  # fmt: skip
     bounds = "one seed: no interval"
     if interval.low is not None and interval.high is not None:
-        low, high = points(interval.low), points(interval.high)
+        low, high = perplexity_percent(interval.low), perplexity_percent(interval.high)
         trace["error_x"] = {"type": "data", "symmetric": False, "array": [high - middle], "arrayminus": [middle - low],
                             "color": ink, "thickness": 2, "width": 5}  # fmt: skip
         bounds = f"[{low:+.3f} %, {high:+.3f} %]"
@@ -75,7 +70,8 @@ def differences(report: Report) -> Figure | None:
     ]
     band = noise_band(report)
     if band is not None:
-        shapes.insert(0, {"type": "rect", "x0": points(-band), "x1": points(band), "yref": "paper", "y0": 0, "y1": 1,
+        shapes.insert(0, {"type": "rect", "x0": perplexity_percent(-band),
+                          "x1": perplexity_percent(band), "yref": "paper", "y0": 0, "y1": 1,
                           "fillcolor": "var(--noise, 0.16)", "line": {"width": 0}, "layer": "below"})  # fmt: skip
     return {
         "data": data,
@@ -106,8 +102,8 @@ def _reach(data: list[dict[str, Any]], band: float | None) -> list[float]:
         error = trace.get("error_x")
         if error:
             ends += [trace["x"][0] + error["array"][0], trace["x"][0] - error["arrayminus"][0]]
-    if band is not None and points(band) < 2 * max(abs(end) for end in ends):
-        ends += [points(band), points(-band)]
+    if band is not None and perplexity_percent(band) < 2 * max(abs(end) for end in ends):
+        ends += [perplexity_percent(band), perplexity_percent(-band)]
     low, high = min(ends), max(ends)
     margin = 0.06 * (high - low) or 1.0
     return [low - margin, high + margin]

@@ -6,12 +6,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ra.names import is_equivalent
 from study.evidence import Losses
 from study.figures import MARGIN, NARROW, SCALES, rounded, symbol
 from study.html import Figure, colour, text
-from study.report import Report, is_equivalent
+from study.report import Report
 from study.runs import Run, losses
-from study.statistics import CONFIDENCE, against_arms_error, mean, noise_floor, t_quantile
+from study.statistics import (
+    CONFIDENCE,
+    against_arms_error,
+    mean,
+    noise_floor,
+    perplexity_percent,
+    t_quantile,
+)
 
 
 def over_training(report: Report, places: Sequence[int]) -> Figure | None:
@@ -56,10 +64,6 @@ def _table_at(used: Sequence[Run], tokens: int) -> Losses:
     return found
 
 
-def _percent(difference: float) -> float:
-    return 100 * math.expm1(min(difference, 300.0))
-
-
 def _noise(tables: Sequence[Losses], arms: Sequence[str], seeds: Sequence[int]) -> list[float]:
     """At each place half the width (nats) of the band that holds a variant without effect in 95 % of studies.
 
@@ -81,9 +85,12 @@ def _differences(
 ) -> list[dict[str, Any]]:
     centre = [mean([at[name] for name in arms]) for at in means]
     hover = "%{y:+.3f} % at %{x:.4s} tokens"
-    band = [_percent(half) for half in halves] + [_percent(-half) for half in reversed(halves)]
+    band = [perplexity_percent(half) for half in halves] + [
+        perplexity_percent(-half) for half in reversed(halves)
+    ]
     lines = [
-        [_percent(at[name] - middle) for at, middle in zip(means, centre, strict=True)] for name in means[0]
+        [perplexity_percent(at[name] - middle) for at, middle in zip(means, centre, strict=True)]
+        for name in means[0]
     ]
     return ([{"y": rounded(band)}] if halves else []) + [
         {"y": rounded(y), "hovertemplate": hover} for y in lines

@@ -220,8 +220,11 @@ def extend_row(row: dict[str, Any], factor: Fraction) -> None:
     row["tokens"] = row["iterations"] * tokens
 
 
-def fall_back(study_dir: Path, plan: dict[str, Any], run: str) -> bool:
-    """Out of memory in `run`: the next smaller micro-batch for it and all that follow. False when none is left."""
+def fall_back(study_dir: Path, plan: dict[str, Any], run: str, dropout: float = 0.0) -> bool:
+    """Out of memory in `run`: the next smaller micro-batch for it and all that follow. False when none is left.
+
+    dropout: of the model. What it draws depends on the split, which the note then says.
+    """
     before = BatchPlan(**plan["batch"])
     batch = next_smaller(before)
     if batch is None:
@@ -229,10 +232,16 @@ def fall_back(study_dir: Path, plan: dict[str, Any], run: str) -> bool:
     plan["batch"] = dataclasses.asdict(batch)
     for row in plan["variants"].values():
         row["predicted_bytes"] = None  # it was the larger micro-batch's
-    plan["notes"].append(
+    note = (
         f"{run} ran out of memory at micro-batch {before.micro}: from there on {batch.micro}, the effective "
         f"batch of {batch.effective} unchanged"
     )
+    if dropout:
+        note += (
+            f"; with CONFIG_GPT2_DROPOUT={dropout:g} other units are dropped at another micro-batch, so losses from "
+            "there on are not those that the larger one would have given"
+        )
+    plan["notes"].append(note)
     record.write_json(study_dir / "plan.json", plan)
     return True
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import record
-from ra.names import LISTED, PATTERNS
+from ra.names import PATTERNS, is_equivalent
 from study import attention_data
 from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
@@ -85,11 +85,6 @@ class Report:
     notes: list[str]
     cut: list[str]
     evidence: Evidence
-
-
-def is_equivalent(variant: str) -> bool:
-    """Whether the variant is the baseline's function class with its weights renamed."""
-    return bool(LISTED.fullmatch(variant)) or PATTERNS.get(variant) is not None
 
 
 def common_tokens(runs: list[Run]) -> int | None:

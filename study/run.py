@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ class Study:
         notice = target.scale_notice(self.config.target, detected)
         if notice:
             print(notice)
-        os.environ.update(target.environment_for(self.config.target.name, detected))
+        target.export_environment(self.config.target.name, detected)
         with locked(self.directory) as lock, self.session.signals():
             self.session.lock = lock
             try:
@@ -259,7 +258,9 @@ class Study:
             raise self.full_disk(child.last_words())
         if status == EXIT_NOT_FINITE:
             return f"{child.last_words()}; once more from the last checkpoint, to see whether it comes back"
-        if status == EXIT_OUT_OF_MEMORY and planning.fall_back(self.directory, plan, name):
+        if status == EXIT_OUT_OF_MEMORY and planning.fall_back(
+            self.directory, plan, name, self.config.model.dropout
+        ):
             return str(plan["notes"][-1])
         return ""
 

@@ -73,6 +73,11 @@ def t_quantile(confidence: float, freedom: float) -> float:
     return (low + high) / 2
 
 
+def perplexity_percent(difference: float) -> float:
+    """A difference of losses in nats as the change of perplexity that it is, in percent; finite for any difference."""
+    return 100 * math.expm1(min(difference, 300.0))
+
+
 def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 

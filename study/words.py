@@ -10,7 +10,7 @@ from study.evidence import ItemTest, Sensitivity, Spread, WindowDifference
 from study.report import Judged, Report
 from study.runs import BASELINE, Run
 from study.scores import HellaSwagScore, near_chance
-from study.statistics import Interval
+from study.statistics import Interval, perplexity_percent
 
 ONE_CLASS = (
     "B, RAEARLY, RALATE, RAALL, RAALT and RA:... are one function class with one initial distribution (a reciprocal "
@@ -64,7 +64,7 @@ def perplexity(loss: float) -> str:
 
 def percent(difference: float) -> str:
     """A difference of losses as the change of perplexity it is."""
-    value = 100 * math.expm1(min(difference, 700.0))
+    value = perplexity_percent(difference)
     if abs(value) >= 1000:
         return f"{value:+.1e} %"
     digits = 2 if abs(value) >= 0.1 else 3

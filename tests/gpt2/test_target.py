@@ -296,11 +296,11 @@ def test_the_environment_given_out_is_a_copy() -> None:
 def test_a_scale_that_does_not_suit_the_machine_is_told_with_the_command() -> None:
     assert scale_notice(config(detected="cpu"), "h200") == (
         "notice: .config was scaled to a CPU study, but NVIDIA H200 141 GB is here; "
-        "to scale it to this machine: make defconfig-gpt2-ra-ablation"
+        "to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"
     )
-    assert scale_notice(config(detected="h200"), "cpu", "gpt2-ra-ablation-smoke") == (
+    assert scale_notice(config(detected="h200"), "cpu") == (
         "notice: .config was scaled to NVIDIA H200 141 GB, but no GPU is here; "
-        "to scale it to this machine: make defconfig-gpt2-ra-ablation-smoke"
+        "to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"
     )
 
 

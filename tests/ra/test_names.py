@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2.errors import UserError
-from ra.names import PATTERNS, VariantError, is_equivalent_to_baseline, reciprocal_layers
+from ra.names import PATTERNS, VariantError, is_equivalent, reciprocal_layers
 
 LAYERS = st.integers(1, 60)
 
@@ -30,8 +30,9 @@ def test_the_layers_of_gpt2_124m_are_those_of_the_definition():
 
 
 def test_all_but_the_learned_variant_are_the_baselines_function_class():
-    assert [name for name in PATTERNS if not is_equivalent_to_baseline(name, 12)] == ["RALEARN"]
-    assert is_equivalent_to_baseline("RA:3", 12)
+    assert [name for name in PATTERNS if not is_equivalent(name)] == ["RALEARN"]
+    assert is_equivalent("RA:5-7,9")
+    assert not any(is_equivalent(name) for name in ("MINE", "RA:<b>", "RA:"))
 
 
 @given(LAYERS.flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))

@@ -236,9 +236,41 @@ def test_training_without_a_config_names_the_remedy(
     assert machine.calls() == []
 
 
+@pytest.mark.parametrize("command", ["compare", "attention", "bench", "memory"])
+def test_a_command_that_reads_no_config_is_set_up_without_one(command: str) -> None:
+    makefile = (Path(setup.__file__).parents[1] / "Makefile").read_text()
+    assert f"\n{command}: setup-tools " in makefile
+
+
+def test_without_a_config_the_tools_get_what_training_needs_and_no_extras(machine: Machine) -> None:
+    (machine.root / ".config").unlink()
+    assert setup.main(["tools"]) == 0
+    assert machine.calls()[-2:] == [
+        f"-m pip install {setup.TORCH_ON_CPU}",
+        "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15",
+    ]
+
+
+def test_tools_and_training_share_one_environment_and_the_extras_of_the_configuration(
+    machine: Machine,
+) -> None:
+    machine.configure("CONFIG_WANDB=y")
+    assert setup.main(["tools"]) == 0
+    assert any(" wandb>" in call for call in machine.calls())
+    assert setup.main(["main"]) == 0
+    assert machine.calls() == []
+
+
+def test_as_it_is_the_tools_need_what_training_needs(
+    machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine.root / ".config").unlink()
+    assert "has no absent_one" in error_of(["--as-it-is", "tools"], capsys)
+
+
 @pytest.mark.parametrize("arguments", [[], ["everything"], ["base", "main"]])
 def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "right: one of base, main, dev" in error_of(arguments, capsys)
+    assert "right: one of base, main, dev, tools" in error_of(arguments, capsys)
 
 
 def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

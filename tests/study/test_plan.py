@@ -136,6 +136,16 @@ def test_falling_back_keeps_the_effective_batch_and_is_noted(config: Config, tmp
     assert after["batch"]["micro"] == before // 2
     assert after["batch"]["micro"] * after["batch"]["accumulation"] == 512
     assert "RALEARN0 ran out of memory" in after["notes"][0]
+    assert "DROPOUT" not in after["notes"][0]
+
+
+def test_falling_back_says_so_where_dropout_makes_the_losses_depend_on_the_split(
+    config: Config, tmp_path: Path
+) -> None:
+    plan = make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))
+    assert planning.fall_back(tmp_path, plan, "RALEARN0", 0.1)
+    (note,) = planning.load_plan(tmp_path)["notes"]  # type: ignore[index]
+    assert "batch of 512 unchanged; with CONFIG_GPT2_DROPOUT=0.1 other units are dropped" in note
 
 
 def test_a_variant_that_is_added_later_never_changes_the_counts_that_stand(

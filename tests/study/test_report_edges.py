@@ -177,12 +177,6 @@ def test_several_changes_are_judged_together(tmp_path: Path) -> None:
     assert all(judged.adjusted_p >= judged.result.p_value for judged in made.judged)
 
 
-def test_listed_layers_are_of_the_baselines_class_and_a_lookalike_is_not() -> None:
-    assert report.is_equivalent("RA:5-7,9")
-    assert report.is_equivalent("RAALT")
-    assert not any(report.is_equivalent(name) for name in ("RALEARN", "MINE", "RA:<b>", "RA:"))
-
-
 def test_an_equivalent_arm_outside_its_interval_is_called_noise(tmp_path: Path) -> None:
     study = a_study(tmp_path, noise=0.0)
     for seed, shift in enumerate((0.050, 0.051, 0.052)):

@@ -11,6 +11,13 @@ from study import statistics
 losses = st.floats(2, 8)
 
 
+@given(difference=st.floats(-20, 20))
+def test_a_difference_of_losses_is_a_ratio_of_perplexities(difference: float) -> None:
+    ratio = np.exp(np.float64(5 + difference)) / np.exp(np.float64(5))
+    assert statistics.perplexity_percent(difference) == pytest.approx(100 * (ratio - 1), rel=1e-9, abs=1e-9)
+    assert math.isfinite(statistics.perplexity_percent(100_000.0))
+
+
 @pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30, 200])
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.99, 0.999])
 def test_t_quantiles_are_scipys(freedom: int, confidence: float) -> None:

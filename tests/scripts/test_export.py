@@ -1,0 +1,116 @@
+"""Every command exports what the card needs before it loads torch, and tries the fused kernels before it trains."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2 import target
+from gpt2.cards import AOTRITON, TargetError
+from scripts import bench, control, kconfig, memory
+from study.bench import SHAPES
+
+ROOT = Path(__file__).parents[2]
+(SWITCH,) = AOTRITON
+# A torch that writes down the environment it is loaded under, and ends the process.
+TORCH = f"""
+import os
+with open(os.environ["SEEN"], "a") as file:
+    file.write(os.environ.get({SWITCH!r}, "not set") + "\\n")
+raise SystemExit(7)
+"""
+CASE = json.dumps({"shape": dataclasses.asdict(SHAPES["cpu"][0]), "case": "B", "micro": 1, "seconds": 0.0})
+COMMANDS = {
+    "control": [],
+    "bench": [],
+    "bench --case": ["--case", CASE],
+    "attention": ["results/a/runs/B0"],
+}
+SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=16", "EFFECTIVE_BATCH=2", "EVAL_TOKENS=16", "HELLASWAG=n")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a .config for whatever card is found; nothing is exported in it yet."""
+    for part in ("Kconfig", "gpt2", "ra", "study", "defconfigs"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    monkeypatch.setenv(SWITCH, "")
+    monkeypatch.delenv(SWITCH)  # and what is set by the test goes when it ends
+    monkeypatch.setenv("RA_DETECTED", "cpu")
+    kconfig.main(["defconfig", "gpt2-ra-ablation-smoke", *(f"CONFIG_{line}" for line in SMALL)])
+    return tmp_path
+
+
+def environment_of_torch(command: str, detected: str, folder: Path) -> list[str]:
+    """The switch's value whenever a process of the command loaded torch."""
+    stand_in, seen = folder / "stand-in", folder / "seen"
+    stand_in.mkdir(exist_ok=True)
+    (stand_in / "torch.py").write_text(TORCH)
+    surroundings = {key: value for key, value in os.environ.items() if key != SWITCH}
+    done = subprocess.run(
+        [sys.executable, "-m", f"scripts.{command.split()[0]}", *COMMANDS[command]],
+        cwd=folder,
+        env=surroundings | {"PYTHONPATH": f"{stand_in}:{ROOT}", "SEEN": str(seen), "RA_DETECTED": detected},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 7, done.stderr
+    return seen.read_text().split("\n")[:-1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_on_a_w7900_torch_is_loaded_with_its_switch_set(command: str, workplace: Path) -> None:
+    assert environment_of_torch(command, "w7900", workplace) == ["1"]
+
+
+def test_elsewhere_nothing_is_exported(workplace: Path) -> None:
+    assert environment_of_torch("control", "a100-40g", workplace) == ["not set"]
+
+
+def test_the_processes_that_measure_memory_are_started_with_the_switch(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+
+    def run(command: list[str], env: dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+        started.append(env)
+        return subprocess.CompletedProcess(command, 1, "", "a stand-in")
+
+    monkeypatch.setenv("RA_DETECTED", "w7900")
+    monkeypatch.setattr(memory.subprocess, "run", run)
+    memory.show("", "B RALEARN")
+    assert [env.get(SWITCH) for env in started] == ["1", "1"]
+
+
+@pytest.mark.parametrize("command", ["control", "bench", "memory"])
+def test_the_fused_kernels_are_tried_before_a_step_is_made(
+    command: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def check(resolved: target.ResolvedTarget, *call: Any) -> target.ResolvedTarget:
+        asked.append(call)
+        raise TargetError("no fused attention kernel")
+
+    monkeypatch.setattr(target, "check_attention", check)
+    tiny = (2, 32, 16, 0.0)  # heads, their size, sequence, dropout
+    small = SHAPES["cpu"][0]
+    calls: dict[str, Any] = {
+        "control": (control.main, tiny[:3]),
+        "memory": (lambda: memory.measure_one("B", 1), tiny),
+        "bench": (
+            lambda: bench.measure(dataclasses.asdict(small), "B", 1, 0.0),
+            (small.heads, small.width // small.heads, small.block_size),
+        ),
+    }
+    call, right = calls[command]
+    with pytest.raises(TargetError, match="no fused attention kernel"):
+        call()
+    assert asked == [right]

@@ -1,0 +1,63 @@
+"""The first line of `make` says what the study is scaled to, and why: found, or chosen."""
+
+from pathlib import Path
+
+import pytest
+
+from scripts import kconfig, setup, study
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for part in ("Kconfig", "gpt2", "ra", "study", "defconfigs"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("detected", "defconfig", "scale", "at_setup"),
+    [
+        (
+            "cpu",
+            "gpt2-ra-ablation",
+            "CPU study (no GPU was found when .config was made, so it is scaled to one): mini model",
+            "no GPU: .config is scaled to a CPU study\n",
+        ),
+        (
+            "cpu",
+            "gpt2-ra-ablation+cpu",
+            "CPU study (no GPU was found when .config was made, so it is scaled to one): mini model",
+            "no GPU: .config is scaled to a CPU study\n",
+        ),
+        (
+            "w7900",
+            "gpt2-ra-ablation+cpu",
+            "CPU study (CONFIG_TARGET_CPU=y, although AMD Radeon PRO W7900 48 GB was found when .config was made): "
+            "mini model",
+            "CPU chosen: .config is scaled to a CPU study\n",
+        ),
+        ("w7900", "gpt2-ra-ablation", "GPT-2 124m", ""),
+        ("cpu", "gpt2-ra-ablation+w7900", "GPT-2 124m", ""),
+    ],
+)
+def test_the_first_line_tells_a_cpu_that_was_chosen_from_one_that_was_all_there_was(
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    detected: str,
+    defconfig: str,
+    scale: str,
+    at_setup: str,
+) -> None:
+    monkeypatch.setenv("RA_DETECTED", detected)
+    kconfig.main(["defconfig", defconfig])
+    _, config, settings = study.load()
+    assert study.first_line(config, settings).startswith(f"{settings.name}: {scale}, ")
+    capsys.readouterr()
+    setup.say_scale()
+    assert capsys.readouterr().out == at_setup
