@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from gpt2.loss import linear_cross_entropy
 from gpt2.step import NotFiniteError, Stepper
 
+MOST_RETRIED = 3  # faults of one run that are tried again
+
 
 @dataclass(frozen=True)
 class NotFinite:
@@ -114,7 +116,8 @@ def _finite(value: Tensor) -> bool:
 class FaultLog:
     """The steps of a run that were not finite: the record's `faults`.
 
-    repeated: None while a fault has not been tried again from the checkpoint, then whether it came back.
+    repeated: None while a fault has not been tried again from the checkpoint, then whether it came back. Each fault is
+    tried again once, the first MOST_RETRIED of a run without being asked to, so that no run goes round for ever.
     """
 
     def __init__(self, faults: Sequence[dict[str, Any]] = ()) -> None:
@@ -125,7 +128,11 @@ class FaultLog:
     ) -> NotFiniteError:
         """The error with where it began and whether it came before. sequences: the window numbers of ids_ET."""
         found = first_not_finite(stepper, ids_ET, iteration)
-        again = [fault for fault in self.faults if fault["iteration"] == iteration]
+        again = [
+            fault
+            for fault in self.faults
+            if fault["iteration"] == iteration and fault["repeated"] is not False
+        ]
         micro, own = stepper.batch.micro, []
         if found.micro_batch is not None:
             own = sequences[found.micro_batch * micro : (found.micro_batch + 1) * micro]
@@ -138,7 +145,10 @@ class FaultLog:
         told = f"{error}; {found}" + (f", sequences {own} of the training data" if own else "")
         if again:
             told += "; the same iteration failed before, from the same checkpoint: it is repeatable"
-        return NotFiniteError(told, retry=len(self.faults) == 1 and not again)
+        retry = not again and len(self.faults) <= MOST_RETRIED
+        if not again and not retry:
+            told += f"; not tried again at once, after {len(self.faults) - 1} others in this run"
+        return NotFiniteError(told, retry=retry)
 
     def passed(self, iterations: int) -> None:
         """After so many iterations: what was not finite once and is now did not come back."""

@@ -26,6 +26,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.requested = ""
+        self._interrupts = 0
 
     def install(self, parent: int = 0) -> Stop:
         """Take over the signals, and on Linux ask for SIGTERM when the parent dies; `parent` may have died before."""
@@ -37,7 +38,8 @@ class Stop:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        self._interrupts += number == signal.SIGINT
+        if number == signal.SIGINT and self._interrupts > 1:
             os._exit(128 + number)
         self.requested = signal.Signals(number).name
 

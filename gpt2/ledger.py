@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpt2.step import Stepper
     from gpt2.train import RunPlan
 
+ONLY_TOLD = ("started", "phase")  # these events are no numbers and not for metrics.jsonl
 TOLD_SECONDS = 0.25  # between two lines of training for the terminal; metrics.jsonl gets every one
 
 
@@ -44,7 +45,7 @@ class Ledger:
 
     def tell(self, line: dict[str, Any], always: bool = False) -> None:
         """Every number goes to metrics.jsonl; whoever listens hears at most four lines a second."""
-        if line["event"] != "phase" and self._metrics and not self._metrics.closed:
+        if line["event"] not in ONLY_TOLD and self._metrics and not self._metrics.closed:
             record.append_metrics(self._metrics, line)
         now = time.monotonic()
         if always or now - self._told_at >= TOLD_SECONDS:

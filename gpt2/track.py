@@ -1,8 +1,9 @@
 """Weights & Biases and trackio, never in the way of training.
 
-A tracker runs beside the training process as a process of its own, `python -m gpt2.track RUN_DIR TRACKER MODE PROJECT`,
-which follows metrics.jsonl and run.json and forwards them. Training never imports a tracker and never waits for one: a
-tracker that refuses, hangs or dies leaves a line in track.log and nothing else.
+A tracker runs beside the training process as a process of its own, `python -m gpt2.track RUN_DIR TRACKER MODE PROJECT
+STUDY_PID`, which follows metrics.jsonl and run.json and forwards them. Training never imports a tracker and never waits
+for one: a tracker that refuses, hangs or dies leaves a line in track.log and nothing else, and none outlives its study
+by more than FINISH_SECONDS.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 from gpt2.config import TrackingConfig
 
 POLL_SECONDS = 1.0
-FINISH_SECONDS = 20.0  # that the study waits for a tracker at the end of a run, at most
+FINISH_SECONDS = 20.0  # that a tracker has at the end of a run, or after the death of the study, at most
 
 
 class Trackers:
@@ -42,7 +44,7 @@ class Trackers:
             with (run_dir / "track.log").open("ab") as log:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "gpt2.track", str(run_dir), *arguments],
+                        [sys.executable, "-m", "gpt2.track", str(run_dir), *arguments, str(os.getpid())],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
@@ -78,6 +80,21 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def end_after_parent(parent: int, seconds: float) -> None:
+    """From now on: `seconds` after the death of `parent`, even one before this call, this process's group is killed.
+
+    A thread looks, so that the process may hang in whatever it does. The process must lead its group.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+        time.sleep(max(0.0, seconds - POLL_SECONDS))  # it may have been dead for as long as that
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-after-parent", daemon=True).start()
 
 
 def command(module: str, *arguments: str) -> str:
@@ -168,8 +185,18 @@ def settings(run_dir: Path) -> dict[str, str]:
 
 def main(arguments: list[str]) -> None:
     """Forward one run to one tracker; trackio has wandb's interface."""
-    folder, tracker, mode, project = arguments
-    run_dir, parent = Path(folder), os.getppid()
+    folder, tracker, mode, project, study = arguments
+    run_dir, parent = Path(folder), int(study)
+    end_after_parent(parent, FINISH_SECONDS)
+    try:
+        forward(run_dir, parent, tracker, mode, project)
+    finally:
+        if os.getppid() != parent:  # nobody is left to end what the tracker started
+            os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def forward(run_dir: Path, parent: int, tracker: str, mode: str, project: str) -> None:
+    """Follow the run to its end, or to its study's."""
     client = importlib.import_module(tracker)
     options: dict[str, Any] = {
         "project": project,

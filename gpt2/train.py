@@ -110,6 +110,7 @@ class Run:
         try:
             self.resume()
             self.write_record("running")
+            self.ledger.tell({"event": "started", "iteration": self.iteration}, always=True)
             with self.feed() as feed, self.ledger:
                 while not self.ended():
                     if self.scores.due(self.tokens):

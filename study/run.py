@@ -230,9 +230,7 @@ class Study:
             with self.session.process(arguments, directory / "log.txt") as child:
                 trackers = None
                 for event in child.events():
-                    if (
-                        trackers is None and event["event"] == "train"
-                    ):  # from here on the record says "running"
+                    if trackers is None and event["event"] == "started":  # the record says "running" now
                         trackers = Trackers(directory, self.config.tracking)
                     terminal.update(event)
                 status = child.wait()

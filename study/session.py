@@ -19,11 +19,12 @@ class Session:
     """asked: how many requests to stop there were. lock: the descriptor that holds the study's lock.
 
     The first request is passed on to the run, which saves. A second SIGINT ends the run at once; further SIGTERMs and
-    SIGHUPs change nothing, since a supervisor, make and a terminal may each send their own.
+    SIGHUPs, and a first SIGINT after them, change nothing, since a supervisor, make and a terminal may each send their
+    own.
     """
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked, self._interrupts = 0, 0
         self.lock: int | None = None
         self._child: Child | None = None
         self._closing = False
@@ -60,10 +61,14 @@ class Session:
         if self._closing:
             return
         self.asked += 1
+        self._interrupts += number == signal.SIGINT
         if self._child is None:
             raise StopAsked
-        if self.asked == 1:
-            print("\nstopping: the step is finished and saved (Ctrl-C once more: at once)", flush=True)
-            self._child.process.send_signal(signal.SIGTERM)
-        elif number == signal.SIGINT:
+        if number == signal.SIGINT and self._interrupts > 1:
             self._child.kill()
+            return
+        if self.asked == 1 or number == signal.SIGINT:
+            once_more = "once more" if self._interrupts else "twice"
+            print(f"\nstopping: the step is finished and saved (Ctrl-C {once_more}: at once)", flush=True)
+        if self.asked == 1:
+            self._child.process.send_signal(signal.SIGTERM)

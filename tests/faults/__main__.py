@@ -1,38 +1,49 @@
-"""`make faults`: do every harm in the table to a small study, and print what was expected and what was seen."""
+"""`make faults`: do every harm in the table to a small study, and print what was expected and what was seen.
+
+Exit status: 0 where every row is as expected, 1 where one is not, 2 where all that could be done here are but some
+could not be.
+"""
 
 from __future__ import annotations
 
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from tests.faults import data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
 from tests.faults.harness import TABLE, Bench, CannotDoError
 
+AS_EXPECTED, OTHERWISE, NOT_DONE = "as expected", "OTHERWISE", "not done here"
+
 
 def main(words: list[str]) -> int:
-    """All rows, or those whose name contains one of the words."""
+    """All rows, or those whose name contains one of the words; the exit status."""
     rows = [row for row in TABLE if not words or any(word in row.name for word in words)]
-    failed = 0
+    if not rows:
+        print(f"no row of the table has {' or '.join(words)} in its name, of {len(TABLE)}", file=sys.stderr)
+        return 1
+    verdicts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         bench = Bench(Path(folder))
         for number, row in enumerate(rows, 1):
             began = time.monotonic()
             try:
                 seen = row.inflict(bench)
-                verdict = "as expected" if seen == row.expected else "OTHERWISE"
+                verdict = AS_EXPECTED if seen == row.expected else OTHERWISE
             except CannotDoError as reason:
-                seen, verdict = f"not done: {reason}", "not done"
+                seen, verdict = f"nothing: {reason}", NOT_DONE
             except Exception as error:
-                seen, verdict = f"{type(error).__name__}: {error}", "OTHERWISE"
-            failed += verdict == "OTHERWISE"
+                seen, verdict = f"{type(error).__name__}: {error}", OTHERWISE
+            verdicts[verdict] += 1
             print(f"{number:2d}/{len(rows)}  {row.name}  ({time.monotonic() - began:.0f} s)")
             print(f"       expected  {row.expected}")
             print(f"       seen      {seen}")
             print(f"       {verdict}", flush=True)
-    print(f"{len(rows) - failed} of {len(rows)} rows are as expected or could not be done here")
-    return 1 if failed else 0
+    counts = [f"{verdicts[verdict]} {verdict}" for verdict in (AS_EXPECTED, OTHERWISE, NOT_DONE)]
+    print(f"{len(rows)} rows: {', '.join(counts)}")
+    return 1 if verdicts[OTHERWISE] else 2 if verdicts[NOT_DONE] else 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tests.faults.workplace import ROOT, Workplace, injected, wait_for, write_st
 
 
 class CannotDoError(Exception):
-    """This machine does not allow the harm to be done: the row says so and counts as neither."""
+    """This machine does not allow the harm to be done: the row says so and counts as neither good nor bad."""
 
 
 @dataclass(frozen=True)

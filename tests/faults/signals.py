@@ -12,6 +12,7 @@ from tests.faults.harness import Bench, CannotDoError, fault, outcome
 from tests.faults.workplace import Workplace, injected, wait_for
 
 SAME = "interrupted and saved; `make` ends at the undisturbed numbers; no process left"
+WITHIN = "within one step " + SAME
 
 
 def stopped_then_resumed(bench: Bench, injection: dict[str, Any], **changes: str) -> str:
@@ -24,7 +25,11 @@ def stopped_then_resumed(bench: Bench, injection: dict[str, Any], **changes: str
         return f"exit status {first.returncode}: {first.stdout[-300:]}"
     if status != "interrupted":
         return f"status {status}"
-    return after_resuming(bench, place, "interrupted and saved", **changes)
+    before = "interrupted and saved"
+    if injection["place"] in ("step", "accumulation"):  # sent while the step after `at` iterations is made
+        late = place.record()["progress"]["iterations"] - injection["at"]
+        before = f"{'within one step' if late <= 1 else f'{late} steps later'} {before}"
+    return after_resuming(bench, place, before, **changes)
 
 
 def after_resuming(bench: Bench, place: Workplace, before: str, **changes: str) -> str:
@@ -39,22 +44,22 @@ def after_resuming(bench: Bench, place: Workplace, before: str, **changes: str) 
     )
 
 
-@fault("SIGTERM while it trains", SAME)
+@fault("SIGTERM while it trains", WITHIN)
 def term_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 20, "action": "TERM"})
 
 
-@fault("SIGINT while it trains", SAME, quick=True)
+@fault("SIGINT while it trains", WITHIN, quick=True)
 def int_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 21, "action": "INT"})
 
 
-@fault("SIGHUP: the terminal is closed", SAME, quick=True)
+@fault("SIGHUP: the terminal is closed", WITHIN, quick=True)
 def hup_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 22, "action": "HUP"})
 
 
-@fault("SIGTERM in the middle of an accumulation", SAME, quick=True)
+@fault("SIGTERM in the middle of an accumulation", WITHIN, quick=True)
 def term_in_accumulation(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "accumulation", "at": 23, "action": "TERM"})
 
@@ -137,9 +142,9 @@ def power_cut(bench: Bench) -> str:
     return after_resuming(bench, place, f"record says {place.status()}")
 
 
-@fault("two SIGTERMs and a SIGHUP", SAME, quick=True)
+@fault("two SIGTERMs, a SIGHUP and a first SIGINT", WITHIN, quick=True)
 def two_terms(bench: Bench) -> str:
-    return stopped_then_resumed(bench, {"place": "step", "at": 20, "action": "TERM HUP TERM"})
+    return stopped_then_resumed(bench, {"place": "step", "at": 20, "action": "TERM HUP TERM INT"})
 
 
 @fault(

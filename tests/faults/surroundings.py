@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 
 from gpt2 import record
 from tests.faults.harness import Bench, fault, outcome
-from tests.faults.workplace import STUDY, Workplace
+from tests.faults.workplace import STUDY, Workplace, injected, wait_for
 
 TRACKERS = Path(__file__).with_name("trackers")
 UNCHANGED = "exit status 0, every line of metrics there, the undisturbed numbers, no process left"
 
 
+def beside(environment: dict[str, str], behaviour: str) -> dict[str, str]:
+    """The environment with the tracker that stands in for W&B."""
+    paths = [str(TRACKERS), *filter(None, [environment.get("PYTHONPATH")])]
+    return environment | {"PYTHONPATH": os.pathsep.join(paths), "TRACKER": behaviour}
+
+
 def tracked(bench: Bench, behaviour: str) -> str:
     place = bench.workplace(WANDB="y", WANDB_MODE="online")
-    done = place.command("scripts.study", PYTHONPATH=str(TRACKERS), TRACKER=behaviour)
+    done = place.command("scripts.study", **beside({}, behaviour))
     same = place.status() == "finished" and place.numbers() == bench.undisturbed()
     whole = len([line for line in place.metrics() if line["event"] == "train"]) == 60
     left = place.orphans()
@@ -37,6 +44,50 @@ def tracker_hangs(bench: Bench) -> str:
 @fault("a tracker that dies in the middle", UNCHANGED)
 def tracker_dies(bench: Bench) -> str:
     return tracked(bench, "die")
+
+
+ENDED = "the tracker and what it started are ended soon after; no process left"
+
+
+@fault("SIGKILL of study and training beside a tracker that hangs", ENDED)
+def kill_beside_a_tracker(bench: Bench) -> str:
+    place = bench.workplace(WANDB="y", WANDB_MODE="online")
+    process = place.start(**beside(injected(None, slower=2.0), "hang for good"))
+    try:
+        wait_for(lambda: sum("gpt2.track" in words for words in place.orphans()) == 2)
+        process.kill()
+        place.kill("scripts.train")
+        process.wait()
+        beside_it = len(place.orphans())
+        wait_for(lambda: not place.orphans())  # it would hang for longer than this waits
+    finally:
+        bench.kill_all(place, process)
+    return outcome(beside_it == 2, ENDED, f"{beside_it} processes when the study was dead, not 2")
+
+
+SENT = "`make` has nothing to train: the tracker gets the final numbers all the same, and how to send them is shown"
+
+
+@fault("SIGTERM during HellaSwag beside a tracker that is offline", SENT)
+def tracked_to_the_end(bench: Bench) -> str:
+    scored = {"HELLASWAG": "y", "HELLASWAG_FILE": str(bench.hellaswag), "HELLASWAG_LIMIT": "12"}
+    place = bench.workplace(WANDB="y", WANDB_MODE="offline", **scored)
+    fault = injected({"place": "hellaswag", "at": 0, "action": "TERM"})
+    first = place.command(**beside(fault, "keep"))
+    before, interrupted = place.steps(), first.returncode == 130 and place.status() == "interrupted"
+    again = place.command(**beside(injected(None), "keep"))
+    folders = sorted((place.run_dir() / "wandb").iterdir())
+    told = (folders[-1] / "told.jsonl").read_text().splitlines()
+    final = json.loads(told[-1]) if told else {}
+    sent = final.get("hellaswag/acc") == place.record()["hellaswag"]["acc"] and "validation/loss" in final
+    shown = f"-m wandb sync {folders[-1].relative_to(place.folder)}" in again.stdout
+    nothing = place.steps() == before and place.status() == "finished"
+    good = interrupted and nothing and len(folders) == 2 and sent and shown and not place.orphans()
+    return outcome(
+        good,
+        SENT,
+        f"{interrupted} {nothing} {len(folders)} folders, sent {sent}, shown {shown} {again.stdout[-300:]}",
+    )
 
 
 NO_HUB = "refused before any training, naming DATASET_FILES and DATASET_EMBEDDED"

@@ -1,8 +1,9 @@
-"""The quick rows of `make faults`, as tests."""
+"""The quick rows of `make faults`, as tests; and what the whole table comes to."""
 
 import pytest
 
 from tests.faults import data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
+from tests.faults.__main__ import main
 from tests.faults.harness import TABLE, Bench, CannotDoError, Fault
 
 
@@ -21,3 +22,46 @@ def test_a_fault_does_what_the_table_says(bench: Bench, row: Fault) -> None:
 
 def test_the_table_has_at_least_25_distinct_faults() -> None:
     assert len({row.name for row in TABLE}) == len(TABLE) >= 25
+
+
+def cannot(bench: Bench) -> str:
+    raise CannotDoError("no such thing here")
+
+
+def breaks(bench: Bench) -> str:
+    raise OSError("broken")
+
+
+ROWS = {
+    "good": Fault("good", "x", lambda bench: "x", False),
+    "bad": Fault("bad", "x", lambda bench: "y", False),
+    "breaks": Fault("breaks", "x", breaks, False),
+    "cannot": Fault("cannot", "x", cannot, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "status", "total"),
+    [
+        (["good", "good"], 0, "2 rows: 2 as expected, 0 OTHERWISE, 0 not done here"),
+        (["good", "bad"], 1, "2 rows: 1 as expected, 1 OTHERWISE, 0 not done here"),
+        (["breaks"], 1, "1 rows: 0 as expected, 1 OTHERWISE, 0 not done here"),
+        (["good", "cannot"], 2, "2 rows: 1 as expected, 0 OTHERWISE, 1 not done here"),
+        (["bad", "cannot"], 1, "2 rows: 0 as expected, 1 OTHERWISE, 1 not done here"),
+    ],
+)
+def test_what_could_not_be_done_is_counted_apart_and_is_no_success(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rows: list[str],
+    status: int,
+    total: str,
+) -> None:
+    monkeypatch.setattr("tests.faults.__main__.TABLE", [ROWS[name] for name in rows])
+    assert main([]) == status
+    assert capsys.readouterr().out.splitlines()[-1] == total
+
+
+def test_words_that_name_no_row_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["no such row"]) == 1
+    assert "no such row" in capsys.readouterr().err

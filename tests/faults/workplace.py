@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -122,9 +124,16 @@ class Workplace:
 
     def orphans(self) -> list[str]:
         """Processes that were started in this folder and still run."""
-        return [words for words in self._processes() if "scripts.train" in words or "gpt2.track" in words]
+        return [words for _, words in self._processes() if "scripts.train" in words or "gpt2.track" in words]
 
-    def _processes(self) -> Iterator[str]:
+    def kill(self, named: str) -> None:
+        """SIGKILL to the processes that were started in this folder with `named` in their arguments."""
+        for number, words in self._processes():
+            if named in words:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+
+    def _processes(self) -> Iterator[tuple[int, str]]:
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 words = (path / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
@@ -132,7 +141,7 @@ class Workplace:
             except OSError:
                 continue
             if here:
-                yield words
+                yield int(path.name), words
 
 
 def injected(fault: dict[str, Any] | None, slower: float = 0.05) -> dict[str, str]:

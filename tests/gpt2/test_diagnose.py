@@ -9,7 +9,7 @@ from torch import nn
 
 from gpt2.batch import plan_batch
 from gpt2.config import ModelConfig, OptimizerConfig
-from gpt2.diagnose import FaultLog, NotFinite, first_not_finite
+from gpt2.diagnose import MOST_RETRIED, FaultLog, NotFinite, first_not_finite
 from gpt2.step import NotFiniteError, Stepper
 
 
@@ -117,4 +117,39 @@ def test_a_fault_that_does_not_come_back_is_a_passing_one() -> None:
     assert log.faults[0]["repeated"] is False
     assert "iteration 7 was not finite once" in log.told()[0]
     assert "passing fault" in log.told()[0]
-    assert not log.explain(NotFiniteError("iteration 9"), made, ids(), 9, list(range(6))).retry
+
+
+def test_every_fault_is_tried_again_once_until_a_run_has_had_too_many() -> None:
+    made, log, tried = stepper(), FaultLog(), []
+    for iteration in (7, 9, 12, 15, 20):
+        log = FaultLog(log.faults)  # as read from the record by the next process
+        tried.append(log.explain(NotFiniteError("x"), made, ids(), iteration, list(range(6))).retry)
+        log.passed(iteration + 1)
+    assert tried == [True] * MOST_RETRIED + [False] * (5 - MOST_RETRIED)
+    assert [fault["repeated"] for fault in log.faults] == [False] * 5
+
+
+def test_a_second_fault_that_comes_back_is_known_as_repeatable_too() -> None:
+    made, log = stepper(), FaultLog()
+
+    def explained(iteration: int) -> NotFiniteError:
+        return log.explain(NotFiniteError("x"), made, ids(), iteration, list(range(6)))
+
+    assert explained(7).retry
+    assert explained(5).retry  # going on from a checkpoint before both
+    log.passed(6)
+    assert [fault["repeated"] for fault in log.faults] == [None, False]
+    again = explained(7)
+    assert not again.retry
+    assert "repeatable" in str(again)
+    assert [fault["repeated"] for fault in log.faults] == [True, False]
+
+
+def test_no_run_goes_round_for_ever_at_an_iteration_that_fails_every_other_time() -> None:
+    made, log = stepper(), FaultLog()
+    tried = 0
+    while log.explain(NotFiniteError("x"), made, ids(), 7, list(range(6))).retry:
+        tried += 1
+        log.passed(8)
+        assert tried <= MOST_RETRIED
+    assert tried == MOST_RETRIED

@@ -3,6 +3,8 @@
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -118,6 +120,46 @@ def test_what_a_tracker_started_ends_with_it(
         trackers.finish(0.1)
     while not gone(helper):
         time.sleep(0.02)
+
+
+PARENT = """
+import subprocess, sys, time
+process = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], start_new_session=True)
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+HANGING = """
+import os, subprocess, sys, time
+from gpt2.track import end_after_parent
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+end_after_parent(int(sys.argv[1]) or os.getppid(), 0.1)
+open(sys.argv[2], "w").write(f"{helper.pid}.")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("dead_before", [False, True])
+def test_a_process_that_hangs_and_its_helpers_end_soon_after_their_parent(
+    tmp_path: Path, dead_before: bool
+) -> None:
+    """dead_before: the parent that it is told to watch was gone before it looked for the first time."""
+    seen = tmp_path / "seen"
+    watched = str(2**22 + 1) if dead_before else "0"  # no Linux has a process of that number
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, HANGING, watched, str(seen)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout
+    hanging = int(parent.stdout.readline())
+    while not (seen.exists() and seen.read_text().endswith(".")):
+        time.sleep(0.02)
+    helper = int(seen.read_text().rstrip("."))
+    if not dead_before:
+        assert not gone(hanging)
+        parent.kill()
+    while not (gone(hanging) and gone(helper)):
+        time.sleep(0.02)
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
 
 
 def test_the_command_to_send_a_run_names_this_interpreter_and_the_newest_folder(

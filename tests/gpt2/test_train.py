@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2 import checkpoint, record, train
+from gpt2 import checkpoint, ledger, record, train
 from gpt2.batch import plan_batch
 from gpt2.clock import unevenness
 from gpt2.config import Config
@@ -25,6 +25,9 @@ from tests import small_runs
 from tests.small_runs import StopAfter, same
 
 ITERATIONS = 8
+# A run looks whether it is to stop once when it takes up, after each step and before each of its four validations (of
+# one batch), every two steps: 13 looks. Here are some, and the iteration after which each stops the run.
+STOPS = {1: 0, 2: 1, 4: 2, 7: 4, 12: 8, 13: 8}
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +71,38 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bits(
     assert make(tmp_path / "whole", config, name).train() == "finished"
     expected = outcome(tmp_path / "whole")
     assert len(expected[2]) == ITERATIONS
-    for looks in (1, 2, 4, 7, 12, 19):
+    for looks, iteration in STOPS.items():
         directory = tmp_path / f"stopped{looks}"
-        status = make(directory, config, name, StopAfter(looks)).train()
-        stops = 0
-        while status == "interrupted":
-            stops += 1
-            assert record.load(directory)["status"] == "interrupted"
-            status = make(directory, config, name).train()
-        assert status == "finished"
-        assert stops or looks > 12
+        assert make(directory, config, name, StopAfter(looks)).train() == "interrupted", looks
+        seen = record.load(directory)
+        assert (seen["status"], seen["progress"]["iterations"]) == ("interrupted", iteration), looks
+        assert make(directory, config, name).train() == "finished"
         assert same(outcome(directory), expected)
+
+
+def test_a_request_after_the_last_look_stops_nothing(tmp_path: Path, texts: Path) -> None:
+    assert make(tmp_path, configuration(texts), stop=StopAfter(max(STOPS) + 1)).train() == "finished"
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_run_says_that_it_started_even_where_no_training_is_left(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """Whoever follows its files begins then: the record must not be that of the process before."""
+    config = configuration(texts)
+    run = make(tmp_path, config, stop=StopAfter(3 if left else max(STOPS)))
+    assert run.train() == "interrupted"
+    assert (run.iteration < ITERATIONS) == left
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        ledger, "print_line", lambda line: told.append((line["event"], record.load(tmp_path)["status"]))
+    )
+    resumed = make(tmp_path, config)
+    assert resumed.train() == "finished"
+    assert bool(resumed.steps_made) == left
+    assert told[0] == ("started", "running")
+    assert [event for event, _ in told].count("started") == 1
+    assert '"started"' not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_the_clocks_continue_where_they_stood(tmp_path: Path, texts: Path) -> None:

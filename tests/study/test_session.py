@@ -38,7 +38,10 @@ class Fake:
         (["SIGTERM", "SIGTERM", "SIGHUP"], ["SIGTERM"]),
         (["SIGHUP", "SIGHUP"], ["SIGTERM"]),
         (["SIGINT", "SIGINT"], ["SIGTERM", "killed"]),
-        (["SIGTERM", "SIGINT"], ["SIGTERM", "killed"]),
+        (["SIGTERM", "SIGINT"], ["SIGTERM"]),
+        (["SIGHUP", "SIGINT", "SIGTERM"], ["SIGTERM"]),
+        (["SIGTERM", "SIGINT", "SIGTERM", "SIGINT"], ["SIGTERM", "killed"]),
+        (["SIGINT", "SIGTERM", "SIGINT"], ["SIGTERM", "killed"]),
     ],
 )
 def test_only_a_second_interrupt_ends_a_run_at_once(asked: list[str], done: list[str]) -> None:
