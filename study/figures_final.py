@@ -5,7 +5,6 @@ Each function gives a figure of `study.html` (plain data), or None where the rec
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
