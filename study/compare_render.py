@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from study.checklist import EQUAL, NOT_RECORDED, Check
-from study.compare import Comparison, Ranking
+from study.compare import Comparison
 from study.compare_alignment import RULE, Alignment
-from study.compare_words import above_table, counts, error, ranking_note, sentences
+from study.compare_ranking import Ranking
+from study.compare_words import above_table, counts, error, order_note, ranking_note, sentences
 from study.render import WIDTH, columns, plain, table, wrap
 from study.runs import BASELINE
 from study.words import ONE_CLASS, change, inert, perplexity, shown
@@ -79,10 +80,26 @@ def ranking_table(ranking: Ranking) -> Table:
             inert(one.variant) + (" (one class)" if one.equivalent else ""),
             shown(one.loss),
             str(one.place),
-            str(one.low) if one.low == one.high else f"{one.low} to {one.high}",
+            _places(one.low, one.high),
         ]
         for one in ranking.places
     ]
+
+
+def across_table(comparison: Comparison) -> Table:
+    """The places that noise permits in each study, among the variants that all of them have."""
+    return ["variant", *(f"places in {label}" for label in _labels(comparison)), "the studies"], [
+        [
+            inert(row.variant) + (" (one class)" if row.equivalent else ""),
+            *(_places(*seen) if seen else "-" for seen in row.places),
+            row.agreement,
+        ]
+        for row in comparison.across
+    ]
+
+
+def _places(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def pairs(comparison: Comparison) -> list[tuple[str, list[Alignment]]]:
@@ -103,9 +120,12 @@ ALIGNMENT = (
     "seed in either study. A curve parts at the first iteration that is beyond, as is the mean of those that follow."
 )
 RANKING = (
-    "A place is known only as far as noise permits: equivalent arms share one range of places; a real change is above "
-    "or below them by its study's own verdict."
+    "A place is known only as far as noise permits: equivalent arms stand together at their mean and share one range "
+    "of places; a real change is above or below them by its study's own verdict, and two real changes are told apart "
+    "by a paired t test over the seeds, adjusted by Holm's method over the pairs."
 )
+ACROSS = "Places that noise permits, among the variants that all studies have; the studies agree on a variant where "
+ACROSS += "they tell it from the same others, towards the same side."
 
 
 def markdown(comparison: Comparison) -> str:
@@ -129,8 +149,12 @@ def _alignment_section(comparison: Comparison) -> list[str]:
 
 def _ranking_section(comparison: Comparison) -> list[str]:
     lines = ["", "## Order of the variants", "", f"{RANKING} {ONE_CLASS}"]
+    lines += ["", order_note(comparison)]
+    if any(ranking.places for ranking in comparison.rankings) and comparison.across:
+        lines += ["", ACROSS, "", *table(*across_table(comparison))]
     for ranking in comparison.rankings:
-        lines += ["", ranking_note(ranking), "", *table(*ranking_table(ranking))]
+        lines += ["", ranking_note(ranking)]
+        lines += ["", *table(*ranking_table(ranking))] if ranking.places else []
     return lines
 
 
@@ -157,7 +181,9 @@ def terminal(comparison: Comparison, written: list[Path] | None = None) -> str:
             lines += ["", f"training losses at equal iterations, {plain(names)}"]
             lines += _terminal_table(_narrow(alignment_table(rows)))
         for ranking in comparison.rankings:
-            lines += ["", wrap(ranking_note(ranking)), *_terminal_table(ranking_table(ranking))]
+            lines += ["", wrap(ranking_note(ranking))]
+            lines += _terminal_table(ranking_table(ranking)) if ranking.places else []
+        lines += ["", wrap(order_note(comparison))]
     if written:
         lines += ["", *(f"wrote {path}" for path in written)]
     return "\n".join(lines)

@@ -359,9 +359,9 @@ def test_the_published_gains_are_shown_against_their_own_baseline_as_no_evidence
     }
     assert changes["RALATE"] == pytest.approx([880.12 / 964.50 - 1, 316.04 / 335.94 - 1])
     assert text.count("one seed: not evidence") == 6
-    for ranking in made.rankings:
-        assert {(one.low, one.high) for one in ranking.places} == {(1, 4)}
-    assert made.rankings[0].places[0].variant != made.rankings[1].places[0].variant
+    assert [ranking.places for ranking in made.rankings] == [[], []]
+    assert text.count("one seed: no ranking") >= 2
+    assert "place seen" not in text
 
 
 def test_equivalent_arms_share_their_places_and_a_real_change_keeps_its_own(
