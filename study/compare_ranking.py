@@ -15,7 +15,7 @@ from study.compare_read import Study
 from study.report import Judged, is_equivalent
 from study.statistics import Interval, NoiseFloor, holm, mean, mean_interval, sum_of_squares, t_tail
 
-ONE_SEED = "one seed: no ranking"
+NO_ORDER = "one seed: no ranking"
 ALL_CUT = "no run ended its schedule: no ranking"
 LEVEL = 0.05  # of a test, after Holm
 
@@ -95,7 +95,7 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
     table = {name: _own_losses(study, name) for name in names}
     seeds = _seeds(table)
     ranked = [name for name in names if seeds and table[name].keys() >= set(seeds)]
-    why_not = "" if len(seeds) > 1 else ONE_SEED if seeds else ALL_CUT
+    why_not = "" if len(seeds) > 1 else NO_ORDER if seeds else ALL_CUT
     ends = {
         member.record["progress"]["tokens"]
         for (name, seed), member in study.keyed().items()
@@ -135,7 +135,8 @@ def _seeds(table: Losses) -> list[int]:
     def worth(seeds: frozenset[int]) -> tuple[bool, int, int, list[int]]:
         return len(seeds) > 1, bool(seeds) * sum(seeds <= other for other in own), len(seeds), sorted(seeds)
 
-    return sorted(max([*own, own[0].intersection(*own)], key=worth))
+    best = max([*own, own[0].intersection(*own)], key=worth)
+    return sorted(best)
 
 
 def _places(

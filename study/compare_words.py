@@ -8,7 +8,7 @@ from study.compare_alignment import RULE, Alignment, Errors
 from study.compare_ranking import AGREE, CONTRADICT, NONE, Ranking
 from study.compare_read import Study
 from study.runs import BASELINE
-from study.words import CANNOT_TELL, ONE_CLASS, inert, percent, sentence, standing, verdict
+from study.words import CANNOT_TELL, ONE_CLASS, ONE_SEED, inert, percent, sentence, standing, verdict
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -65,9 +65,7 @@ def _seeds(study: Study) -> list[str]:
         return []
     name = f"**{inert(study.label)}**"
     if all(row.equivalent for row in rows):
-        return [
-            f"{name}: one seed, and every variant is an equivalent arm: their differences are not evidence."
-        ]
+        return [f"{name}: {ONE_SEED}."]
     return [
         f"{name}: one seed: its differences are not evidence beyond that seed, and among equivalent arms not at all."
     ]

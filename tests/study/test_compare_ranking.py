@@ -13,7 +13,7 @@ from scipy import stats
 from gpt2 import record
 from study import compare, compare_ranking
 from study.compare_html import page
-from study.compare_ranking import ONE_SEED, Ranking
+from study.compare_ranking import NO_ORDER, Ranking
 from study.compare_render import markdown, terminal
 from study.report import Judged
 from study.statistics import AgainstFloor, Interval
@@ -106,7 +106,7 @@ def test_the_class_is_placed_by_its_mean_even_where_one_arm_is_seen_below_a_bett
 def test_one_seed_gives_no_ranking_and_its_verdict_against_the_floor(tmp_path: Path) -> None:
     made = compare.build([a_study(tmp_path / name, seeds=(0,), noise=n) for n, name in enumerate("ab")])
     assert [ranking.places for ranking in made.rankings] == [[], []]
-    assert [ranking.why_not for ranking in made.rankings] == [ONE_SEED, ONE_SEED]
+    assert [ranking.why_not for ranking in made.rankings] == [NO_ORDER, NO_ORDER]
     for text in (markdown(made), page(made), terminal(made)):
         words = " ".join(text.split())
         assert words.count("one seed: no ranking") >= 2
