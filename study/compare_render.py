@@ -49,7 +49,7 @@ def alignment_table(lines: list[Alignment]) -> Table:
     """A row for each run of a pair of studies."""
     headings = [
         "run", "iterations", "first step", "first tenth", "last tenth", f"within {error(RULE)}",
-        "A/A first tenth", "A/A last tenth", f"parts: {error(RULE)}", "parts: A/A",
+        "A/A first step", "A/A first tenth", "A/A last tenth", f"parts: {error(RULE)}", "parts: A/A",
     ]  # fmt: skip
     return headings, [
         [
@@ -59,6 +59,7 @@ def alignment_table(lines: list[Alignment]) -> Table:
             error(line.errors.early),
             error(line.errors.late),
             "yes" if line.within_rule else "no",
+            error(line.envelope.first) if line.envelope else "-",
             error(line.envelope.early) if line.envelope else "-",
             error(line.envelope.late) if line.envelope else "-",
             f"{line.parts_from_rule:,}" if line.parts_from_rule else "never",
@@ -117,7 +118,9 @@ def _labels(comparison: Comparison) -> list[str]:
 ALIGNMENT = (
     "Relative difference of the training losses of the same run in two studies: at the first shared iteration, and the "
     "means over the first and the last tenth. A/A is the largest such difference between two equivalent arms of one "
-    "seed in either study. A curve parts at the first iteration that is beyond, as is the mean of those that follow."
+    "seed in either study; arms start as other functions of the same weights, so a first step beyond it is one of "
+    "other weights, batches or precision. A curve parts at the first iteration that is beyond, as is the mean of those "
+    "that follow."
 )
 RANKING = (
     "A place is known only as far as noise permits: equivalent arms stand together at their mean and share one range "
@@ -218,6 +221,6 @@ def _terminal_table(content: Table) -> list[str]:
 
 def _narrow(content: Table) -> Table:
     """The columns that a terminal has room for."""
-    kept = (0, 1, 2, 3, 4, 5, 8, 9)
+    kept = (0, 1, 2, 3, 4, 5, 9, 10)
     headings, rows = content
     return [headings[n] for n in kept], [[row[n] for n in kept] for row in rows]

@@ -146,7 +146,10 @@ def _envelope(pair: list[Alignment]) -> str:
     known = [line.within_envelope for line in pair if line.within_envelope is not None]
     if not known:
         return " No seed has two equivalent arms, so there is no A/A envelope."
-    return f" {sum(known)} of {len(known)} differ by no more than equivalent arms of one study do."
+    return (
+        f" {sum(known)} of {len(known)} differ by no more than equivalent arms of one study do, at the first step and "
+        "over both tenths."
+    )
 
 
 def _uncounted(study: Study) -> list[str]:

@@ -15,8 +15,10 @@ from scipy import stats
 
 from gpt2 import record
 from study import compare, compare_alignment, report
+from study.compare_html import page
 from study.compare_read import CompareError, labels, read_curve
-from study.compare_render import markdown, terminal
+from study.compare_render import alignment_table, markdown, terminal
+from study.compare_words import error
 from study.words import ONE_CLASS
 
 ROOT = Path(__file__).parents[2]
@@ -451,11 +453,40 @@ def test_a_run_is_measured_by_one_percent_and_by_the_spread_of_equivalent_arms(
     made = compare.build([first, folder])
     line = next(line for line in made.alignments if line.run == "B0")
     assert not line.within_rule
-    assert line.within_envelope is False or line.errors.early == 0
+    assert line.within_envelope is False
+    assert [one.within_envelope for one in made.alignments if one.run != "B0"] == [True] * 9
     assert line.parts_from_rule == 51
     assert line.unreadable == 1
     assert sum(one.within_rule for one in made.alignments) == 9
     assert "1 unreadable lines" in markdown(made)
+
+
+@pytest.mark.parametrize(("share", "within"), [(0.5, True), (1.5, False)])
+def test_the_first_step_alone_is_held_against_the_equivalent_arms_first_step(
+    first: Path, tmp_path: Path, share: float, within: bool
+) -> None:
+    folder = a_study(tmp_path / "two")
+    envelope = compare.build([first, folder]).alignments[0].envelope
+    assert envelope
+    path = folder / "runs" / "RALEARN0" / "metrics.jsonl"  # no arm, so that the envelope stays as it is
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["loss"] *= 1 + share * envelope.first
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = compare.build([first, folder])
+    line = next(line for line in made.alignments if line.run == "RALEARN0")
+    assert line.envelope == envelope
+    assert line.errors.first == pytest.approx(share * envelope.first)
+    assert line.errors.early < envelope.early
+    assert line.within_envelope is within
+    assert sum(bool(one.within_envelope) for one in made.alignments) == 9 + within
+    row = next(row for row in alignment_table(made.alignments)[1] if row[0] == "RALEARN0")
+    shown = dict(zip(alignment_table(made.alignments)[0], row, strict=True))
+    assert shown["A/A first step"] == error(envelope.first)
+    assert shown["A/A last tenth"] == error(envelope.late)
+    for text in (markdown(made), page(made)):
+        assert "A/A first step" in text
+        assert f"{9 + within} of 10 differ by no more than equivalent arms of one study do" in text
+    assert "parts: A/A" in terminal(made)
 
 
 def test_lines_that_are_no_training_losses_are_passed_over(tmp_path: Path) -> None:
@@ -547,9 +578,9 @@ def test_the_command_writes_its_files_and_reads_no_torch(first: Path, tmp_path: 
     assert "<script>" not in (tmp_path / "out" / "compare.md").read_text()
     seen = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert seen["absolute"][0]["differences"][0]["mean"] == 0
-    page = (tmp_path / "out" / "compare.html").read_text()
-    assert "<script>alert" not in page
-    assert all(f'id="{name}"' in page for name in ("changes", "curves0"))
+    html = (tmp_path / "out" / "compare.html").read_text()
+    assert "<script>alert" not in html
+    assert all(f'id="{name}"' in html for name in ("changes", "curves0"))
     again = subprocess.run(
         [*command[:4], str(other), "--out", str(other)], cwd=ROOT, capture_output=True, text=True
     )
