@@ -55,6 +55,7 @@ def record(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "numpy": _version("numpy"),
+        "triton": _version("triton") or _version("pytorch-triton-rocm") or _version("triton-rocm"),
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "cudnn": None if cudnn is None else str(cudnn),

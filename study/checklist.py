@@ -17,6 +17,7 @@ from study.checklist_rows import (
     EQUAL,
     FATAL,
     HARMLESS,
+    HASHED,
     LEARNED_PREFIX,
     NOT_RECORDED,
     NOT_SET,
@@ -83,6 +84,8 @@ def _row(row: Row, studies: Sequence[Study]) -> Check | None:
     """Compare the keys that all studies have, if any; a study that disagrees within itself is not equal to any."""
     found = [_gather(row, study) for study in studies]
     unknown = any(NOT_RECORDED in values for seen in found for values in seen.values())
+    if row.recent and not any(row.read(member) for study in studies for member in study.members):
+        return None
     shared = [key for key in found[0] if all(key in seen for seen in found)]
     differing = [key for key in shared if len(set.union(*(seen[key] for seen in found)) - {NOT_RECORDED}) > 1]
     values = [_shown(seen, differing or list(seen)) for seen in found]
@@ -110,16 +113,14 @@ def _shown(found: dict[str, set[str]], keys: Sequence[str]) -> str:
     return ", ".join(f"{key} {text}".strip() for key, text in sorted(texts.items())) or "-"
 
 
-def _covered(name: str) -> bool:
-    return name in COVERED or name.startswith(("DATASET_", "TARGET_"))
-
-
 def _settings(studies: Sequence[Study]) -> list[Check]:
     """A row for each symbol of the saved settings that no other row compares in effect."""
     configs = [[member.config for member in study.members] for study in studies]
     if not all(config is not None for own in configs for config in own):
         return _without_settings(studies)
-    names = sorted({name for own in configs for config in own for name in config or {} if not _covered(name)})
+    names = sorted(
+        {name for own in configs for config in own for name in config or {} if name not in COVERED}
+    )
     checks = []
     for name in names:
         seen = [{_value(config or {}, name) for config in own} for own in configs]
@@ -129,10 +130,14 @@ def _settings(studies: Sequence[Study]) -> list[Check]:
         checks.append(
             _check("hyper-parameters", name, EQUAL if equal else severity, values, "" if equal else reason)
         )
-    explained = any(check.status != EQUAL for check in checks)
+    explained = any(check.status != EQUAL and check.subject in HASHED for check in checks)
     if not explained:
         checks.append(
-            _schedule_hash(studies, "it differs although the saved settings agree: they are not what ran")
+            _schedule_hash(
+                studies,
+                "it differs although the saved settings that it is made of agree: the runs were extended, or other "
+                "settings ran",
+            )
         )
     return checks
 

@@ -15,13 +15,17 @@ Values = dict[str, str]  # key (a seed, a variant; "" where there is one value) 
 
 @dataclass(frozen=True)
 class Row:
-    """What to compare. read gives a run's values by key, None where its record lacks them; severity if they differ."""
+    """What to compare. read gives a run's values by key, None where its record lacks them; severity if they differ.
+
+    recent: records of before have no such entry; there is no row where none has it.
+    """
 
     group: str
     subject: str
     read: Callable[[Member], Values | None]
     severity: str
     reason: str
+    recent: bool = False
 
 
 def fingerprint(entry: str) -> Callable[[Member], Values | None]:
@@ -43,6 +47,11 @@ def _environment(*keys: str) -> Callable[[Member], Values | None]:
         return {"": next((str(environment[key]) for key in keys if environment.get(key) is not None), "none")}
 
     return read
+
+
+def _triton(member: Member) -> Values | None:
+    environment = member.record.get("environment") or {}
+    return {"": environment["triton"] or "none"} if "triton" in environment else None
 
 
 def _one(value: Any) -> Values | None:
@@ -106,6 +115,7 @@ ROWS = (
     Row("machine", "CPU threads", _environment("threads"), HARMLESS, "sums are split among threads: rounding only"),
     Row("machine", "platform", _environment("platform"), HARMLESS, VERSION),
     Row("libraries", "torch", _target("torch"), HARMLESS, VERSION),
+    Row("libraries", "triton", _triton, HARMLESS, "it compiles kernels: " + VERSION, recent=True),
     Row("libraries", "numpy", _environment("numpy"), HARMLESS,
         "it shuffles the batches: if that changed, the losses part at the first step, see below"),
     Row("libraries", "python", _environment("python"), HARMLESS, "the text it prepares is compared under data"),
@@ -116,18 +126,34 @@ ROWS = (
         HARMLESS, "what differs in the code is under code"),
 )  # fmt: skip
 
-# Settings that rows above compare in effect, or that only name things.
+# Every symbol of Kconfig (of a choice in study.compare_read.CHOICES the choice) is in one of the tables below. One that
+# is in none, of another version of this project, is fatal where it differs.
+
+# Settings that rows above compare in effect, or that only name things. SCHEDULE_WSD says what SCHEDULE_COSINE does, and
+# studies from before that choice have neither.
 COVERED = (
-    "DATASET_", "DATA_DIR", "DETECTED", "DTYPE", "EFFECTIVE_BATCH", "EVAL_TOKENS", "GPT2_BLOCK_SIZE",
-    "GPT2_DROPOUT", "GPT2_MODEL", "MICRO_BATCH", "RESULTS_DIR", "SCALE_CPU", "SEEDS", "STUDY_NAME", "TARGET",
-    "VARIANTS",
+    "DATASET_EMBEDDED", "DATASET_FILES", "DATASET_FINEWEB_EDU", "DATASET_LOCAL", "DATASET_MAX_TOKENS",
+    "DATASET_OPENWEBTEXT", "DATASET_TINYSTORIES", "DATASET_WIKITEXT103", "DATA_DIR", "DETECTED", "DTYPE",
+    "EFFECTIVE_BATCH", "EVAL_TOKENS", "GPT2_BLOCK_SIZE", "GPT2_DROPOUT", "GPT2_MODEL", "MICRO_BATCH", "RESULTS_DIR",
+    "SCALE_CPU", "SCHEDULE_COSINE", "SEEDS", "STUDY_NAME", "TARGET", "TARGET_DETECTED_CPU", "VARIANTS",
 )  # fmt: skip
+OPTIMIZER = (
+    "LEARNING_RATE", "MIN_LEARNING_RATE_RATIO", "WARMUP_FRACTION", "DECAY_FRACTION", "SCHEDULE_WSD", "WEIGHT_DECAY",
+    "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPSILON", "GRAD_CLIP",
+)  # fmt: skip
+LIMITS = ("GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS")
+HASHED = (*OPTIMIZER, *LIMITS)  # what enters the fingerprint's hash of the schedule, and nothing else does
+LEARNED_SETTINGS = (
+    "ALTERNATION_MIX", "ALTERNATION_GATE_EVERY", "ALTERNATION_INIT", "ALTERNATION_LR_MULTIPLIER",
+)  # fmt: skip
+CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS)
 BUDGET = "a budget only sets the number of iterations, which is compared under schedule"
 SPEED = "it changes speed and rounding, not the function computed"
 ASIDE = "it changes no training step"
 WITHOUT_EFFECT = {
-    "GPT2_MAX_TIME": BUDGET, "GPT2_MAX_TOKENS": BUDGET, "GPT2_MAX_ITERS": BUDGET, "BUDGET_EQUAL_TOKENS": BUDGET,
+    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TOKENS": BUDGET,
     "COMPILE": SPEED, "CPU_THREADS": SPEED,
+    "ALTERNATION_RECOMPUTE": "it changes speed and memory; the numbers are the same to the bit",
     "DATA_WORKERS": ASIDE, "EVAL_INTERVAL_TOKENS": ASIDE, "CHECKPOINT_SECONDS": ASIDE, "HELLASWAG": ASIDE,
     "HELLASWAG_FILE": ASIDE, "HELLASWAG_LIMIT": ASIDE, "WANDB": ASIDE, "WANDB_MODE": ASIDE, "WANDB_PROJECT": ASIDE,
     "TRACKIO": ASIDE,

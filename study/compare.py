@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gpt2 import record
-from ra.names import PATTERNS, is_equivalent
+from ra.names import is_equivalent
 from study.checklist import FATAL, Check, blocking, checklist
 from study.compare_alignment import Alignment, align
+from study.compare_ranking import Across, Ranking, across, ordered, rank
 from study.compare_read import CompareError, Member, Study, read_studies
-from study.report import Judged, common_tokens
+from study.report import common_tokens
 from study.runs import BASELINE, losses
-from study.statistics import Interval, NoiseFloor, mean, mean_interval
+from study.statistics import Interval, mean, mean_interval
 
 ARMS = "equivalent arms"
 
@@ -45,30 +46,6 @@ class RelativeRow:
 
 
 @dataclass
-class Place:
-    """A variant within one study. place: by mean loss over its seeds; low to high: the places that noise permits."""
-
-    variant: str
-    equivalent: bool
-    loss: Interval
-    place: int
-    low: int
-    high: int
-
-
-@dataclass
-class Ranking:
-    """One study's order. seeds: of every variant in it; variants with other seeds are left out, by name."""
-
-    study: str
-    seeds: list[int]
-    places: list[Place]
-    left_out: list[str]
-    floor: NoiseFloor | None
-    same_tokens: bool  # whether the equivalent arms in it ended at the same tokens
-
-
-@dataclass
 class Comparison:
     """Everything that the comparison says. absolute is empty where reasons say why."""
 
@@ -79,6 +56,7 @@ class Comparison:
     relative: list[RelativeRow]
     alignments: list[Alignment]
     rankings: list[Ranking]
+    across: list[Across]
 
 
 def build(paths: Sequence[Path]) -> Comparison:
@@ -87,7 +65,7 @@ def build(paths: Sequence[Path]) -> Comparison:
     empty = [study.label for study in studies if not study.members]
     if empty:
         reasons = [f"{name} has no finished run" for name in empty]
-        return Comparison(studies, [], reasons, [], [], [], [])
+        return Comparison(studies, [], reasons, [], [], [], [], [])
     checks = checklist(studies)
     reasons = _reasons(checks)
     absolute = [] if reasons else _absolute(studies)
@@ -101,6 +79,7 @@ def build(paths: Sequence[Path]) -> Comparison:
         relative=_relative(studies),
         alignments=[line for other in studies[1:] for line in align(studies[0], other)],
         rankings=[rank(study) for study in studies],
+        across=across(studies),
     )
 
 
@@ -118,7 +97,7 @@ def _absolute(studies: Sequence[Study]) -> list[AbsoluteRow]:
     """A row for each shared variant that has a point in common, and one for the equivalent arms taken together."""
     tables = [study.keyed() for study in studies]
     shared = set.intersection(*(set(table) for table in tables))
-    names = _ordered({name for name, _ in shared})
+    names = ordered({name for name, _ in shared})
     groups = {name: [name] for name in names}
     arms = [name for name in names if is_equivalent(name)]
     if len(arms) > 1:
@@ -154,14 +133,9 @@ def _absolute_row(
     )
 
 
-def _ordered(names: set[str]) -> list[str]:
-    order = list(PATTERNS)
-    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
-
-
 def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
     tables = [{row.variant: row for row in study.report.rows} for study in studies]
-    names = _ordered({name for table in tables for name in table} - {BASELINE})
+    names = ordered({name for table in tables for name in table} - {BASELINE})
     return [
         RelativeRow(
             name,
@@ -170,68 +144,6 @@ def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
         )
         for name in names
     ]
-
-
-def rank(study: Study) -> Ranking:
-    """The order by mean loss among variants with the same seeds, and the places that the noise permits each.
-
-    Equivalent arms are one class and share their places. A real change is placed above or below the class only by
-    the report's own verdict (Holm-adjusted), and against another real change only where the paired interval over
-    seeds excludes zero.
-    """
-    by_variant = {name: _own_losses(study, name) for name in _ordered(study.variants)}
-    seeds = max((sorted(own) for own in by_variant.values()), key=lambda own: (len(own), own), default=[])
-    ranked = [name for name, own in by_variant.items() if sorted(own) == seeds]
-    centre = {name: mean(list(by_variant[name].values())) for name in ranked}
-    order = sorted(ranked, key=lambda name: centre[name])
-    judged = {one.variant: one for one in study.report.judged}
-    places = []
-    for name in ranked:
-        signs = [_sign(name, other, by_variant, judged) for other in ranked if other != name]
-        places.append(
-            Place(
-                variant=name,
-                equivalent=is_equivalent(name),
-                loss=mean_interval([by_variant[name][seed] for seed in seeds]),
-                place=order.index(name) + 1,
-                low=1 + signs.count(1),
-                high=len(ranked) - signs.count(-1),
-            )
-        )
-    left_out = [name for name in by_variant if name not in ranked]
-    ends = {
-        member.record["progress"]["tokens"]
-        for (name, _), member in study.keyed().items()
-        if name in ranked and is_equivalent(name)
-    }
-    places.sort(key=lambda one: one.place)
-    return Ranking(study.label, seeds, places, left_out, study.report.floor, len(ends) <= 1)
-
-
-def _own_losses(study: Study, variant: str) -> dict[int, float]:
-    return {
-        seed: float(member.record["validation"]["loss"])
-        for (name, seed), member in study.keyed().items()
-        if name == variant
-    }
-
-
-def _sign(name: str, other: str, table: dict[str, dict[int, float]], judged: dict[str, Judged]) -> int:
-    """-1: `name` has the lower loss beyond noise, 1: the higher, 0: cannot tell (always so within the class)."""
-    if is_equivalent(name) and is_equivalent(other):
-        return 0
-    if is_equivalent(name):
-        return -_sign(other, name, table, judged)
-    if is_equivalent(other):
-        verdict = judged.get(name)
-        if verdict is None or verdict.adjusted_p >= 0.05:
-            return 0
-        interval = verdict.result.difference
-    else:
-        interval = mean_interval([table[name][seed] - table[other][seed] for seed in sorted(table[name])])
-    if interval.contains_zero is not False:
-        return 0
-    return -1 if interval.mean < 0 else 1
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
@@ -263,6 +175,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             for line in comparison.alignments
         ],
         "rankings": [dataclasses.asdict(ranking) for ranking in comparison.rankings],
+        "across": [dataclasses.asdict(row) for row in comparison.across],
     }
 
 

@@ -60,10 +60,16 @@ class Alignment:
 
     @property
     def within_envelope(self) -> bool | None:
-        """Whether the two differ by no more than equivalent arms do, in the early and in the late part."""
+        """Whether the two differ by no more than equivalent arms do: at the first step, early and late.
+
+        The arms start from the same weights as other functions, so they differ at the first step already, and runs of
+        one function on the same batch by rounding alone: beyond the envelope there it is other weights or batches.
+        """
         if self.envelope is None:
             return None
-        return self.errors.early <= self.envelope.early and self.errors.late <= self.envelope.late
+        return all(
+            getattr(self.errors, part) <= getattr(self.envelope, part) for part in ("first", "early", "late")
+        )
 
 
 def relative(one: Curve, other: Curve) -> Curve:

@@ -10,15 +10,17 @@ from study.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED
 from study.compare import Comparison
 from study.compare_alignment import RULE, Alignment
 from study.compare_render import (
+    ACROSS,
     ALIGNMENT,
     RANKING,
     Table,
+    across_table,
     alignment_table,
     main_table,
     pairs,
     ranking_table,
 )
-from study.compare_words import above_table, counts, ranking_note, sentences
+from study.compare_words import above_table, counts, order_note, ranking_note, sentences
 from study.html import Figure, colour, legend, plot, table, text
 from study.html import page as whole_page
 from study.render import plain
@@ -65,9 +67,7 @@ def page(comparison: Comparison) -> str:
         body += _main(comparison, figures)
         body += _checklist(comparison)
         body += _alignments(comparison, figures)
-        body += ["<h2>Order of the variants</h2>", f"<p>{rich(RANKING)} {rich(ONE_CLASS)}</p>"]
-        for ranking in comparison.rankings:
-            body += [f"<p>{rich(ranking_note(ranking))}</p>", html_table(ranking_table(ranking))]
+        body += _orders(comparison)
     body += _runs(comparison)
     return whole_page(" | ".join(study.label for study in comparison.studies), "\n".join(body), figures)
 
@@ -127,6 +127,17 @@ def _alignments(comparison: Comparison, figures: dict[str, Figure]) -> list[str]
         body += [plot(f"curves{number}", figures[f"curves{number}"], caption)]
         body.append(f"<details><summary>{len(lines)} runs in numbers</summary>")
         body += [html_table(alignment_table(lines)), "</details>"]
+    return body
+
+
+def _orders(comparison: Comparison) -> list[str]:
+    body = ["<h2>Order of the variants</h2>", f"<p>{rich(RANKING)} {rich(ONE_CLASS)}</p>"]
+    body.append(f"<p>{rich(order_note(comparison))}</p>")
+    if any(ranking.places for ranking in comparison.rankings) and comparison.across:
+        body += [f"<p>{rich(ACROSS)}</p>", html_table(across_table(comparison))]
+    for ranking in comparison.rankings:
+        body.append(f"<p>{rich(ranking_note(ranking))}</p>")
+        body += [html_table(ranking_table(ranking))] if ranking.places else []
     return body
 
 

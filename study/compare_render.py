@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from study.checklist import EQUAL, NOT_RECORDED, Check
-from study.compare import Comparison, Ranking
+from study.compare import Comparison
 from study.compare_alignment import RULE, Alignment
-from study.compare_words import above_table, counts, error, ranking_note, sentences
+from study.compare_ranking import Ranking
+from study.compare_words import above_table, counts, error, order_note, ranking_note, sentences
 from study.render import WIDTH, columns, plain, table, wrap
 from study.runs import BASELINE
 from study.words import ONE_CLASS, change, inert, perplexity, shown
@@ -48,7 +49,7 @@ def alignment_table(lines: list[Alignment]) -> Table:
     """A row for each run of a pair of studies."""
     headings = [
         "run", "iterations", "first step", "first tenth", "last tenth", f"within {error(RULE)}",
-        "A/A first tenth", "A/A last tenth", f"parts: {error(RULE)}", "parts: A/A",
+        "A/A first step", "A/A first tenth", "A/A last tenth", f"parts: {error(RULE)}", "parts: A/A",
     ]  # fmt: skip
     return headings, [
         [
@@ -58,6 +59,7 @@ def alignment_table(lines: list[Alignment]) -> Table:
             error(line.errors.early),
             error(line.errors.late),
             "yes" if line.within_rule else "no",
+            error(line.envelope.first) if line.envelope else "-",
             error(line.envelope.early) if line.envelope else "-",
             error(line.envelope.late) if line.envelope else "-",
             f"{line.parts_from_rule:,}" if line.parts_from_rule else "never",
@@ -79,10 +81,26 @@ def ranking_table(ranking: Ranking) -> Table:
             inert(one.variant) + (" (one class)" if one.equivalent else ""),
             shown(one.loss),
             str(one.place),
-            str(one.low) if one.low == one.high else f"{one.low} to {one.high}",
+            _places(one.low, one.high),
         ]
         for one in ranking.places
     ]
+
+
+def across_table(comparison: Comparison) -> Table:
+    """The places that noise permits in each study, among the variants that all of them have."""
+    return ["variant", *(f"places in {label}" for label in _labels(comparison)), "the studies"], [
+        [
+            inert(row.variant) + (" (one class)" if row.equivalent else ""),
+            *(_places(*seen) if seen else "-" for seen in row.places),
+            row.agreement,
+        ]
+        for row in comparison.across
+    ]
+
+
+def _places(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def pairs(comparison: Comparison) -> list[tuple[str, list[Alignment]]]:
@@ -100,12 +118,17 @@ def _labels(comparison: Comparison) -> list[str]:
 ALIGNMENT = (
     "Relative difference of the training losses of the same run in two studies: at the first shared iteration, and the "
     "means over the first and the last tenth. A/A is the largest such difference between two equivalent arms of one "
-    "seed in either study. A curve parts at the first iteration that is beyond, as is the mean of those that follow."
+    "seed in either study; arms start as other functions of the same weights, so a first step beyond it is one of "
+    "other weights, batches or precision. A curve parts at the first iteration that is beyond, as is the mean of those "
+    "that follow."
 )
 RANKING = (
-    "A place is known only as far as noise permits: equivalent arms share one range of places; a real change is above "
-    "or below them by its study's own verdict."
+    "A place is known only as far as noise permits: equivalent arms stand together at their mean and share one range "
+    "of places; a real change is above or below them by its study's own verdict, and two real changes are told apart "
+    "by a paired t test over the seeds, adjusted by Holm's method over the pairs."
 )
+ACROSS = "Places that noise permits, among the variants that all studies have; the studies agree on a variant where "
+ACROSS += "they tell it from the same others, towards the same side."
 
 
 def markdown(comparison: Comparison) -> str:
@@ -129,8 +152,12 @@ def _alignment_section(comparison: Comparison) -> list[str]:
 
 def _ranking_section(comparison: Comparison) -> list[str]:
     lines = ["", "## Order of the variants", "", f"{RANKING} {ONE_CLASS}"]
+    lines += ["", order_note(comparison)]
+    if any(ranking.places for ranking in comparison.rankings) and comparison.across:
+        lines += ["", ACROSS, "", *table(*across_table(comparison))]
     for ranking in comparison.rankings:
-        lines += ["", ranking_note(ranking), "", *table(*ranking_table(ranking))]
+        lines += ["", ranking_note(ranking)]
+        lines += ["", *table(*ranking_table(ranking))] if ranking.places else []
     return lines
 
 
@@ -157,7 +184,9 @@ def terminal(comparison: Comparison, written: list[Path] | None = None) -> str:
             lines += ["", f"training losses at equal iterations, {plain(names)}"]
             lines += _terminal_table(_narrow(alignment_table(rows)))
         for ranking in comparison.rankings:
-            lines += ["", wrap(ranking_note(ranking)), *_terminal_table(ranking_table(ranking))]
+            lines += ["", wrap(ranking_note(ranking))]
+            lines += _terminal_table(ranking_table(ranking)) if ranking.places else []
+        lines += ["", wrap(order_note(comparison))]
     if written:
         lines += ["", *(f"wrote {path}" for path in written)]
     return "\n".join(lines)
@@ -192,6 +221,6 @@ def _terminal_table(content: Table) -> list[str]:
 
 def _narrow(content: Table) -> Table:
     """The columns that a terminal has room for."""
-    kept = (0, 1, 2, 3, 4, 5, 8, 9)
+    kept = (0, 1, 2, 3, 4, 5, 9, 10)
     headings, rows = content
     return [headings[n] for n in kept], [[row[n] for n in kept] for row in rows]

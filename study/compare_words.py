@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from study.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, blocking
-from study.compare import Comparison, Ranking
+from study.compare import Comparison
 from study.compare_alignment import RULE, Alignment, Errors
+from study.compare_ranking import AGREE, CONTRADICT, NONE, Ranking
 from study.compare_read import Study
 from study.runs import BASELINE
-from study.words import CANNOT_TELL, ONE_CLASS, inert, percent, sentence, standing
+from study.words import CANNOT_TELL, ONE_CLASS, ONE_SEED, inert, percent, sentence, standing, verdict
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -64,9 +65,7 @@ def _seeds(study: Study) -> list[str]:
         return []
     name = f"**{inert(study.label)}**"
     if all(row.equivalent for row in rows):
-        return [
-            f"{name}: one seed, and every variant is an equivalent arm: their differences are not evidence."
-        ]
+        return [f"{name}: {ONE_SEED}."]
     return [
         f"{name}: one seed: its differences are not evidence beyond that seed, and among equivalent arms not at all."
     ]
@@ -100,16 +99,16 @@ def agreements(comparison: Comparison) -> list[str]:
         listed = "; ".join(f"{inert(label)}: {text}" for label, (text, _) in said.items())
         words = {word for _, word in said.values()}
         if len(said) < 2:
-            verdict = "it is judged in one study only"
+            together = "it is judged in one study only"
         elif words == {CANNOT_TELL}:
-            verdict = "no study can tell"
+            together = "no study can tell"
         elif len(words) == 1:
-            verdict = "they agree"
+            together = "they agree"
         elif CANNOT_TELL in words:
-            verdict = "not every study can tell, which is no contradiction"
+            together = "not every study can tell, which is no contradiction"
         else:
-            verdict = "they contradict each other"
-        lines.append(f"**{inert(name)}** against its study's equivalent arms: {listed}; {verdict}.")
+            together = "they contradict each other"
+        lines.append(f"**{inert(name)}** against its study's equivalent arms: {listed}; {together}.")
     return lines
 
 
@@ -147,7 +146,10 @@ def _envelope(pair: list[Alignment]) -> str:
     known = [line.within_envelope for line in pair if line.within_envelope is not None]
     if not known:
         return " No seed has two equivalent arms, so there is no A/A envelope."
-    return f" {sum(known)} of {len(known)} differ by no more than equivalent arms of one study do."
+    return (
+        f" {sum(known)} of {len(known)} differ by no more than equivalent arms of one study do, at the first step and "
+        "over both tenths."
+    )
 
 
 def _uncounted(study: Study) -> list[str]:
@@ -159,24 +161,45 @@ def _uncounted(study: Study) -> list[str]:
 
 
 def ranking_note(ranking: Ranking) -> str:
-    """How sure the places of one study are."""
+    """How sure the places of one study are; of one seed, which has none, what its own verdicts are."""
     floor = ranking.floor
     noise = (
         f"noise floor {floor.sigma:.2g} nats ({percent(floor.sigma).lstrip('+')} of perplexity, "
         f"{floor.freedom} degree{'' if floor.freedom == 1 else 's'} of freedom)"
         if floor
-        else "no noise floor, so no place is known"
+        else "no noise floor"
     )
-    seeds = "one seed" if len(ranking.seeds) == 1 else f"{len(ranking.seeds)} seeds"
-    left = (
-        f"; left out for other seeds: {', '.join(map(inert, ranking.left_out))}" if ranking.left_out else ""
-    )
-    ends = (
-        ""
-        if ranking.same_tokens
-        else "; its equivalent arms ended at different tokens, so their spread is not noise alone"
-    )
-    return f"{inert(ranking.study)}: {seeds}, {noise}{ends}{left}."
+    parts = [ranking.why_not or f"{len(ranking.seeds)} seeds", noise]
+    if not floor and not ranking.why_not:
+        parts[-1] += ", so no real change is told from the equivalent arms"
+    if not ranking.same_tokens:
+        parts.append("its equivalent arms ended at different tokens, so their spread is not noise alone")
+    if ranking.cut:
+        parts.append(f"left out since their schedule was cut short: {', '.join(map(inert, ranking.cut))}")
+    if ranking.left_out and not ranking.why_not:
+        parts.append(f"left out for want of these seeds: {', '.join(map(inert, ranking.left_out))}")
+    told = [verdict(judged) for judged in ranking.judged] if ranking.why_not else []
+    return " ".join([f"{inert(ranking.study)}: {'; '.join(parts)}.", *told])
+
+
+def order_note(comparison: Comparison) -> str:
+    """Whether the studies put the variants that all of them have in one order."""
+    without = [f"{inert(one.study)} ({one.why_not})" for one in comparison.rankings if one.why_not]
+    if len(comparison.rankings) - len(without) < 2:
+        return f"There are no orders to compare: {', '.join(without)}."
+    said = {row.agreement for row in comparison.across}
+    if CONTRADICT in said:
+        names = ", ".join(inert(row.variant) for row in comparison.across if row.agreement == CONTRADICT)
+        found = f"The orders contradict each other beyond noise: {names}."
+    elif said == {AGREE}:
+        found = "The orders agree."
+    elif said <= {NONE}:
+        found = (
+            "The orders neither agree nor contradict each other: no study tells any of the variants apart."
+        )
+    else:
+        found = "The orders do not contradict each other, but not every study can tell each variant's place."
+    return f"{found} Without an order: {', '.join(without)}." if without else found
 
 
 def counts(comparison: Comparison) -> str:

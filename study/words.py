@@ -18,6 +18,7 @@ ONE_CLASS = (
     "measured noise floor."
 )
 CANNOT_TELL = "cannot tell"
+ONE_SEED = "one seed, equivalent arms, differences are not evidence"
 
 METHOD = f"""## Method
 
@@ -181,8 +182,10 @@ def verdicts(report: Report) -> list[str]:
         )
     if report.rows and max(len(row.seeds) for row in report.rows) == 1:
         lines.append(
-            "One seed: the order of the equivalent arms is not evidence, no ranking is given, and a verdict is one "
-            "on this seed alone."
+            f"This study: {ONE_SEED}."
+            if all(row.equivalent for row in report.rows)
+            else "One seed: the order of the equivalent arms is not evidence, no ranking is given, and a verdict is "
+            "one on this seed alone."
         )
     if report.judged and differs(report.evidence.spread):
         lines.append(
