@@ -14,7 +14,7 @@ import pytest
 
 from gpt2 import record
 from study import curves, figures, figures_final, html, report, runs
-from tests.study.records import VARIANTS, a_record, a_study, edit
+from tests.study.records import UPDATE, VARIANTS, a_record, a_study, edit
 
 VOID = {"meta", "br", "input", "link", "img", "hr"}
 
@@ -176,6 +176,20 @@ def test_variants_that_share_no_seed_have_no_ranking(tmp_path: Path) -> None:
     text = page(study)
     assert "ranking" not in specified(text)
     assert "No ranking" in text
+
+
+def test_a_variant_that_only_cut_arms_leave_unjudged_is_told_so_in_the_words_of_the_markdown(
+    tmp_path: Path,
+) -> None:
+    study = a_study(tmp_path)
+    for name in VARIANTS[:-1]:
+        for seed in range(3):
+            edit(study, f"{name}{seed}", schedule={"cut": True}, progress={"tokens": 250 * UPDATE})
+    said = (
+        "cannot tell: no seed of it has equivalent arms that ended their schedule to measure the noise with"
+    )
+    assert f'<span class="said">{said}</span>' in page(study)
+    assert f"**RALEARN**: {said}." in (study / "report.md").read_text()
 
 
 def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_follow_them(
