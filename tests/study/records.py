@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ STEPS = 300
 UPDATE = 512 * 1024  # tokens
 
 
-def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
+def a_record(name: str, seed: int, loss: float, steps: int = STEPS) -> dict[str, Any]:
+    """A run that ended after `steps`, with evaluations every sixth of STEPS and at its end."""
     keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
-    grid = [STEPS * UPDATE * place // 6 for place in range(1, 7)]
+    grid = [UPDATE * step for step in range(STEPS // 6, steps, STEPS // 6)] + [UPDATE * steps]
     history = [[tokens, tokens / UPDATE * 10.0, loss + 5 * (1 - tokens / grid[-1]) ** 2] for tokens in grid]
     return record.blank(record.run_name(name, seed), name, seed) | {
         "status": "finished",
@@ -28,14 +31,14 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
                    "attention_backend": "flash", "torch": "2.13.0", "driver": None},
         "batch": {"effective": 512, "micro": 32, "accumulation": 16, "world_size": 1, "block_size": 1024},
         "parameters": 124439808,
-        "progress": {"iterations": STEPS, "tokens": STEPS * UPDATE, "train_seconds": STEPS * 10.0},
-        "clock": {"train": STEPS * 10.0, "compile": 40.0, "evaluate": 90.0, "checkpoint": 9.0, "data": 1.0},
+        "progress": {"iterations": steps, "tokens": steps * UPDATE, "train_seconds": steps * 10.0},
+        "clock": {"train": steps * 10.0, "compile": 40.0, "evaluate": 90.0, "checkpoint": 9.0, "data": 1.0},
         "validation": {"loss": loss, "perplexity": math.exp(loss), "best_perplexity": math.exp(loss), "tokens": 4096,
                        "history": history},
         "memory": {"peak_allocated_bytes": 2**30, "peak_reserved_bytes": 2**31, "predicted_bytes": None,
                    "by_phase": {"forward": 1, "backward": 1, "optimizer": 1}},
         "throughput": {"tokens_per_second": 52428.8, "mfu": 0.4},
-        "schedule": {"iterations": STEPS, "cut": False},
+        "schedule": {"iterations": steps, "cut": False},
     }  # fmt: skip
 
 
@@ -45,13 +48,18 @@ def a_study(
     effect: float = 0.0,
     variants: tuple[str, ...] = VARIANTS,
     hellaswag: bool = True,
+    ends: Mapping[str, int] = MappingProxyType({}),
 ) -> Path:
-    """Seeds differ by 0.02 nats, runs of one seed by 0.005; RALEARN differs by `effect`."""
+    """Seeds differ by 0.02 nats, runs of one seed by 0.005; RALEARN differs by `effect`.
+
+    ends: the last step of each variant that does not end at STEPS.
+    """
     draw = np.random.default_rng(0)
     for seed in range(seeds):
         base = 4.0 + 0.02 * float(draw.normal())
         for name in variants:
-            value = a_record(name, seed, base + 0.005 * float(draw.normal()) + effect * (name == "RALEARN"))
+            loss = base + 0.005 * float(draw.normal()) + effect * (name == "RALEARN")
+            value = a_record(name, seed, loss, ends.get(name, STEPS))
             if name == "RALEARN":
                 path = [[tokens, [0.5 - 0.001 * place * (layer - 1.5) for layer in range(4)]]
                         for place, (tokens, _, _) in enumerate(value["validation"]["history"])]  # fmt: skip
@@ -63,7 +71,7 @@ def a_study(
             run_dir.mkdir(parents=True)
             record.write_json(run_dir / "run.json", value)
             with (run_dir / "metrics.jsonl").open("w") as file:
-                for step in range(1, STEPS + 1):
+                for step in range(1, ends.get(name, STEPS) + 1):
                     line = {"event": "train", "iteration": step, "tokens": step * UPDATE, "train_seconds": step * 10.0,
                             "loss": 4.0 + 6.0 / step + 0.05 * float(draw.normal())}  # fmt: skip
                     record.append_metrics(file, line)

@@ -12,8 +12,8 @@ from study.attention import READABLE, layer_look
 from study.attention_data import Look, Text, write_study
 from study.attention_html import page
 from tests.study import records
+from tests.study.browser import BROWSER, faultless
 from tests.study.test_compare import a_study, published, recorded
-from tests.study.test_html_browser import BROWSER, faultless
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 
