@@ -14,6 +14,11 @@ from gpt2 import record
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 STEPS = 300
 UPDATE = 512 * 1024  # tokens
+ENVIRONMENT: dict[str, Any] = {
+    "python": "3.11.9", "platform": "Linux x86_64", "numpy": "2.3.1", "cuda": "12.8", "rocm": None, "cudnn": "91002",
+    "float32_matmul": "high", "threads": 8, "variables": {},
+    "code": {"gpt2.step": "aaaaaaaaaaaaaaaa", "ra.attention": "cccccccccccccccc"},
+}  # fmt: skip
 
 
 def a_record(name: str, seed: int, loss: float, steps: int = STEPS) -> dict[str, Any]:
@@ -29,6 +34,7 @@ def a_record(name: str, seed: int, loss: float, steps: int = STEPS) -> dict[str,
         "fingerprint": dict.fromkeys(keys, "e" * 64) | {"initial_weights": f"seed{seed}"},
         "target": {"name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
                    "attention_backend": "flash", "torch": "2.13.0", "driver": None},
+        "environment": ENVIRONMENT,
         "batch": {"effective": 512, "micro": 32, "accumulation": 16, "world_size": 1, "block_size": 1024},
         "parameters": 124439808,
         "progress": {"iterations": steps, "tokens": steps * UPDATE, "train_seconds": steps * 10.0},
@@ -83,5 +89,5 @@ def edit(study: Path, run: str, **changes: Any) -> None:
     path = study / "runs" / run / "run.json"
     value = json.loads(path.read_text())
     for key, change in changes.items():
-        value[key] = value[key] | change if isinstance(change, dict) and value[key] else change
+        value[key] = value[key] | change if isinstance(change, dict) and value.get(key) else change
     record.write_json(path, value)

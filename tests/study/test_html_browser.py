@@ -19,7 +19,7 @@ from scipy import stats
 from gpt2 import record
 from study import html, report
 from tests.study.browser import BROWSER, DARK, browse, empty, faultless, look
-from tests.study.records import UPDATE, VARIANTS, a_study, edit
+from tests.study.records import ENVIRONMENT, UPDATE, VARIANTS, a_study, edit
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 Traces = list[dict[str, Any]]
@@ -276,6 +276,7 @@ def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(
         sentence = " ".join(verdict.removeprefix("RALEARN").split("perplexity")[0].split())
         assert sentence.startswith("better than")
         assert sentence in said
+        assert all(digest in said for digest in ENVIRONMENT["code"].values())  # which the screen folds away
         assert "click to hide or show" not in said
     else:
         assert len(pdf) > 50_000
