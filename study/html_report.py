@@ -27,7 +27,18 @@ from study.html import (
 )
 from study.report import Judged, Report, Row
 from study.runs import BASELINE, losses
-from study.words import CANNOT_TELL, change, finding, grounds, hours_text, inert, score, shown, verdicts
+from study.words import (
+    CANNOT_TELL,
+    change,
+    finding,
+    grounds,
+    hours_text,
+    inert,
+    score,
+    shown,
+    unjudged,
+    verdicts,
+)
 
 
 def document(report: Report, study_dir: Path) -> str:
@@ -97,8 +108,7 @@ def _verdicts(report: Report, names: Sequence[str]) -> str:
     level = {} if report.same_point else {seen.variant: seen for seen in report.judged_equal_tokens}
     ordered = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
     items = "".join(
-        _verdict(row, judged.get(row.variant), level.get(row.variant), report.equal_tokens, names)
-        for row in ordered
+        _verdict(row, judged.get(row.variant), level.get(row.variant), report, names) for row in ordered
     )
     bold = tuple(f"**{inert(row.variant)}**" for row in report.rows)
     others = bullets([marked(line) for line in verdicts(report) if not line.startswith(bold)])
@@ -106,7 +116,7 @@ def _verdicts(report: Report, names: Sequence[str]) -> str:
 
 
 def _verdict(
-    row: Row, judged: Judged | None, level: Judged | None, tokens: int | None, names: Sequence[str]
+    row: Row, judged: Judged | None, level: Judged | None, report: Report, names: Sequence[str]
 ) -> str:
     """judged: at the end of the budget; level: at equal tokens, where that is another point."""
     kind, more = "same", ""
@@ -121,10 +131,10 @@ def _verdict(
         said, measured = finding(judged), grounds(judged)
         kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
     else:
-        said = f"{CANNOT_TELL}: no seed of it has equivalent arms to measure the noise with"
+        said = unjudged(report)
         kind, measured = "unsure", change(row.against_baseline, False, len(row.seeds))
     if level:
-        told = f"At equal tokens ({tokens or 0:,}): {finding(level)}; {grounds(level)}"
+        told = f"At equal tokens ({report.equal_tokens or 0:,}): {finding(level)}; {grounds(level)}"
         more = f'<span class="numbers">{typeset(told)}</span>'
     return (
         f'<li class="{kind}" style="--variant: {colour(row.variant, names)}"><span><strong>{text(row.variant)}</strong>'

@@ -15,6 +15,16 @@ from study.words import METHOD, alike, by_item, by_window, perplexity, score, se
 
 LONG = 40  # runs, above which their list is folded
 MANY = 8  # notes, above which they are
+ENVIRONMENT = {  # of the record's environment, as the page names it
+    "python": "Python",
+    "numpy": "NumPy",
+    "cuda": "CUDA",
+    "rocm": "ROCm",
+    "cudnn": "cuDNN or MIOpen",
+    "float32_matmul": "float32 products",
+    "threads": "CPU threads",
+    "platform": "platform",
+}
 
 
 def power(report: Report, names: Sequence[str]) -> str:
@@ -135,43 +145,72 @@ def method(report: Report) -> str:
 
 
 def _facts(report: Report, used: Sequence[Run]) -> list[tuple[str, str]]:
-    """What the runs were: each value once, with the number of runs where there are several."""
-
-    def said(values: Sequence[Any]) -> str:
-        count = Counter(str(value) for value in values if value is not None)
-        many = len(count) > 1
-        return "<br>".join(
-            f"{text(value)}{f' ({number} runs)' if many else ''}" for value, number in count.most_common()
-        )
-
-    def code(values: Sequence[Any]) -> str:
-        made = said(values)
-        return f"<code>{made}</code>" if made else ""
-
+    """What the runs were: each value once, with the number of runs where not all have it."""
     records = [run.record for run in used]
-    facts = [(name.replace("_", " "), said([seen["target"].get(name) for seen in records]))
+    facts = [(name.replace("_", " "), _said([seen["target"].get(name) for seen in records]))
              for name in ("name", "device", "dtype", "attention_backend", "torch", "driver")]  # fmt: skip
     facts[0] = ("target", facts[0][1])
-    facts.append(("batch", said([" · ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in seen["batch"].items()
-                                            if isinstance(value, int)) for seen in records])))  # fmt: skip
-    facts.append(("parameters", said([seen["parameters"] and f"{seen['parameters']:,}" for seen in records])))
+    batches = [
+        " · ".join(
+            f"{key.replace('_', ' ')} {value:,}"
+            for key, value in seen["batch"].items()
+            if isinstance(value, int)
+        )
+        for seen in records
+    ]
+    facts.append(("batch", _said(batches)))
+    facts.append(
+        ("parameters", _said([seen["parameters"] and f"{seen['parameters']:,}" for seen in records]))
+    )
     budget = " · ".join(f"{str(key).replace('_', ' ')} {value}" for key, value in report.budget.items())
     facts.append(("budget", text(budget)))
     facts.append(("validation tokens", f"{report.validation_tokens:,}" if report.validation_tokens else ""))
     commits = [
-        f"{seen['commit']}{' with uncommitted changes' if seen['dirty'] else ''}"
+        f"{seen['commit']}{' with uncommitted changes' if seen['dirty'] else ''}" if seen["commit"] else None
         for seen in records
-        if seen["commit"]
     ]
-    facts.append(("commit", code(commits)))
-    facts.append(("config SHA-256", code([seen["config_sha256"] for seen in records])))
+    facts.append(("commit", _code(commits)))
+    facts.append(("config SHA-256", _code([seen["config_sha256"] for seen in records])))
     for entry in dict.fromkeys(key for seen in records for key in seen["fingerprint"]):
         if entry != "initial_weights":
             facts.append(
-                (f"fingerprint: {text(entry)}", code([seen["fingerprint"].get(entry) for seen in records]))
+                (f"fingerprint: {text(entry)}", _code([seen["fingerprint"].get(entry) for seen in records]))
             )
     weights = {run.seed: run.record["fingerprint"].get("initial_weights") for run in used}
     shown_weights = "<br>".join(
         f"seed {seed}: {text(str(value))}" for seed, value in list(weights.items())[:LONG]
     )
-    return [*facts, ("fingerprint: initial weights", f"<code>{shown_weights}</code>")]
+    facts.append(("fingerprint: initial weights", f"<code>{shown_weights}</code>"))
+    return facts + _environment([seen.get("environment") or {} for seen in records])
+
+
+def _said(values: Sequence[Any]) -> str:
+    """Each value once, with the number of runs where not all have it; None is no value."""
+    count = Counter(str(value) for value in values if value is not None)
+    return "<br>".join(
+        text(value) + (f" ({number} run{'' if number == 1 else 's'})" if number < len(values) else "")
+        for value, number in count.most_common()
+    )
+
+
+def _code(values: Sequence[Any]) -> str:
+    made = _said(values)
+    return f"<code>{made}</code>" if made else ""
+
+
+def _environment(runs: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What the runs' numbers may depend on besides their settings: versions, variables, and the code's hashes."""
+    facts = [(name, _said([seen.get(key) for seen in runs])) for key, name in ENVIRONMENT.items()]
+    variables = _named([seen.get("variables") or {} for seen in runs], "=")
+    nothing = "none set that changes numbers" if any(runs) else ""
+    facts.append(("variables", f"<code>{'<br>'.join(variables)}</code>" if variables else nothing))
+    modules = _named([seen.get("code") or {} for seen in runs], " ")
+    listed = f"<code>{'<br>'.join(modules)}</code>"
+    folded = f"<details><summary>{len(modules)} modules</summary>{listed}</details>"
+    return [*facts, ("code, SHA-256", folded if modules else "")]
+
+
+def _named(tables: Sequence[dict[str, Any]], sign: str) -> list[str]:
+    """Lines of name, sign and value over the runs' tables, by name."""
+    names = sorted({name for own in tables for name in own})
+    return [_said([f"{name}{sign}{own[name]}" if name in own else None for own in tables]) for name in names]

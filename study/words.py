@@ -152,6 +152,12 @@ def verdict(judged: Judged, where: str = "") -> str:
     return f"**{inert(judged.variant)}**{where}: {finding(judged)} ({grounds(judged)})."
 
 
+def unjudged(report: Report) -> str:
+    """What is said of a real change that no noise floor measures."""
+    ended = " that ended their schedule" if report.cut else ""
+    return f"{CANNOT_TELL}: no seed of it has equivalent arms{ended} to measure the noise with"
+
+
 def verdicts(report: Report) -> list[str]:
     """The sentences that a reader takes away, the most important first."""
     lines = [verdict(judged) for judged in report.judged]
@@ -159,9 +165,8 @@ def verdicts(report: Report) -> list[str]:
         at = f" at equal tokens ({report.equal_tokens or 0:,})"
         lines += [verdict(judged, at) for judged in report.judged_equal_tokens]
     told = {judged.variant for judged in report.judged}
-    without = "no seed of it has equivalent arms" + (" that ended their schedule" if report.cut else "")
     lines += [
-        f"**{inert(row.variant)}**: {CANNOT_TELL}: {without} to measure the noise with."
+        f"**{inert(row.variant)}**: {unjudged(report)}."
         for row in report.rows
         if not row.equivalent and row.variant not in told
     ]

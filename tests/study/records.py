@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,17 @@ from gpt2 import record
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 STEPS = 300
 UPDATE = 512 * 1024  # tokens
+ENVIRONMENT: dict[str, Any] = {
+    "python": "3.11.9", "platform": "Linux x86_64", "numpy": "2.3.1", "cuda": "12.8", "rocm": None, "cudnn": "91002",
+    "float32_matmul": "high", "threads": 8, "variables": {},
+    "code": {"gpt2.step": "aaaaaaaaaaaaaaaa", "ra.attention": "cccccccccccccccc"},
+}  # fmt: skip
 
 
-def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
+def a_record(name: str, seed: int, loss: float, steps: int = STEPS) -> dict[str, Any]:
+    """A run that ended after `steps`, with evaluations every sixth of STEPS and at its end."""
     keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
-    grid = [STEPS * UPDATE * place // 6 for place in range(1, 7)]
+    grid = [UPDATE * step for step in range(STEPS // 6, steps, STEPS // 6)] + [UPDATE * steps]
     history = [[tokens, tokens / UPDATE * 10.0, loss + 5 * (1 - tokens / grid[-1]) ** 2] for tokens in grid]
     return record.blank(record.run_name(name, seed), name, seed) | {
         "status": "finished",
@@ -26,16 +34,17 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
         "fingerprint": dict.fromkeys(keys, "e" * 64) | {"initial_weights": f"seed{seed}"},
         "target": {"name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
                    "attention_backend": "flash", "torch": "2.13.0", "driver": None},
+        "environment": ENVIRONMENT,
         "batch": {"effective": 512, "micro": 32, "accumulation": 16, "world_size": 1, "block_size": 1024},
         "parameters": 124439808,
-        "progress": {"iterations": STEPS, "tokens": STEPS * UPDATE, "train_seconds": STEPS * 10.0},
-        "clock": {"train": STEPS * 10.0, "compile": 40.0, "evaluate": 90.0, "checkpoint": 9.0, "data": 1.0},
+        "progress": {"iterations": steps, "tokens": steps * UPDATE, "train_seconds": steps * 10.0},
+        "clock": {"train": steps * 10.0, "compile": 40.0, "evaluate": 90.0, "checkpoint": 9.0, "data": 1.0},
         "validation": {"loss": loss, "perplexity": math.exp(loss), "best_perplexity": math.exp(loss), "tokens": 4096,
                        "history": history},
         "memory": {"peak_allocated_bytes": 2**30, "peak_reserved_bytes": 2**31, "predicted_bytes": None,
                    "by_phase": {"forward": 1, "backward": 1, "optimizer": 1}},
         "throughput": {"tokens_per_second": 52428.8, "mfu": 0.4},
-        "schedule": {"iterations": STEPS, "cut": False},
+        "schedule": {"iterations": steps, "cut": False},
     }  # fmt: skip
 
 
@@ -45,13 +54,18 @@ def a_study(
     effect: float = 0.0,
     variants: tuple[str, ...] = VARIANTS,
     hellaswag: bool = True,
+    ends: Mapping[str, int] = MappingProxyType({}),
 ) -> Path:
-    """Seeds differ by 0.02 nats, runs of one seed by 0.005; RALEARN differs by `effect`."""
+    """Seeds differ by 0.02 nats, runs of one seed by 0.005; RALEARN differs by `effect`.
+
+    ends: the last step of each variant that does not end at STEPS.
+    """
     draw = np.random.default_rng(0)
     for seed in range(seeds):
         base = 4.0 + 0.02 * float(draw.normal())
         for name in variants:
-            value = a_record(name, seed, base + 0.005 * float(draw.normal()) + effect * (name == "RALEARN"))
+            loss = base + 0.005 * float(draw.normal()) + effect * (name == "RALEARN")
+            value = a_record(name, seed, loss, ends.get(name, STEPS))
             if name == "RALEARN":
                 path = [[tokens, [0.5 - 0.001 * place * (layer - 1.5) for layer in range(4)]]
                         for place, (tokens, _, _) in enumerate(value["validation"]["history"])]  # fmt: skip
@@ -63,7 +77,7 @@ def a_study(
             run_dir.mkdir(parents=True)
             record.write_json(run_dir / "run.json", value)
             with (run_dir / "metrics.jsonl").open("w") as file:
-                for step in range(1, STEPS + 1):
+                for step in range(1, ends.get(name, STEPS) + 1):
                     line = {"event": "train", "iteration": step, "tokens": step * UPDATE, "train_seconds": step * 10.0,
                             "loss": 4.0 + 6.0 / step + 0.05 * float(draw.normal())}  # fmt: skip
                     record.append_metrics(file, line)
@@ -75,5 +89,5 @@ def edit(study: Path, run: str, **changes: Any) -> None:
     path = study / "runs" / run / "run.json"
     value = json.loads(path.read_text())
     for key, change in changes.items():
-        value[key] = value[key] | change if isinstance(change, dict) and value[key] else change
+        value[key] = value[key] | change if isinstance(change, dict) and value.get(key) else change
     record.write_json(path, value)

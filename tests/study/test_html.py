@@ -14,7 +14,7 @@ import pytest
 
 from gpt2 import record
 from study import curves, figures, figures_final, html, report, runs
-from tests.study.records import VARIANTS, a_record, a_study, edit
+from tests.study.records import ENVIRONMENT, UPDATE, VARIANTS, a_record, a_study, edit
 
 VOID = {"meta", "br", "input", "link", "img", "hr"}
 
@@ -183,6 +183,20 @@ def test_variants_that_share_no_seed_have_no_ranking(tmp_path: Path) -> None:
     assert "No ranking" in text
 
 
+def test_a_variant_that_only_cut_arms_leave_unjudged_is_told_so_in_the_words_of_the_markdown(
+    tmp_path: Path,
+) -> None:
+    study = a_study(tmp_path)
+    for name in VARIANTS[:-1]:
+        for seed in range(3):
+            edit(study, f"{name}{seed}", schedule={"cut": True}, progress={"tokens": 250 * UPDATE})
+    said = (
+        "cannot tell: no seed of it has equivalent arms that ended their schedule to measure the noise with"
+    )
+    assert f'<span class="said">{said}</span>' in page(study)
+    assert f"**RALEARN**: {said}." in (study / "report.md").read_text()
+
+
 def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_follow_them(
     tmp_path: Path,
 ) -> None:
@@ -222,6 +236,43 @@ def test_strings_of_records_have_no_effect_on_the_page(tmp_path: Path) -> None:
     assert "<img" not in outside
     assert "alert(1)</script>" not in text
     assert 'onload="' not in outside
+
+
+def facts(text: str) -> dict[str, str]:
+    """The page's definition list, as markup."""
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+
+
+def test_the_environment_is_on_the_page_each_value_once_with_its_runs_where_not_all_have_it(
+    tmp_path: Path,
+) -> None:
+    study = a_study(tmp_path, seeds=2, variants=("B", "RAALL"))
+    evil = "<img src=x onerror=alert(1)>"
+    edit(study, "B1", environment={
+        "numpy": "2.3.2", "variables": {"OMP_NUM_THREADS": evil},
+        "code": ENVIRONMENT["code"] | {"gpt2.step": "aaaa", evil: "bbbb"},
+    })  # fmt: skip
+    text = page(study)
+    outline(text)
+    seen = facts(text)
+    for name, key in (("Python", "python"), ("CUDA", "cuda"), ("float32 products", "float32_matmul"),
+                      ("CPU threads", "threads"), ("platform", "platform"), ("cuDNN or MIOpen", "cudnn")):  # fmt: skip
+        assert seen[name] == str(ENVIRONMENT[key])
+    assert "ROCm" not in seen
+    assert seen["NumPy"] == "2.3.1 (3 runs)<br>2.3.2 (1 run)"
+    inert = evil.replace("<", "&lt;").replace(">", "&gt;")
+    assert seen["variables"] == f"<code>OMP_NUM_THREADS={inert} (1 run)</code>"
+    step, attention = ENVIRONMENT["code"].values()
+    lines = [f"{inert} bbbb (1 run)", f"gpt2.step {step} (3 runs)", "gpt2.step aaaa (1 run)",
+             f"ra.attention {attention}"]  # fmt: skip
+    assert re.split("<br>|<code>|</code>", seen["code, SHA-256"])[1:-1] == lines
+
+
+def test_records_without_an_environment_or_a_variable_say_so_or_nothing(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1, variants=("B",))
+    assert facts(page(study))["variables"] == "none set that changes numbers"
+    edit(study, "B0", environment=None)
+    assert not {"Python", "variables", "code, SHA-256"} & set(facts(page(study)))
 
 
 def test_a_hostile_variant_is_inert_in_every_figure(tmp_path: Path) -> None:

@@ -1,139 +1,285 @@
-"""report.html in a real browser: nothing goes wrong, everything is drawn, nothing overflows a phone.
+"""report.html in a real browser: it draws and prints the numbers of report.json, and nothing goes wrong.
 
 Needs Chromium; without one these tests are skipped.
 """
 
-import html
 import json
+import math
 import re
 import shutil
 import subprocess
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from gpt2 import record
-from study import report
-from tests.study.records import VARIANTS, a_study, edit
+from study import html, report
+from tests.study.browser import BROWSER, DARK, browse, empty, faultless, look
+from tests.study.records import ENVIRONMENT, UPDATE, VARIANTS, a_study, edit
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
-
-# Collects whatever goes wrong, from before the page's own scripts.
-LISTEN = """<script>
-const faults = [];
-for (const name of ["error", "unhandledrejection", "securitypolicyviolation"])
-  addEventListener(name, event => faults.push(name + ": " + (event.message || event.reason || event.blockedURI)), true);
-for (const name of ["error", "warn"])
-  console[name] = (...said) => faults.push("console." + name + ": " + said.join(" "));
-</script>"""
-# Once all is drawn: tries every switch, hides a variant, and leaves what was seen in the document.
-LOOK = """<script>
-addEventListener("load", async () => {
-  const pause = milliseconds => new Promise(done => setTimeout(done, milliseconds));
-  while (document.documentElement.dataset.drawn !== "yes" && faults.length === 0) await pause(20);
-  const plots = [...document.querySelectorAll(".plot")];
-  const count = what => Object.fromEntries(plots.map(plot => [plot.id, plot.querySelectorAll(what).length]));
-  const seen = { drawn: count("svg.main-svg"), traces: count("g.trace"), labels: count("g.annotation") };
-  seen.width = [document.documentElement.scrollWidth, innerWidth];
-  seen.titles = {};
-  for (const input of document.querySelectorAll("input[type=radio]")) {
-    input.click();
-    await pause(50);
-    const plot = document.getElementById(input.dataset.figure);
-    seen.titles[input.id] = [plot.layout.xaxis.title.text, plot.layout.yaxis.title.text, plot.layout.xaxis.type];
-  }
-  const button = document.querySelector(".legend button[data-variant=RAALL]");
-  if (button) {
-    button.click();
-    await pause(200);
-    const shown = trace => trace.meta && trace.meta.variant === "RAALL" && trace.visible;
-    seen.left = plots.filter(plot => plot.data.some(shown)).map(plot => plot.id);
-    seen.pressed = button.getAttribute("aria-pressed");
-  }
-  seen.dark = getComputedStyle(document.body).backgroundColor;
-  seen.faults = faults;
-  const said = "SEEN" + JSON.stringify(seen) + "NEES";
-  if (parent !== window) parent.postMessage(said, "*");
-  document.documentElement.innerHTML = "";
-  document.documentElement.textContent = said;
-});
-</script>"""
-FRAME = """<!doctype html><body><iframe src="watched.html" style="width:390px;height:3000px;border:0"></iframe>
-<script>addEventListener("message", event => { document.body.textContent = event.data; });</script></body>"""
+Traces = list[dict[str, Any]]
 
 
-def look(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
-    """What the page of a study shows after it has drawn itself and every switch was tried."""
-    page = (study / "report.html").read_text()
-    watched = page.replace("<title>", LISTEN + "<title>", 1).replace("</body>", LOOK + "</body>")
-    (study / "watched.html").write_text(watched)
-    (study / "phone.html").write_text(FRAME)
-    assert BROWSER
-    flags = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--virtual-time-budget=20000",
-    ]
-    where = (study / ("phone.html" if phone else "watched.html")).as_uri()
-    command = [BROWSER, *flags, *options, "--dump-dom", where]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    found = re.search("SEEN(.*)NEES", done.stdout)
-    assert found, done.stderr[-2000:]
-    seen: dict[str, Any] = json.loads(html.unescape(found[1]))
-    return seen
+@dataclass
+class Seen:
+    """A study's page as the browser showed it, and its report.json."""
+
+    study: Path
+    page: dict[str, Any]
+    made: dict[str, Any]
+
+    def drawn(self, figure: str) -> Traces:
+        """The traces of a figure, or of a figure after a switch."""
+        traces: Traces = (self.page["drawn"] | self.page["switched"])[figure]
+        return traces
 
 
-def figures(study: Path) -> dict[str, Any]:
-    text = (study / "report.html").read_text()
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found[1]) if found else {}
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """A study in which no two numbers of a variant are the same: RALEARN ends early and one of B's losses is low."""
+    study = a_study(tmp_path_factory.mktemp("uneven"), effect=-0.02, ends={"RALEARN": 270})
+    for place, name in enumerate(VARIANTS):
+        for seed in range(3):
+            own = json.loads((study / "runs" / f"{name}{seed}" / "run.json").read_text())
+            tokens, losses = (
+                own["progress"]["tokens"],
+                [4 + 0.1 * math.sin(7 * k + place * k) for k in range(9)],
+            )
+            value = {"tokens": tokens, "losses": losses}
+            record.write_json(study / "runs" / f"{name}{seed}" / "validation_windows.json", value)
+            edit(study, f"{name}{seed}", hellaswag={"acc": 0.27 + 0.01 * place, "acc_norm_stderr": 0.007},
+                 throughput={"tokens_per_second": 50_000.0 + place})  # fmt: skip
+    history = json.loads((study / "runs" / "B1" / "run.json").read_text())["validation"]["history"]
+    edit(study, "B1", validation={"history": [*history[:2], [*history[2][:2], 3.9], *history[3:]]})
+    report.write(study)
+    return Seen(study, faultless(study), json.loads((study / "report.json").read_text()))
 
 
-def faultless(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
-    """`look`, with nothing gone wrong and every specified figure drawn."""
-    seen = look(study, *options, phone=phone)
-    assert seen["faults"] == []
-    assert set(seen["drawn"]) == set(figures(study))
-    assert all(count >= 1 for count in seen["drawn"].values())
-    return seen
+def percent(difference: float) -> float:
+    return 100 * math.expm1(difference)
 
 
-def test_the_watch_sees_a_page_that_would_load_something(tmp_path: Path) -> None:
+def by_variant(traces: Traces) -> dict[str, dict[str, Any]]:
+    """The lines that carry a name; bands do not."""
+    return {trace["variant"]: trace for trace in traces if trace.get("label")}
+
+
+def stands(trace: dict[str, Any], middle: float, low: float, high: float) -> None:
+    """The estimate and its bar are in the data, and on the screen to the pixel."""
+    assert trace["x"][0] == pytest.approx(middle)
+    assert middle + trace["plus"][0] == pytest.approx(high)
+    assert middle - trace["minus"][0] == pytest.approx(low)
+    assert trace["points"][0][0] == pytest.approx(middle, abs=trace["pixel"][0])
+    assert trace["errors"] == [pytest.approx([low, high], abs=trace["pixel"][0])]
+
+
+def ends(trace: dict[str, Any], x: float, y: float, log: bool = False) -> None:
+    """The line's last point is there, in the data and on the screen to the pixel."""
+    assert (trace["x"][-1], trace["y"][-1]) == pytest.approx((x, y), rel=1e-5)
+    at = trace["points"][-1]
+    assert at[0] == pytest.approx(x, abs=trace["pixel"][0])
+    assert at[1] == pytest.approx(math.log10(y) if log else y, abs=trace["pixel"][1])
+
+
+def test_the_watch_sees_what_a_page_would_load_and_a_figure_without_a_mark(tmp_path: Path) -> None:
     report.write(a_study(tmp_path, seeds=1, variants=("B",)))
     page = tmp_path / "report.html"
-    page.write_text(page.read_text().replace("</main>", '<img src="http://elsewhere.invalid/x.png"></main>'))
-    assert any("securitypolicyviolation" in fault for fault in look(tmp_path)["faults"])
+    text = page.read_text().replace("</main>", '<img src="http://elsewhere.invalid/x.png"></main>')
+    bare = text.replace('"x":[30.0],', '"x":[],')  # HellaSwag's acc
+    assert bare != text
+    page.write_text(bare.replace('"x":[31.0],', '"x":[999],'))  # acc_norm lies outside the axis
+    page.write_text(page.read_text().replace('"nticks":8}', '"nticks":8,"range":[20,40]}'))
+    seen = look(tmp_path)
+    assert any("securitypolicyviolation" in fault for fault in seen["faults"])
+    assert empty(seen) == ["hellaswag"]
 
 
-def test_every_figure_is_drawn_every_switch_works_and_nothing_goes_wrong(tmp_path: Path) -> None:
-    report.write(a_study(tmp_path))
-    seen = faultless(tmp_path)
-    specified = figures(tmp_path)
+def test_every_trace_is_drawn_and_every_switch_works(seen: Seen) -> None:
+    page = seen.page
+    assert {
+        name for name, traces in page["drawn"].items() if not all(trace["marks"] for trace in traces)
+    } == set()
     for name in ("validation", "training", "ranking"):
-        assert seen["labels"][name] == len(VARIANTS)
-    assert seen["traces"]["differences"] == len(specified["differences"]["data"])
-    assert seen["titles"]["validation-0-1"][0] == "training time (minutes)"
-    assert seen["titles"]["validation-0-2"][0] == "updates"
-    assert seen["titles"]["validation-1-1"][1] == "validation loss (nats)"
-    assert seen["titles"]["validation-2-1"][2] == "log"
-    assert (seen["left"], seen["pressed"]) == ([], "false")
+        assert page["labels"][name] == len(VARIANTS)
+    assert page["titles"]["validation-0-1"][0] == "training time (minutes)"
+    assert page["titles"]["validation-0-2"][0] == "updates"
+    assert page["titles"]["validation-1-1"][1] == "validation loss (nats)"
+    assert page["titles"]["validation-2-1"][2] == "log"
+    assert (page["left"], page["pressed"]) == ([], "false")
 
 
-def test_nothing_overflows_a_phone(tmp_path: Path) -> None:
-    report.write(a_study(tmp_path))
-    seen = faultless(tmp_path, phone=True)
-    assert seen["width"] == [390, 390]
+def test_differences_are_drawn_at_the_intervals_of_report_json_and_the_noise_floor_with_them(
+    seen: Seen,
+) -> None:
+    expected = {(row["variant"], "circle"): row["against_baseline"] for row in seen.made["rows"][1:]}
+    expected |= {(one["variant"], "diamond"): one["result"]["difference"] for one in seen.made["judged"]}
+    drawn = {(trace["variant"], trace["symbol"]): trace for trace in seen.drawn("differences")}
+    assert len(expected) == 5
+    assert set(drawn) == set(expected)
+    for name, interval in expected.items():
+        stands(drawn[name], *(percent(interval[part]) for part in ("mean", "low", "high")))
+    sigma, freedom = seen.made["floor"]["sigma"], seen.made["floor"]["freedom"]
+    half = percent(stats.t.ppf(0.975, freedom) * sigma * math.sqrt(2 / 3))
+    pixel = 1.5 * seen.drawn("differences")[0]["pixel"][0]
+    assert [-half, half] == pytest.approx(
+        max(seen.page["shapes"]["differences"], key=lambda x: x[1] - x[0]), abs=pixel
+    )
 
 
-def test_a_dark_page_is_dark(tmp_path: Path) -> None:
-    report.write(a_study(tmp_path, seeds=2))
-    light, dark = faultless(tmp_path), faultless(tmp_path, "--blink-settings=preferredColorScheme=0")
-    assert light["dark"] != dark["dark"]
-    assert max(map(int, re.findall(r"\d+", dark["dark"]))) < 64
+def test_hellaswag_is_drawn_with_the_standard_errors_of_report_json(seen: Seen) -> None:
+    drawn = {(trace["variant"], trace["symbol"]): trace for trace in seen.drawn("hellaswag")}
+    assert len(drawn) == 2 * len(VARIANTS)
+    for row in seen.made["rows"]:
+        for key, symbol in (("acc", "circle"), ("acc_norm", "circle-open")):
+            rate, error = (100 * row["hellaswag"][part] for part in (key, f"{key}_stderr"))
+            stands(drawn[(row["variant"], symbol)], rate, rate - error, rate + error)
+
+
+def test_validation_curves_end_at_the_final_losses_on_each_of_their_axes(seen: Seen) -> None:
+    first, updates, loss, log = (
+        by_variant(seen.drawn(name))
+        for name in ("validation", "validation-0-2", "validation-1-1", "validation-2-1")
+    )
+    time = by_variant(seen.drawn("validation-0-1"))
+    for row in seen.made["rows"]:
+        name, final = row["variant"], row["final_loss"]["mean"]
+        ends(first[name], row["tokens"], math.exp(final), log=True)
+        ends(time[name], row["train_seconds"] / 60, math.exp(final), log=True)
+        ends(updates[name], row["iterations"], math.exp(final), log=True)
+        ends(loss[name], row["iterations"], final)
+        assert updates[name]["x"] == pytest.approx([tokens / UPDATE for tokens in first[name]["x"]], rel=1e-5)
+        assert 10 ** log[name]["points"][-1][0] == pytest.approx(row["iterations"], rel=0.02)
+
+
+def test_ranks_and_differences_end_at_those_of_report_json(seen: Seen) -> None:
+    losses = {row["variant"]: row["equal_tokens_loss"]["mean"] for row in seen.made["rows"]}
+    centre = sum(losses[name] for name in VARIANTS[:4]) / 4  # the equivalent arms
+    order = sorted(losses, key=lambda name: losses[name])
+    difference, rank = (by_variant(seen.drawn(name)) for name in ("ranking", "ranking-0-1"))
+    for name in VARIANTS:
+        ends(difference[name], seen.made["equal_tokens"], percent(losses[name] - centre))
+        ends(rank[name], seen.made["equal_tokens"], order.index(name) + 1)
+        assert all(y == round(y) and 1 <= y <= len(VARIANTS) for y in rank[name]["y"])
+
+
+def test_speed_memory_and_alternation_are_those_of_report_json(seen: Seen) -> None:
+    bars = {(trace["variant"], trace["axis"]): trace for trace in seen.drawn("cost")}
+    for row in seen.made["rows"]:
+        for axis, value in (("x", row["tokens_per_second"]), ("x2", row["peak_memory_bytes"] / 2**30)):
+            bar = bars[(row["variant"], axis)]
+            assert bar["x"] == pytest.approx([value])
+            assert bar["points"][0][0] == pytest.approx(value, abs=bar["pixel"][0])
+    layers = seen.drawn("alternation0")
+    for moment, place in (("first", 0), ("last", -1)):
+        assert [line["y"][place] for line in layers] == pytest.approx(seen.made["learned"]["RALEARN"][moment])
+
+
+def printed(cell: str, interval: dict[str, Any], of_loss: bool) -> None:
+    """The first "m [l, h]" of a text is the interval, to the digits it has; of_loss: as perplexity."""
+    plain = " ".join(cell.replace("\u2212", "-").split())
+    number = r"([-+]?[\d.]+)(?: %)?"
+    found = re.search(rf"{number}(?:, 95 % interval)? \[{number}, {number}\]", plain)
+    assert found, plain
+    for text, part in zip(found.groups(), ("mean", "low", "high"), strict=True):
+        value = math.exp(interval[part]) if of_loss else percent(interval[part])
+        half = 0.5000001 * 10.0 ** -len(text.partition(".")[2])
+        assert float(text) == pytest.approx(value, abs=half), plain
+
+
+def rows_under(seen: Seen, *headings: str) -> dict[str, list[str]]:
+    """The rows of the table that has these headings, by their first cell."""
+    table = next(table for table in seen.page["tables"] if set(headings) <= set(table[0]))
+    return {row[0].strip(): row for row in table[1:]}
+
+
+def test_printed_intervals_are_those_of_report_json(seen: Seen) -> None:
+    made = seen.made
+    assert not made["same_point"]
+    verdict = next(line for line in seen.page["verdicts"] if line.startswith("RALEARN"))
+    final, _, level = verdict.partition("At equal tokens")
+    printed(final, made["judged"][0]["result"]["difference"], False)
+    printed(level, made["judged_equal_tokens"][0]["result"]["difference"], False)
+    results = rows_under(seen, "final perplexity", "best perplexity")
+    at_equal = rows_under(seen, "variant", "perplexity")
+    windows = rows_under(seen, "windows")
+    by_window = {row["variant"]: row for row in made["evidence"]["windows"]}
+    assert set(by_window) == set(VARIANTS[1:])
+    for row in made["rows"]:
+        name = row["variant"]
+        printed(results[name][2], row["final_loss"], True)
+        printed(results[name][3], row["best_loss"], True)
+        printed(at_equal[name][1], row["equal_tokens_loss"], True)
+        if name != "B":
+            printed(results[name][4], row["against_baseline"], False)
+            printed(at_equal[name][2], row["against_baseline_equal_tokens"], False)
+            printed(windows[name][3], by_window[name]["difference"], False)
+            assert windows[name][1] == str(by_window[name]["windows"])
+
+
+def test_nothing_overflows_a_phone(seen: Seen) -> None:
+    assert faultless(seen.study, phone=True)["width"] == [390, 390]
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    """Of rgb(...) or #......"""
+    if colour.startswith("#"):
+        return tuple(int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return tuple(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def palette(block: int, name: str) -> tuple[int, ...]:
+    """A colour of page.css; block: 0 light, 1 dark, 2 print."""
+    found = re.findall(r":root \{(.*?)\}", html.asset("page.css"), re.DOTALL)[block]
+    return rgb(found.partition(f"--{name}: ")[2])
+
+
+def test_a_dark_page_is_dark(seen: Seen) -> None:
+    for block, page in enumerate((seen.page, faultless(seen.study, DARK))):
+        assert rgb(page["background"]) == palette(block, "page")
+        assert {rgb(ink) for ink in page["ink"].values()} == {palette(block, "soft")}
+    assert max(palette(1, "page")) < 64
+
+
+def pdf_colours(pdf: bytes) -> set[tuple[int, ...]]:
+    """Every RGB colour that a PDF's content fills or strokes with."""
+    found = set()
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
+        try:
+            content = zlib.decompress(stream)
+        except zlib.error:
+            continue
+        for colour in re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) (?:rg|RG)\b", content):
+            found.add(tuple(round(255 * float(part)) for part in colour))
+    return found
+
+
+def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(seen: Seen) -> None:
+    out = seen.study / "report.pdf"
+    browse(DARK, f"--print-to-pdf={out}", "--no-pdf-header-footer", (seen.study / "report.html").as_uri())
+    pdf = out.read_bytes()
+    assert len(re.findall(rb"/Type /Page\b", pdf)) > 1
+    names = ("ink", "soft", "line", *(f"v{html.place(name, VARIANTS)}" for name in VARIANTS))
+    used = pdf_colours(pdf)
+    assert {palette(2, name) for name in names} <= used
+    assert not used & (
+        {palette(block, name) for block in (0, 1) for name in ("soft", "line")} | {palette(1, "v1")}
+    )
+    if reader := shutil.which("pdftotext"):
+        told = subprocess.run([reader, str(out), "-"], capture_output=True, text=True, check=True).stdout
+        said = " ".join(told.split())
+        verdict = next(line for line in seen.page["verdicts"] if line.startswith("RALEARN"))
+        sentence = " ".join(verdict.removeprefix("RALEARN").split("perplexity")[0].split())
+        assert sentence.startswith("better than")
+        assert sentence in said
+        assert all(digest in said for digest in ENVIRONMENT["code"].values())  # which the screen folds away
+        assert "click to hide or show" not in said
+    else:
+        assert len(pdf) > 50_000
 
 
 def test_a_partial_study_of_one_seed_is_drawn_without_a_fault(tmp_path: Path) -> None:

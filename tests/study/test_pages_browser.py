@@ -1,7 +1,10 @@
 """compare.html and attention.html in a real browser: nothing goes wrong, all is drawn, nothing overflows a phone."""
 
+import json
+import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +15,8 @@ from study.attention import READABLE, layer_look
 from study.attention_data import Look, Text, write_study
 from study.attention_html import page
 from tests.study import records
+from tests.study.browser import BROWSER, faultless
 from tests.study.test_compare import a_study, published, recorded
-from tests.study.test_html_browser import BROWSER, faultless
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 
@@ -22,6 +25,27 @@ def as_report(folder: Path, name: str) -> Path:
     """The page under the name that the watch opens."""
     shutil.copy(folder / name, folder / "report.html")
     return folder
+
+
+def percent(difference: float) -> float:
+    return 100 * math.expm1(difference)
+
+
+def stands_as_recorded(seen: dict[str, Any], made: dict[str, Any]) -> None:
+    """Every change of compare.json and its interval, where it has one, is drawn, to the pixel."""
+    columns = [row["differences"] for row in made["absolute"]]
+    columns = columns or [row["against_baseline"] for row in made["relative"]]
+    names = [row["variant"] for row in made["absolute"] or made["relative"]]
+    traces = seen["drawn"]["changes"]
+    assert len(traces) == len(columns[0])
+    for trace, intervals in zip(traces, zip(*columns, strict=True), strict=True):
+        pixel = trace["pixel"][0]
+        assert trace["y"] == names
+        middle = [percent(one["mean"]) for one in intervals]
+        assert trace["x"] == pytest.approx(middle, rel=1e-5)
+        assert [x for x, _ in trace["points"]] == pytest.approx(middle, abs=pixel)
+        bars = [[percent(one[end]) for end in ("low", "high")] for one in intervals if one["low"] is not None]
+        assert trace["errors"] == [pytest.approx(bar, abs=pixel) for bar in bars]
 
 
 @pytest.mark.parametrize("phone", [False, True])
@@ -33,6 +57,14 @@ def test_a_comparison_is_drawn_and_fits(tmp_path: Path, phone: bool) -> None:
     compare.write(compare.build(studies), tmp_path / "out")
     seen = faultless(as_report(tmp_path / "out", "compare.html"), phone=phone)
     assert {"changes", "curves0"} == set(seen["drawn"])
+    made = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert made["absolute"]
+    stands_as_recorded(seen, made)
+    curves = {trace["name"]: trace for trace in seen["drawn"]["curves0"]}
+    assert all(trace["marks"] for trace in curves.values())
+    for line in made["alignments"]:
+        assert curves[line["run"]]["x"] == [int(step) for step in line["curve"]]
+        assert curves[line["run"]]["y"] == pytest.approx([100 * e for e in line["curve"].values()], rel=1e-3)
     assert seen["width"][0] <= seen["width"][1]
 
 
@@ -40,6 +72,9 @@ def test_the_published_study_is_drawn_without_its_curves(tmp_path: Path) -> None
     compare.write(compare.build(published(tmp_path)), tmp_path / "out")
     seen = faultless(as_report(tmp_path / "out", "compare.html"), phone=True)
     assert set(seen["drawn"]) == {"changes"}
+    made = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert not made["absolute"]
+    stands_as_recorded(seen, made)
     assert seen["width"][0] <= seen["width"][1]
 
 

@@ -1,0 +1,72 @@
+"""A study's page in a real browser, and what was drawn there; tests that use it need Chromium."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+DARK = "--blink-settings=preferredColorScheme=0"
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--virtual-time-budget=20000",
+)
+
+# Collects whatever goes wrong, from before the page's own scripts.
+LISTEN = """<script>
+const faults = [];
+for (const name of ["error", "unhandledrejection", "securitypolicyviolation"])
+  addEventListener(name, event => faults.push(name + ": " + (event.message || event.reason || event.blockedURI)), true);
+for (const name of ["error", "warn"])
+  console[name] = (...said) => faults.push("console." + name + ": " + said.join(" "));
+</script>"""
+LOOK = f"<script>{Path(__file__).with_name('watch.js').read_text()}</script>"
+FRAME = """<!doctype html><body><iframe src="watched.html" style="width:390px;height:3000px;border:0"></iframe>
+<script>addEventListener("message", event => { document.body.textContent = event.data; });</script></body>"""
+
+
+def browse(*options: str) -> subprocess.CompletedProcess[str]:
+    assert BROWSER
+    return subprocess.run([BROWSER, *FLAGS, *options], capture_output=True, text=True, timeout=120)
+
+
+def look(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
+    """What the page of a study shows after it has drawn itself and every switch was tried; see watch.js."""
+    page = (study / "report.html").read_text()
+    watched = page.replace("<title>", LISTEN + "<title>", 1).replace("</body>", LOOK + "</body>")
+    (study / "watched.html").write_text(watched)
+    (study / "phone.html").write_text(FRAME)
+    where = (study / ("phone.html" if phone else "watched.html")).as_uri()
+    done = browse(*options, "--dump-dom", where)
+    found = re.search("SEEN(.*)NEES", done.stdout)
+    assert found, done.stderr[-2000:]
+    seen: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return seen
+
+
+def figures(study: Path) -> dict[str, Any]:
+    """What the page specifies."""
+    text = (study / "report.html").read_text()
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found[1]) if found else {}
+
+
+def empty(seen: dict[str, Any]) -> list[str]:
+    """The figures, and their views, in which there is no mark to be seen."""
+    views = seen["drawn"] | seen["switched"]
+    return [name for name, traces in views.items() if not any(trace["marks"] for trace in traces)]
+
+
+def faultless(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
+    """`look`, with nothing gone wrong and every specified figure drawn."""
+    seen = look(study, *options, phone=phone)
+    assert seen["faults"] == []
+    assert set(seen["drawn"]) == set(figures(study))
+    assert empty(seen) == []
+    return seen
