@@ -22,9 +22,10 @@ from gpt2.config import EvaluationConfig
 from gpt2.hellaswag import Absent, HellaSwag, HellaSwagError, Item
 from gpt2.model import GPT2, initialise
 from gpt2.score import hellaswag_entry
+from tests.published import published
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/hellaswag_small.jsonl"
-REAL = Path(__file__).parents[3] / "shared/data/hellaswag/hellaswag_val.jsonl"  # beside the checkout
+REAL = "hellaswag/hellaswag_val.jsonl"
 REAL_ITEMS = 400
 FOLDED = 509  # tokens that a small model knows
 
@@ -68,9 +69,7 @@ def telling_model(vocabulary: int) -> GPT2:
 
 
 def real_items(limit: int) -> list[Item]:
-    if not REAL.is_file():
-        pytest.skip(f"{REAL} is not here: the real items are not tested")
-    return hellaswag.load_items(REAL, limit)
+    return hellaswag.load_items(published(REAL), limit)
 
 
 def score(model: nn.Module, items: list[Item], encoding: tiktoken.Encoding | Folded, **changes) -> HellaSwag:
@@ -150,7 +149,7 @@ def test_hundreds_of_real_scores_equal_an_unbatched_reference(encoding: tiktoken
     items = real_items(REAL_ITEMS)
     model, folded = telling_model(FOLDED), Folded(encoding)
     found = score(model, items, folded)
-    lines = REAL.read_text(encoding="utf-8").split("\n")[:-1]
+    lines = published(REAL).read_text(encoding="utf-8").split("\n")[:-1]
     chosen = [lines[i * len(lines) // REAL_ITEMS] for i in range(REAL_ITEMS)]
     check_against_the_reference(model, folded, chosen, 256, found)
     for choices in (found.choices, found.choices_norm):
