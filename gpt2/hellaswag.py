@@ -73,7 +73,7 @@ class HellaSwag:
     """Fractions in 0 .. 1 with their standard errors (None for a single item), and what was chosen, item by item.
 
     correct, correct_norm: whether the choice was the item's label, so that runs can be compared item by item.
-    log_likelihoods: nats, one list of four an item, in the order of the items.
+    log_likelihoods: nats, one list of four an item, in the order of the items. items_sha256: see `digest`.
     """
 
     acc: float
@@ -81,6 +81,7 @@ class HellaSwag:
     acc_norm: float
     acc_norm_stderr: float | None
     items: int
+    items_sha256: str
     choices: list[int]
     choices_norm: list[int]
     correct: list[bool]
@@ -258,6 +259,12 @@ def prepare(text: str) -> str:
     return without.replace("  ", " ")
 
 
+def digest(items: Sequence[Item]) -> str:
+    """SHA-256 of what is asked and in which order: the prepared texts and labels, however their file is written."""
+    asked = [[item.query, item.endings, item.label] for item in items]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+
+
 # --- scoring
 
 
@@ -351,6 +358,7 @@ def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> Hella
         acc_norm=acc_norm,
         acc_norm_stderr=acc_norm_stderr,
         items=len(items),
+        items_sha256=digest(items),
         choices=choices,
         choices_norm=choices_norm,
         correct=correct,

@@ -136,7 +136,8 @@ class Scores:
 def hellaswag_entry(score: hellaswag.HellaSwag) -> dict[str, Any]:
     """The record's `hellaswag`."""
     value = dataclasses.asdict(score)
-    return {key: value[key] for key in ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items")}
+    kept = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items", "items_sha256")
+    return {key: value[key] for key in kept}
 
 
 def perplexity_of(loss: float | None) -> float | None:

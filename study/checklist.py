@@ -102,7 +102,7 @@ def _unknown(row: Row, values: list[str]) -> Check:
     """A row that nobody can judge; it blocks where a difference would be fatal, except that of older records."""
     older = row.subject == "float32 products"
     blocks = row.severity == FATAL and not older
-    told = "it cannot be shown to agree" if blocks else "a difference would be seen in the losses only"
+    told = "it cannot be shown to agree" if blocks else row.unknown
     return Check(row.group, row.subject, NOT_RECORDED, tuple(values), told, blocks)
 
 

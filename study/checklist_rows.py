@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from study.compare_read import Member
+from study.scores import scored_items
 
 EQUAL, HARMLESS, FATAL, NOT_RECORDED = "equal", "harmless", "fatal", "not recorded"
 NOT_SET = "not set"
@@ -18,6 +19,7 @@ class Row:
     """What to compare. read gives a run's values by key, None where its record lacks them; severity if they differ.
 
     recent: records of before have no such entry; there is no row where none has it.
+    unknown: what is said where a harmless entry is not recorded.
     """
 
     group: str
@@ -26,6 +28,7 @@ class Row:
     severity: str
     reason: str
     recent: bool = False
+    unknown: str = "a difference would be seen in the losses only"
 
 
 def fingerprint(entry: str) -> Callable[[Member], Values | None]:
@@ -86,6 +89,13 @@ def _batch(*keys: str) -> Callable[[Member], Values | None]:
     return lambda member: {"": " x ".join(f"{member.record['batch'][key]:,}" for key in keys)}
 
 
+def _hellaswag(member: Member) -> Values | None:
+    items = scored_items(member.record)
+    if items is None:
+        return _one("not scored")
+    return _one(str(items)) if items.sha256 else None
+
+
 VERSION = (
     "another version may choose other kernels and sum in another order; the function computed is the same"
 )
@@ -93,6 +103,9 @@ ROWS = (
     Row("data", "data", fingerprint("data"), FATAL, "other text was trained on"),
     Row("data", "tokenizer", fingerprint("tokenizer"), FATAL, "losses a token are of other tokens"),
     Row("data", "validation set", fingerprint("validation"), FATAL, "losses are of other text"),
+    Row("data", "HellaSwag items", _hellaswag, HARMLESS,
+        "losses do not depend on them; HellaSwag accuracies are of other questions: do not set them side by side",
+        "losses do not depend on them; HellaSwag accuracies cannot be shown to be of the same questions"),
     Row("model", "model", fingerprint("model"), FATAL, "size, block size or dropout differ"),
     Row("model", "parameters", _parameters, FATAL, "the variant is not the same model"),
     Row("model", "initial weights", _weights, FATAL, "a seed does not mean the same start"),

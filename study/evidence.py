@@ -16,6 +16,7 @@ from typing import Any
 
 from study.power import against_arms, detectable
 from study.runs import BASELINE, Run
+from study.scores import common_items, scored_items
 from study.statistics import (
     CONFIDENCE,
     Interval,
@@ -212,7 +213,9 @@ def _over_seeds(by_seed: dict[int, list[float]]) -> list[float]:
 
 
 def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
-    """Each variant against the baseline at the same seeds, for each measure."""
+    """Each variant against the baseline at the same seeds, for each measure; of the runs scored on the same items."""
+    common = common_items([run.record for run in used])
+    used = [run for run in used if common and scored_items(run.record) == common]
     files: dict[str, dict[str, Any]] = {}
 
     def right(run: Run, key: str) -> list[float]:

@@ -8,7 +8,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from gpt2 import record
 from gpt2.errors import UserError
+from study.scores import Items, scored_items
 
 # What may change between two `make` of one study without making its runs incomparable.
 FREE_SYMBOLS = {
@@ -76,3 +78,18 @@ def _values(text: str) -> dict[str, str]:
     """CONFIG lines as they stand; symbols that are off are absent."""
     pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
     return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}
+
+
+def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -> None:
+    """StudyError where a run of the study has a HellaSwag score on other items than the `items` of this digest.
+
+    A score from before digests were kept is told apart by the number of its items alone.
+    """
+    for folder in sorted((directory / "runs").glob("*/")):
+        with contextlib.suppress(record.RecordError):
+            seen = scored_items(record.load(folder))
+            if seen and seen != Items(items, digest if seen.sha256 else ""):
+                raise StudyError(
+                    f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; right: "
+                    "the items of the scores that stand, or another CONFIG_STUDY_NAME for these"
+                )

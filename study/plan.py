@@ -56,11 +56,15 @@ TimeSteps = Callable[[str, BatchPlan, float], Timing]
 def timed_in_turns(
     examples: dict[str, str], batch: BatchPlan, seconds: float, time_steps: TimeSteps
 ) -> dict[str, Timing]:
-    """Each cost class timed ROUNDS times in turn (A B A B), so that a drift of the machine falls on all alike."""
+    """Each cost class timed ROUNDS times in turn (A B A B), so that a drift of the machine falls on all alike.
+
+    seconds: of each class, over all rounds; a class alone has one round.
+    """
     parts: dict[str, list[Timing]] = {cost: [] for cost in examples}
-    for _ in range(ROUNDS if len(examples) > 1 else 1):
+    rounds = ROUNDS if len(examples) > 1 else 1
+    for _ in range(rounds):
         for cost, name in examples.items():
-            parts[cost].append(time_steps(name, batch, seconds / ROUNDS))
+            parts[cost].append(time_steps(name, batch, seconds / rounds))
     return {
         cost: Timing([s for part in timed for s in part.seconds], max(part.peak_bytes for part in timed))
         for cost, timed in parts.items()

@@ -15,7 +15,7 @@ from ra.names import PATTERNS, is_equivalent
 from study import attention_data
 from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
-from study.scores import HellaSwagScore, hellaswag
+from study.scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.statistics import (
     AgainstFloor,
     Interval,
@@ -119,10 +119,11 @@ def build(study_dir: Path) -> Report:
     ended = [run for run in used if run not in short]
     whole = _table(ended, variants, lambda seen: seen["validation"]["loss"])
     floor = noise_floor(_arms(whole))
+    items = common_items([run.record for run in used])
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, [run.record for run in used if run.variant == name], final, whole, level)
+        rows=[_row(name, [run.record for run in used if run.variant == name], final, whole, level, items)
               for name in variants],
         floor=floor,
         judged=_judge(whole),
@@ -188,7 +189,9 @@ def was_cut(seen: dict[str, Any]) -> bool:
     return bool((seen.get("schedule") or {}).get("cut"))
 
 
-def _row(name: str, records: list[dict[str, Any]], final: Losses, whole: Losses, level: Losses) -> Row:
+def _row(
+    name: str, records: list[dict[str, Any]], final: Losses, whole: Losses, level: Losses, items: Items | None
+) -> Row:
     def known(part: str, key: str) -> list[Any]:
         return [seen[part][key] for seen in records if seen[part] and seen[part][key] is not None]
 
@@ -202,7 +205,7 @@ def _row(name: str, records: list[dict[str, Any]], final: Losses, whole: Losses,
         equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
         against_baseline=paired(whole, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
-        hellaswag=hellaswag(records),
+        hellaswag=hellaswag(records, items),
         iterations=mean(known("progress", "iterations")),
         tokens=mean(known("progress", "tokens")),
         train_seconds=mean(known("progress", "train_seconds")),
@@ -245,7 +248,8 @@ def _plan(study_dir: Path) -> dict[str, Any]:
 def _notes(planned: list[str], used: list[Run]) -> list[str]:
     """Where the numbers come from, then what the plan and the runs noted, each once."""
     own = [f"{run.name}: {note}" for run in used for note in run.record.get("notes", [])]
-    return list(dict.fromkeys([*provenance(used), *planned, *own]))
+    others = left_out([run.record for run in used])
+    return list(dict.fromkeys([*provenance(used), *others, *planned, *own]))
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from study.child import (
     how_it_ended,
 )
 from study.extend import finish_extension
-from study.guard import StudyError, locked, refuse_another_configuration
+from study.guard import StudyError, locked, refuse_another_configuration, refuse_other_items
 from study.own import keep_sources
 from study.session import Session, StopAsked
 from study.settings import StudySettings
@@ -149,8 +149,10 @@ class Study:
                 found = {"absent": source.reason}
                 print(f"HellaSwag: absent, and recorded as absent: {source.reason}")
             else:
-                hellaswag.load_items(source, self.config.evaluation.hellaswag_limit)  # a bad file fails here
-                found = {"path": str(source)}
+                items = hellaswag.load_items(source, self.config.evaluation.hellaswag_limit)
+                digest = hellaswag.digest(items)
+                refuse_other_items(self.directory, source, len(items), digest)
+                found = {"path": str(source), "items_sha256": digest}
         record.write_json(self.directory / "hellaswag.json", found)
 
     def variants(self) -> dict[str, Variant]:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from study.statistics import pooled_proportion
 
 CHANCE = 0.25  # four endings
+OTHER_ITEMS = "its runs were scored on other items than most"
+
+
+class Items(NamedTuple):
+    """Which items were scored: how many, and their digest; "" in a record from before it was kept."""
+
+    number: int
+    sha256: str
+
+    def __str__(self) -> str:
+        which = f"SHA-256 {self.sha256[:12]}" if self.sha256 else "which ones is not recorded"
+        return f"{self.number:,} items ({which})"
 
 
 @dataclass
@@ -29,18 +43,43 @@ def near_chance(rate: float, error: float) -> bool:
     return abs(rate - CHANCE) <= 2 * error
 
 
-def hellaswag(records: list[dict[str, Any]]) -> HellaSwagScore:
-    """Pooled over the records that have a score on the same items; the reason where there is none."""
-    scores = [
-        r["hellaswag"] for r in records if r["hellaswag"] and {"acc", "acc_norm"} <= set(r["hellaswag"])
+def scored_items(seen: dict[str, Any]) -> Items | None:
+    """What a record's score was taken on; None where it has none."""
+    score = seen["hellaswag"] or {}
+    if not {"acc", "acc_norm"} <= set(score) or not score.get("items"):
+        return None
+    return Items(score["items"], score.get("items_sha256", ""))
+
+
+def common_items(records: Sequence[dict[str, Any]]) -> Items | None:
+    """The items of the most records, of equally many those that come first: what a study's scores are told on."""
+    counted = Counter(items for seen in records if (items := scored_items(seen)))
+    return counted.most_common(1)[0][0] if counted else None
+
+
+def left_out(records: Sequence[dict[str, Any]]) -> list[str]:
+    """A note for each set of items that is not the common one: which runs were scored on it and do not count."""
+    common = common_items(records)
+    others: dict[Items, list[str]] = {}
+    for seen in records:
+        items = scored_items(seen)
+        if items and items != common:
+            others.setdefault(items, []).append(seen["run"])
+    return [
+        f"HellaSwag leaves out {', '.join(names)}: scored on {items}, the others on {common}"
+        for items, names in others.items()
     ]
-    sizes = {score.get("items", 0) for score in scores}
-    if len(sizes) != 1 or 0 in sizes:
+
+
+def hellaswag(records: Sequence[dict[str, Any]], common: Items | None) -> HellaSwagScore:
+    """Pooled over the records that have a score on the common items; the reason where there is none."""
+    scores = [seen["hellaswag"] for seen in records if scored_items(seen)]
+    same = [seen["hellaswag"] for seen in records if common and scored_items(seen) == common]
+    if common is None or not same:
         reasons = [r["hellaswag"]["absent"] for r in records if r["hellaswag"] and "absent" in r["hellaswag"]]
-        reason = "its runs were scored on different items" if scores else (reasons or ["not asked for"])[0]
+        reason = OTHER_ITEMS if scores else (reasons or ["not asked for"])[0]
         return HellaSwagScore(None, None, None, None, 0, 0, False, reason)
-    items = sizes.pop()
-    acc, acc_error = pooled_proportion([score["acc"] for score in scores], items)
-    norm, norm_error = pooled_proportion([score["acc_norm"] for score in scores], items)
+    acc, acc_error = pooled_proportion([score["acc"] for score in same], common.number)
+    norm, norm_error = pooled_proportion([score["acc_norm"] for score in same], common.number)
     near = near_chance(acc, acc_error) or near_chance(norm, norm_error)
-    return HellaSwagScore(acc, acc_error, norm, norm_error, items, len(scores), near, "")
+    return HellaSwagScore(acc, acc_error, norm, norm_error, common.number, len(same), near, "")

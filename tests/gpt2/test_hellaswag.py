@@ -21,9 +21,11 @@ from gpt2 import hellaswag, tokenizer
 from gpt2.config import EvaluationConfig
 from gpt2.hellaswag import Absent, HellaSwag, HellaSwagError, Item
 from gpt2.model import GPT2, initialise
+from gpt2.score import hellaswag_entry
+from tests.published import published
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/hellaswag_small.jsonl"
-REAL = Path(__file__).parents[3] / "shared/data/hellaswag/hellaswag_val.jsonl"  # beside the checkout
+REAL = "hellaswag/hellaswag_val.jsonl"
 REAL_ITEMS = 400
 FOLDED = 509  # tokens that a small model knows
 
@@ -67,9 +69,7 @@ def telling_model(vocabulary: int) -> GPT2:
 
 
 def real_items(limit: int) -> list[Item]:
-    if not REAL.is_file():
-        pytest.skip(f"{REAL} is not here: the real items are not tested")
-    return hellaswag.load_items(REAL, limit)
+    return hellaswag.load_items(published(REAL), limit)
 
 
 def score(model: nn.Module, items: list[Item], encoding: tiktoken.Encoding | Folded, **changes) -> HellaSwag:
@@ -149,7 +149,7 @@ def test_hundreds_of_real_scores_equal_an_unbatched_reference(encoding: tiktoken
     items = real_items(REAL_ITEMS)
     model, folded = telling_model(FOLDED), Folded(encoding)
     found = score(model, items, folded)
-    lines = REAL.read_text(encoding="utf-8").split("\n")[:-1]
+    lines = published(REAL).read_text(encoding="utf-8").split("\n")[:-1]
     chosen = [lines[i * len(lines) // REAL_ITEMS] for i in range(REAL_ITEMS)]
     check_against_the_reference(model, folded, chosen, 256, found)
     for choices in (found.choices, found.choices_norm):
@@ -182,6 +182,48 @@ def test_length_is_counted_in_characters() -> None:
     assert found.choices_norm == [0]
     assert found.acc_norm == 1.0
     assert found.acc_norm_stderr is None
+
+
+# --- which items they were
+
+
+def rewritten(path: Path, line_end: str = "\n", **changes: object) -> Path:
+    """The fixture in other words of JSON: other line ends, keys backwards, spaces, escapes; its first item changed."""
+    rows = [json.loads(line) for line in FIXTURE.read_text(encoding="utf-8").splitlines()]
+    rows[0] |= changes
+    lines = [json.dumps(dict(reversed(row.items())), indent=None, separators=(" , ", " :  ")) for row in rows]
+    path.write_bytes("".join(line + line_end for line in lines).encode())
+    return path
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\n\n"])
+def test_the_digest_is_of_the_items_and_not_of_how_their_file_is_written(
+    tmp_path: Path, line_end: str
+) -> None:
+    again = rewritten(tmp_path / "items.jsonl", line_end)
+    for limit in (0, 5):
+        ours, theirs = hellaswag.load_items(FIXTURE, limit), hellaswag.load_items(again, limit)
+        assert hellaswag.digest(ours) == hellaswag.digest(theirs)
+
+
+def test_whatever_changes_a_question_changes_the_digest(tmp_path: Path) -> None:
+    items = hellaswag.load_items(FIXTURE, 0)
+    first = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
+    endings = first["endings"]
+    changes = [{"label": (int(first["label"]) + 1) % 4}, {"ctx_a": first["ctx_a"] + " Then"}, {"activity_label": "No"},
+               {"endings": endings[::-1]}, {"endings": [*endings[:3], endings[3] + "!"]}]  # fmt: skip
+    edited = [
+        hellaswag.load_items(rewritten(tmp_path / f"{number}.jsonl", **change), 0)
+        for number, change in enumerate(changes)
+    ]
+    others = [*edited, items[::-1], items[:-1], [*items, items[0]], hellaswag.load_items(FIXTURE, 5)]
+    assert len({hellaswag.digest(seen) for seen in [items, *others]}) == 1 + len(others)
+
+
+def test_a_score_says_which_items_it_was_taken_on(model: GPT2, encoding) -> None:
+    items = hellaswag.load_items(FIXTURE, 3)
+    found = hellaswag_entry(score(model, items, encoding))
+    assert (found["items"], found["items_sha256"]) == (3, hellaswag.digest(items))
 
 
 # --- an oracle, an adversary, a model that is broken

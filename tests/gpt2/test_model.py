@@ -155,19 +155,3 @@ def test_each_tensor_and_each_seed_has_its_own_draw() -> None:
 def test_too_many_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="25 tokens exceed the block size 24"):
         small()(torch.zeros(1, 25, dtype=torch.long))
-
-
-@pytest.mark.parametrize("effective", [12])
-def test_gradient_of_the_effective_batch_is_the_same_for_every_split(effective: int) -> None:
-    from gpt2.batch import micro_batches
-
-    ids = torch.randint(0, 101, (effective, 17), generator=torch.Generator().manual_seed(2))
-    gradients = []
-    for micro in micro_batches(effective, 1):
-        model = small().double()
-        for part in ids.split(micro):
-            (model.loss(part[:, :-1], part[:, 1:]) * (micro / effective)).backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    assert len(gradients) == 6
-    for gradient in gradients[1:]:
-        assert ((gradient - gradients[0]).norm() / gradients[0].norm()).item() < 1e-12

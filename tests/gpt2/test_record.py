@@ -53,6 +53,16 @@ def test_a_full_and_a_blank_record_follow_the_schema() -> None:
     assert agrees(record.blank("B0", "B", 0))
 
 
+def test_a_score_may_name_its_items_and_those_of_older_records_do_not() -> None:
+    value = full()
+    assert "items_sha256" not in value["hellaswag"]
+    value["hellaswag"]["items_sha256"] = "ab" * 32
+    assert agrees(value)
+    for wrong in ("", 7, None):
+        value["hellaswag"]["items_sha256"] = wrong
+        assert not agrees(value)
+
+
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in items for place in places(item, (*path, key)))]

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2 import tokenizer
-
-ENCODER = Path(__file__).parents[3] / "shared/data/gpt2_bpe/encoder.json"
+from tests.published import published
 
 
 @given(st.text())
@@ -24,13 +23,11 @@ def test_known_texts_have_gpt2s_tokens() -> None:
 
 
 def test_every_token_has_the_published_id() -> None:
-    if not ENCODER.exists():
-        pytest.skip(f"the published encoder.json is not at {ENCODER.name}'s usual place beside the checkout")
-    published = json.loads(ENCODER.read_text())
+    theirs = json.loads(published("gpt2_bpe/encoder.json").read_text())
     byte_of = tokenizer._printable_bytes()
     ours = tokenizer.ranks(tokenizer.VOCABULARY_FILE.read_text(encoding="utf-8"))
-    del published["<|endoftext|>"]
-    assert ours == {bytes(byte_of[c] for c in token): number for token, number in published.items()}
+    del theirs["<|endoftext|>"]
+    assert ours == {bytes(byte_of[c] for c in token): number for token, number in theirs.items()}
 
 
 def test_the_pattern_is_tiktokens() -> None:

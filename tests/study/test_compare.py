@@ -34,6 +34,7 @@ CONFIG = {
     "GRAD_CLIP": '"1.0"', "DATASET_EMBEDDED": "y", "DATA_WORKERS": "0", "HELLASWAG": "n", "EVAL_TOKENS": "4096",
     "ALTERNATION_MIX_OUTPUT": "y", "ALTERNATION_MIX_SCORE": "n", "ALTERNATION_INIT": '"0.5"',
 }  # fmt: skip
+SCORE = {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 10042}
 Settings = dict[str, str]
 Change = Callable[[dict[str, Any], Settings], None]
 
@@ -138,6 +139,7 @@ ONE_THING = [
     (recorded("fingerprint", "data", to="other"), "data", "fatal", "other"),
     (recorded("fingerprint", "tokenizer", to="other"), "tokenizer", "fatal", "other"),
     (recorded("fingerprint", "validation", to="other"), "validation set", "fatal", "other"),
+    (recorded("hellaswag", to=SCORE | {"items_sha256": "other"}), "HellaSwag items", "harmless", "SHA-256 other"),
     (recorded("fingerprint", "model", to="other"), "model", "fatal", "other"),
     (recorded("parameters", to=1001), "parameters", "fatal", "1,001"),
     (recorded("fingerprint", "initial_weights", to="other"), "initial weights", "fatal", "other"),
@@ -257,6 +259,24 @@ def test_older_records_are_read_and_what_they_lack_is_said(first: Path, tmp_path
         [first, a_study(tmp_path / "three", lambda v, c: (older(v, c), v.update(dirty=True))[0])]
     )
     assert dirty.reasons == ["not recorded, so that it cannot be shown to agree: code that computes"]
+
+
+def test_hellaswag_on_other_items_is_said_and_forbids_no_comparison_of_losses(tmp_path: Path) -> None:
+    def scored(name: str, **items: Any) -> Path:
+        return a_study(tmp_path / name, recorded("hellaswag", to=SCORE | items))
+
+    one = scored("one", items_sha256="a" * 64)
+    for other, status in (
+        (scored("same", items_sha256="a" * 64), "equal"),
+        (scored("edited", items_sha256="b" * 64), "harmless"),
+        (scored("fewer", items_sha256="a" * 64, items=400), "harmless"),
+        (scored("older"), "not recorded"),
+    ):
+        made = compare.build([one, other])
+        (check,) = [check for check in made.checks if check.subject == "HellaSwag items"]
+        assert (check.status, check.blocks) == (status, False)
+        assert ("HellaSwag accuracies" in check.reason) == (status != "equal")
+        assert made.absolute
 
 
 def test_without_saved_settings_the_hash_of_the_schedule_decides(first: Path, tmp_path: Path) -> None:

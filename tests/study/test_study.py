@@ -1,5 +1,6 @@
 """A whole study of a very small model in real processes: what `make` does. What it survives is in tests/faults."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from gpt2 import record
 from tests.faults.workplace import Workplace, write_stories
 
+ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "VARIANTS": "B RALEARN",
     "GPT2_MAX_ITERS": "12",
@@ -56,6 +58,38 @@ def test_a_study_runs_reports_and_then_has_nothing_to_do(place: Workplace) -> No
     # another experiment under the same name
     configure(place, LEARNING_RATE="2e-3")
     assert "CONFIG_LEARNING_RATE" in run(place, "scripts.study", expect=1)
+
+
+def test_a_study_is_scored_on_one_set_of_hellaswag_items_in_all_its_nights(
+    place: Workplace, tmp_path: Path
+) -> None:
+    items = tmp_path / "items.jsonl"
+    lines = (ROOT / "tests/fixtures/hellaswag_small.jsonl").read_text(encoding="utf-8").splitlines()
+    items.write_text("\n".join(lines), encoding="utf-8")
+    few = {
+        "VARIANTS": "B",
+        "GPT2_MAX_ITERS": "4",
+        "HELLASWAG": "y",
+        "HELLASWAG_FILE": str(items),
+        "HELLASWAG_LIMIT": "3",
+    }
+    configure(place, **few)
+    run(place, "scripts.study", expect=0)
+    found = json.loads((place.study / "hellaswag.json").read_text())
+    scored = record.load(place.study / "runs/B0")["hellaswag"]
+    assert scored["items"] == 3
+    assert found == {"path": str(items), "items_sha256": scored["items_sha256"]}
+    configure(place, SEEDS="2", **few)
+    edited = json.loads(lines[0])
+    edited["label"] = (int(edited["label"]) + 1) % 4
+    items.write_text("\n".join([json.dumps(edited), *lines[1:]]), encoding="utf-8")
+    said = run(place, "scripts.study", expect=1)
+    assert f"{items} gives 3 items" in said
+    assert "B0 was scored on 3 items" in said
+    assert not (place.study / "runs/B1").exists()
+    items.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8")  # the same questions
+    run(place, "scripts.study", expect=0)
+    assert record.load(place.study / "runs/B1")["hellaswag"]["items_sha256"] == scored["items_sha256"]
 
 
 def test_a_run_that_fails_is_recorded_and_the_others_go_on(place: Workplace) -> None:
