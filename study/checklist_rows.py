@@ -105,7 +105,7 @@ ROWS = (
     Row("data", "validation set", fingerprint("validation"), FATAL, "losses are of other text"),
     Row("data", "HellaSwag items", _hellaswag, HARMLESS,
         "losses do not depend on them; HellaSwag accuracies are of other questions: do not set them side by side",
-        "losses do not depend on them; HellaSwag accuracies cannot be shown to be of the same questions"),
+        unknown="losses do not depend on them; HellaSwag accuracies cannot be shown to be of the same questions"),
     Row("model", "model", fingerprint("model"), FATAL, "size, block size or dropout differ"),
     Row("model", "parameters", _parameters, FATAL, "the variant is not the same model"),
     Row("model", "initial weights", _weights, FATAL, "a seed does not mean the same start"),

@@ -1,0 +1,41 @@
+"""The configurator as the tests call it, in the folder that they stand in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpt2.symbols import ConfigError
+from scripts import kconfig
+
+BASES = sorted(path.name for path in kconfig.DEFCONFIGS.iterdir() if path.is_file())
+FRAGMENTS = sorted(path.name for path in kconfig.fragments())
+STUDY = "gpt2-ra-ablation"
+
+
+def run(*arguments: str, makeflags: str = "") -> None:
+    assert kconfig.main(arguments, {"MAKEFLAGS": makeflags}) == 0
+
+
+def defconfig(*assignments: str, spec: str = STUDY) -> str:
+    run("defconfig", spec, *assignments)
+    return Path(".config").read_text()
+
+
+def refusal(*arguments: str, makeflags: str = "") -> str:
+    """The message of a command that fails and leaves .config and its folder alone."""
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    with pytest.raises(ConfigError) as caught:
+        run(*arguments, makeflags=makeflags)
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def own_defconfigs(monkeypatch, folder: Path, **files: str) -> None:
+    """Defconfigs and fragments of the test's own; `target__x` is target/x."""
+    (folder / "target").mkdir(parents=True)
+    for file, text in files.items():
+        (folder / file.replace("__", "/")).write_text(text)
+    monkeypatch.setattr(kconfig, "DEFCONFIGS", folder)
