@@ -78,9 +78,14 @@ def _cut(study: Study) -> list[str]:
     ]
     if not names:
         return []
+    meaning = (
+        "They ended before the others, so their final losses count in no difference, no order and no verdict."
+        if study.report.cut
+        else "What sets them apart may be the length of training alone."
+    )
     return [
         f"**{inert(study.label)}**: the schedule was cut in {len(names)} of {len(study.members)} runs: "
-        f"{', '.join(names)}. What sets them apart may be the length of training alone."
+        f"{', '.join(names)}. {meaning}"
     ]
 
 
