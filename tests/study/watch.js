@@ -12,7 +12,8 @@ addEventListener("load", async () => {
     const ink = (colour, opacity) => colour !== "none" && !/^rgba.*, 0\)$/.test(colour) && Number(opacity) > 0;
     const inked = mark.localName === "image" || ink(style.fill, style.fillOpacity)
       || (ink(style.stroke, style.strokeOpacity) && parseFloat(style.strokeWidth) > 0);
-    return inside && inked && box.width + box.height > 0 && style.visibility === "visible" && style.opacity !== "0";
+    const shown = mark.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
+    return inside && inked && shown && box.width + box.height > 0;
   };
 
   // Of each trace its data, and the places of its drawn points and error bars, read off the axes by their pixels.
