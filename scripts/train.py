@@ -120,6 +120,7 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
             hellaswag=hellaswag_source(arguments.study_dir),
             warmup_iterations=row.get("warmup_iterations"),
             extended=plan.get("extended", 1.0),
+            time_factor=row.get("time_factor", 1.0),
         )
         status = Run(run, config, resolved, chosen.attention, stop).train()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED

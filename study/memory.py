@@ -113,14 +113,17 @@ class Predictions:
                 )
         return self._failed.get(variant.cost_class, "")
 
-    def choose_batch(self, variants: Iterable[Variant]) -> BatchPlan:
-        """The configured micro-batch, or the largest exact one at which the hungriest variant is predicted to fit."""
+    def choose_batch(self, variants: Iterable[Variant], standing: BatchPlan | None = None) -> BatchPlan:
+        """The configured micro-batch, or the largest exact one at which the hungriest variant is predicted to fit.
+
+        standing: the batch of a plan that stands, which is never made larger, nor smaller where it was configured.
+        """
         effective = self.config.batch.effective
         if self.config.batch.micro:
-            return plan_batch(effective, self.config.batch.micro, 1, self.block_size)
+            return standing or plan_batch(effective, self.config.batch.micro, 1, self.block_size)
         kind = "cpu" if self.resolved.target.kind == "cpu" else "gpu"
         most = max(1, MICRO_TOKENS[kind] // self.block_size)
-        batch = plan_batch(effective, largest_micro_batch(effective, 1, most), 1, self.block_size)
+        batch = standing or plan_batch(effective, largest_micro_batch(effective, 1, most), 1, self.block_size)
         for variant in {variant.cost_class: variant for variant in variants}.values():
             while not self.unpredictable(variant, batch.micro) and not self.fits(variant, batch.micro):
                 smaller = next_smaller(batch)

@@ -6,7 +6,6 @@ a run is defined by its count, so that it is reproducible, resumes exactly and a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import json
@@ -90,43 +89,23 @@ def save_plan(study_dir: Path, plan: dict[str, Any]) -> dict[str, Any]:
     return plan
 
 
-def counts_on_record(study_dir: Path) -> dict[str, int]:
-    """Planned iterations of each variant whose runs were begun, from their records."""
-    counts = {}
-    for folder in sorted((study_dir / "runs").glob("*/")):
-        with contextlib.suppress(record.RecordError):
-            seen = record.load(folder)
-            if seen["schedule"]:
-                counts[seen["variant"]] = int(seen["schedule"]["iterations"])
-    return counts
-
-
-def with_counts(plan: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
-    """The plan with the counts of runs that were begun under one that is lost."""
-    for name, row in plan["variants"].items():
-        if counts.get(name, row["iterations"]) != row["iterations"]:
-            plan["notes"].append(
-                f"plan.json was made anew; {name} keeps the {counts[name]} iterations that its runs were begun with "
-                f"(timed now: {row['iterations']})"
-            )
-            row["tokens"] = row["tokens"] // row["iterations"] * counts[name]
-            row["iterations"] = counts[name]
-    return plan
-
-
 def make_plan(
     config: Config,
     settings: StudySettings,
     resolved: ResolvedTarget,
     variants: dict[str, Variant],
     time_steps: TimeSteps,
+    standing: BatchPlan | None = None,
 ) -> dict[str, Any]:
-    """Choose the micro-batch, time each cost class and set the counts: the content of plan.json."""
+    """Choose the micro-batch, time each cost class and set the counts: the content of plan.json.
+
+    standing: the batch of a plan that stands; the micro-batch is that one, or a smaller one where it does not fit.
+    """
     examples: dict[str, str] = {}  # cost class -> a variant of it
     for name, variant in variants.items():
         examples.setdefault(variant.cost_class, name)
     predictions = Predictions(config, resolved)
-    batch = predictions.choose_batch(variants.values())
+    batch = predictions.choose_batch(variants.values(), standing)
     timings: dict[str, Timing] = {}
     while config.budget.max_time_seconds:
         budget = min(max(TIMING_SHARE * config.budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
@@ -181,32 +160,6 @@ def make_plan(
         },
         "notes": [reason for reason in unpredictable.values() if reason],
     }
-
-
-def with_variants(
-    study_dir: Path, plan: dict[str, Any], variants: dict[str, Variant], remake: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-    """The plan with the variants that were added since it was made; the counts that stand are never changed.
-
-    A new variant of a known cost class takes that class's count. One of a new class needs timing: `remake` gives
-    a plan of today from which only the new variants' rows are taken.
-    """
-    missing = {name: variant for name, variant in variants.items() if name not in plan["variants"]}
-    if not missing:
-        return plan
-    known = {row["class"]: row for row in plan["variants"].values()}
-    fresh = remake() if any(variant.cost_class not in known for variant in missing.values()) else None
-    for name, variant in missing.items():
-        if variant.cost_class in known:
-            plan["variants"][name] = dict(known[variant.cost_class])
-        elif fresh:
-            plan["variants"][name] = fresh["variants"][name]
-            if "extended" in plan:
-                extend_row(plan["variants"][name], Fraction(str(plan["extended"])))
-            plan["classes"] |= {
-                cost: row for cost, row in fresh["classes"].items() if cost not in plan["classes"]
-            }
-    return save_plan(study_dir, plan)
 
 
 def warmup(optimizer: OptimizerConfig, iterations: int) -> dict[str, int]:

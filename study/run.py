@@ -18,7 +18,7 @@ from gpt2.hardware import detected_target_name
 from gpt2.track import Trackers
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
-from study import attention, report, space
+from study import attention, report, space, standing
 from study import plan as planning
 from study.child import (
     EXIT_DISK_FULL,
@@ -166,16 +166,19 @@ class Study:
         expected = {"variants": list(self.settings.variants), "seeds": self.settings.seeds}
         record.write_json(self.directory / "expected.json", expected)
 
-        def make() -> dict[str, Any]:
+        def make(batch: BatchPlan | None = None) -> dict[str, Any]:
             if self.config.budget.max_time_seconds:
                 print("planning: timing steps of each kind of variant")
-            return planning.make_plan(self.config, self.settings, resolved, self.variants(), self.time_steps)
+            return planning.make_plan(
+                self.config, self.settings, resolved, self.variants(), self.time_steps, batch
+            )
 
-        standing = planning.load_plan(self.directory)
-        if standing is None:
-            made = planning.with_counts(make(), planning.counts_on_record(self.directory))
+        plan = planning.load_plan(self.directory)
+        if plan is None:
+            begun = standing.schedules_on_record(self.directory)  # before anything is timed: it may refuse
+            made = standing.with_counts(make(), begun, self.config.optimizer)
             return planning.save_plan(self.directory, made)
-        return planning.with_variants(self.directory, standing, self.variants(), make)
+        return standing.with_variants(self.directory, plan, self.variants(), make)
 
     def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> planning.Timing:
         arguments = [str(self.directory), name, "0", "--time", str(seconds), "--micro", str(batch.micro)]

@@ -156,6 +156,18 @@ def test_a_time_limit_that_is_passed_cuts_the_schedule_and_says_so(tmp_path: Pat
     assert any("schedule was cut" in note for note in seen["notes"])
 
 
+def test_a_count_that_was_taken_over_from_faster_variants_has_the_time_that_it_needs(
+    tmp_path: Path, texts: Path
+) -> None:
+    run = make(tmp_path, configuration(texts, seconds=10_000))
+    run.plan = dataclasses.replace(run.plan, time_factor=1.5)
+    run.clocks._seconds["train"] = (
+        14_000.0  # past 1.1 times the limit, and not past 1.1 times what was granted
+    )
+    assert run.train() == "finished"
+    assert record.load(tmp_path)["schedule"]["cut"] is False
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: Path, texts: Path) -> None:
     run = make(tmp_path, configuration(texts))
     with torch.no_grad():

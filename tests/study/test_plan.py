@@ -15,6 +15,7 @@ from gpt2.train import WARM_UP_STEPS
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study import plan as planning
+from study import standing
 from study.memory import MemoryPlanError
 from study.plan import DoesNotFitError, PlanError, Timing, iteration_counts
 from study.settings import StudySettings
@@ -155,10 +156,11 @@ def test_a_variant_that_is_added_later_never_changes_the_counts_that_stand(
     variants = {
         name: variant(name, config.model, ALTERNATION) for name in ("B", "RAALL", "RALATE", "RALEARN")
     }
-    fresh = {"classes": {"standard": {}, "learned-output": {"seconds_per_iteration": 3.0}},
+    fresh = {"batch": plan["batch"], "notes": [],
+             "classes": {"standard": {}, "learned-output": {"seconds_per_iteration": 3.0}},
              "variants": {"RALEARN": {"class": "learned-output", "iterations": 7, "tokens": 7}}}  # fmt: skip
     counts = {name: dict(row) for name, row in plan["variants"].items()}
-    later = planning.with_variants(tmp_path, plan, variants, lambda: fresh)
+    later = standing.with_variants(tmp_path, plan, variants, lambda batch: fresh)
     assert {name: later["variants"][name] for name in counts} == counts
     assert later["variants"]["RALATE"]["iterations"] == counts["B"]["iterations"]
     assert later["variants"]["RALEARN"]["iterations"] == 7
@@ -179,7 +181,7 @@ def test_a_plan_that_is_made_anew_keeps_the_counts_that_runs_were_begun_with(
     variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
     slower = planning.make_plan(config, settings, resolved(), variants, steady(dict.fromkeys(NAMES, 3.0)))
     assert slower["variants"]["RAALL"]["iterations"] < began
-    kept = planning.with_counts(slower, planning.counts_on_record(tmp_path))
+    kept = standing.with_counts(slower, standing.schedules_on_record(tmp_path), config.optimizer)
     row = kept["variants"]["RAALL"]
     assert (row["iterations"], row["tokens"]) == (began, first["variants"]["RAALL"]["tokens"])
     assert kept["variants"]["B"]["iterations"] < began
@@ -223,9 +225,11 @@ def test_a_variant_that_is_added_to_an_extended_plan_is_extended_too(config: Con
     plan = make(config, tmp_path, steady({"B": 2.0}), names=("B",)) | {"extended": 2.0}
     variants = {name: variant(name, config.model, ALTERNATION) for name in ("B", "RALEARN")}
     fresh = {
+        "batch": plan["batch"],
+        "notes": [],
         "classes": {},
         "variants": {"RALEARN": {"class": "learned-output", "iterations": 7, "tokens": 70}},
     }
-    later = planning.with_variants(tmp_path, plan, variants, lambda: fresh)
+    later = standing.with_variants(tmp_path, plan, variants, lambda batch: fresh)
     row = later["variants"]["RALEARN"]
     assert (row["iterations"], row["tokens"], row["first_iterations"]) == (14, 140, 7)
