@@ -1,11 +1,15 @@
 """What several tests of studies begin with."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from gpt2.config import Config, load_config
 from scripts import kconfig
+from tests import small_runs
+from tests.study.extended import Place, configuration
 
 
 @pytest.fixture
@@ -18,3 +22,23 @@ def a100_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     kconfig.main(["defconfig", "gpt2-ra-ablation"])
     return load_config(".config")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def finished(tmp_path: Path, texts: Path) -> Place:
+    place = Place(tmp_path, configuration(texts), ("B", "RALEARN"))
+    assert [place.run("B"), place.run("RALEARN")] == ["finished", "finished"]
+    return place

@@ -1,0 +1,107 @@
+"""A study of very small runs that is made longer, in this process; and all that must agree to the last bit."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2 import checkpoint, record
+from gpt2.batch import BatchPlan, plan_batch
+from gpt2.config import Config
+from gpt2.interrupt import Stop
+from gpt2.target import resolve
+from gpt2.train import Run, RunPlan
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from study import space
+from study.extend import ExtendError, extend, parse_factor
+from study.guard import StudyError
+from study.plan import load_plan
+from study.settings import StudySettings
+from tests import small_runs
+
+TOKENS = 4 * 16  # of an iteration
+TEXT = "CONFIG_SCHEDULE_WSD=y\nCONFIG_GPT2_MAX_ITERS=10\nCONFIG_GPT2_MAX_TIME=0\nCONFIG_SEEDS=1\n"
+FIRST, WARMUP, START = 10, 2, 7  # iterations, of the warm-up, before the decay
+
+
+def configuration(texts: Path, dropout: float = 0.0, decay: float = 0.3, seconds: int = 0) -> Config:
+    return small_runs.configuration(texts, FIRST, dropout=dropout, seconds=seconds, schedule=("wsd", decay))
+
+
+class Place:
+    """A study in a folder, its runs made in this process as scripts.train makes them."""
+
+    def __init__(self, folder: Path, config: Config, names: tuple[str, ...], first: int = FIRST) -> None:
+        self.config, self.settings = config, StudySettings("s", names, 1, folder, False)
+        self.directory = folder / "s"
+        self.directory.mkdir(parents=True)
+        (self.directory / "config").write_text(TEXT)
+        expected = {"variants": list(names), "seeds": 1}
+        record.write_json(self.directory / "expected.json", expected)
+        row = {"class": "any", "iterations": first, "tokens": first * TOKENS, "warmup_iterations": WARMUP}
+        plan = {
+            "schema": 1, "batch": dataclasses.asdict(plan_batch(4, 2, 1, 16)), "classes": {}, "notes": [],
+            "budget": dataclasses.asdict(config.budget), "variants": {name: dict(row) for name in names},
+            "evaluation": {"interval_tokens": 128, "grid_tokens": []},
+        }  # fmt: skip
+        record.write_json(self.directory / "plan.json", plan)
+
+    def folder(self, name: str = "B") -> Path:
+        return self.directory / "runs" / f"{name}0"
+
+    def run(self, name: str = "B", stop: Stop | None = None) -> str:
+        plan = load_plan(self.directory)
+        assert plan
+        row = plan["variants"][name]
+        run_plan = RunPlan(
+            directory=self.folder(name), run=f"{name}0", variant=name, seed=0, iterations=row["iterations"],
+            batch=BatchPlan(**plan["batch"]), warmup_iterations=row["warmup_iterations"],
+            extended=plan.get("extended", 1.0),
+        )  # fmt: skip
+        attention = variant(name, self.config.model, AlternationSettings("output", 0.5, 100.0)).attention
+        return Run(run_plan, self.config, resolve(self.config.target), attention, stop or Stop()).train()
+
+    def extend(self, factor: str = "2") -> list[str]:
+        return extend(self.config, self.settings, TEXT, parse_factor(factor))
+
+    def refusal(self, factor: str = "2") -> str:
+        """What extend says, having changed nothing."""
+        before = contents(self.directory)
+        with pytest.raises((ExtendError, StudyError, space.SpaceError)) as caught:
+            self.extend(factor)
+        assert contents(self.directory) == before
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def alter(self, name: str = "B", **entries: Any) -> None:
+        seen = record.load(self.folder(name))
+        record.write_json(self.folder(name) / "run.json", seen | entries)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def outcome(folder: Path) -> tuple[Any, ...]:
+    """Weights, optimizer, every training loss and rate, every validation loss: what must agree to the last bit."""
+    loaded = checkpoint.load_latest(folder / "checkpoint")
+    assert loaded
+    seen = record.load(folder)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return (
+        loaded.iteration,
+        loaded.state,
+        [
+            [line[key] for key in ("iteration", "loss", "learning_rate", "grad_norm")]
+            for line in lines
+            if line["event"] == "train"
+        ],
+        [[tokens, loss] for tokens, _, loss in seen["validation"]["history"]],
+        seen["learned"],
+        [seen["status"], seen["progress"]["iterations"]],
+        json.loads((folder / "validation_windows.json").read_text()),
+    )
