@@ -174,7 +174,7 @@ def _signs(losses: dict[str, list[float]], judged: dict[str, Judged]) -> Signs:
     told: Signs = {}
     for name in real:
         verdict = judged.get(name)
-        if verdict and verdict.adjusted_p < LEVEL and verdict.result.difference.contains_zero is False:
+        if verdict and verdict.beyond_noise:
             sign = -1 if verdict.result.difference.mean < 0 else 1
             told |= {(name, other): sign for other in losses if is_equivalent(other)}
     pairs = list(combinations(real, 2))

@@ -98,7 +98,7 @@ def agreements(comparison: Comparison) -> list[str]:
             for judged in study.report.judged:
                 if judged.variant == name:
                     difference = judged.result.difference
-                    told = judged.adjusted_p < 0.05 and difference.contains_zero is False
+                    told = judged.beyond_noise
                     word = ("better" if difference.mean < 0 else "worse") if told else CANNOT_TELL
                     said[study.label] = f"{word} ({percent(difference.mean)})", word
         listed = "; ".join(f"{inert(label)}: {text}" for label, (text, _) in said.items())

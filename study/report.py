@@ -17,6 +17,7 @@ from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
 from study.scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.statistics import (
+    CONFIDENCE,
     AgainstFloor,
     Interval,
     NoiseFloor,
@@ -58,6 +59,13 @@ class Judged:
     result: AgainstFloor
     adjusted_p: float  # Holm's, over the variants judged together
     judged_together: int
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether more may be said than "cannot tell"; of a variant that varies more, by its own spread as well."""
+        seen = self.result
+        sure = seen.difference.contains_zero is False and self.adjusted_p < 1 - CONFIDENCE
+        return sure and not (seen.varies_more and seen.own.contains_zero is not False)
 
 
 @dataclass

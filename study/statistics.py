@@ -140,6 +140,12 @@ class AgainstFloor:
     own: Interval
     variance: VarianceRatio | None
 
+    @property
+    def varies_more(self) -> bool:
+        """Whether the variant's runs were seen to vary more than the arms', which `difference` does not allow for."""
+        seen = self.variance
+        return seen is not None and seen.ratio > 1 and seen.p_value < 1 - CONFIDENCE
+
 
 def against_arms_error(sigma: float, arms: Sequence[int]) -> float:
     """Standard error of the mean over seeds of (a run) - (mean of the k arms at its seed), with each seed's k.

@@ -115,19 +115,13 @@ def sentence(text: str) -> str:
 def finding(judged: Judged) -> str:
     """What may be said of a variant that is a real change; never more than its interval allows."""
     difference = judged.result.difference
+    if judged.beyond_noise:
+        return f"{'better' if difference.mean < 0 else 'worse'} than the equivalent arms by more than their noise"
     if difference.contains_zero is not False:
         return f"{CANNOT_TELL}: its difference from the equivalent arms is within their noise"
     if judged.adjusted_p >= 0.05:
         return f"{CANNOT_TELL}: not beyond noise once {judged.judged_together} variants are compared"
-    if uneven(judged) and judged.result.own.contains_zero is not False:
-        return f"{CANNOT_TELL}: its runs vary more than the equivalent arms', and by their own spread it is noise"
-    return f"{'better' if difference.mean < 0 else 'worse'} than the equivalent arms by more than their noise"
-
-
-def uneven(judged: Judged) -> bool:
-    """Whether the variant's runs were seen to vary more than the arms', which the verdict's interval does not allow."""
-    seen = judged.result.variance
-    return seen is not None and seen.ratio > 1 and seen.p_value < 0.05
+    return f"{CANNOT_TELL}: its runs vary more than the equivalent arms', and by their own spread it is noise"
 
 
 def grounds(judged: Judged) -> str:
@@ -139,7 +133,7 @@ def grounds(judged: Judged) -> str:
     numbers = f"perplexity {percent(difference.mean)}, 95 % interval {bounds}"
     said = f"{numbers}; {seeds_text(difference.count)}, {p_text(judged.adjusted_p)}"
     own, seen = judged.result.own, judged.result.variance
-    if not uneven(judged) or seen is None or own.low is None or own.high is None:
+    if not judged.result.varies_more or seen is None or own.low is None or own.high is None:
         return said
     return (
         f"{said}; its runs vary more than the arms', variance ratio {seen.ratio:.1f}, {p_text(seen.p_value)}: "
