@@ -20,7 +20,8 @@ from ra.variants import variant
 from study import attention, report
 from study.attention import AttentionError
 from study.attention_data import FILE, Look, Text, as_json, halves, read_study, write_study
-from study.attention_html import even_spread, page, picture, ratios
+from study.attention_html import page
+from study.attention_pictures import even_spread, picture, ratios
 from tests.study.records import a_record, edit
 
 ROOT = Path(__file__).parents[2]
