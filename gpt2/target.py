@@ -18,7 +18,7 @@ from gpt2.hardware import Hardware, detect_hardware, detected_target_name
 from gpt2.processor import cpu_threads
 
 if TYPE_CHECKING:
-    from gpt2.config import TargetConfig
+    from gpt2.config import ModelConfig, TargetConfig
 
 __all__ = [
     "TARGETS",
@@ -260,6 +260,22 @@ def export_environment(name: str = "auto", detected: str | None = None) -> None:
     A card whose fused kernels torch holds for experimental would otherwise have none.
     """
     os.environ.update(environment_for(name, detected))
+
+
+def make_ready(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
+    """The target with its kernels tried on the model's shapes, and this process set up to train there.
+
+    TargetError where the target is not this machine or has no kernel for them.
+    """
+    import torch
+
+    heads, head_size = model.heads, model.width // model.heads
+    resolved = check_attention(resolve(config), heads, head_size, model.block_size, model.dropout)
+    if resolved.device == "cpu":
+        torch.set_num_threads(cpu_threads(config.cpu_threads))
+    else:
+        torch.set_float32_matmul_precision("high")
+    return resolved
 
 
 def record(resolved: ResolvedTarget) -> dict[str, Any]:

@@ -79,15 +79,9 @@ def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dic
     from gpt2.memory import PeakMeter
     from study.bench import PLAIN
 
-    resolved = target.check_attention(
-        target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False)),
-        shape["heads"],
-        shape["width"] // shape["heads"],
-        shape["block_size"],
-    )
+    anything = TargetConfig("auto", "auto", False, 0, "auto", False)
+    resolved = target.make_ready(anything, model_of(shape))
     on_gpu = resolved.device != "cpu"
-    if on_gpu:
-        torch.set_float32_matmul_precision("high")
     meter = PeakMeter(resolved.device)
     make = plain_step if case == PLAIN else our_step
     step, flops, nanogpt = make(shape, case, micro, resolved)
@@ -127,15 +121,10 @@ def plain_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> t
 
 
 def our_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> tuple[Any, float, float]:
-    from gpt2 import target
     from gpt2.batch import plan_batch
     from gpt2.config import OptimizerConfig
     from gpt2.step import Stepper
 
-    if resolved.device == "cpu":
-        import torch
-
-        torch.set_num_threads(target.cpu_threads(0))
     model, attention = model_and_attention(shape, case)
     optimizer = OptimizerConfig(1e-4, 0.1, 0.0, 1.0, 0.9, 0.95, 1e-8, 1.0)
     stepper = Stepper(
@@ -153,16 +142,21 @@ def our_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> tup
     return step, stepper.model.flops_per_token(), nanogpt_flops(stepper.model, shape)
 
 
+def model_of(shape: dict[str, Any]) -> Any:
+    from gpt2.config import ModelConfig
+
+    return ModelConfig(
+        shape["name"], shape["layers"], shape["heads"], shape["width"], shape["block_size"], 0.0
+    )
+
+
 def model_and_attention(shape: dict[str, Any], case: str) -> tuple[Any, Any]:
     """case: a variant, or RALEARN:mix, or RALEARN:hard:k with the gate's gradient at every k-th step."""
-    from gpt2.config import ModelConfig
     from ra.settings import AlternationSettings
     from ra.variants import variant
 
     name, mix, every = [*case.split(":"), "", ""][:3]
-    model = ModelConfig(
-        shape["name"], shape["layers"], shape["heads"], shape["width"], shape["block_size"], 0.0
-    )
+    model = model_of(shape)
     return model, variant(
         name, model, AlternationSettings(mix or "output", 0.5, 1.0, gate_every=int(every or 1))
     ).attention

@@ -26,11 +26,7 @@ def main() -> int:
     from ra.control import Control, losses
 
     model = dataclasses.replace(config.model, dropout=0.0)
-    resolved = target.check_attention(
-        target.resolve(config.target), model.heads, model.width // model.heads, model.block_size
-    )
-    if resolved.device == "cpu":
-        torch.set_num_threads(target.cpu_threads(config.target.cpu_threads))
+    resolved = target.make_ready(config.target, model)
     effective = min(config.batch.effective, SEQUENCES)
     block = config.model.block_size
     batch = plan_batch(effective, largest_micro_batch(effective, 1, 8), 1, block)

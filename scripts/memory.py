@@ -207,22 +207,11 @@ def measured(name: str, micro: int) -> dict[str, dict[str, int]] | None:
 
 def measure_one(name: str, micro: int) -> int:
     """Measure a variant in this process; on a GPU also write a snapshot for pytorch.org/memory_viz."""
-    import torch
-
     from gpt2.memory import measure
 
     symbols = symbols_for("")
     config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
-    model = config.model
-    resolved = target.check_attention(
-        target.resolve(config.target),
-        model.heads,
-        model.width // model.heads,
-        model.block_size,
-        model.dropout,
-    )
-    if resolved.device == "cpu":
-        torch.set_num_threads(target.cpu_threads(config.target.cpu_threads))
+    resolved = target.make_ready(config.target, config.model)
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
     work = Predictions(config, resolved).work_at(chosen, micro)
     path = settings.results_dir / "memory" / f"{resolved.target.name}-{name}.pickle"

@@ -69,8 +69,6 @@ def _explain(error: Exception) -> int:
 
 
 def _work(arguments: argparse.Namespace, stop: object) -> int:
-    import torch
-
     from gpt2 import record, target
     from gpt2.batch import BatchPlan, plan_batch
     from gpt2.config import Config, read_symbols
@@ -85,17 +83,7 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
     symbols = read_symbols(arguments.study_dir / "config")
     config = Config.from_symbols(symbols)
     model = config.model
-    resolved = target.check_attention(
-        target.resolve(config.target),
-        model.heads,
-        model.width // model.heads,
-        model.block_size,
-        model.dropout,
-    )
-    if resolved.device == "cpu":
-        torch.set_num_threads(target.cpu_threads(config.target.cpu_threads))
-    else:
-        torch.set_float32_matmul_precision("high")
+    resolved = target.make_ready(config.target, model)
     chosen = variant(arguments.variant, config.model, AlternationSettings.from_symbols(symbols))
     with target.attention_context(resolved, model.dropout):
         if arguments.time:

@@ -103,11 +103,11 @@ def test_the_fused_kernels_are_tried_before_a_step_is_made(
     tiny = (2, 32, 16, 0.0)  # heads, their size, sequence, dropout
     small = SHAPES["cpu"][0]
     calls: dict[str, Any] = {
-        "control": (control.main, tiny[:3]),
+        "control": (control.main, tiny),
         "memory": (lambda: memory.measure_one("B", 1), tiny),
         "bench": (
             lambda: bench.measure(dataclasses.asdict(small), "B", 1, 0.0),
-            (small.heads, small.width // small.heads, small.block_size),
+            (small.heads, small.width // small.heads, small.block_size, 0.0),
         ),
     }
     call, right = calls[command]
