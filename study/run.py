@@ -34,7 +34,8 @@ from study.guard import StudyError, locked, refuse_another_configuration, refuse
 from study.own import keep_sources
 from study.session import Session, StopAsked
 from study.settings import StudySettings
-from study.terminal import Estimate, Terminal, duration, short
+from study.tell import expected_seconds, outcome, summary
+from study.terminal import Estimate, Terminal
 
 
 class Study:
@@ -114,8 +115,8 @@ class Study:
         counts = [plan["variants"][name]["iterations"] for name, _ in left]
         written = sum(space.checkpoint_bytes(self.run_dir(*run)) for run in left)
         space.require(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
-        terminal = Terminal(Estimate(len(left), self.expected_seconds(plan)), len(self.all_runs()))
-        terminal.say(self.summary(plan, len(left)))
+        terminal = Terminal(Estimate(len(left), expected_seconds(plan)), len(self.all_runs()))
+        terminal.say(summary(plan, self.settings.variants, len(left), len(self.all_runs())))
         try:
             for run in left:
                 self.one(run, plan, terminal)
@@ -197,29 +198,6 @@ class Study:
             )
         return planning.Timing(timing["seconds"], timing["peak_bytes"])
 
-    def expected_seconds(self, plan: dict[str, Any]) -> float | None:
-        """Training seconds of an average run, as planned; None where no time budget asked for timing."""
-        counts = [
-            row["iterations"] * plan["classes"][row["class"]]["seconds_per_iteration"]
-            for row in plan["variants"].values()
-            if row["class"] in plan["classes"]
-        ]
-        return sum(counts) / len(counts) if counts else None
-
-    def summary(self, plan: dict[str, Any], left: int) -> str:
-        batch = plan["batch"]
-        counts = ", ".join(
-            f"{name} {plan['variants'][name]['iterations']}" for name in self.settings.variants
-        )
-        each = self.expected_seconds(plan)
-        longer = f" ({plan['extended']:g} times the first budget)" if "extended" in plan else ""
-        return (
-            f"batch {batch['effective']} sequences of {batch['block_size']} tokens "
-            f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}{longer}\n"
-            f"{left} of {len(self.all_runs())} runs to do"
-            + (f", about {duration(left * each)} of training" if each else "")
-        )
-
     # -- a run --------------------------------------------------------------------------------------------------
 
     def one(self, run: tuple[str, int], plan: dict[str, Any], terminal: Terminal) -> None:
@@ -253,7 +231,7 @@ class Study:
             terminal.estimate.left += 1
         if status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
             self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}", before)
-        terminal.end(self.outcome(run))
+        terminal.end(outcome(directory))
 
     def again(self, status: int, child: Child, plan: dict[str, Any], name: str) -> str:
         """Why the run is to go on from its last checkpoint at once, or nothing; StudyError where no run could."""
@@ -272,25 +250,6 @@ class Study:
             f"{self.directory} is on a full disk ({gib(free_bytes(self.directory))} free): free some and run `make`, "
             f"which goes on from the last checkpoint ({told or 'no room for a message'})"
         )
-
-    def outcome(self, run: tuple[str, int]) -> str:
-        """A finished run in a line, or why it is not."""
-        try:
-            seen = record.load(self.run_dir(*run))
-        except record.RecordError as error:
-            return str(error)
-        if seen["status"] != "finished":
-            return f"{seen['status']}: {seen['error']}"
-        parts = [f"perplexity {seen['validation']['perplexity'] or float('nan'):.2f}"]
-        if seen["hellaswag"] and "acc" in seen["hellaswag"]:
-            parts.append(f"HellaSwag {seen['hellaswag']['acc']:.1%} +- {seen['hellaswag']['acc_stderr']:.1%}")
-        parts.append(
-            f"{short(seen['progress']['tokens'])} tokens in {duration(seen['clock']['train'])} of training"
-        )
-        if seen["throughput"]["tokens_per_second"]:
-            parts.append(f"{seen['throughput']['tokens_per_second']:,.0f} tok/s")
-        parts.append(f"{seen['memory']['peak_allocated_bytes'] / 2**30:.2f} GiB")
-        return "  ".join(parts)
 
     def mark_failed(self, run: tuple[str, int], reason: str, before: str) -> None:
         """A process that died could not write its own record: do it for it, keeping what it had written.
