@@ -63,7 +63,7 @@ def write_texts(folder: Path, size: int, lines: bool) -> int:
     draw = random.Random(size)
     known = [line for path in embedded_files()[:40] for line in path.read_text(errors="replace").splitlines()]
     folder.mkdir(parents=True)
-    each = min(FILE_BYTES, size // 40)
+    each = min(FILE_BYTES, size // 400)  # so many that some fall to validation
     written = 0
     with (folder / "all.jsonl").open("w", encoding="utf-8") if lines else open(os.devnull, "w") as together:
         while written < size:
