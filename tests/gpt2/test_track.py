@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,15 @@ def test_a_run_that_failed_is_shown_as_failed(run_dir: Path, monkeypatch: pytest
     assert json.loads((run_dir / "seen").read_text().splitlines()[-1]) == ["finish", 1]
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Fails after two minutes rather than never."""
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.02)
+    pytest.fail("it did not come to pass in two minutes")
+
+
 def gone(pid: int) -> bool:
     """Whether no process has this id, or only a dead one that its new parent has yet to reap."""
     try:
@@ -105,8 +115,7 @@ def test_what_a_tracker_started_ends_with_it(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     trackers = start("helper", run_dir, monkeypatch)
-    while not (run_dir / "seen").exists() or not (run_dir / "seen").read_text():
-        time.sleep(0.02)
+    wait_for(lambda: (run_dir / "seen").exists() and bool((run_dir / "seen").read_text()))
     helper = int((run_dir / "seen").read_text())
     if interrupted:
 
@@ -118,8 +127,7 @@ def test_what_a_tracker_started_ends_with_it(
             trackers.finish(0.1)
     else:
         trackers.finish(0.1)
-    while not gone(helper):
-        time.sleep(0.02)
+    wait_for(lambda: gone(helper))
 
 
 PARENT = """
@@ -132,8 +140,8 @@ HANGING = """
 import os, subprocess, sys, time
 from gpt2.track import end_after_parent
 helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[2], "w").write(f"{helper.pid}.")  # before it is watched, after which it may end at any time
 end_after_parent(int(sys.argv[1]) or os.getppid(), 0.1)
-open(sys.argv[2], "w").write(f"{helper.pid}.")
 time.sleep(600)
 """
 
@@ -150,14 +158,12 @@ def test_a_process_that_hangs_and_its_helpers_end_soon_after_their_parent(
     )
     assert parent.stdout
     hanging = int(parent.stdout.readline())
-    while not (seen.exists() and seen.read_text().endswith(".")):
-        time.sleep(0.02)
+    wait_for(lambda: seen.exists() and seen.read_text().endswith("."))
     helper = int(seen.read_text().rstrip("."))
     if not dead_before:
         assert not gone(hanging)
         parent.kill()
-    while not (gone(hanging) and gone(helper)):
-        time.sleep(0.02)
+    wait_for(lambda: gone(hanging) and gone(helper))
     parent.send_signal(signal.SIGKILL)
     parent.communicate()
 
