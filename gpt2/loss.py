@@ -16,7 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_ROWS = {"cpu": 512, "cuda": 4096}  # rows of logits alive at once; 512 measured best on two CPU cores
+from gpt2 import linear
+
+CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # rows of logits alive at once; on two CPU cores 512 is no faster
 IGNORED = -1
 
 
@@ -30,20 +32,38 @@ def _chunk_rows(x: Tensor) -> int:
     return CHUNK_ROWS.get(x.device.type, 512)
 
 
-def _logits(x: Tensor, w_VC: Tensor, buffer_NV: Tensor) -> Tensor:
-    """x @ w_VC.T in the first rows of the buffer: fresh memory for every chunk would cost more than the product."""
-    logits_NV = buffer_NV[: x.shape[0]]
-    if x.dtype == buffer_NV.dtype:
-        return torch.mm(x, w_VC.T, out=logits_NV)
-    return logits_NV.copy_(x @ w_VC.T)
+class _Head:
+    """Logits of one chunk after another, and the sum of their weight gradients.
+
+    The logits of a chunk take the memory of the last one's: fresh memory for every chunk would cost more than it.
+    """
+
+    def __init__(self, w_VC: Tensor, rows: int, wide: torch.dtype) -> None:
+        self.w_VC, self.rows, self.wide = w_VC, rows, wide
+        self._buffer_NV: Tensor | None = None
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x @ w_VC.T in the wide dtype. The caller drops what it has of the chunk before."""
+        if linear.onednn(x):
+            return linear.product(x, self.w_VC)  # the heap gives it the block that the chunk before has left
+        if self._buffer_NV is None:
+            shape = (self.rows, self.w_VC.shape[0])
+            self._buffer_NV = torch.empty(shape, dtype=self.wide, device=x.device)
+        logits_NV = self._buffer_NV[: x.shape[0]]
+        if x.dtype == self.wide:
+            return torch.mm(x, self.w_VC.T, out=logits_NV)
+        return logits_NV.copy_(x @ self.w_VC.T)
 
 
-def _add_product(total_VC: Tensor, grad_NV: Tensor, x_NC: Tensor) -> None:
-    """total_VC += grad_NV.T @ x_NC, without a temporary where the dtypes agree."""
-    if grad_NV.dtype == total_VC.dtype:
-        total_VC.addmm_(grad_NV.T, x_NC)
+def _add_product(total_VC: Tensor, grad_NV: Tensor, x_NC: Tensor, first: bool) -> None:
+    """total_VC += grad_NV.T @ x_NC, the first time =; without a temporary where the dtypes agree."""
+    if grad_NV.dtype != total_VC.dtype:
+        product = grad_NV.T @ x_NC
+        total_VC.copy_(product) if first else total_VC.add_(product)
+    elif first:
+        torch.mm(grad_NV.T, x_NC, out=total_VC)
     else:
-        total_VC += grad_NV.T @ x_NC
+        total_VC.addmm_(grad_NV.T, x_NC)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -57,17 +77,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         count = (targets_N != IGNORED).sum().clamp(min=1).to(wide)
         loss = torch.zeros((), dtype=wide, device=x_NC.device)
         grad_x = torch.empty_like(x_NC) if need_x else None
-        grad_weight = torch.zeros_like(weight_VC, dtype=wide) if need_weight else None
+        grad_weight = torch.empty_like(weight_VC, dtype=wide) if need_weight else None
+        if grad_weight is not None:
+            grad_weight[vocabulary:] = 0.0
         with torch.autocast(x_NC.device.type, enabled=False):
             w_VC = weight_VC[:vocabulary].to(dtype)
             rows = min(_chunk_rows(x_NC), x_NC.shape[0])
-            buffer_NV = torch.empty(
-                rows, vocabulary, dtype=wide, device=x_NC.device
-            )  # the only logits there are
+            head = _Head(w_VC, rows, wide)
             for start in range(0, x_NC.shape[0], rows):
                 part = slice(start, start + rows)
                 x, targets = x_NC[part].to(dtype), targets_N[part]
-                logits_NV = _logits(x, w_VC, buffer_NV)
+                logits_NV = head.logits(x)
                 kept = targets != IGNORED
                 index = targets.clamp(min=0)[:, None]
                 target_logits = logits_NV.gather(1, index)
@@ -76,6 +96,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 total = logits_NV.sum(dim=-1, keepdim=True)
                 loss += ((total.log() + largest - target_logits)[:, 0] * kept).sum()
                 if not (need_x or need_weight):
+                    del logits_NV
                     continue
                 # d loss / d logits = (softmax - onehot) / count, in place of the logits
                 share = (kept / count).to(wide)[:, None]
@@ -83,8 +104,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if grad_x is not None:
                     grad_x[part] = (grad @ w_VC).to(grad_x.dtype)
                 if grad_weight is not None:
-                    _add_product(grad_weight[:vocabulary], grad, x)
-                del grad  # before the next chunk's product is made
+                    _add_product(grad_weight[:vocabulary], grad, x, first=start == 0)
+                del grad, logits_NV  # before the next chunk's product is made
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.weight_dtype = weight_VC.dtype
         return loss / count
@@ -92,11 +113,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (scale,) = grad_outputs
-        grad_x, grad_weight = ctx.saved_tensors
+        grad_x, grad_weight = (
+            ctx.saved_tensors
+        )  # after they were scaled in place, autograd refuses a second backward
         if grad_x is not None:
-            grad_x = grad_x * scale.to(grad_x.dtype)
+            grad_x = grad_x.mul_(scale.to(grad_x.dtype))
         if grad_weight is not None:
-            grad_weight = (grad_weight * scale).to(ctx.weight_dtype)
+            grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
         return grad_x, grad_weight, None, None
 
 
@@ -124,6 +147,7 @@ def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabular
         w_VC = weight_VC[:vocabulary].to(dtype)
         rows = _chunk_rows(x_BTC)
         for part in scored.split(rows):
-            logits_NV = (x_NC[part].to(dtype) @ w_VC.T).to(wide)
+            x = x_NC[part].to(dtype)
+            logits_NV = linear.product(x, w_VC) if linear.onednn(x) else (x @ w_VC.T).to(wide)
             losses_N[part] = F.cross_entropy(logits_NV, targets_N[part], reduction="none")
     return losses_N.reshape(targets_BT.shape)

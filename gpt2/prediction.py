@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from gpt2 import linear
 from gpt2 import loss as loss_module
 from gpt2.tracker import Block, PhaseMarks, Timeline, Tracker
 from gpt2.work import Work
@@ -58,14 +59,17 @@ def _up(value: int, multiple: int) -> int:
 
 @contextlib.contextmanager
 def _as_on(kind: str) -> Iterator[None]:
-    """The loss in chunks as long, and attention's dropout where it is, as on that kind of device."""
-    before = loss_module.CHUNK_ROWS
-    loss_module.CHUNK_ROWS = {"cpu": before["cpu" if kind == "cpu" else "cuda"]}
+    """The loss in chunks as long, the layers as they are there, and attention's dropout where it is, on that kind."""
+    if kind == "cpu":
+        yield
+        return
+    rows, by_hand = loss_module.CHUNK_ROWS, linear.BY_HAND
+    loss_module.CHUNK_ROWS, linear.BY_HAND = {"cpu": rows["cuda"]}, set()
     try:
-        with contextlib.nullcontext() if kind == "cpu" else _DropoutInKernel():
+        with _DropoutInKernel():
             yield
     finally:
-        loss_module.CHUNK_ROWS = before
+        loss_module.CHUNK_ROWS, linear.BY_HAND = rows, by_hand
 
 
 class _DropoutInKernel(TorchFunctionMode):

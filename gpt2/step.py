@@ -151,7 +151,7 @@ class Stepper:
         )
         for micro_ids in ids_ET.split(self.batch.micro):
             with phase("forward"), self.autocast():
-                hidden = self._hidden(micro_ids[:, :-1])
+                hidden = self._hidden(micro_ids[:, :-1].contiguous())
                 loss = self.loss(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
             del hidden
             with phase("backward"):
@@ -169,7 +169,7 @@ class Stepper:
                 f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; the usual remedy is a smaller "
                 "CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION"
             )
-        if self.settings.grad_clip:
+        if gradient_norm >= 0.99 * self.settings.grad_clip > 0:  # below, the factor is 1
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
         rate = self.rate(iteration, iterations)
         set_learning_rate(self.optimizer, rate)

@@ -1,15 +1,17 @@
 """`make bench`: tokens/s, MFU and peak memory of each variant, and of a step written the usual way, side by side.
 
 python -m scripts.bench [--rounds N] [--seconds S] [--shape NAME]   writes results/bench.json and prints the table
-python -m scripts.bench --case JSON                                 one case, in a process of its own
+python -m scripts.bench --case JSON        one case in a process of its own: a line of seconds in, a line of JSON out
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -20,18 +22,21 @@ from gpt2.target import export_environment
 
 OUT = Path("results/bench.json")
 WARM_UP = 3
+DEFAULTS = {"cpu": (15, 0.0), "cuda": (5, 12.0)}  # turns of each case, seconds of a turn
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of timed steps a case and round")
+    parser.add_argument("--rounds", type=int, help="turns of each case; default 15 on a CPU, 5 on a GPU")
+    parser.add_argument(
+        "--seconds", type=float, help="of timed steps a turn; default 0 (one step) on a CPU, 12 on a GPU"
+    )
     parser.add_argument("--shape", default="", help="only the shapes whose name contains this")
     parser.add_argument("--case", default="")
     arguments = parser.parse_args()
     export_environment()
     if arguments.case:
-        print(json.dumps(measure(**json.loads(arguments.case))))
+        serve(**json.loads(arguments.case))
         return 0
     from gpt2 import record, target
     from gpt2.config import TargetConfig
@@ -44,19 +49,23 @@ def main() -> int:
     if not shapes:
         names = ", ".join(shape.name for shape in bench.SHAPES[kind])
         raise UserError(f"no shape is called {arguments.shape!r} here; there are {names}")
+    usual = DEFAULTS[kind]
+    rounds = usual[0] if arguments.rounds is None else arguments.rounds
+    seconds = usual[1] if arguments.seconds is None else arguments.seconds
     peak = resolved.target.peak_flops
     print(
         f"{resolved.device_name}, {resolved.dtype}; peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown'}"
     )
     found: dict[str, Any] = {}
     for shape in shapes:
-        samples = bench.run(shape, arguments.rounds, arguments.seconds, lambda line: print(line, flush=True))
+        with bench.Held() if kind == "cpu" else contextlib.nullcontext(bench.in_a_process) as measure:
+            samples = bench.run(shape, rounds, seconds, lambda line: print(line, flush=True), measure)
         rows = bench.table(shape, samples, peak)
         found[shape.name] = {"rows": rows, "samples": [dataclasses.asdict(sample) for sample in samples]}
         print(bench.text(shape, rows), flush=True)
     print(
         "plain: GPT-2 as it is usually written (study/plain.py). Ratios of tokens/s within a round: median "
-        "[least, most].\n"
+        f"[its 95 % interval; below {bench.FEW} rounds the range].\n"
         "MFU = tokens/s x FLOPs a token / the card's peak; FLOPs: 6 a matrix weight, causal attention at half "
         "(in brackets nanoGPT's formula: 6 N + 12 L C T)."
     )
@@ -70,8 +79,8 @@ def main() -> int:
     return 0
 
 
-def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dict[str, Any]:
-    """Time whole steps of one micro-batch for so many seconds, and their peak memory."""
+def serve(shape: dict[str, Any], case: str, micro: int) -> None:
+    """Warm up, then for each line of seconds that comes in time steps for so long and answer with what was seen."""
     import torch
 
     from gpt2 import target
@@ -90,24 +99,35 @@ def measure(shape: dict[str, Any], case: str, micro: int, seconds: float) -> dic
         resolved.device
     )
     with target.attention_context(resolved, 0.0):
-        for _ in range(WARM_UP):
-            step(ids_BT)
-        samples: list[float] = []
-        began = time.perf_counter()
-        while len(samples) < 3 or time.perf_counter() - began < seconds:
-            before = time.perf_counter()
-            step(ids_BT)
-            if on_gpu:
-                torch.cuda.synchronize()
-            samples.append(time.perf_counter() - before)
-    middle = median(samples)
-    return {
-        "step_seconds": middle,
-        "tokens_per_second": micro * shape["block_size"] / middle,
-        "peak_bytes": meter.peaks()["allocated"],
-        "flops_per_token": flops,
-        "nanogpt_flops_per_token": nanogpt,
-    }
+        for iteration in range(WARM_UP):
+            step(ids_BT, iteration)
+        for line in sys.stdin:
+            samples: list[float] = []
+            began = time.perf_counter()
+            while not samples or time.perf_counter() - began < float(line):
+                mean = 0.0
+                for iteration, share in enumerate(shares(case)):
+                    before = time.perf_counter()
+                    step(ids_BT, iteration)
+                    if on_gpu:
+                        torch.cuda.synchronize()
+                    mean += share * (time.perf_counter() - before)
+                samples.append(mean)
+            middle = median(samples)
+            answer = {
+                "step_seconds": middle,
+                "tokens_per_second": micro * shape["block_size"] / middle,
+                "peak_bytes": meter.peaks()["allocated"],
+                "flops_per_token": flops,
+                "nanogpt_flops_per_token": nanogpt,
+            }
+            print(json.dumps(answer), flush=True)
+
+
+def shares(case: str) -> tuple[float, ...]:
+    """Of all steps, the shares that cost what the first, the second ... of `case` do: every k-th may cost more."""
+    _, every = mix_of(case)
+    return (1.0,) if every == 1 else (1 / every, 1 - 1 / every)
 
 
 def plain_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> tuple[Any, float, float]:
@@ -117,7 +137,7 @@ def plain_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> t
     sizes: dict[str, int] = {name: shape[name] for name in ("layers", "heads", "width", "block_size")}
     step = PlainStep(PlainShape(**sizes, vocabulary=PADDED_VOCABULARY), resolved.device)
     flops = our_model(shape, "B").flops_per_token()
-    return step, flops, nanogpt_flops(step.model, shape)
+    return lambda ids, iteration: step(ids), flops, nanogpt_flops(step.model, shape)
 
 
 def our_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> tuple[Any, float, float]:
@@ -137,9 +157,11 @@ def our_step(shape: dict[str, Any], case: str, micro: int, resolved: Any) -> tup
         compile=resolved.device != "cpu",
         attention=attention,
     )
-    calls = iter(range(10**9))
-    step = lambda ids: stepper.step(ids, next(calls), 10**9)  # noqa: E731
-    return step, stepper.model.flops_per_token(), nanogpt_flops(stepper.model, shape)
+    return (
+        lambda ids, iteration: stepper.step(ids, iteration, 10**9),
+        stepper.model.flops_per_token(),
+        nanogpt_flops(stepper.model, shape),
+    )
 
 
 def model_of(shape: dict[str, Any]) -> Any:
@@ -155,11 +177,16 @@ def model_and_attention(shape: dict[str, Any], case: str) -> tuple[Any, Any]:
     from ra.settings import AlternationSettings
     from ra.variants import variant
 
-    name, mix, every = [*case.split(":"), "", ""][:3]
+    mix, every = mix_of(case)
     model = model_of(shape)
-    return model, variant(
-        name, model, AlternationSettings(mix or "output", 0.5, 1.0, gate_every=int(every or 1))
-    ).attention
+    settings = AlternationSettings(mix or "output", 0.5, 1.0, gate_every=every)
+    return model, variant(case.partition(":")[0], model, settings).attention
+
+
+def mix_of(case: str) -> tuple[str, int]:
+    """RALEARN:mix:k -> mix ("" for the default) and k (1)."""
+    _, mix, every = [*case.split(":"), "", ""][:3]
+    return mix, int(every or 1)
 
 
 def our_model(shape: dict[str, Any], case: str) -> Any:

@@ -1,16 +1,19 @@
 """`make bench`: speed and memory beside what a user would take instead, as ratios measured in one run.
 
 Every case is measured in a process of its own, so that memory peaks stay apart; the cases take turns (A B C A B C),
-so that a drift of the machine falls on all alike. A ratio is taken within a round, and its median and range over the
-rounds are what is told.
+so that a drift of the machine falls on all alike. A ratio is taken within a round, and its median over the rounds is
+what is told.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -20,6 +23,9 @@ from gpt2.errors import UserError
 from study.child import KEEP_HEAP
 
 PLAIN, BASELINE = "plain", "B"
+
+
+FEW = 6  # rounds from which on a median has a 95 % interval within their range
 
 
 class BenchError(UserError, RuntimeError):
@@ -70,23 +76,83 @@ class Sample:
 Measure = Callable[[Shape, str, int, float], dict[str, Any]]
 
 
+class Running:
+    """A case in a process of its own, warmed up: `steps(seconds)` makes steps for so long, at least one.
+
+    Raises BenchError with the process's last words where it fails. A context manager that ends the process.
+    """
+
+    def __init__(self, shape: Shape, case: str, micro: int) -> None:
+        self.name = f"{shape.name}, {case} at micro-batch {micro}"
+        asked = json.dumps({"shape": asdict(shape) | {"cases": []}, "case": case, "micro": micro})
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.bench", "--case", asked],
+            env=dict(os.environ) if case == PLAIN else {"GLIBC_TUNABLES": KEEP_HEAP} | os.environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+        )
+
+    def steps(self, seconds: float) -> dict[str, Any]:
+        """What scripts.bench measured: the fields of Sample beside case, micro and round."""
+        assert self.process.stdin
+        assert self.process.stdout
+        try:
+            self.process.stdin.write(f"{seconds}\n")
+            self.process.stdin.flush()
+            answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        except (OSError, ValueError):
+            self.close()
+            self._said.seek(0)
+            last = (self._said.read().strip().splitlines() or ["no message"])[-1]
+            raise BenchError(f"{self.name}: {last}") from None
+        return answer
+
+    def close(self) -> None:
+        """It ends when it is asked for nothing more."""
+        assert self.process.stdin
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        self.process.wait()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
 def in_a_process(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
-    """Measure a case in a new process; BenchError with its last words where it fails."""
-    asked = json.dumps(
-        {"shape": asdict(shape) | {"cases": []}, "case": case, "micro": micro, "seconds": seconds}
-    )
-    environment = dict(os.environ) if case == PLAIN else {"GLIBC_TUNABLES": KEEP_HEAP} | os.environ
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.bench", "--case", asked],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BenchError(f"{shape.name}, {case} at micro-batch {micro}: {last}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    """Measure a case in a process that is new and gone afterwards, so that a card belongs to one at a time."""
+    with Running(shape, case, micro) as running:
+        return running.steps(seconds)
+
+
+class Held:
+    """Measure as in_a_process, but keep every process for its next turn: a turn can then be a single step.
+
+    The shorter the turns, the closer in time are the steps that a ratio compares, and the less of a machine's drift
+    falls between them. All cases are in memory at once. A context manager that ends the processes.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[tuple[Shape, str, int], Running] = {}
+
+    def __call__(self, shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+        key = (shape, case, micro)
+        if key not in self._running:
+            self._running[key] = Running(shape, case, micro)
+        return self._running[key].steps(seconds)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for running in self._running.values():
+            running.close()
+        self._running.clear()
 
 
 def run(
@@ -153,8 +219,25 @@ def table(shape: Shape, samples: list[Sample], peak_flops: float | None) -> list
 
 
 def spread(values: list[float]) -> dict[str, float] | None:
-    """Median, least and most."""
-    return {"median": median(values), "least": min(values), "most": max(values)} if values else None
+    """Median, least and most; low and high: the interval of the median, from FEW rounds on, before that least and most.
+
+    The interval is that of the order statistics (the sign test turned round) at 95 % or a little more, for rounds that
+    do not depend on each other.
+    """
+    if not values:
+        return None
+    ordered, n = sorted(values), len(values)
+    rank, below = 0, 0.0
+    while rank < n // 2 and (below := below + math.comb(n, rank) / 2**n) <= 0.025:
+        rank += 1
+    outside = max(rank - 1, 0)  # of the ordered values on either side
+    return {
+        "median": median(values),
+        "low": ordered[outside],
+        "high": ordered[n - 1 - outside],
+        "least": ordered[0],
+        "most": ordered[-1],
+    }
 
 
 def memory_ratio(samples: list[Sample], case: tuple[str, int], to: tuple[str, int]) -> float | None:
@@ -166,7 +249,7 @@ def text(shape: Shape, rows: list[dict[str, Any]]) -> str:
     """The rows for a reader."""
 
     def ratio(value: dict[str, float] | None) -> str:
-        return f"{value['median']:.2f} [{value['least']:.2f}, {value['most']:.2f}]" if value else "-"
+        return f"{value['median']:.2f} [{value['low']:.2f}, {value['high']:.2f}]" if value else "-"
 
     head = (
         "case",

@@ -181,7 +181,7 @@ def text(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[s
     """Rows and fits for a reader."""
 
     def ratio(value: dict[str, float] | None) -> str:
-        return f"{value['median']:.3f} [{value['least']:.3f}, {value['most']:.3f}]" if value else "-"
+        return f"{value['median']:.3f} [{value['low']:.3f}, {value['high']:.3f}]" if value else "-"
 
     head = (series.along, "case", "tokens/s", "step ms", "peak MiB", "time to B", "memory to B")
     body = [

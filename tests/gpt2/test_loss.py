@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2 import linear
 from gpt2 import loss as loss_module
 from gpt2.loss import linear_cross_entropy, token_losses
 
@@ -51,6 +52,34 @@ def test_loss_and_gradients_equal_the_plain_formula(
         results.append((value, a.grad, b.grad))
     for ours, reference in zip(*results, strict=True):
         torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-12)
+
+
+def test_a_wide_head_in_float32_equals_the_plain_formula_in_float64() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(13, linear.WIDE, generator=generator)
+    weight = torch.randn(PADDED, linear.WIDE, generator=generator) / 16
+    targets = torch.randint(0, VOCABULARY, (13,), generator=generator)
+    assert linear.onednn(x)
+    results = []
+    for function, dtype in ((linear_cross_entropy, torch.float32), (None, torch.float64)):
+        a, b = (t.to(dtype, copy=True).requires_grad_() for t in (x, weight))
+        value = function(a, b, targets, VOCABULARY) if function else plain(a, b, targets)
+        (value / 3).backward()
+        assert a.grad is not None
+        assert b.grad is not None
+        results.append((value.detach().double(), a.grad.double(), b.grad.double()))
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-6)
+    scored = token_losses(x, weight, targets, VOCABULARY)
+    torch.testing.assert_close(scored.mean().double(), results[1][0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_backward_is_refused_because_the_first_has_used_the_gradients_up() -> None:
+    x, weight, targets = sample(11, torch.float64)
+    value = linear_cross_entropy(x.requires_grad_(), weight, targets, VOCABULARY)
+    (value * 0.5).backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
 
 
 def test_padded_vocabulary_gets_no_gradient_and_no_probability() -> None:

@@ -1,18 +1,25 @@
 """The bench: turns, ratios within rounds, and a plain step that computes what ours does."""
 
+import dataclasses
+import random
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from gpt2.config import ModelConfig
 from gpt2.step import build_model
+from scripts.bench import model_and_attention, shares
 from study import bench
 from study.plain import PlainGPT, PlainShape
 
 SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4), ("RALEARN", 4), ("B", 8)))
+SPREAD = ("median", "low", "high", "least", "most")
 THEIR_NAMES = {"attention.qkv": "qkv", "attention.proj": "proj", "mlp.fc": "wide", "mlp.proj": "narrow"}
 
 
@@ -37,8 +44,8 @@ def test_the_cases_take_turns_and_a_drift_of_the_machine_cancels_in_the_ratios()
     samples = bench.run(SHAPE, 3, 1.0, lambda line: None, measure)
     assert order == list(SHAPE.cases) * 3
     rows = {(row["case"], row["micro"]): row for row in bench.table(SHAPE, samples, 1e5)}
-    assert rows["B", 4]["to_plain"] == pytest.approx({"median": 1.5, "least": 1.5, "most": 1.5})
-    assert rows["RALEARN", 4]["to_baseline"] == pytest.approx({"median": 0.8, "least": 0.8, "most": 0.8})
+    assert rows["B", 4]["to_plain"] == pytest.approx(dict.fromkeys(SPREAD, 1.5))
+    assert rows["RALEARN", 4]["to_baseline"] == pytest.approx(dict.fromkeys(SPREAD, 0.8))
     assert rows["B", 8]["to_plain_same_micro"] is None
     assert rows["B", 4]["memory_to_plain_same_micro"] == pytest.approx(1.5)
     assert rows["B", 4]["mfu"] == pytest.approx(225 * 100 / 1e5)
@@ -58,11 +65,61 @@ def test_a_case_that_cannot_run_is_told_of_and_left_out() -> None:
     assert sum("left out: out of memory" in line for line in told) == 1
 
 
-@pytest.mark.parametrize("case", ["plain", "RALEARN:hard"])
+@pytest.mark.parametrize("case", ["plain", "RALEARN:hard", "RALEARN:hard:8"])
 def test_a_case_is_measured_in_a_process(case: str) -> None:
     seen = bench.in_a_process(SHAPE, case, 4, 0.0)
     assert seen["tokens_per_second"] == pytest.approx(4 * 8 / seen["step_seconds"])
     assert seen["peak_bytes"] > 0
+
+
+def test_held_processes_take_turns_step_by_step_and_end_with_the_bench() -> None:
+    with bench.Held() as measure:
+        for _ in range(3):
+            for case in ("plain", "B"):
+                assert measure(SHAPE, case, 4, 0.0)["step_seconds"] > 0
+        processes = [running.process for running in measure._running.values()]
+        assert len(processes) == 2
+        assert all(process.poll() is None for process in processes)
+    assert all(process.poll() == 0 for process in processes)
+
+
+def test_a_case_that_fails_in_its_process_gives_its_last_words() -> None:
+    with pytest.raises(bench.BenchError, match=r"small, XB at micro-batch 4: .*XB"), bench.Held() as measure:
+        measure(SHAPE, "XB", 4, 0.0)
+
+
+def test_a_gate_that_moves_every_8th_step_weighs_its_dear_step_by_an_eighth() -> None:
+    assert sum(shares("RALEARN:hard:8")) == 1.0
+    assert shares("RALEARN:hard:8")[0] == 1 / 8
+    assert shares("B") == shares("RALEARN:hard") == (1.0,)
+    _, attention = model_and_attention(dataclasses.asdict(SHAPE), "RALEARN:hard:8")
+    layer = attention(0)
+    for iteration, dear in ((0, True), (1, False)):
+        layer.begin_step(iteration)
+        assert layer.measures == dear
+
+
+@settings(max_examples=60, deadline=None)
+@given(rounds=st.integers(6, 40), seed=st.integers(0, 999))
+def test_the_interval_of_a_median_is_the_narrowest_that_the_sign_test_allows(rounds: int, seed: int) -> None:
+    values = random.Random(seed).sample(range(1000), rounds)
+    seen = bench.spread([float(value) for value in values])
+    assert seen
+    assert seen["least"] <= seen["low"] <= seen["median"] <= seen["high"] <= seen["most"]
+    for bound in (seen["low"], seen["high"]):
+        beyond = min(sum(value < bound for value in values), sum(value > bound for value in values))
+        assert binomtest(beyond, rounds).pvalue <= 0.05  # a median outside of the interval is refused
+        assert binomtest(beyond + 1, rounds).pvalue > 0.05  # one further inside is not
+
+
+def test_few_rounds_give_their_range() -> None:
+    assert bench.spread([3.0, 1.0, 2.0]) == {
+        "median": 2.0,
+        "low": 1.0,
+        "high": 3.0,
+        "least": 1.0,
+        "most": 3.0,
+    }
 
 
 def test_the_plain_model_is_the_same_function_as_ours() -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from gpt2.batch import micro_batches
+from gpt2 import linear
 from gpt2.config import Config, ModelConfig
 from gpt2.memory import measure
 from gpt2.prediction import predict
@@ -105,12 +106,14 @@ def test_ralearn_needs_at_most_1_05_times_the_baseline_at_the_size_of_the_study(
 
 @pytest.mark.parametrize("name", ["B", "RALEARN", "RALEARN, recomputed"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(("micro", "vocabulary"), [(2, 4000), (8, 500)])
+@pytest.mark.parametrize(
+    ("micro", "vocabulary", "width"), [(2, 4000, 64), (8, 500, 64), (9, 600, linear.WIDE)]
+)
 def test_on_a_cpu_the_prediction_is_what_the_allocator_gives_out_phase_by_phase_to_the_byte(
-    config: Config, name: str, accumulation: int, micro: int, vocabulary: int
+    config: Config, name: str, accumulation: int, micro: int, vocabulary: int, width: int
 ) -> None:
     """Backward's peak is at its end with few tokens and many words, and at its beginning with many tokens."""
-    model = dataclasses.replace(MODEL, vocabulary=vocabulary, padded_vocabulary=vocabulary + 12)
+    model = dataclasses.replace(MODEL, width=width, vocabulary=vocabulary, padded_vocabulary=vocabulary + 12)
     settings = dataclasses.replace(ALTERNATION, recompute="recomputed" in name)
     attention = variant(name.split(",")[0], model, settings).attention
     work = Work(model, config.optimizer, attention, micro, accumulation, "cpu", "float32")
