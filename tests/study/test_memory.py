@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from gpt2.batch import micro_batches
 from gpt2 import linear
+from gpt2.batch import micro_batches
 from gpt2.config import Config, ModelConfig
 from gpt2.memory import measure
 from gpt2.prediction import predict
