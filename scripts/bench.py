@@ -7,7 +7,6 @@ python -m scripts.bench --case JSON        one case in a process of its own: a l
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
 import json
@@ -58,14 +57,14 @@ def main() -> int:
     )
     found: dict[str, Any] = {}
     for shape in shapes:
-        with bench.Held() if kind == "cpu" else contextlib.nullcontext(bench.in_a_process) as measure:
+        with bench.turns(on_cpu=kind == "cpu")() as measure:
             samples = bench.run(shape, rounds, seconds, lambda line: print(line, flush=True), measure)
         rows = bench.table(shape, samples, peak)
         found[shape.name] = {"rows": rows, "samples": [dataclasses.asdict(sample) for sample in samples]}
         print(bench.text(shape, rows), flush=True)
     print(
         "plain: GPT-2 as it is usually written (study/plain.py). Ratios of tokens/s within a round: median "
-        f"[its 95 % interval; below {bench.FEW} rounds the range].\n"
+        f"[{bench.INTERVAL}].\n"
         "MFU = tokens/s x FLOPs a token / the card's peak; FLOPs: 6 a matrix weight, causal attention at half "
         "(in brackets nanoGPT's formula: 6 N + 12 L C T)."
     )

@@ -18,6 +18,7 @@ from gpt2.errors import UserError, run_command
 OUT = Path("results/bench-growth.json")
 PARTS = ("T", "size", "runs")
 RECORDED_RUNS = 1000
+DEFAULTS = {"cpu": (9, 0.5), "cuda": (3, 6.0)}  # turns of each case, seconds of a turn
 ON_A_CPU = (
     "Times: under the heap that a study's training processes use, which keeps its buffers. Peaks: growth of the "
     "resident set over one\noptimizer step of another process, in which every large buffer has pages of its own (the "
@@ -28,8 +29,10 @@ ON_A_GPU = "Peaks: what the allocator gave out at most, in the process that was 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench GROWTH=1")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of timed steps a case and round")
+    parser.add_argument("--rounds", type=int, help="turns of each case; default 9 on a CPU, 3 on a GPU")
+    parser.add_argument(
+        "--seconds", type=float, help="of timed steps a turn; default 0.5 on a CPU, 6 on a GPU"
+    )
     parser.add_argument("--shape", default="", help="one part only: T, size or runs")
     parser.add_argument("--peak", default="")
     arguments = parser.parse_args()
@@ -42,17 +45,21 @@ def main() -> int:
     from gpt2.config import TargetConfig
     from gpt2.environment import record as environment
     from study import growth
+    from study.bench import INTERVAL
 
     resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
     on_cpu = resolved.device == "cpu"
+    usual = DEFAULTS["cpu" if on_cpu else "cuda"]
+    rounds = usual[0] if arguments.rounds is None else arguments.rounds
+    seconds = usual[1] if arguments.seconds is None else arguments.seconds
     note = ON_A_CPU if on_cpu else ON_A_GPU
     print(f"{resolved.device_name}, {resolved.dtype}")
     found: dict[str, Any] = {}
     for series in growth.SERIES["cpu" if on_cpu else "cuda"]:
         if arguments.shape in ("", series.along):
-            found[series.along] = one_series(series, arguments.rounds, arguments.seconds, on_cpu)
+            found[series.along] = one_series(series, rounds, seconds, on_cpu)
     if set(found) - {"runs"}:
-        print(f"Ratios are of cost, within a round: median [least, most]. {note}", flush=True)
+        print(f"Ratios are of cost, within a round: median [{INTERVAL}]. {note}", flush=True)
     if arguments.shape in ("", "runs"):
         from scripts import bench_records
 
@@ -71,14 +78,15 @@ def main() -> int:
 def one_series(series: Any, rounds: int, seconds: float, on_cpu: bool) -> dict[str, Any]:
     """Measure, print and return a series; a peak of its own on a CPU only."""
     from gpt2.loss import CHUNK_ROWS
-    from study import growth
+    from study import bench, growth
 
     samples = growth.run(
         series,
         rounds,
         seconds,
         lambda line: print(line, flush=True),
-        peak=growth.peak_in_a_process if on_cpu else None,
+        bench.turns(on_cpu),
+        growth.peak_in_a_process if on_cpu else None,
     )
     rows = growth.table(series, samples)
     rows_at_once = CHUNK_ROWS["cpu" if on_cpu else "cuda"]

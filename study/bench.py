@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ PLAIN, BASELINE = "plain", "B"
 
 
 FEW = 6  # rounds from which on a median has a 95 % interval within their range
+INTERVAL = f"its 95 % interval; below {FEW} rounds the range"
 
 
 class BenchError(UserError, RuntimeError):
@@ -153,6 +155,14 @@ class Held:
         for running in self._running.values():
             running.close()
         self._running.clear()
+
+
+Turns = Callable[[], AbstractContextManager[Measure]]
+
+
+def turns(on_cpu: bool) -> Turns:
+    """How the cases of a shape take turns: on a CPU their processes are held; a card belongs to one at a time."""
+    return Held if on_cpu else (lambda: contextlib.nullcontext(in_a_process))
 
 
 def run(

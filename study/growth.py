@@ -1,8 +1,8 @@
 """How cost grows with the length of the text and with the model: `make bench GROWTH=1`. Needs no torch.
 
-Each case is timed in processes of its own that take turns, as in `study.bench`. On a CPU the peak comes from another
-process than the time: the heap that training keeps its buffers in (study.child) makes the resident peak wobble with
-what it keeps, so that peaks are taken under EXACT_HEAP, where the resident set is what is allocated.
+Each case is timed in processes of its own, and those of a shape take turns, as in `study.bench`. On a CPU the peak
+comes from another process than the time: the heap that training keeps its buffers in (study.child) makes the resident
+peak wobble with what it keeps, so that peaks are taken under EXACT_HEAP, where the resident set is what is allocated.
 """
 
 from __future__ import annotations
@@ -86,13 +86,14 @@ def run(
     rounds: int,
     seconds: float,
     tell: Callable[[str], None],
-    measure: bench.Measure = bench.in_a_process,
+    turns: bench.Turns,
     peak: Callable[[Shape, str, int], int] | None = None,
 ) -> dict[str, list[Sample]]:
     """Samples by shape. peak: measures the memory apart from the time, once a case; without it the sample's stands."""
     found = {}
     for shape in series.shapes:
-        samples = bench.run(shape, rounds, seconds, tell, measure)
+        with turns() as measure:
+            samples = bench.run(shape, rounds, seconds, tell, measure)
         if peak:
             seen = {}
             for case, micro in dict.fromkeys((s.case, s.micro) for s in samples):

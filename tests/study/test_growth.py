@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def peak(shape: Shape, case: str, micro: int) -> int:
 
 
 def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_where_they_are_exact() -> None:
-    found = growth.run(SERIES, 2, 0.0, lambda line: None, measure, peak)
+    found = growth.run(SERIES, 2, 0.0, lambda line: None, lambda: nullcontext(measure), peak)
     rows = growth.table(SERIES, found)
     assert [(row["T"], row["case"]) for row in rows] == [
         (T, name) for T in LENGTHS for name in growth.VARIANTS
@@ -58,7 +59,7 @@ def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_where_they_are_exa
 
 
 def test_without_a_measure_of_its_own_the_peak_is_that_of_the_timed_process() -> None:
-    rows = growth.table(SERIES, growth.run(SERIES, 1, 0.0, lambda line: None, measure))
+    rows = growth.table(SERIES, growth.run(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(measure)))
     assert {row["peak_bytes"] for row in rows} == {7}
 
 
@@ -68,7 +69,9 @@ def test_a_case_that_does_not_run_leaves_the_others_and_their_lines() -> None:
             raise bench.BenchError("out of memory")
         return measure(shape, case, micro, seconds)
 
-    rows = growth.table(SERIES, growth.run(SERIES, 1, 0.0, lambda line: None, fails, peak))
+    rows = growth.table(
+        SERIES, growth.run(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(fails), peak)
+    )
     assert len(rows) == 10
     assert set(growth.lines(rows, 16)) == {"B", "RAALL"}
 
