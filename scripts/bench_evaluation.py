@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 
     from gpt2.config import Config
     from gpt2.hellaswag import Item
+    from gpt2.memory import PeakMeter
     from gpt2.target import ResolvedTarget
+    from study.evaluation_cost import Sample
 
 OUT = Path("results/bench-evaluation.json")
 CASES = ("B", "RALEARN")
 STUDY = (
     "gpt2-ra-ablation+h200"  # whose validations and whose two hours are meant, on whatever machine this is
 )
-WARM_UP = 3
+WARM_UP = {"cpu": 1, "cuda": 3}  # training steps before those that are timed
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Shape:
 
 TINY = Shape("tiny", 1, 1, 8, 64, 1, 2, 3)  # of the tests; by name only
 SHAPES = {
-    "cpu": (Shape("124m-t256", 12, 12, 768, 256, 2, 32, 100), TINY),
+    "cpu": (Shape("124m-t256", 12, 12, 768, 256, 2, 16, 100), TINY),
     "cuda": (Shape("124m-t1024", 12, 12, 768, 1024, 32, 0, 0), TINY),
 }
 
@@ -83,6 +85,7 @@ def main() -> int:
     from gpt2 import record, target
     from gpt2.config import TargetConfig
     from gpt2.environment import record as environment
+    from gpt2.memory import PeakMeter
     from scripts.bench import model_of
     from study import evaluation_cost as cost
 
@@ -103,13 +106,10 @@ def main() -> int:
     )
     print(f"HellaSwag: {made.source}", flush=True)
     with target.attention_context(resolved, 0.0):
-        rates, samples = {}, []
-        for case in CASES:
-            rates[case] = training_rate(shape, case, resolved, arguments.seconds)
-            leave_no_memory(resolved.device)
+        rates, samples, meter = {}, [], PeakMeter(resolved.device)
         for number in range(arguments.rounds):
             for case in CASES:
-                sample = one_turn(shape, case, resolved, made)
+                sample = one_turn(shape, case, resolved, made, meter)
                 leave_no_memory(resolved.device)
                 samples.append(sample)
                 print(
@@ -117,6 +117,10 @@ def main() -> int:
                     f"{sample.validation_seconds:.2f} s, {sample.items} items {sample.hellaswag_seconds:.2f} s",
                     flush=True,
                 )
+        for case in CASES:  # last: what its memory leaves behind is in nobody's peak
+            rates[case] = training_rate(shape, case, resolved, arguments.seconds)
+            leave_no_memory(resolved.device)
+            print(f"training, {case}: {rates[case]:,.0f} tokens/s", flush=True)
     rows = cost.table(samples, rates, whole)
     print(cost.text(rows, whole))
     goal_card = target.TARGETS[cost.GOAL_CARD].peak_flops
@@ -216,40 +220,42 @@ def training_rate(shape: Shape, case: str, resolved: ResolvedTarget, seconds: fl
     ids_BT = torch.randint(VOCABULARY, (shape.micro, shape.block_size + 1), generator=generator)
     ids_BT = ids_BT.to(resolved.device)
     taken: list[float] = []
-    while len(taken) < WARM_UP + 3 or sum(taken[WARM_UP:]) < seconds:
+    warm_up = WARM_UP[torch.device(resolved.device).type]
+    while len(taken) < warm_up + 3 or sum(taken[warm_up:]) < seconds:
         synchronise()
         before = time.perf_counter()
         stepper.step(ids_BT, len(taken), 10**9)
         synchronise()
         taken.append(time.perf_counter() - before)
-    return shape.micro * shape.block_size / median(taken[WARM_UP:])
+    return shape.micro * shape.block_size / median(taken[warm_up:])
 
 
-def one_turn(shape: Shape, case: str, resolved: ResolvedTarget, made: Material) -> Any:
-    """One evaluation of a variant by the functions that a run calls, after one batch to warm up, in Sample's terms."""
+def one_turn(shape: Shape, case: str, resolved: ResolvedTarget, made: Material, meter: PeakMeter) -> Sample:
+    """One evaluation of a variant by the functions that a run calls, after one batch to warm up.
+
+    meter: made before any model. On a CPU its peaks are growth of the process, buffers that the heap keeps included.
+    """
     import torch
 
     from gpt2 import evaluate, hellaswag, tokenizer
-    from gpt2.memory import PeakMeter
     from gpt2.model import initialise
     from gpt2.step import autocast, build_model
     from gpt2.train import device_synchroniser
     from scripts.bench import model_and_attention
-    from study.evaluation_cost import Sample
+    from study import evaluation_cost as cost
 
     device = resolved.device
     timed = partial(seconds_of, device_synchroniser(device))
     precision: Callable[[], AbstractContextManager[Any]] = partial(autocast, device, resolved.dtype)
     at_once = evaluate.EVALUATION_TOKENS[torch.device(device).type]
     batch = max(1, at_once // shape.block_size)
-    meter = PeakMeter(device)
     model = build_model(*model_and_attention(dataclasses.asdict(shape), case))
     initialise(model, 0)
     model.to(device)
     evaluate.perplexity(model, made.windows[:batch], batch, device, precision)
-    with meter.phase("validation"):
+    with meter.phase(f"{case}: validation"):
         validation = timed(lambda: evaluate.perplexity(model, made.windows, batch, device, precision))
-    with meter.phase("hellaswag"):
+    with meter.phase(f"{case}: hellaswag"):
         scoring = timed(
             lambda: hellaswag.score(
                 model,
@@ -261,9 +267,10 @@ def one_turn(shape: Shape, case: str, resolved: ResolvedTarget, made: Material) 
                 autocast=precision,
             )
         )
-    peak = max(meter.by_phase.values(), default=meter.peaks()["allocated"])
+    own = [value for name, value in meter.by_phase.items() if name.startswith(f"{case}: ")]
+    peak = max(own, default=meter.peaks()["allocated"])
     tokens = made.windows.shape[0] * shape.block_size
-    return Sample(case, tokens, validation, len(made.items), made.item_tokens, scoring, peak)
+    return cost.Sample(case, tokens, validation, len(made.items), made.item_tokens, scoring, peak)
 
 
 def seconds_of(synchronise: Callable[[], None], work: Callable[[], Any]) -> float:

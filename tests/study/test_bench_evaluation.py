@@ -17,6 +17,7 @@ from gpt2 import hellaswag, target, tokenizer
 from gpt2.config import TargetConfig
 from gpt2.errors import UserError
 from gpt2.hellaswag import Item
+from gpt2.memory import PeakMeter
 from scripts import bench_evaluation as bench
 from study import evaluation_cost as cost
 from tests.hellaswag_items import FIXTURE, real_items
@@ -167,7 +168,7 @@ def test_the_scorer_gets_every_item_once_and_validation_every_window(
     shape = dataclasses.replace(bench.TINY, items=0, windows=70)
     made = bench.material(shape, 1 << 20, FIXTURE)
     resolved = target.resolve(TargetConfig("cpu", "auto", False, 1, "cpu", False))
-    found = bench.one_turn(shape, "RALEARN", resolved, made)
+    found = bench.one_turn(shape, "RALEARN", resolved, made, PeakMeter("cpu"))
     assert Counter(asked) == Counter(hellaswag.load_items(FIXTURE, 0))
     assert windows == [64, 70]  # one batch of 4,096 tokens to warm up, then all
     assert (found.items, found.validation_tokens) == (len(asked), 70 * 64)
