@@ -1,9 +1,8 @@
 """Linear layers of a CPU in float32, faster or in less memory than autograd makes them by itself.
 
 Of the two libraries that torch brings for a CPU, F.linear asks MKL, whose product with a transposed matrix was slower
-on AMD's processors than oneDNN's from a width of WIDE on: 1.2 times at width 768, 1.4 times for the head; below it was
-faster (`docs/results/` has the table). Elsewhere (a GPU, autocast, float64, a torch without oneDNN) everything here is
-F.linear and F.gelu.
+on an AMD processor than oneDNN's from a width of WIDE on (`make bench PRODUCTS=1`; docs/results/ has a table).
+Elsewhere (a GPU, autocast, float64, torch.compile, a torch without oneDNN) layers are F.linear and F.gelu.
 """
 
 from __future__ import annotations
@@ -19,16 +18,22 @@ BY_HAND = {"cpu"}  # kinds of device for which this module does anything; a pred
 
 
 def by_hand(x: Tensor) -> bool:
-    """Whether this is a place for what this module does: a CPU, float32, no autocast."""
-    return x.device.type in BY_HAND and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    """Whether this is a place for what this module does: a CPU, float32, neither autocast nor torch.compile."""
+    return (
+        x.device.type in BY_HAND
+        and x.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
 
 
 def onednn(x: Tensor) -> bool:
     """Whether a product of x (..., C) with a transposed matrix goes to oneDNN."""
-    return by_hand(x) and x.shape[-1] >= WIDE and _offered()
+    return by_hand(x) and x.shape[-1] >= WIDE and offered()
 
 
-def _offered() -> bool:
+def offered() -> bool:
+    """Whether this torch has oneDNN's product."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

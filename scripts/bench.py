@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def serve(shape: dict[str, Any], case: str, micro: int) -> None:
-    """Warm up, then for each line of seconds that comes in time steps for so long and answer with what was seen."""
+    """Warm up, then for each line of seconds that comes in make a step, time further ones for so long, and answer."""
     import torch
 
     from gpt2 import target
@@ -101,6 +101,9 @@ def serve(shape: dict[str, Any], case: str, micro: int) -> None:
         for iteration in range(WARM_UP):
             step(ids_BT, iteration)
         for line in sys.stdin:
+            step(
+                ids_BT, 1
+            )  # a system may have taken back what was freed before the pause; training never pauses
             samples: list[float] = []
             began = time.perf_counter()
             while not samples or time.perf_counter() - began < float(line):

@@ -79,7 +79,7 @@ Measure = Callable[[Shape, str, int, float], dict[str, Any]]
 
 
 class Running:
-    """A case in a process of its own, warmed up: `steps(seconds)` makes steps for so long, at least one.
+    """A case in a process of its own, warmed up: `steps(seconds)` times steps for so long, at least one.
 
     Raises BenchError with the process's last words where it fails. A context manager that ends the process.
     """
@@ -136,7 +136,9 @@ class Held:
     """Measure as in_a_process, but keep every process for its next turn: a turn can then be a single step.
 
     The shorter the turns, the closer in time are the steps that a ratio compares, and the less of a machine's drift
-    falls between them. All cases are in memory at once. A context manager that ends the processes.
+    falls between them. Before each turn a step is made that is not timed: while a process waits, a virtual machine may
+    give the memory that it has freed back to its host, which cost the plain step a third of its speed.
+    All cases are in memory at once. A context manager that ends the processes.
     """
 
     def __init__(self) -> None:

@@ -10,12 +10,12 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import tiktoken
 
 from gpt2.hellaswag import ENDINGS, Item, encode_pair
+from study.bench import spread
 from study.growth import columns
 
 HELLASWAG_GOAL_SECONDS, VALIDATION_GOAL = 60.0, 0.03
@@ -125,7 +125,7 @@ def validations(whole: Whole, training_rate: float) -> int:
 
 
 def table(samples: Sequence[Sample], training_rates: dict[str, float], whole: Whole) -> list[dict[str, Any]]:
-    """One row a variant; measured values and what follows from them as {"median", "least", "most"} over the rounds.
+    """One row a variant; measured values and what follows from them as `spread` over the rounds.
 
     A share that was timed is scaled to the whole by its tokens; `timed_items` and `timed_validation_tokens` say how
     much was timed.
@@ -154,10 +154,6 @@ def table(samples: Sequence[Sample], training_rates: dict[str, float], whole: Wh
             }
         )
     return rows
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": median(values), "least": min(values), "most": max(values)}
 
 
 def text(rows: list[dict[str, Any]], whole: Whole) -> str:

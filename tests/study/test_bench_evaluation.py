@@ -106,10 +106,15 @@ def test_the_table_scales_a_share_to_the_whole_by_its_tokens() -> None:
     assert [row["case"] for row in rows] == ["B", "RALEARN"]
     first = rows[0]
     assert first["rounds"] == 3
-    assert first["hellaswag_seconds"] == {"median": 40.0, "least": 20.0, "most": 60.0}  # 2,000 of 100 tokens
+    assert (
+        first["hellaswag_seconds"].items() >= {"median": 40.0, "least": 20.0, "most": 60.0}.items()
+    )  # 2,000 of 100 tokens
     assert first["items_per_second"]["median"] == 50 / 40
-    assert first["validation_tokens_per_second"] == {"median": 250.0, "least": 125.0, "most": 500.0}
-    assert first["validation_seconds"] == {"median": 4.0, "least": 2.0, "most": 8.0}
+    assert (
+        first["validation_tokens_per_second"].items()
+        >= {"median": 250.0, "least": 125.0, "most": 500.0}.items()
+    )
+    assert first["validation_seconds"].items() >= {"median": 4.0, "least": 2.0, "most": 8.0}.items()
     assert first["validations"] == 3  # 25,000 tokens: at 10,000, at 20,000 and at the end
     assert first["validation_share"]["median"] == pytest.approx(3 * 4.0 / 100)
     assert first["peak_bytes"] == 9

@@ -14,6 +14,7 @@ from study import compare, report
 from study.attention import READABLE, layer_look
 from study.attention_data import Look, Text, write_study
 from study.attention_html import page
+from study.attention_pictures import DIVERGING
 from tests.study import records
 from tests.study.browser import BROWSER, faultless
 from tests.study.test_compare import a_study, published, recorded
@@ -101,14 +102,97 @@ def test_the_pictures_of_attention_are_drawn_and_fit(tmp_path: Path, phone: bool
     assert seen["width"][0] <= seen["width"][1]
 
 
-@pytest.mark.parametrize("phone", [False, True])
-def test_a_report_shows_where_attention_goes(tmp_path: Path, phone: bool) -> None:
-    study = records.a_study(tmp_path / "study")
-    looks = [
-        a_look(f"{name}0", name, share, 60) for name, share in (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
-    ]
+THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
+
+
+def with_looks(folder: Path) -> tuple[Path, list[Look]]:
+    """A study with a report, and what its attentions look at on 60 tokens."""
+    study = records.a_study(folder)
+    looks = [a_look(f"{name}0", name, share, 60) for name, share in THREE]
+    for place, one in enumerate(looks):  # no two runs alike
+        for layer in one.layers.values():
+            layer.numbers = {
+                name: [v * (1 + place / 10) for v in values] for name, values in layer.numbers.items()
+            }
+            for head, pair in layer.pictures.items():
+                layer.pictures[head] = tuple(_towards_the_first(path, place / 10) for path in pair)
     write_study(study, looks, a_text(60))
     report.write(study)
+    return study, looks
+
+
+def _towards_the_first(rows: list[list[float]], share: float) -> list[list[float]]:
+    """So much of every row's mass moved to its first column."""
+    return [
+        [(1 - share) * mass + share * sum(row) * (column == 0) for column, mass in enumerate(row)]
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("phone", [False, True])
+def test_a_report_shows_where_attention_goes(tmp_path: Path, phone: bool) -> None:
+    study, _ = with_looks(tmp_path / "study")
     seen = faultless(study, phone=phone)
     assert {"attention-layers", "attention-map0", "attention-map1"} < set(seen["drawn"])
     assert seen["width"][0] <= seen["width"][1]
+
+
+def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(tmp_path: Path) -> None:
+    study, _ = with_looks(tmp_path / "study")
+    kept = json.loads((study / "attention.json").read_text())
+    runs = {one["run"]: one for one in kept["runs"]}
+    seen = faultless(study)
+    statistics = ("total_variation", "jensen_shannon", "entropy", "distance", "previous", "first")
+    for place, name in enumerate(statistics):
+        traces = {trace["name"]: trace for trace in seen["switched"][f"attention-layers-0-{place}"]}
+        assert len(traces) == 2 * len(runs)
+        for run, one in runs.items():
+            for path in ("standard", "reciprocal"):
+                trace = traces[f"{run}, {path}"]
+                found = [layer.get(f"{name}_{path}") for layer in one["layers"]]
+                if None in found:  # one number for both paths: drawn once
+                    found = [layer[name] for layer in one["layers"]]
+                    if path == "reciprocal":
+                        assert trace["points"] == []
+                        continue
+                means = [sum(heads) / len(heads) for heads in found]
+                assert trace["y"] == pytest.approx(means, rel=1e-3)
+                assert [y for _, y in trace["points"]] == pytest.approx(means, abs=2 * trace["pixel"][1])
+                assert [x for x, _ in trace["points"]] == pytest.approx([0, 1], abs=trace["pixel"][0])
+
+
+def colour_at(share: float) -> list[float]:
+    """Of the diverging scale, blue at 0 to red at 1."""
+    place = min(int(4 * share), 3)
+    low, high = ([int(DIVERGING[k][1][c : c + 2], 16) for c in (1, 3, 5)] for k in (place, place + 1))
+    return [a + (4 * share - place) * (b - a) for a, b in zip(low, high, strict=True)]
+
+
+def test_pictures_are_painted_in_the_masses_against_an_even_spread_and_never_the_future(
+    tmp_path: Path,
+) -> None:
+    study, looks = with_looks(tmp_path / "study")
+    seen = faultless(study)
+    block = looks[0].block
+    for number, layer in enumerate(looks[0].layers):
+        for place, one in enumerate(looks):
+            name = f"attention-map{number}-0-{place}"
+            for path, (trace, masses) in enumerate(
+                zip(seen["switched"][name], one.layers[layer].pictures[0], strict=True)
+            ):
+                cells, (low, high) = seen["painted"][name][str(path)], trace["reach"]
+                for i, row in enumerate(cells):
+                    for j, (*colour, opacity) in enumerate(row):
+                        if j > i:
+                            assert (opacity, trace["z"][i][j]) == (0, None)
+                            continue
+                        queries = range(i * block, min((i + 1) * block, 60))
+                        even = sum(
+                            len([k for k in range(j * block, (j + 1) * block) if k <= q]) / (q + 1)
+                            for q in queries
+                        ) / len(queries)
+                        value = math.log2(masses[i][j] / even)
+                        assert trace["z"][i][j] == pytest.approx(value, abs=0.0051)
+                        share = min(max((value - low) / (high - low), 0.0), 1.0)
+                        assert opacity == 255
+                        assert colour == pytest.approx(colour_at(share), abs=3)

@@ -37,7 +37,7 @@ addEventListener("load", async () => {
       return {
         variant: trace.meta && trace.meta.variant, label: trace.meta && trace.meta.label, name: trace.name,
         visible: trace.visible, symbol: trace.marker && trace.marker.symbol, axis: names[0],
-        x: trace.x, y: trace.y, plus: error.array, minus: error.symmetric === false ? error.arrayminus : error.array,
+        x: trace.x, y: trace.y, z: trace.z, reach: [trace.zmin, trace.zmax], plus: error.array, minus: error.symmetric === false ? error.arrayminus : error.array,
         marks: all(".points path, .js-line, .js-fill, .xerror, image").filter(mark => painted(mark, area)).length,
         points: all(".points path").map(place),
         errors: all(".xerror").map(mark => mark.getBBox()).map(box => [right(box.x), right(box.x + box.width)]),
@@ -45,6 +45,20 @@ addEventListener("load", async () => {
       };
     });
   };
+  // Of each heat map [red, green, blue, opacity] in the middle of every cell, as it was painted.
+  const paint = async group => {
+    const picture = new Image(), mark = group.querySelector("image");
+    picture.src = mark.href.baseVal;
+    await picture.decode();
+    const canvas = new OffscreenCanvas(picture.width, picture.height), pen = canvas.getContext("2d");
+    pen.drawImage(picture, 0, 0);
+    const cells = group.__data__[0].trace.z.map((row, i, rows) => row.map((_, j) => {
+      const [x, y] = [(j + 0.5) / row.length * canvas.width, (i + 0.5) / rows.length * canvas.height];
+      return [...pen.getImageData(Math.floor(x), Math.floor(y), 1, 1).data];
+    }));
+    return [group.__data__[0].trace.index, cells];
+  };
+  const painting = async plot => Object.fromEntries(await Promise.all([...plot.querySelectorAll("g.hm")].map(paint)));
   const shapes = plot => {
     const area = plot.querySelector(".nsewdrag").getBoundingClientRect(), [from, to] = plot._fullLayout.xaxis.range;
     const value = x => from + (x - area.left) / area.width * (to - from);
@@ -61,6 +75,8 @@ addEventListener("load", async () => {
   seen.verdicts = [...document.querySelectorAll(".verdicts li")].map(line => line.innerText);
   seen.tables = [...document.querySelectorAll("table")]
     .map(table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText)));
+  seen.painted = {};
+  for (const plot of plots) seen.painted[plot.id] = await painting(plot);
   seen.titles = {};
   seen.switched = {};
   for (const input of document.querySelectorAll("input[type=radio]")) {
@@ -69,6 +85,7 @@ addEventListener("load", async () => {
     const plot = document.getElementById(input.dataset.figure);
     seen.titles[input.id] = [plot.layout.xaxis.title.text, plot.layout.yaxis.title.text, plot.layout.xaxis.type];
     seen.switched[input.id] = look(plot);
+    seen.painted[input.id] = await painting(plot);
   }
   const button = document.querySelector(".legend button[data-variant=RAALL]");
   if (button) {

@@ -1,0 +1,125 @@
+"""`make bench PRODUCTS=1`: the two libraries' products on a CPU in turn, from which gpt2.linear.WIDE was chosen.
+
+python -m scripts.bench_products [--rounds N] [--shape WIDTH]   writes results/bench-products.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2.errors import UserError, run_command
+from gpt2.target import export_environment
+
+OUT = Path("results/bench-products.json")
+WIDTHS = (64, 128, 192, 256, 320, 384, 512, 768, 1024)
+ROWS = 1024  # of a layer's input
+PARTS = ("qkv", "fc", "head")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Speed of oneDNN's product over F.linear's, as study.bench.spread has it, and FLOP/s of each (median)."""
+
+    width: int
+    part: str
+    rows: int
+    columns: int
+    ratio: dict[str, float]
+    usual_flops: float
+    onednn_flops: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench PRODUCTS=1")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=0.0, help="has no meaning here")
+    parser.add_argument("--shape", default="", help="one width only")
+    arguments = parser.parse_args()
+    export_environment()
+    from gpt2 import linear, record, target
+    from gpt2.config import TargetConfig
+    from gpt2.environment import record as environment
+    from study.bench import INTERVAL
+
+    if arguments.rounds < 1:
+        raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
+    if not linear.offered():
+        raise UserError("this torch has no oneDNN product to compare with; training uses F.linear throughout")
+    cpu = TargetConfig("cpu", "float32", False, 0, "auto", False)
+    resolved = target.resolve(cpu)
+    widths = [int(arguments.shape)] if arguments.shape.isdecimal() else WIDTHS
+    print(f"{resolved.device_name}, float32, {target.cpu_threads(0)} threads")
+    import torch
+
+    torch.set_num_threads(target.cpu_threads(0))
+    rows = []
+    for width in widths:
+        rows += measure(width, arguments.rounds)
+        print(text(rows[-len(PARTS) :], head=width == widths[0]), flush=True)
+    print(
+        f"Ratio: speed of oneDNN's product over F.linear's within a round, median [{INTERVAL}]. "
+        f"oneDNN's is used from width {linear.WIDE} on."
+    )
+    OUT.parent.mkdir(exist_ok=True)
+    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    found = {"device": resolved.device_name, "rows": [dataclasses.asdict(row) for row in rows]}
+    record.write_json(OUT, {"schema": 1, "created": stamp, "environment": environment(), **found})
+    print(f"written: {OUT}")
+    return 0
+
+
+def measure(width: int, rounds: int) -> list[Row]:
+    """The products that widen, at one width: of a layer into query, key and value, into the MLP, and of the head."""
+    import torch
+    import torch.nn.functional as F
+
+    from gpt2 import linear
+    from gpt2.config import VOCABULARY
+    from gpt2.loss import CHUNK_ROWS
+    from study.bench import spread
+
+    found = []
+    sizes = ((ROWS, 3 * width), (ROWS, 4 * width), (CHUNK_ROWS["cpu"], VOCABULARY))
+    for part, (N, M) in zip(PARTS, sizes, strict=True):
+        generator = torch.Generator().manual_seed(0)
+        x_NC = torch.randn(N, width, generator=generator)
+        weight_MC = torch.randn(M, width, generator=generator)
+        out_NM = torch.empty(N, M)
+        usual: Callable[[], Any] = lambda: F.linear(x_NC, weight_MC)  # noqa: B023, E731
+        if part == "head":  # into memory that is there, as the loss does it
+            usual = lambda: torch.mm(x_NC, weight_MC.T, out=out_NM)  # noqa: B023, E731
+        times: list[tuple[float, float]] = []
+        for _ in range(rounds + 1):  # the first one settles caches and kernels
+            times.append((seconds(usual), seconds(lambda: linear.product(x_NC, weight_MC))))  # noqa: B023
+        ratio = spread([a / b for a, b in times[1:]])
+        assert ratio
+        flops = [2 * N * M * width / sorted(each)[rounds // 2] for each in zip(*times[1:], strict=True)]
+        found.append(Row(width, part, N, M, ratio, *flops))
+    return found
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    before = time.perf_counter()
+    work()
+    return time.perf_counter() - before
+
+
+def text(rows: list[Row], head: bool) -> str:
+    """The rows for a reader."""
+    lines = [f"{'width':>5}  {'product':7}  {'F.linear':>12}  {'oneDNN':>12}  ratio"] if head else []
+    for row in rows:
+        speeds = "  ".join(f"{flops / 1e9:5.0f} GFLOP/s" for flops in (row.usual_flops, row.onednn_flops))
+        ratio = f"{row.ratio['median']:.2f} [{row.ratio['low']:.2f}, {row.ratio['high']:.2f}]"
+        lines.append(f"{row.width:5}  {row.part:7}  {speeds}  {ratio}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run_command(main)
