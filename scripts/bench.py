@@ -21,15 +21,12 @@ from gpt2.target import export_environment
 
 OUT = Path("results/bench.json")
 WARM_UP = 3
-DEFAULTS = {"cpu": (15, 0.0), "cuda": (5, 12.0)}  # turns of each case, seconds of a turn
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench")
-    parser.add_argument("--rounds", type=int, help="turns of each case; default 15 on a CPU, 5 on a GPU")
-    parser.add_argument(
-        "--seconds", type=float, help="of timed steps a turn; default 0 (one step) on a CPU, 12 on a GPU"
-    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of timed steps a turn in a new process")
     parser.add_argument("--shape", default="", help="only the shapes whose name contains this")
     parser.add_argument("--case", default="")
     arguments = parser.parse_args()
@@ -48,17 +45,14 @@ def main() -> int:
     if not shapes:
         names = ", ".join(shape.name for shape in bench.SHAPES[kind])
         raise UserError(f"no shape is called {arguments.shape!r} here; there are {names}")
-    usual = DEFAULTS[kind]
-    rounds = usual[0] if arguments.rounds is None else arguments.rounds
-    seconds = usual[1] if arguments.seconds is None else arguments.seconds
     peak = resolved.target.peak_flops
     print(
         f"{resolved.device_name}, {resolved.dtype}; peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown'}"
     )
     found: dict[str, Any] = {}
     for shape in shapes:
-        with bench.turns(on_cpu=kind == "cpu")() as measure:
-            samples = bench.run(shape, rounds, seconds, lambda line: print(line, flush=True), measure)
+        planned = bench.stages(shape, kind == "cpu", arguments.rounds, arguments.seconds)
+        samples = bench.run_stages(planned, lambda line: print(line, flush=True))
         rows = bench.table(shape, samples, peak)
         found[shape.name] = {"rows": rows, "samples": [dataclasses.asdict(sample) for sample in samples]}
         print(bench.text(shape, rows), flush=True)
@@ -79,7 +73,7 @@ def main() -> int:
 
 
 def serve(shape: dict[str, Any], case: str, micro: int) -> None:
-    """Warm up, then for each line of seconds that comes in make a step, time further ones for so long, and answer."""
+    """Warm up, then for each line of seconds that comes in time steps for so long and answer with what was seen."""
     import torch
 
     from gpt2 import target

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -26,6 +26,7 @@ from study.child import KEEP_HEAP
 PLAIN, BASELINE = "plain", "B"
 
 
+HELD_ROUNDS = 3  # of held processes, for one of new ones
 FEW = 6  # rounds from which on a median has a 95 % interval within their range
 INTERVAL = f"its 95 % interval; below {FEW} rounds the range"
 
@@ -136,8 +137,8 @@ class Held:
     """Measure as in_a_process, but keep every process for its next turn: a turn can then be a single step.
 
     The shorter the turns, the closer in time are the steps that a ratio compares, and the less of a machine's drift
-    falls between them. Before each turn a step is made that is not timed: while a process waits, a virtual machine may
-    give the memory that it has freed back to its host, which cost the plain step a third of its speed.
+    falls between them. For our own cases only: the plain step gives its memory back and takes fresh pages all the
+    time, which cost it a third of its speed on a virtual machine while other processes held theirs.
     All cases are in memory at once. A context manager that ends the processes.
     """
 
@@ -163,8 +164,44 @@ Turns = Callable[[], AbstractContextManager[Measure]]
 
 
 def turns(on_cpu: bool) -> Turns:
-    """How the cases of a shape take turns: on a CPU their processes are held; a card belongs to one at a time."""
+    """How our own cases take turns: on a CPU their processes are held; a card belongs to one at a time."""
     return Held if on_cpu else (lambda: contextlib.nullcontext(in_a_process))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some cases of a shape, how often and how long they are measured in turn, and in which processes."""
+
+    shape: Shape
+    rounds: int
+    seconds: float
+    turns: Turns
+
+
+def stages(shape: Shape, on_cpu: bool, rounds: int, seconds: float) -> list[Stage]:
+    """On a GPU one, of all cases. On a CPU first the plain step and the baseline, alone in new processes, so many
+    rounds and seconds; then all but the plain step in held processes, a step a turn, HELD_ROUNDS times the rounds.
+    """
+    if not on_cpu:
+        return [Stage(shape, rounds, seconds, turns(on_cpu=False))]
+    first = tuple(case for case in shape.cases if case[0] in (PLAIN, BASELINE))
+    second = tuple(case for case in shape.cases if case[0] != PLAIN)
+    return [
+        Stage(replace(shape, cases=first), rounds, seconds, turns(on_cpu=False)),
+        Stage(replace(shape, cases=second), HELD_ROUNDS * rounds, 0.0, turns(on_cpu=True)),
+    ]
+
+
+def run_stages(planned: list[Stage], tell: Callable[[str], None]) -> list[Sample]:
+    """The rounds of all stages, numbered through: a ratio is of one round, and so of one stage."""
+    samples: list[Sample] = []
+    begun = 0
+    for stage in planned:
+        with stage.turns() as measure:
+            own = run(stage.shape, stage.rounds, stage.seconds, tell, measure)
+        samples += [replace(sample, round=sample.round + begun) for sample in own]
+        begun += stage.rounds
+    return samples
 
 
 def run(

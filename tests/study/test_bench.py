@@ -4,6 +4,7 @@ import dataclasses
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -110,6 +111,31 @@ def test_the_interval_of_a_median_is_the_narrowest_that_the_sign_test_allows(rou
         beyond = min(sum(value < bound for value in values), sum(value > bound for value in values))
         assert binomtest(beyond, rounds).pvalue <= 0.05  # a median outside of the interval is refused
         assert binomtest(beyond + 1, rounds).pvalue > 0.05  # one further inside is not
+
+
+def test_on_a_cpu_the_plain_step_meets_the_baseline_alone_and_the_variants_meet_it_in_held_processes() -> (
+    None
+):
+    alone, held = bench.stages(SHAPE, True, 2, 3.0)
+    assert alone.shape.cases == (("plain", 4), ("B", 4), ("B", 8))
+    assert held.shape.cases == (("B", 4), ("RALEARN", 4), ("B", 8))
+    assert (alone.rounds, alone.seconds, held.rounds, held.seconds) == (2, 3.0, 6, 0.0)
+    assert isinstance(held.turns(), bench.Held)
+    (all_at_once,) = bench.stages(SHAPE, False, 2, 3.0)
+    assert all_at_once.shape == SHAPE
+
+    def fixed(speeds: dict[str, float]) -> bench.Turns:
+        return lambda: nullcontext(lambda shape, case, micro, seconds: answer(speeds[case]))
+
+    planned = [
+        dataclasses.replace(alone, turns=fixed({"plain": 100, "B": 130})),
+        dataclasses.replace(held, turns=fixed({"B": 260, "RALEARN": 234})),  # the machine has changed since
+    ]
+    samples = bench.run_stages(planned, lambda line: None)
+    rows = {(row["case"], row["micro"]): row for row in bench.table(SHAPE, samples, None)}
+    assert rows["B", 4]["to_plain"]["median"] == pytest.approx(1.3)
+    assert rows["RALEARN", 4]["to_baseline"]["median"] == pytest.approx(0.9)
+    assert rows["RALEARN", 4]["to_plain"] is None
 
 
 def test_few_rounds_give_their_range() -> None:

@@ -1,13 +1,16 @@
 """compare.html and attention.html in a real browser: nothing goes wrong, all is drawn, nothing overflows a phone."""
 
+import base64
+import io
 import json
 import math
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from PIL import Image
 
 from ra import maps
 from study import compare, report
@@ -168,6 +171,15 @@ def colour_at(share: float) -> list[float]:
     return [a + (4 * share - place) * (b - a) for a, b in zip(low, high, strict=True)]
 
 
+def middles(href: str, count: int) -> list[list[tuple[int, ...]]]:
+    """Red, green, blue and opacity in the middle of each of count x count cells of a picture in a data: address."""
+    picture = Image.open(io.BytesIO(base64.b64decode(href.partition(",")[2]))).convert("RGBA")
+    places = [(cell + 0.5) / count for cell in range(count)]
+    width, height = picture.size
+    found = [[picture.getpixel((int(x * width), int(y * height))) for x in places] for y in places]
+    return cast(list[list[tuple[int, ...]]], found)
+
+
 def test_pictures_are_painted_in_the_masses_against_an_even_spread_and_never_the_future(
     tmp_path: Path,
 ) -> None:
@@ -180,7 +192,8 @@ def test_pictures_are_painted_in_the_masses_against_an_even_spread_and_never_the
             for path, (trace, masses) in enumerate(
                 zip(seen["switched"][name], one.layers[layer].pictures[0], strict=True)
             ):
-                cells, (low, high) = seen["painted"][name][str(path)], trace["reach"]
+                (low, high), count = trace["reach"], len(masses)
+                cells = middles(seen["painted"][name][str(path)], count)
                 for i, row in enumerate(cells):
                     for j, (*colour, opacity) in enumerate(row):
                         if j > i:

@@ -45,20 +45,9 @@ addEventListener("load", async () => {
       };
     });
   };
-  // Of each heat map [red, green, blue, opacity] in the middle of every cell, as it was painted.
-  const paint = async group => {
-    const picture = new Image(), mark = group.querySelector("image");
-    picture.src = mark.href.baseVal;
-    await picture.decode();
-    const canvas = new OffscreenCanvas(picture.width, picture.height), pen = canvas.getContext("2d");
-    pen.drawImage(picture, 0, 0);
-    const cells = group.__data__[0].trace.z.map((row, i, rows) => row.map((_, j) => {
-      const [x, y] = [(j + 0.5) / row.length * canvas.width, (i + 0.5) / rows.length * canvas.height];
-      return [...pen.getImageData(Math.floor(x), Math.floor(y), 1, 1).data];
-    }));
-    return [group.__data__[0].trace.index, cells];
-  };
-  const painting = async plot => Object.fromEntries(await Promise.all([...plot.querySelectorAll("g.hm")].map(paint)));
+  // Of each heat map, by the number of its trace, the picture that was painted.
+  const painting = plot => Object.fromEntries([...plot.querySelectorAll("g.hm")]
+    .map(group => [group.__data__[0].trace.index, group.querySelector("image").href.baseVal]));
   const shapes = plot => {
     const area = plot.querySelector(".nsewdrag").getBoundingClientRect(), [from, to] = plot._fullLayout.xaxis.range;
     const value = x => from + (x - area.left) / area.width * (to - from);
@@ -75,8 +64,7 @@ addEventListener("load", async () => {
   seen.verdicts = [...document.querySelectorAll(".verdicts li")].map(line => line.innerText);
   seen.tables = [...document.querySelectorAll("table")]
     .map(table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText)));
-  seen.painted = {};
-  for (const plot of plots) seen.painted[plot.id] = await painting(plot);
+  seen.painted = each(painting);
   seen.titles = {};
   seen.switched = {};
   for (const input of document.querySelectorAll("input[type=radio]")) {
@@ -85,7 +73,7 @@ addEventListener("load", async () => {
     const plot = document.getElementById(input.dataset.figure);
     seen.titles[input.id] = [plot.layout.xaxis.title.text, plot.layout.yaxis.title.text, plot.layout.xaxis.type];
     seen.switched[input.id] = look(plot);
-    seen.painted[input.id] = await painting(plot);
+    seen.painted[input.id] = painting(plot);
   }
   const button = document.querySelector(".legend button[data-variant=RAALL]");
   if (button) {
