@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2 import linear
+from gpt2.linear import onednn, product
 
 CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # rows of logits alive at once; on two CPU cores 512 is no faster
 IGNORED = -1
@@ -33,10 +33,7 @@ def _chunk_rows(x: Tensor) -> int:
 
 
 class _Head:
-    """Logits of one chunk after another, and the sum of their weight gradients.
-
-    The logits of a chunk take the memory of the last one's: fresh memory for every chunk would cost more than it.
-    """
+    """Logits of one chunk after another, each in the memory of the last: fresh pages would cost more than a product."""
 
     def __init__(self, w_VC: Tensor, rows: int, wide: torch.dtype) -> None:
         self.w_VC, self.rows, self.wide = w_VC, rows, wide
@@ -44,8 +41,8 @@ class _Head:
 
     def logits(self, x: Tensor) -> Tensor:
         """x @ w_VC.T in the wide dtype. The caller drops what it has of the chunk before."""
-        if linear.onednn(x):
-            return linear.product(x, self.w_VC)  # the heap gives it the block that the chunk before has left
+        if onednn(x):
+            return product(x, self.w_VC)  # a heap that keeps its blocks (study.child) gives it the last one's
         if self._buffer_NV is None:
             shape = (self.rows, self.w_VC.shape[0])
             self._buffer_NV = torch.empty(shape, dtype=self.wide, device=x.device)
@@ -58,8 +55,8 @@ class _Head:
 def _add_product(total_VC: Tensor, grad_NV: Tensor, x_NC: Tensor, first: bool) -> None:
     """total_VC += grad_NV.T @ x_NC, the first time =; without a temporary where the dtypes agree."""
     if grad_NV.dtype != total_VC.dtype:
-        product = grad_NV.T @ x_NC
-        total_VC.copy_(product) if first else total_VC.add_(product)
+        part_VC = grad_NV.T @ x_NC
+        total_VC.copy_(part_VC) if first else total_VC.add_(part_VC)
     elif first:
         torch.mm(grad_NV.T, x_NC, out=total_VC)
     else:
@@ -148,6 +145,6 @@ def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabular
         rows = _chunk_rows(x_BTC)
         for part in scored.split(rows):
             x = x_NC[part].to(dtype)
-            logits_NV = linear.product(x, w_VC) if linear.onednn(x) else (x @ w_VC.T).to(wide)
+            logits_NV = product(x, w_VC) if onednn(x) else (x @ w_VC.T).to(wide)
             losses_N[part] = F.cross_entropy(logits_NV, targets_N[part], reduction="none")
     return losses_N.reshape(targets_BT.shape)

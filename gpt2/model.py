@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2 import linear
+from gpt2.linear import gelu_again, gelu_linear, linear
 from gpt2.loss import linear_cross_entropy, token_losses
 
 INITIAL_STD = 0.02  # GPT-2's; residual projections get 0.02 / sqrt(2 * layers)
@@ -35,7 +35,16 @@ class _Widening(_Linear):
     """One with more outputs than inputs, which a CPU has a faster product for."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
+
+
+class _Narrowing(_Linear):
+    """The MLP's second layer, of what `MLP.forward` gives it: gelu(x), or x where backward makes the GELU again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if gelu_again(x):
+            return gelu_linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 class _Embedding(nn.Embedding):
@@ -107,17 +116,14 @@ class MLP(nn.Module):
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.fc = _Widening(width, 4 * width)
-        self.proj = _Linear(4 * width, width)
+        self.proj = _Narrowing(4 * width, width)
         self.dropout = dropout
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         hidden = self.fc(x_BTC)
-        if linear.gelu_again(hidden):
-            y_BTC = linear.gelu_linear(hidden, self.proj.weight, self.proj.bias)
-        else:
+        if not gelu_again(hidden):
             hidden = F.gelu(hidden, approximate="tanh")
-            y_BTC = self.proj(hidden)
-        return F.dropout(y_BTC, self.dropout, self.training)
+        return F.dropout(self.proj(hidden), self.dropout, self.training)
 
 
 class Block(nn.Module):

@@ -169,7 +169,7 @@ class Stepper:
                 f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; the usual remedy is a smaller "
                 "CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION"
             )
-        if gradient_norm >= 0.99 * self.settings.grad_clip > 0:  # below, the factor is 1
+        if gradient_norm + 1e-6 > 0.99 * self.settings.grad_clip > 0:  # below, torch's factor is 1
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
         rate = self.rate(iteration, iterations)
         set_learning_rate(self.optimizer, rate)

@@ -23,9 +23,13 @@ OUT = Path("results/bench.json")
 WARM_UP = 3
 
 
+def tell(line: str) -> None:
+    print(line, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=12.0, help="of timed steps a turn in a new process")
     parser.add_argument("--shape", default="", help="only the shapes whose name contains this")
     parser.add_argument("--case", default="")
@@ -38,6 +42,7 @@ def main() -> int:
     from gpt2.config import TargetConfig
     from gpt2.environment import record as environment
     from study import bench
+    from study.memory import free_bytes
 
     resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
     kind = "cpu" if resolved.device == "cpu" else "cuda"
@@ -51,11 +56,16 @@ def main() -> int:
     )
     found: dict[str, Any] = {}
     for shape in shapes:
-        planned = bench.stages(shape, kind == "cpu", arguments.rounds, arguments.seconds)
-        samples = bench.run_stages(planned, lambda line: print(line, flush=True))
-        rows = bench.table(shape, samples, peak)
-        found[shape.name] = {"rows": rows, "samples": [dataclasses.asdict(sample) for sample in samples]}
-        print(bench.text(shape, rows), flush=True)
+        found[shape.name] = []
+        for stage in bench.stages(
+            shape, kind == "cpu", arguments.rounds, arguments.seconds, free_bytes("cpu")
+        ):
+            with stage.turns() as measure:
+                samples = bench.run(stage.shape, stage.rounds, stage.seconds, tell, measure)
+            rows = bench.table(stage.shape, samples, peak)
+            listed = [dataclasses.asdict(sample) for sample in samples]
+            found[shape.name].append({"stage": stage.name, "rows": rows, "samples": listed})
+            print(f"{bench.text(stage.shape, rows)}\n{stage.name}, {stage.rounds} rounds", flush=True)
     print(
         "plain: GPT-2 as it is usually written (study/plain.py). Ratios of tokens/s within a round: median "
         f"[{bench.INTERVAL}].\n"
@@ -66,7 +76,7 @@ def main() -> int:
     stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     card = {"device": resolved.device_name, "dtype": resolved.dtype, "target": resolved.target.name}
     record.write_json(
-        OUT, {"schema": 1, "created": stamp, **card, "environment": environment(), "shapes": found}
+        OUT, {"schema": 2, "created": stamp, **card, "environment": environment(), "shapes": found}
     )
     print(f"written: {OUT}")
     return 0
@@ -95,9 +105,6 @@ def serve(shape: dict[str, Any], case: str, micro: int) -> None:
         for iteration in range(WARM_UP):
             step(ids_BT, iteration)
         for line in sys.stdin:
-            step(
-                ids_BT, 1
-            )  # a system may have taken back what was freed before the pause; training never pauses
             samples: list[float] = []
             began = time.perf_counter()
             while not samples or time.perf_counter() - began < float(line):

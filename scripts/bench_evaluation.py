@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
+from study.child import keep_heap
 
 if TYPE_CHECKING:
     import numpy as np
@@ -292,4 +293,5 @@ def leave_no_memory(device: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_heap()
     run_command(main)

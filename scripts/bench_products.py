@@ -16,6 +16,7 @@ from typing import Any
 
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
+from study.child import keep_heap
 
 OUT = Path("results/bench-products.json")
 WIDTHS = (64, 128, 192, 256, 320, 384, 512, 768, 1024)
@@ -39,7 +40,6 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench PRODUCTS=1")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.0, help="has no meaning here")
     parser.add_argument("--shape", default="", help="one width only")
     arguments = parser.parse_args()
     export_environment()
@@ -50,11 +50,13 @@ def main() -> int:
 
     if arguments.rounds < 1:
         raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
+    if arguments.shape and not arguments.shape.isdecimal():
+        raise UserError(f"--shape {arguments.shape!r}; right: a width, such as {WIDTHS[-2]}")
     if not linear.offered():
         raise UserError("this torch has no oneDNN product to compare with; training uses F.linear throughout")
     cpu = TargetConfig("cpu", "float32", False, 0, "auto", False)
     resolved = target.resolve(cpu)
-    widths = [int(arguments.shape)] if arguments.shape.isdecimal() else WIDTHS
+    widths = [int(arguments.shape)] if arguments.shape else WIDTHS
     print(f"{resolved.device_name}, float32, {target.cpu_threads(0)} threads")
     import torch
 
@@ -122,4 +124,5 @@ def text(rows: list[Row], head: bool) -> str:
 
 
 if __name__ == "__main__":
+    keep_heap()
     run_command(main)

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from gpt2.config import VOCABULARY
 from gpt2.errors import UserError
-from study.child import KEEP_HEAP
+from study.child import KEEP_HEAP, how_it_ended
 
 PLAIN, BASELINE = "plain", "B"
 
@@ -102,16 +103,19 @@ class Running:
         """What scripts.bench measured: the fields of Sample beside case, micro and round."""
         assert self.process.stdin
         assert self.process.stdout
-        try:
+        with contextlib.suppress(OSError):  # it may be gone
             self.process.stdin.write(f"{seconds}\n")
             self.process.stdin.flush()
-            answer: dict[str, Any] = json.loads(self.process.stdout.readline())
-        except (OSError, ValueError):
-            self.close()
-            self._said.seek(0)
-            last = (self._said.read().strip().splitlines() or ["no message"])[-1]
-            raise BenchError(f"{self.name}: {last}") from None
-        return answer
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):
+                answer = json.loads(line)
+                if isinstance(answer, dict):
+                    return answer
+        self.close()
+        self._said.seek(0)
+        last = (self._said.read().strip().splitlines() or ["no message"])[-1]
+        status = self.process.returncode
+        raise BenchError(f"{self.name}: {how_it_ended(status) if status < 0 else last}")
 
     def close(self) -> None:
         """It ends when it is asked for nothing more."""
@@ -172,36 +176,39 @@ def turns(on_cpu: bool) -> Turns:
 class Stage:
     """Some cases of a shape, how often and how long they are measured in turn, and in which processes."""
 
+    name: str
     shape: Shape
     rounds: int
     seconds: float
     turns: Turns
 
 
-def stages(shape: Shape, on_cpu: bool, rounds: int, seconds: float) -> list[Stage]:
-    """On a GPU one, of all cases. On a CPU first the plain step and the baseline, alone in new processes, so many
-    rounds and seconds; then all but the plain step in held processes, a step a turn, HELD_ROUNDS times the rounds.
+NEW, HELD = (
+    "each turn in a new process",
+    "processes held from turn to turn, so that intervals are of these processes",
+)
+
+
+def stages(shape: Shape, on_cpu: bool, rounds: int, seconds: float, free: int | None) -> list[Stage]:
+    """On a GPU one, of all cases, each in new processes. On a CPU so only the plain step and the baseline; then all
+    but the plain step in held processes, a step a turn and HELD_ROUNDS times the rounds, if they all fit.
+
+    free: bytes of memory that nobody holds, None where that is not known.
     """
     if not on_cpu:
-        return [Stage(shape, rounds, seconds, turns(on_cpu=False))]
-    first = tuple(case for case in shape.cases if case[0] in (PLAIN, BASELINE))
-    second = tuple(case for case in shape.cases if case[0] != PLAIN)
-    return [
-        Stage(replace(shape, cases=first), rounds, seconds, turns(on_cpu=False)),
-        Stage(replace(shape, cases=second), HELD_ROUNDS * rounds, 0.0, turns(on_cpu=True)),
-    ]
+        return [Stage(NEW, shape, rounds, seconds, turns(on_cpu=False))]
+    first = replace(shape, cases=tuple(case for case in shape.cases if case[0] in (PLAIN, BASELINE)))
+    second = replace(shape, cases=tuple(case for case in shape.cases if case[0] != PLAIN))
+    alone = Stage(NEW, first, rounds, seconds, turns(on_cpu=False))
+    if free is not None and free < len(second.cases) * held_bytes(shape):
+        return [alone, replace(alone, shape=second)]
+    return [alone, Stage(HELD, second, HELD_ROUNDS * rounds, 0.0, turns(on_cpu=True))]
 
 
-def run_stages(planned: list[Stage], tell: Callable[[str], None]) -> list[Sample]:
-    """The rounds of all stages, numbered through: a ratio is of one round, and so of one stage."""
-    samples: list[Sample] = []
-    begun = 0
-    for stage in planned:
-        with stage.turns() as measure:
-            own = run(stage.shape, stage.rounds, stage.seconds, tell, measure)
-        samples += [replace(sample, round=sample.round + begun) for sample in own]
-        begun += stage.rounds
-    return samples
+def held_bytes(shape: Shape) -> int:
+    """Roughly what a process of the shape holds: weights, gradients and moments, half as much again, and torch."""
+    parameters = 12 * shape.layers * shape.width**2 + (VOCABULARY + shape.block_size) * shape.width
+    return 24 * parameters + 2**29
 
 
 def run(

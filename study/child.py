@@ -28,6 +28,12 @@ KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:gli
 EXACT_HEAP = "glibc.malloc.mmap_threshold=65536"
 
 
+def keep_heap() -> None:
+    """Begin this process anew with the heap that a training process has, unless the environment names one."""
+    if "GLIBC_TUNABLES" not in os.environ and sys.platform == "linux":
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": KEEP_HEAP})
+
+
 class Child:
     """`python -m scripts.train ...` with its events on a pipe and everything else in its log file."""
 

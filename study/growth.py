@@ -166,7 +166,8 @@ def lines(rows: list[dict[str, Any]], knee: int) -> dict[str, list[dict[str, flo
     found = {}
     for case in dict.fromkeys(row["case"] for row in rows):
         points = sorted((row["T"], row["peak_bytes"]) for row in rows if row["case"] == case)
-        sides = (line(points), line([point for point in points if point[0] >= knee]))
+        behind = [point for point in points if point[0] >= knee]
+        sides = (line(points), line(behind) if behind != points else None)
         found[case] = [asdict(fitted) for fitted in sides if fitted]
     return {case: fitted for case, fitted in found.items() if fitted}
 
@@ -204,6 +205,6 @@ def text(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[s
             f"peak of {case} from T = {fit['first']} on: {start:,.0f} MiB + {each:,.1f} KiB for each of T; at most "
             f"{fit['deviation']:.1%} off that line; last doubling: T^{fit['last_doubling']:.2f}"
         )
-    if fits:
+    if any(len(fitted) > 1 for fitted in fits.values()):
         said.append(KNEE)
     return "\n".join(said)

@@ -56,7 +56,7 @@ def spoil(made: Stepper, name: str, token: int, forward: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["blocks.0.mlp.fc", "blocks.1.attention", "norm"])
+@pytest.mark.parametrize("name", ["blocks.0.mlp.fc", "blocks.1.mlp.proj", "blocks.1.attention", "norm"])
 @pytest.mark.parametrize("micro", [0, 1, 2])
 def test_the_first_output_that_is_not_finite_is_named_with_its_micro_batch(name: str, micro: int) -> None:
     made, batch = stepper(), ids()
