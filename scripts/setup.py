@@ -23,7 +23,7 @@ VENV = ROOT / ".venv"
 MODULES = {  # the module by which an installed requirement shows
     "base": ["kconfiglib"],
     "main": ["kconfiglib", "torch", "numpy", "tiktoken", "rich"],
-    "dev": ["pytest", "hypothesis", "ruff", "mypy", "jsonschema", "scipy", "transformers", "pyarrow"],
+    "dev": ["pytest", "hypothesis", "ruff", "mypy", "jsonschema", "scipy", "PIL", "transformers", "pyarrow"],
 }
 WITHOUT_CONFIG = {"tools": "main"}  # kinds that are another one, .config or not
 EXTRA_MODULES = {"hub": ["datasets", "pyarrow"], "wandb": ["wandb"], "trackio": ["trackio"]}

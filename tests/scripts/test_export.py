@@ -24,7 +24,7 @@ with open(os.environ["SEEN"], "a") as file:
     file.write(os.environ.get({SWITCH!r}, "not set") + "\\n")
 raise SystemExit(7)
 """
-CASE = json.dumps({"shape": dataclasses.asdict(SHAPES["cpu"][0]), "case": "B", "micro": 1, "seconds": 0.0})
+CASE = json.dumps({"shape": dataclasses.asdict(SHAPES["cpu"][0]), "case": "B", "micro": 1})
 COMMANDS = {
     "control": [],
     "bench": [],
@@ -106,7 +106,7 @@ def test_the_fused_kernels_are_tried_before_a_step_is_made(
         "control": (control.main, tiny),
         "memory": (lambda: memory.measure_one("B", 1), tiny),
         "bench": (
-            lambda: bench.measure(dataclasses.asdict(small), "B", 1, 0.0),
+            lambda: bench.serve(dataclasses.asdict(small), "B", 1),
             (small.heads, small.width // small.heads, small.block_size, 0.0),
         ),
     }
