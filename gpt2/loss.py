@@ -110,9 +110,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         (scale,) = grad_outputs
-        grad_x, grad_weight = (
-            ctx.saved_tensors
-        )  # after they were scaled in place, autograd refuses a second backward
+        # scaled in place, so that autograd refuses a second backward
+        grad_x, grad_weight = ctx.saved_tensors
         if grad_x is not None:
             grad_x = grad_x.mul_(scale.to(grad_x.dtype))
         if grad_weight is not None:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from gpt2.errors import UserError, run_command
-from gpt2.target import export_environment
+from gpt2.target import ResolvedTarget, export_environment
 
 OUT = Path("results/bench.json")
 WARM_UP = 3
@@ -25,6 +25,20 @@ WARM_UP = 3
 
 def tell(line: str) -> None:
     print(line, flush=True)
+
+
+def keep(out: Path, resolved: ResolvedTarget, found: dict[str, Any], schema: int = 1) -> None:
+    """Write what a bench of the family found, with when, where and under what, and say so."""
+    from gpt2 import record
+    from gpt2.environment import record as environment
+
+    out.parent.mkdir(exist_ok=True)
+    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    card = {"device": resolved.device_name, "dtype": resolved.dtype, "target": resolved.target.name}
+    record.write_json(
+        out, {"schema": schema, "created": stamp, **card, "environment": environment(), **found}
+    )
+    print(f"written: {out}")
 
 
 def main() -> int:
@@ -38,9 +52,8 @@ def main() -> int:
     if arguments.case:
         serve(**json.loads(arguments.case))
         return 0
-    from gpt2 import record, target
+    from gpt2 import target
     from gpt2.config import TargetConfig
-    from gpt2.environment import record as environment
     from study import bench
     from study.memory import free_bytes
 
@@ -72,13 +85,7 @@ def main() -> int:
         "MFU = tokens/s x FLOPs a token / the card's peak; FLOPs: 6 a matrix weight, causal attention at half "
         "(in brackets nanoGPT's formula: 6 N + 12 L C T)."
     )
-    OUT.parent.mkdir(exist_ok=True)
-    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    card = {"device": resolved.device_name, "dtype": resolved.dtype, "target": resolved.target.name}
-    record.write_json(
-        OUT, {"schema": 2, "created": stamp, **card, "environment": environment(), "shapes": found}
-    )
-    print(f"written: {OUT}")
+    keep(OUT, resolved, {"shapes": found}, schema=2)
     return 0
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import gc
 import random
 import tempfile
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
+from scripts.bench import keep
 from study.child import keep_heap
 
 if TYPE_CHECKING:
@@ -83,9 +83,8 @@ def main() -> int:
     export_environment()
     if arguments.rounds < 1:
         raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
-    from gpt2 import record, target
+    from gpt2 import target
     from gpt2.config import TargetConfig
-    from gpt2.environment import record as environment
     from gpt2.memory import PeakMeter
     from scripts.bench import model_of
     from study import evaluation_cost as cost
@@ -127,9 +126,6 @@ def main() -> int:
     goal_card = target.TARGETS[cost.GOAL_CARD].peak_flops
     if resolved.target.peak_flops and goal_card:
         print(cost.verdict(rows, resolved.target.peak_flops, goal_card))
-    OUT.parent.mkdir(exist_ok=True)
-    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    card = {"device": resolved.device_name, "dtype": resolved.dtype, "target": resolved.target.name}
     found = {
         "shape": dataclasses.asdict(shape),
         "items": made.source,
@@ -137,8 +133,7 @@ def main() -> int:
         "rows": rows,
         "samples": [dataclasses.asdict(sample) for sample in samples],
     }
-    record.write_json(OUT, {"schema": 1, "created": stamp, **card, "environment": environment(), **found})
-    print(f"written: {OUT}")
+    keep(OUT, resolved, found)
     return 0
 
 

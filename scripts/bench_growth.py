@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 from gpt2.errors import UserError, run_command
+from scripts.bench import keep
 
 OUT = Path("results/bench-growth.json")
 PARTS = ("T", "size", "runs")
@@ -41,9 +41,8 @@ def main() -> int:
         return 0
     if arguments.shape not in ("", *PARTS):
         raise UserError(f"no part is called {arguments.shape!r}; there are {', '.join(PARTS)}")
-    from gpt2 import record, target
+    from gpt2 import target
     from gpt2.config import TargetConfig
-    from gpt2.environment import record as environment
     from study import growth
     from study.bench import INTERVAL
 
@@ -65,13 +64,7 @@ def main() -> int:
 
         found["runs"] = bench_records.in_a_process(RECORDED_RUNS)
         print(bench_records.text(found["runs"]), flush=True)
-    OUT.parent.mkdir(exist_ok=True)
-    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    card = {"device": resolved.device_name, "dtype": resolved.dtype, "target": resolved.target.name}
-    record.write_json(
-        OUT, {"schema": 1, "created": stamp, **card, "memory": note, "environment": environment(), **found}
-    )
-    print(f"written: {OUT}")
+    keep(OUT, resolved, {"memory": note, **found})
     return 0
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
+from scripts.bench import keep
 from study.child import keep_heap
 
 OUT = Path("results/bench-products.json")
@@ -43,9 +43,8 @@ def main() -> int:
     parser.add_argument("--shape", default="", help="one width only")
     arguments = parser.parse_args()
     export_environment()
-    from gpt2 import linear, record, target
+    from gpt2 import linear, target
     from gpt2.config import TargetConfig
-    from gpt2.environment import record as environment
     from study.bench import INTERVAL
 
     if arguments.rounds < 1:
@@ -69,11 +68,7 @@ def main() -> int:
         f"Ratio: speed of oneDNN's product over F.linear's within a round, median [{INTERVAL}]. "
         f"oneDNN's is used from width {linear.WIDE} on."
     )
-    OUT.parent.mkdir(exist_ok=True)
-    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = {"device": resolved.device_name, "rows": [dataclasses.asdict(row) for row in rows]}
-    record.write_json(OUT, {"schema": 1, "created": stamp, "environment": environment(), **found})
-    print(f"written: {OUT}")
+    keep(OUT, resolved, {"rows": [dataclasses.asdict(row) for row in rows]})
     return 0
 
 

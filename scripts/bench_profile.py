@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 import os
 import resource
@@ -20,6 +19,7 @@ from typing import Any
 
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
+from scripts.bench import keep
 
 OUT = Path("results/bench-profile.json")
 CASES = ("plain", "B", "RALEARN")
@@ -39,9 +39,8 @@ def main() -> int:
         return 0
     if arguments.rounds < 1:
         raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
-    from gpt2 import record, target
+    from gpt2 import target
     from gpt2.config import TargetConfig
-    from gpt2.environment import record as environment
     from study import bench
 
     resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
@@ -55,13 +54,7 @@ def main() -> int:
     micro = dict(shape.cases)["B"]
     found = {case: in_a_process(shape, case, micro, arguments.rounds) for case in CASES}
     print(text(found))
-    OUT.parent.mkdir(exist_ok=True)
-    stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    card = {"device": resolved.device_name, "dtype": resolved.dtype, "shape": shape.name, "micro": micro}
-    record.write_json(
-        OUT, {"schema": 1, "created": stamp, **card, "environment": environment(), "cases": found}
-    )
-    print(f"written: {OUT}")
+    keep(OUT, resolved, {"shape": shape.name, "micro": micro, "cases": found})
     return 0
 
 
