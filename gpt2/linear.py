@@ -1,7 +1,8 @@
 """Linear layers of a CPU in float32, faster or in less memory than autograd makes them by itself.
 
 Of the two libraries that torch brings for a CPU, F.linear asks MKL, whose product with a transposed matrix was slower
-on an AMD processor than oneDNN's from a width of WIDE on (`make bench PRODUCTS=1` shows it).
+on an AMD processor than oneDNN's: in layers from a width of WIDE on, in the head from HEAD_WIDE on (`make bench
+PRODUCTS=1` shows it).
 Elsewhere (a GPU, autocast, float64, torch.compile, a torch without oneDNN) layers are F.linear and F.gelu.
 """
 
@@ -13,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WIDE = 256  # columns of the input from which on oneDNN's product was no slower than MKL's
+# columns of the input from which on oneDNN's product was no slower than MKL's
+WIDE, HEAD_WIDE = 256, 64
 BY_HAND = {"cpu"}  # kinds of device for which this module does anything; a prediction for a GPU empties it
 
 
@@ -27,9 +29,9 @@ def by_hand(x: Tensor) -> bool:
     )
 
 
-def onednn(x: Tensor) -> bool:
-    """Whether a product of x (..., C) with a transposed matrix goes to oneDNN."""
-    return by_hand(x) and x.shape[-1] >= WIDE and offered()
+def onednn(x: Tensor, least: int = WIDE) -> bool:
+    """Whether a product of x (..., C) with a transposed matrix goes to oneDNN, as it does from `least` columns on."""
+    return by_hand(x) and x.shape[-1] >= least and offered()
 
 
 def offered() -> bool:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.linear import onednn, product
+from gpt2.linear import HEAD_WIDE, onednn, product
 
 CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # rows of logits alive at once; on two CPU cores 512 is no faster
 IGNORED = -1
@@ -41,7 +41,7 @@ class _Head:
 
     def logits(self, x: Tensor) -> Tensor:
         """x @ w_VC.T in the wide dtype. The caller drops what it has of the chunk before."""
-        if onednn(x):
+        if onednn(x, HEAD_WIDE):
             return product(x, self.w_VC)  # a heap that keeps its blocks (study.child) gives it the last one's
         if self._buffer_NV is None:
             shape = (self.rows, self.w_VC.shape[0])
@@ -144,6 +144,6 @@ def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabular
         rows = _chunk_rows(x_BTC)
         for part in scored.split(rows):
             x = x_NC[part].to(dtype)
-            logits_NV = product(x, w_VC) if onednn(x) else (x @ w_VC.T).to(wide)
+            logits_NV = product(x, w_VC) if onednn(x, HEAD_WIDE) else (x @ w_VC.T).to(wide)
             losses_N[part] = F.cross_entropy(logits_NV, targets_N[part], reduction="none")
     return losses_N.reshape(targets_BT.shape)

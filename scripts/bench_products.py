@@ -1,4 +1,4 @@
-"""`make bench PRODUCTS=1`: the two libraries' products on a CPU in turn, from which gpt2.linear.WIDE was chosen.
+"""`make bench PRODUCTS=1`: the two libraries' products on a CPU in turn; WIDE and HEAD_WIDE were chosen by them.
 
 python -m scripts.bench_products [--rounds N] [--shape WIDTH]   writes results/bench-products.json
 """
@@ -66,7 +66,7 @@ def main() -> int:
         print(text(rows[-len(PARTS) :], head=width == widths[0]), flush=True)
     print(
         f"Ratio: speed of oneDNN's product over F.linear's within a round, median [{INTERVAL}]. "
-        f"oneDNN's is used from width {linear.WIDE} on."
+        f"oneDNN's is used from width {linear.WIDE} on, in the head from {linear.HEAD_WIDE}."
     )
     keep(OUT, resolved, {"rows": [dataclasses.asdict(row) for row in rows]})
     return 0

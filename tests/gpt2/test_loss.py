@@ -54,12 +54,13 @@ def test_loss_and_gradients_equal_the_plain_formula(
         torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-12)
 
 
-def test_a_wide_head_in_float32_equals_the_plain_formula_in_float64() -> None:
+@pytest.mark.parametrize("width", [linear.HEAD_WIDE - 1, linear.HEAD_WIDE, linear.WIDE])
+def test_a_head_in_float32_equals_the_plain_formula_in_float64(width: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(13, linear.WIDE, generator=generator)
-    weight = torch.randn(PADDED, linear.WIDE, generator=generator) / 16
+    x = torch.randn(13, width, generator=generator)
+    weight = torch.randn(PADDED, width, generator=generator) / 16
     targets = torch.randint(0, VOCABULARY, (13,), generator=generator)
-    assert linear.onednn(x)
+    assert linear.onednn(x, linear.HEAD_WIDE) == (width >= linear.HEAD_WIDE)
     results = []
     for function, dtype in ((linear_cross_entropy, torch.float32), (None, torch.float64)):
         a, b = (t.to(dtype, copy=True).requires_grad_() for t in (x, weight))
