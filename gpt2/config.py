@@ -14,6 +14,7 @@ from gpt2.batch import micro_batches
 from gpt2.symbols import ConfigError, Entry, Symbols, parse_lines, read_symbols
 
 __all__ = [
+    "ANY_TARGET",
     "BatchConfig",
     "BudgetConfig",
     "Config",
@@ -265,6 +266,10 @@ class TargetConfig:
             detected=detected(symbols),
             scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # worked out: n is not written
         )
+
+
+# whatever is there, taken as it is: for commands that have no .config
+ANY_TARGET = TargetConfig("auto", "auto", compile=False, cpu_threads=0, detected="auto", scale_cpu=False)
 
 
 @dataclass(frozen=True)

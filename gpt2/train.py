@@ -20,12 +20,12 @@ from gpt2.batch import BatchPlan
 from gpt2.clock import Clocks, unevenness
 from gpt2.config import Config
 from gpt2.diagnose import FaultLog
-from gpt2.errors import UserError
 from gpt2.exhaustion import disk_full, out_of_memory
 from gpt2.feed import Feed
 from gpt2.interrupt import Interrupted, Stop
 from gpt2.ledger import Ledger, keep_metrics, opening_record
 from gpt2.memory import PeakMeter
+from gpt2.resuming import clocks_before, refuse_another_run
 from gpt2.score import Scores, hellaswag_entry
 from gpt2.spikes import SpikeWatch
 from gpt2.step import Attention, NotFiniteError, Stepper, StepResult
@@ -34,10 +34,6 @@ WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on t
 MEASURED_STEP = 2  # of each process: the step whose peak memory is measured by phase
 CUT_AT = 1.1  # times the time limit, on the training clock
 SAVE_SHARE = 0.02  # of the time that checkpoints may take
-
-
-class RunError(UserError, RuntimeError):
-    """The run cannot go on from what is there."""
 
 
 @dataclass(frozen=True)
@@ -178,20 +174,21 @@ class Run:
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint, if there is one, with every clock where it stood."""
-        self.plan.directory.mkdir(parents=True, exist_ok=True)
-        loaded = checkpoint.load_latest(self.plan.directory / "checkpoint")
-        loaded = loaded or checkpoint.load_latest(
-            self.plan.directory / "stable"
-        )  # an extended run begins there
+        plan = self.plan
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        loaded = checkpoint.load_latest(plan.directory / "checkpoint")
+        # an extended run begins where the decay of the shorter one began
+        loaded = loaded or checkpoint.load_latest(plan.directory / "stable")
         if loaded:
-            self.refuse_another_run(loaded)
+            refuse_another_run(loaded, self.identity(), plan.run, plan.directory, plan.extended != 1)
             self.stepper.load_state(loaded.state)
             meta = loaded.meta
             self.iteration, self.cut, self.timed_steps = loaded.iteration, meta["cut"], meta["timed_steps"]
             self.scores.losses, self.scores.learned = meta["losses"], meta["learned"]
             self.ledger.notes = meta["notes"] + loaded.passed_over
             self.watch, self.spikes = SpikeWatch(meta["watch"]), meta["spikes"]
-            before, spent = self.clocks_before(loaded), self.clocks.seconds()
+            before = clocks_before(loaded, self.ledger.last_record())
+            spent = self.clocks.seconds()
             self.clocks = Clocks(
                 {name: before[name] + spent[name] for name in spent},
                 device_synchroniser(self.device),
@@ -199,50 +196,12 @@ class Run:
         before_this = self.ledger.last_record()
         self.faults = FaultLog(before_this.get("faults", []) if before_this else [])
         evaluated = [int(row[0]) for row in self.scores.losses]
-        keep_metrics(self.plan.directory / "metrics.jsonl", self.iteration, evaluated)
+        keep_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
         self.stop.check()
-
-    def refuse_another_run(self, loaded: checkpoint.Loaded) -> None:
-        """RunError where the checkpoint is of other data, weights or settings, or of a run of another length.
-
-        An extended run begins from where the decay of a shorter one began: its length and schedule are others.
-        A checkpoint from before the warm-up was kept is not asked for it.
-        """
-        anew = f"another CONFIG_STUDY_NAME, or delete {self.plan.directory} to begin it anew"
-        if "of" not in loaded.meta:
-            raise RunError(
-                f"the checkpoint of {self.plan.run} at iteration {loaded.iteration} does not say what data, weights "
-                "and settings it is of (no `of` in its meta.json: an older version wrote it): it cannot be gone on "
-                f"from; right: the version that it was begun with, or {anew}"
-            )
-        before, now = (
-            {"warmup_iterations": self.warmup.get("warmup_iterations")} | loaded.meta["of"],
-            self.identity(),
-        )
-        differing = [name for name in now if before.get(name) != now[name]]
-        if self.plan.extended != 1 and before.get("iterations") != now["iterations"]:
-            differing = [name for name in differing if name not in ("iterations", "schedule")]
-        if differing:
-            shown = ", ".join(
-                f"{name} ({before.get(name)} -> {now[name]})" if "iterations" in name else name
-                for name in differing
-            )
-            raise RunError(
-                f"{self.plan.run} was begun with another {shown}: its checkpoint cannot be gone on from; right: what "
-                f"it was begun with, or {anew}"
-            )
 
     def identity(self) -> dict[str, Any]:
         """What must not change between two processes of one run."""
         return dict(self.ledger.record["fingerprint"]) | {"iterations": self.plan.iterations} | self.warmup
-
-    def clocks_before(self, loaded: checkpoint.Loaded) -> dict[str, float]:
-        """The clocks at the checkpoint; the record written after it knows what writing it took."""
-        clocks: dict[str, float] = loaded.meta["clocks"]
-        written = self.ledger.last_record()
-        if written and written["clock"] and written["progress"]["iterations"] == loaded.iteration:
-            return {name: max(clocks[name], written["clock"][name]) for name in clocks}
-        return clocks
 
     def feed(self) -> Feed:
         block, batch = self.config.model.block_size, self.plan.batch

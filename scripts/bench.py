@@ -53,11 +53,11 @@ def main() -> int:
         serve(**json.loads(arguments.case))
         return 0
     from gpt2 import target
-    from gpt2.config import TargetConfig
+    from gpt2.config import ANY_TARGET
     from study import bench
     from study.memory import free_bytes
 
-    resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
+    resolved = target.resolve(ANY_TARGET)
     kind = "cpu" if resolved.device == "cpu" else "cuda"
     shapes = [shape for shape in bench.SHAPES[kind] if arguments.shape in shape.name]
     if not shapes:
@@ -94,12 +94,11 @@ def serve(shape: dict[str, Any], case: str, micro: int) -> None:
     import torch
 
     from gpt2 import target
-    from gpt2.config import VOCABULARY, TargetConfig
+    from gpt2.config import ANY_TARGET, VOCABULARY
     from gpt2.memory import PeakMeter
     from study.bench import PLAIN
 
-    anything = TargetConfig("auto", "auto", False, 0, "auto", False)
-    resolved = target.make_ready(anything, model_of(shape))
+    resolved = target.make_ready(ANY_TARGET, model_of(shape))
     on_gpu = resolved.device != "cpu"
     meter = PeakMeter(resolved.device)
     make = plain_step if case == PLAIN else our_step

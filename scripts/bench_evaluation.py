@@ -84,15 +84,14 @@ def main() -> int:
     if arguments.rounds < 1:
         raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
     from gpt2 import target
-    from gpt2.config import TargetConfig
+    from gpt2.config import ANY_TARGET
     from gpt2.memory import PeakMeter
     from scripts.bench import model_of
     from study import evaluation_cost as cost
 
-    anything = TargetConfig("auto", "auto", False, 0, "auto", False)
-    kind = "cpu" if target.resolve(anything).device == "cpu" else "cuda"
+    kind = "cpu" if target.resolve(ANY_TARGET).device == "cpu" else "cuda"
     shape = shape_named(arguments.shape, kind)
-    resolved = target.make_ready(anything, model_of(dataclasses.asdict(shape)))
+    resolved = target.make_ready(ANY_TARGET, model_of(dataclasses.asdict(shape)))
     print(f"{resolved.device_name}, {resolved.dtype}; {shape.name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         config = study_config(Path(folder))

@@ -42,11 +42,11 @@ def main() -> int:
     if arguments.shape not in ("", *PARTS):
         raise UserError(f"no part is called {arguments.shape!r}; there are {', '.join(PARTS)}")
     from gpt2 import target
-    from gpt2.config import TargetConfig
+    from gpt2.config import ANY_TARGET
     from study import growth
     from study.bench import INTERVAL
 
-    resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
+    resolved = target.resolve(ANY_TARGET)
     on_cpu = resolved.device == "cpu"
     usual = DEFAULTS["cpu" if on_cpu else "cuda"]
     rounds = usual[0] if arguments.rounds is None else arguments.rounds

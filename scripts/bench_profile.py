@@ -40,10 +40,10 @@ def main() -> int:
     if arguments.rounds < 1:
         raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
     from gpt2 import target
-    from gpt2.config import TargetConfig
+    from gpt2.config import ANY_TARGET
     from study import bench
 
-    resolved = target.resolve(TargetConfig("auto", "auto", False, 0, "auto", False))
+    resolved = target.resolve(ANY_TARGET)
     shapes = bench.SHAPES["cpu" if resolved.device == "cpu" else "cuda"]
     shape = next((shape for shape in shapes if arguments.shape in shape.name), None)
     if shape is None:
@@ -83,12 +83,12 @@ def profile(shape: dict[str, Any], case: str, micro: int, steps: int) -> dict[st
     from torch.profiler import ProfilerActivity
 
     from gpt2 import target
-    from gpt2.config import VOCABULARY, TargetConfig
+    from gpt2.config import ANY_TARGET, VOCABULARY
     from gpt2.train import device_synchroniser
     from scripts.bench import model_of, our_step, plain_step
     from study.bench import PLAIN
 
-    resolved = target.make_ready(TargetConfig("auto", "auto", False, 0, "auto", False), model_of(shape))
+    resolved = target.make_ready(ANY_TARGET, model_of(shape))
     synchronise = device_synchroniser(resolved.device)
     step, _, _ = (plain_step if case == PLAIN else our_step)(shape, case, micro, resolved)
     generator = torch.Generator().manual_seed(0)

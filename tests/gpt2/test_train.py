@@ -16,9 +16,10 @@ from gpt2.clock import unevenness
 from gpt2.config import Config
 from gpt2.interrupt import Stop
 from gpt2.ledger import keep_metrics
+from gpt2.resuming import RunError
 from gpt2.step import NotFiniteError
 from gpt2.target import resolve
-from gpt2.train import Run, RunError, RunPlan
+from gpt2.train import Run, RunPlan
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from tests import small_runs

@@ -9,6 +9,7 @@ import torch
 from gpt2.config import Config, load_config
 from scripts import kconfig
 from tests import small_runs
+from tests.study.compared import a_study
 from tests.study.extended import Place, configuration
 
 
@@ -42,3 +43,9 @@ def finished(tmp_path: Path, texts: Path) -> Place:
     place = Place(tmp_path, configuration(texts), ("B", "RALEARN"))
     assert [place.run("B"), place.run("RALEARN")] == ["finished", "finished"]
     return place
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study that others are compared with."""
+    return a_study(tmp_path_factory.mktemp("studies") / "one")

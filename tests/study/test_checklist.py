@@ -20,14 +20,9 @@ from study.checklist_rows import (
 )
 from study.compare_read import CHOICES, folded
 from tests.gpt2 import test_config
-from tests.study.test_compare import Settings, a_study, recorded, setting
+from tests.study.compared import Settings, a_study, recorded, setting
 
 HASH = "optimizer and budget, as hashed"
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return a_study(tmp_path_factory.mktemp("studies") / "one")
 
 
 def symbols_of_kconfig() -> set[str]:

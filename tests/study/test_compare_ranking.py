@@ -17,7 +17,7 @@ from study.compare_ranking import NO_ORDER, Ranking
 from study.compare_render import markdown, terminal
 from study.report import Judged
 from study.statistics import AgainstFloor, Interval
-from tests.study.test_compare import VARIANTS, Change, Settings, a_record, a_study, put, unchanged
+from tests.study.compared import VARIANTS, Change, Settings, a_record, a_study, put, unchanged
 
 ARMS = VARIANTS[:-1]
 

@@ -20,7 +20,7 @@ from study.attention_html import page
 from study.attention_pictures import DIVERGING
 from tests.study import records
 from tests.study.browser import BROWSER, faultless
-from tests.study.test_compare import a_study, published, recorded
+from tests.study.compared import a_study, published, recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 
