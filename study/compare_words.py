@@ -193,7 +193,9 @@ def order_note(comparison: Comparison) -> str:
     if len(comparison.rankings) - len(without) < 2:
         return f"There are no orders to compare: {', '.join(without)}."
     said = {row.agreement for row in comparison.across}
-    if CONTRADICT in said:
+    if not said:
+        found = "The orders cannot be compared: no variant is in all of them."
+    elif CONTRADICT in said:
         names = ", ".join(inert(row.variant) for row in comparison.across if row.agreement == CONTRADICT)
         found = f"The orders contradict each other beyond noise: {names}."
     elif said == {AGREE}:

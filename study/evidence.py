@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.power import against_arms, detectable
+from study.power import Design, against_arms, all_detect, seeds_for
 from study.runs import BASELINE, Run
 from study.scores import common_items, scored_items
 from study.statistics import (
@@ -26,14 +26,13 @@ from study.statistics import (
     holm,
     mean,
     mean_interval,
-    noise_floor,
     sign_test,
     t_quantile,
     variance_ratio,
 )
 
 PERCENT = (0.5, 1.0, 2.0, 5.0)  # of perplexity: the effects whose seeds are counted
-FULL, HALF = ("B", "RAALL"), ("RAEARLY", "RALATE", "RAALT")  # no layer or all, and some of them
+SQUARE = ("B", "RAEARLY", "RALATE", "RAALL")  # the first half of the layers swapped or not, and the second
 ENOUGH = 3  # degrees of freedom on either side, below which a ratio of variances says nothing
 MOST_SEEDS = 20  # whose files by item and by window are read: more seeds have the same items and windows
 MEASURES = {"correct": "acc", "correct_norm": "acc_norm"}
@@ -57,7 +56,8 @@ class Sensitivity:
     """The smallest effect (nats) seen with 80 % power at the seeds at hand, and the seeds that others need.
 
     noise: half the width (nats) of the band in which the difference of a variant without effect to the mean of the
-    arms lies in 95 % of studies.
+    arms lies in 95 % of studies, if it varies as they do. wider: a variant that was seen to vary more than they do,
+    whose own spread has to show the effect as well.
     """
 
     seeds: int
@@ -67,14 +67,20 @@ class Sensitivity:
     smallest: float
     seed_hours: float | None  # of all variants at one seed, by the runs' own clocks
     planned: list[Planned]
+    wider: str | None = None
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The noise floors of the fully and the partly swapped arms, and whether they are one; `enough` data to tell."""
+    """Whether half-swapped arms differ from the baseline as much as the fully swapped one; `enough` data to tell.
 
-    full: NoiseFloor | None
-    half: NoiseFloor | None
+    halves: spread of what swapping either half changes by itself; together: of what only both halves make. A half
+    swap moves the loss with the variance of one of each, a full swap with twice that of `halves`: they are alike
+    where the two spreads are one.
+    """
+
+    halves: NoiseFloor | None
+    together: NoiseFloor | None
     test: VarianceRatio | None
     enough: bool
 
@@ -121,13 +127,14 @@ def gather(
     final: Losses,
     arms: list[int],
     floor: NoiseFloor | None,
+    wider: tuple[str, float] | None = None,
 ) -> Evidence:
     """whole: the used runs that ended their schedule; final: their losses; floor: the noise of the equivalent arms.
 
-    arms: how many of those there are at each seed of the comparison that has the fewest.
+    arms: how many of those there are at each seed of the comparison that has the fewest. wider: see `sensitivity`.
     """
     return Evidence(
-        sensitivity=sensitivity(arms, floor, seed_hours(used)),
+        sensitivity=sensitivity(arms, floor, seed_hours(used), wider),
         spread=spread(final),
         items=item_tests(study_dir, whole),
         windows=window_differences(study_dir, whole),
@@ -144,41 +151,56 @@ def seed_hours(used: Sequence[Run]) -> float | None:
     return math.fsum(mean(seconds) for seconds in by_variant.values()) / 3600 if by_variant else None
 
 
-def sensitivity(arms: list[int], floor: NoiseFloor | None, hours: float | None) -> Sensitivity | None:
-    """arms: how many equivalent arms each seed has. The measured noise is taken for the true one."""
-    design = against_arms(floor.sigma, max(arms)) if floor and arms else None
+def sensitivity(
+    arms: list[int], floor: NoiseFloor | None, hours: float | None, wider: tuple[str, float] | None = None
+) -> Sensitivity | None:
+    """What the verdict's rule can see. arms: how many equivalent arms each seed has.
+
+    wider: the variant that was seen to vary most beyond the arms, and the standard deviation (nats) of its
+    differences over seeds. The measured spreads are taken for the true ones.
+    """
+    seeds, design = len(arms), against_arms(floor.sigma, arms, floor.freedom) if floor else None
     if floor is None or design is None or floor.sigma <= 0:
         return None
-    seeds = len(arms)
-    error = against_arms_error(floor.sigma, arms)
-    noise = t_quantile(CONFIDENCE, floor.freedom) * error
+    tests = [design]
+    if wider and seeds > 1:
+        tests.append(Design(wider[1], 1, 1))
+    smallest = all_detect(tests, seeds)
+    if smallest is None:
+        return None
     planned = []
     for percent in PERCENT:
         effect = math.log1p(percent / 100)
-        needed = design.seeds_for(effect)
-        more = None if needed is None else max(0, needed - seeds)
+        needed = seeds if smallest <= effect else seeds_for(tests, effect)
+        more = None if needed is None else needed - seeds
         cost = None if more is None or hours is None else more * hours
         planned.append(Planned(percent, effect, needed, more, cost))
-    smallest = detectable(floor.freedom) * error
-    return Sensitivity(seeds, max(arms), floor.freedom, noise, smallest, hours, planned)
+    noise = t_quantile(CONFIDENCE, floor.freedom) * against_arms_error(floor.sigma, arms)
+    name = wider[0] if wider and len(tests) > 1 else None
+    return Sensitivity(seeds, max(arms), floor.freedom, noise, smallest, hours, planned, name)
 
 
 def spread(final: Losses) -> Spread:
-    """Whether partly swapped arms vary as fully swapped ones do, each kind pooled within its seeds.
+    """Whether half-swapped arms lie as far from the baseline as the fully swapped one, at the seeds that have all four.
 
-    The two floors share no run and each is free of the seeds' common shift, so they are independent.
+    Swapping no half, the first, the second or both is a 2 x 2 design: its three contrasts, each scaled to the variance
+    of a single run, are independent and of one variance if the four arms vary independently and alike.
     """
+    square = [final.get(name, {}) for name in SQUARE]
+    seeds = sorted(set.intersection(*(set(own) for own in square)))
+    alone, both = [], []
+    for seed in seeds:
+        none, first, second, all_ = (own[seed] for own in square)
+        alone += [(first + all_ - none - second) / 2, (second + all_ - none - first) / 2]
+        both.append((none + all_ - first - second) / 2)
 
-    def floor(names: tuple[str, ...]) -> NoiseFloor | None:
-        seeds = {seed for name in names for seed in final.get(name, {})}
-        tables = [final[name] for name in names if name in final]
-        return noise_floor(
-            [list(dict.fromkeys(own[seed] for own in tables if seed in own)) for seed in seeds]
-        )
+    def about_zero(contrasts: list[float]) -> NoiseFloor | None:
+        squares = math.fsum(value**2 for value in contrasts)
+        return NoiseFloor(math.sqrt(squares / len(contrasts)), len(contrasts)) if contrasts else None
 
-    full, half = floor(FULL), floor(HALF)
-    test = variance_ratio(half, full) if half and full else None
-    return Spread(full, half, test, test is not None and min(test.freedom) >= ENOUGH)
+    halves, together = about_zero(alone), about_zero(both)
+    test = variance_ratio(halves, together) if halves and together else None
+    return Spread(halves, together, test, test is not None and min(test.freedom) >= ENOUGH)
 
 
 def _read(path: Path) -> dict[str, Any]:

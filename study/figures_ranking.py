@@ -41,7 +41,8 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     if len(seeds) > 1:
         ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
         hide: list[dict[str, Any]] = [{"x": [], "y": []}] if band else []
-        views.append({"name": "rank", "data": hide + _ranks(means), "layout": {"yaxis": ladder}})
+        ranks = _ranks(means, arms, halves)
+        views.append({"name": "rank", "data": hide + ranks, "layout": {"yaxis": ladder}})
     return {
         "data": band + [_line(name, variants, places) for name in variants],
         "layout": {
@@ -79,10 +80,15 @@ def _noise(tables: Sequence[Losses], arms: Sequence[str], seeds: Sequence[int]) 
     return halves
 
 
+def _centre(at: dict[str, float], arms: Sequence[str]) -> float:
+    """The mean of the arms; those that agree to the last bit are one."""
+    return mean(list(dict.fromkeys(at[name] for name in arms)))
+
+
 def _differences(
     means: Sequence[dict[str, float]], arms: Sequence[str], halves: list[float]
 ) -> list[dict[str, Any]]:
-    centre = [mean([at[name] for name in arms]) for at in means]
+    centre = [_centre(at, arms) for at in means]
     hover = "%{y:+.3f} % at %{x:.4s} tokens"
     band = [perplexity_percent(half) for half in halves] + [
         perplexity_percent(-half) for half in reversed(halves)
@@ -96,10 +102,32 @@ def _differences(
     ]
 
 
-def _ranks(means: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
-    orders = [sorted(at, key=at.__getitem__) for at in means]
+def _ranks(
+    means: Sequence[dict[str, float]], arms: Sequence[str], halves: list[float]
+) -> list[dict[str, Any]]:
+    """The middle of the places that a variant shares: the arms are one class, and with them what is within their noise.
+
+    Without a measured noise every real change is within it.
+    """
     hover = "rank %{y} at %{x:.4s} tokens"
-    return [{"y": [order.index(name) + 1 for order in orders], "hovertemplate": hover} for name in means[0]]
+    rows: dict[str, list[float]] = {name: [] for name in means[0]}
+    for place, at in enumerate(means):
+        centre = _centre(at, arms)
+        apart = {
+            name: loss - centre
+            for name, loss in at.items()
+            if name not in arms and halves and abs(loss - centre) > halves[place]
+        }
+        better = [name for name in sorted(apart, key=apart.__getitem__) if apart[name] < 0]
+        worse = [name for name in sorted(apart, key=apart.__getitem__) if apart[name] > 0]
+        together = [name for name in at if name not in apart]
+        for name in together:
+            rows[name].append(len(better) + (len(together) + 1) / 2)
+        for rank, name in enumerate(better, 1):
+            rows[name].append(rank)
+        for rank, name in enumerate(worse, len(better) + len(together) + 1):
+            rows[name].append(rank)
+    return [{"y": ranks, "hovertemplate": hover} for ranks in rows.values()]
 
 
 def _line(name: str, variants: Sequence[str], places: Sequence[int]) -> dict[str, Any]:

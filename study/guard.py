@@ -67,11 +67,20 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
     differing = [n for n in names if before.get(n) != now.get(n)]
     if differing:
         listed = "; ".join(f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in differing)
-        longer = " and, for longer runs, `make extend FACTOR=2`" if BUDGET_SYMBOLS & set(differing) else ""
         raise StudyError(
-            f"{directory} was begun with another configuration ({listed}); "
-            f"right: another CONFIG_STUDY_NAME, or the configuration that it was begun with{longer}"
+            f"{directory} was begun with another configuration ({listed}); right: another CONFIG_STUDY_NAME, or the "
+            f"configuration that it was begun with{_longer(before, now)}"
         )
+
+
+def _longer(before: dict[str, str], now: dict[str, str]) -> str:
+    """What to say to somebody who gave the study a larger budget."""
+    budgets = [[int(values.get(name, 0)) for name in sorted(BUDGET_SYMBOLS)] for values in (before, now)]
+    if not any(0 < old < new for old, new in zip(*budgets, strict=True)):
+        return ""
+    if before.get("SCHEDULE_WSD") == "y":
+        return " and, for longer runs, `make extend FACTOR=2`"
+    return " (its cosine schedule cannot be extended; a study with CONFIG_SCHEDULE_WSD=y can)"
 
 
 def _values(text: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from study.html import (
     text,
     typeset,
 )
-from study.report import Judged, Report, Row
+from study.report import Judged, Report, Row, ended_runs
 from study.runs import BASELINE, losses
 from study.words import (
     CANNOT_TELL,
@@ -80,7 +80,7 @@ def document(report: Report, study_dir: Path) -> str:
 DIFFERENCES = (
     "95 % intervals. Circle: paired by seed with the baseline, t over seeds. Diamond: a real change against the mean "
     "of the equivalent arms, by their noise; this is the verdict's. Grey: where the diamond of a variant without "
-    "effect lies in 95 % of studies with these seeds."
+    "effect lies in 95 % of studies with these seeds, if its runs vary as the arms' do."
 )
 COST = "Means over the counted runs; memory is the highest peak that a run allocated."
 
@@ -121,14 +121,15 @@ def _verdict(
     """judged: at the end of the budget; level: at equal tokens, where that is another point."""
     kind, more = "same", ""
     if row.variant == BASELINE:
-        said, measured = "the baseline", f"perplexity {shown(row.final_loss)}"
+        said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
     elif row.equivalent:
         said, measured = (
             f"{BASELINE} with W_Q and W_K renamed: noise",
             change(row.against_baseline, True, len(row.seeds)),
         )
     elif judged:
-        said, measured = finding(judged), grounds(judged)
+        at = "At the end of its budget: " if level else ""
+        said, measured = finding(judged), f"{at}{grounds(judged)}"
         kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
     else:
         said = unjudged(report)
@@ -147,8 +148,8 @@ def _results(report: Report, names: Sequence[str]) -> str:
         [
             swatch(row.variant, names),
             ", ".join(str(seed) for seed in row.seeds) if len(row.seeds) < 6 else f"{len(row.seeds)} seeds",
-            _two_lines(shown(row.final_loss)),
-            _two_lines(shown(row.best_loss)),
+            _two_lines(shown(row.final_loss, len(row.seeds))),
+            _two_lines(shown(row.best_loss, len(row.seeds))),
             _two_lines(change(row.against_baseline, row.equivalent, len(row.seeds))),
             score(row.hellaswag, norm=True),
         ]
@@ -211,11 +212,12 @@ def _curves(report: Report, study_dir: Path, figure: Place) -> str:
     return section(
         "Over training",
         "<h3>Validation</h3>",
-        figure("validation", figures.loss_curves(validation_curves(used), each, "validation", True),
+        figure("validation", figures.loss_curves(validation_curves(ended_runs(report)), each, "validation", True),
                f"{band}{together}"),
         "<h3>Differences and ranking</h3>",
         figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: a "
-               "variant without effect lies there in 95 % of studies, so a rank inside it is no evidence.")
+               "variant that has no effect and varies as the arms do lies there in 95 % of studies, point by point. "
+               "Ranks: the equivalent arms share one, and with them what lies within the grey.")
         or note("No ranking: the variants share no seed and point of evaluation."),
         "<h3>Training loss</h3>" if (training := training_curves(study_dir, used)) else "",
         figure("training", figures.loss_curves(training, each, "training", False),

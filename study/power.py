@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from study.statistics import CONFIDENCE, incomplete_beta, t_quantile
+from study.statistics import CONFIDENCE, against_arms_error, incomplete_beta, t_quantile
 
 POWER = 0.8
 MOST_SEEDS = 1000
@@ -108,14 +108,31 @@ class Design:
 
     def seeds_for(self, effect: float) -> int | None:
         """The fewest seeds that show an effect (nats) with 80 % power; None where MOST_SEEDS are too few."""
-        return fewest(
-            lambda seeds: (seen := self.detectable(seeds)) is not None and seen <= abs(effect), MOST_SEEDS
-        )
+        return seeds_for([self], effect)
 
 
-def against_arms(sigma: float, arms: int) -> Design | None:
-    """A real change against the mean of k equivalent arms: variance sigma^2 (1 + 1/k) a seed, S (k-1) degrees."""
-    return Design(sigma * math.sqrt(1 + 1 / arms), arms - 1, 0) if arms > 1 else None
+def all_detect(designs: Sequence[Design], seeds: int) -> float | None:
+    """The smallest true effect in nats that each of the tests shows; None where one of them is none."""
+    seen = [design.detectable(seeds) for design in designs]
+    return None if None in seen else max(effect for effect in seen if effect is not None)
+
+
+def seeds_for(designs: Sequence[Design], effect: float) -> int | None:
+    """The fewest seeds at which each of the tests shows an effect (nats); None where MOST_SEEDS are too few."""
+    return fewest(
+        lambda seeds: (seen := all_detect(designs, seeds)) is not None and seen <= abs(effect), MOST_SEEDS
+    )
+
+
+def against_arms(sigma: float, arms: Sequence[int], freedom: int) -> Design | None:
+    """A real change against the mean of the k equivalent arms of each seed: variance sigma^2 (1 + 1/k) a seed.
+
+    arms: k of each seed at hand, all of whom leave `freedom` degrees; further seeds are like them, with the most arms.
+    """
+    each, seeds = max(arms, default=0) - 1, len(arms)
+    if each < 1:
+        return None
+    return Design(against_arms_error(sigma, arms) * math.sqrt(seeds), each, seeds * each - freedom)
 
 
 def fewest(enough: Callable[[int], bool], most: int) -> int | None:

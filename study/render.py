@@ -56,8 +56,8 @@ def _results(report: Report) -> list[str]:
         [
             inert(row.variant),
             ", ".join(str(seed) for seed in row.seeds),
-            shown(row.final_loss),
-            shown(row.best_loss),
+            shown(row.final_loss, len(row.seeds)),
+            shown(row.best_loss, len(row.seeds)),
             change(row.against_baseline, row.equivalent, len(row.seeds)),
         ]
         for row in report.rows

@@ -31,13 +31,16 @@ from study.statistics import (
 
 @dataclass
 class Row:
-    """One variant. Losses in nats; perplexities are their exponentials; intervals are 95 %."""
+    """One variant. Losses in nats; perplexities are their exponentials; intervals are 95 %.
+
+    Final and best losses are of the runs that ended their schedule, None without one.
+    """
 
     variant: str
     equivalent: bool
     seeds: list[int]
-    final_loss: Interval
-    best_loss: Interval
+    final_loss: Interval | None
+    best_loss: Interval | None
     equal_tokens_loss: Interval | None
     against_baseline: Interval | None  # paired by seed, final losses
     against_baseline_equal_tokens: Interval | None
@@ -118,7 +121,6 @@ def build(study_dir: Path) -> Report:
         {run.variant for run in used}, key=lambda name: (order.index(name) if name in order else 99, name)
     )
     tokens = common_tokens(used)
-    final = _table(used, variants, lambda seen: seen["validation"]["loss"])
     level = _table(used, variants, lambda seen: losses(seen)[tokens]) if tokens is not None else {}
     first = used[0].record if used else None
     plan = _plan(study_dir)
@@ -127,14 +129,14 @@ def build(study_dir: Path) -> Report:
     ended = [run for run in used if run not in short]
     whole = _table(ended, variants, lambda seen: seen["validation"]["loss"])
     floor = noise_floor(_arms(whole))
+    judged = _judge(whole)
     items = common_items([run.record for run in used])
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, [run.record for run in used if run.variant == name], final, whole, level, items)
-              for name in variants],
+        rows=[_row(name, used, short, whole, level, items) for name in variants],
         floor=floor,
-        judged=_judge(whole),
+        judged=judged,
         judged_equal_tokens=_judge(level),
         equal_tokens=tokens,
         same_point=bool(used) and all(run.record["progress"]["tokens"] == tokens for run in used),
@@ -146,7 +148,7 @@ def build(study_dir: Path) -> Report:
         target=first["target"] if first else None,
         notes=_notes(plan["notes"], used),
         cut=[run.name for run in short],
-        evidence=gather(study_dir, used, ended, whole, _fewest_arms(whole), floor),
+        evidence=gather(study_dir, used, ended, whole, _fewest_arms(whole), floor, _widest(judged)),
     )  # fmt: skip
 
 
@@ -192,24 +194,36 @@ def _judge(table: Losses) -> list[Judged]:
     ]
 
 
+def _widest(judged: list[Judged]) -> tuple[str, float] | None:
+    """The variant that was seen to vary most beyond the arms, and its spread over seeds in nats."""
+    found = [(seen.result.spread or 0.0, seen.variant) for seen in judged if seen.result.varies_more]
+    return (max(found)[1], max(found)[0]) if found else None
+
+
 def was_cut(seen: dict[str, Any]) -> bool:
     """Whether the training clock ended the run before its schedule did."""
     return bool((seen.get("schedule") or {}).get("cut"))
 
 
 def _row(
-    name: str, records: list[dict[str, Any]], final: Losses, whole: Losses, level: Losses, items: Items | None
+    name: str, used: list[Run], short: list[Run], whole: Losses, level: Losses, items: Items | None
 ) -> Row:
+    """Of the variant's runs that ended their schedule; of a variant that has none, what does not depend on the end."""
+    own = [run for run in used if run.variant == name]
+    ended = [run.record for run in own if run not in short]
+    records = ended or [run.record for run in own]
+
     def known(part: str, key: str) -> list[Any]:
         return [seen[part][key] for seen in records if seen[part] and seen[part][key] is not None]
 
     speeds, mfu = known("throughput", "tokens_per_second"), known("throughput", "mfu")
+    best = [min([*losses(seen).values(), seen["validation"]["loss"]]) for seen in ended]
     return Row(
         variant=name,
         equivalent=is_equivalent(name),
-        seeds=sorted(seen["seed"] for seen in records),
-        final_loss=mean_interval(list(final[name].values())),
-        best_loss=mean_interval([min([*losses(r).values(), r["validation"]["loss"]]) for r in records]),
+        seeds=sorted(run.record["seed"] for run in own),
+        final_loss=mean_interval(list(whole[name].values())) if ended else None,
+        best_loss=mean_interval(best) if ended else None,
         equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
         against_baseline=paired(whole, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
@@ -220,8 +234,15 @@ def _row(
         tokens_per_second=mean(speeds) if speeds else None,
         mfu=mean(mfu) if mfu else None,
         peak_memory_bytes=max(known("memory", "peak_allocated_bytes"), default=None),
-        cut=sum(was_cut(seen) for seen in records),
+        cut=sum(was_cut(run.record) for run in own),
     )
+
+
+def ended_runs(report: Report) -> list[Run]:
+    """The counted runs that ended their schedule; of a variant that has none, those that were cut."""
+    ended = [run for run in report.runs if run.used and run.name not in report.cut]
+    known = {run.variant for run in ended}
+    return [run for run in report.runs if run.used and (run in ended or run.variant not in known)]
 
 
 def _learned(used: list[Run]) -> dict[str, dict[str, list[float]]]:

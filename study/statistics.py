@@ -141,6 +141,14 @@ class AgainstFloor:
     variance: VarianceRatio | None
 
     @property
+    def spread(self) -> float | None:
+        """Standard deviation (nats) of the differences over seeds; None of one seed."""
+        if self.own.high is None:
+            return None
+        count = self.own.count
+        return (self.own.high - self.own.mean) * math.sqrt(count) / t_quantile(CONFIDENCE, count - 1)
+
+    @property
     def varies_more(self) -> bool:
         """Whether the variant's runs were seen to vary more than the arms', which `difference` does not allow for."""
         seen = self.variance
@@ -232,5 +240,24 @@ def variance_ratio(one: NoiseFloor, other: NoiseFloor) -> VarianceRatio | None:
         return None
     ratio = (one.sigma / other.sigma) ** 2
     a, b = one.freedom, other.freedom
-    below = incomplete_beta(a / 2, b / 2, a * ratio / (a * ratio + b))
+    below = f_cdf(ratio, a, b)
     return VarianceRatio(ratio, (a, b), min(1.0, 2 * min(below, 1 - below)))
+
+
+def f_cdf(ratio: float, a: float, b: float) -> float:
+    """P(F <= ratio) of the F distribution with a and b degrees of freedom."""
+    return incomplete_beta(a / 2, b / 2, a * ratio / (a * ratio + b))
+
+
+def unseen_ratios(a: float, b: float) -> tuple[float, float]:
+    """The ratios of variances between which the two-sided F test sees no difference, by bisection on `f_cdf`."""
+
+    def quantile(probability: float) -> float:
+        low, high = -50.0, 50.0  # of the logarithm
+        for _ in range(100):
+            middle = (low + high) / 2
+            low, high = (middle, high) if f_cdf(math.exp(middle), a, b) < probability else (low, middle)
+        return math.exp(low)
+
+    tail = (1 - CONFIDENCE) / 2
+    return quantile(tail), quantile(1 - tail)

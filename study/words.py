@@ -10,7 +10,7 @@ from study.evidence import ItemTest, Sensitivity, Spread, WindowDifference
 from study.report import Judged, Report
 from study.runs import BASELINE, Run
 from study.scores import HellaSwagScore, near_chance
-from study.statistics import Interval, perplexity_percent
+from study.statistics import Interval, perplexity_percent, unseen_ratios
 
 ONE_CLASS = (
     "B, RAEARLY, RALATE, RAALL, RAALT and RA:... are one function class with one initial distribution (a reciprocal "
@@ -39,9 +39,11 @@ METHOD = f"""## Method
 - Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
   difference assumes less.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
-  distribution (AS 243), the measured noise floor taken for the true one. Hours are those of the runs' own
-  clocks, all variants.
-- Half-swapped and fully swapped arms are compared by the F ratio of their pooled variances within seeds.
+  distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
+  own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.
+- B, RAEARLY, RALATE and RAALL swap no half of the layers, the first, the second or both: a 2 x 2 design. A half swap
+  changes the loss by what a half does alone and by what only both do together, a full swap by what two halves do alone.
+  The F ratio of the variances of the two within seeds is 1 if half-swapped arms vary as much as fully swapped ones.
 - HellaSwag item by item: McNemar's exact test; with several seeds, the exact sign test of each item's net score.
 - HellaSwag's standard error is that of the items; more seeds answer the same items and do not shrink it.
 - "{CANNOT_TELL}" stands wherever an interval contains zero. It does not say that there is no difference."""
@@ -72,14 +74,18 @@ def percent(difference: float) -> str:
     return f"{value if round(value, digits) else 0.0:+.{digits}f} %"
 
 
-def shown(interval: Interval | None) -> str:
-    """A loss as perplexity, with its interval where there is one."""
+def shown(interval: Interval | None, seeds: int | None = None) -> str:
+    """A loss as perplexity, with its interval where there is one. seeds: as `change` has it."""
     if interval is None:
         return "-"
     text = perplexity(interval.mean)
     if interval.low is None or interval.high is None:
         return f"{text} (one seed)"
-    return f"{text} [{perplexity(interval.low)}, {perplexity(interval.high)}]"
+    return f"{text} [{perplexity(interval.low)}, {perplexity(interval.high)}]{_of_fewer(interval, seeds)}"
+
+
+def _of_fewer(interval: Interval, seeds: int | None) -> str:
+    return f" ({interval.count} of {seeds} seeds)" if seeds is not None and interval.count < seeds else ""
 
 
 def change(interval: Interval | None, equivalent: bool, seeds: int | None = None) -> str:
@@ -92,8 +98,7 @@ def change(interval: Interval | None, equivalent: bool, seeds: int | None = None
     if interval.low is None or interval.high is None:
         return f"{percent(interval.mean)} (one seed: not evidence)"
     text = f"{percent(interval.mean)} [{percent(interval.low)}, {percent(interval.high)}]"
-    if seeds is not None and interval.count < seeds:
-        text += f" ({interval.count} of {seeds} seeds)"
+    text += _of_fewer(interval, seeds)
     if interval.contains_zero:
         return f"{text}: {CANNOT_TELL}"
     return f"{text}: noise, since it is the same function class" if equivalent else text
@@ -154,7 +159,8 @@ def unjudged(report: Report) -> str:
 
 def verdicts(report: Report) -> list[str]:
     """The sentences that a reader takes away, the most important first."""
-    lines = [verdict(judged) for judged in report.judged]
+    end = "" if report.same_point else " at the end of its budget"
+    lines = [verdict(judged, end) for judged in report.judged]
     if not report.same_point:
         at = f" at equal tokens ({report.equal_tokens or 0:,})"
         lines += [verdict(judged, at) for judged in report.judged_equal_tokens]
@@ -169,7 +175,7 @@ def verdicts(report: Report) -> list[str]:
         lines.append(
             f"The training clock cut the schedule of {len(report.cut)} of {len(report.runs)} runs short ({names}): the "
             "machine was slower than when it was planned. They ended before the others, so their final losses count in "
-            "no difference, no noise floor and no verdict; at equal tokens they do."
+            "no mean, no difference, no noise floor and no verdict; at equal tokens they do."
         )
     if sum(row.equivalent for row in report.rows) > 1:
         lines.append(ONE_CLASS)
@@ -184,7 +190,7 @@ def verdicts(report: Report) -> list[str]:
             f"This study: {ONE_SEED}."
             if all(row.equivalent for row in report.rows)
             else "One seed: the order of the equivalent arms is not evidence, no ranking is given, and a verdict is "
-            "one on this seed alone."
+            "one on this seed alone, if the variant's runs vary as the arms do, which one seed cannot show."
         )
     if report.judged and differs(report.evidence.spread):
         lines.append(
@@ -229,6 +235,11 @@ def visible(seen: Sensitivity | None) -> list[str]:
             "What this study can see is not known: no seed has two equivalent arms that differ, so no noise floor."
         ]
     basis = f"two-sided 5 %, before Holm; noise floor as measured, {seen.freedom} degrees of freedom"
+    if seen.wider:
+        basis = (
+            f"two-sided 5 %, before Holm; by the spread of {inert(seen.wider)}'s own runs, which vary more than the "
+            f"arms', {seen.seeds - 1} degrees of freedom"
+        )
     if seen.smallest > math.log(2):
         found = f"even a doubling of perplexity may go unseen ({basis})."
     else:
@@ -256,8 +267,8 @@ def differs(seen: Spread) -> bool:
 
 
 def alike(seen: Spread) -> str:
-    """Whether partly swapped arms vary as fully swapped ones."""
-    what = "Do half-swapped arms (RAEARLY, RALATE, RAALT) vary as much as fully swapped ones (B, RAALL)?"
+    """Whether half-swapped arms vary as the fully swapped one, and which differences would have gone unseen."""
+    what = "Do half-swapped arms (RAEARLY, RALATE) vary as much as the fully swapped one (RAALL)?"
     if seen.test is None or not seen.enough:
         counts = (
             f" ({seen.test.freedom[0]} and {seen.test.freedom[1]} degrees of freedom)" if seen.test else ""
@@ -265,7 +276,11 @@ def alike(seen: Spread) -> str:
         return f"{what} Too little data{counts}."
     a, b = seen.test.freedom
     answer = "They differ" if differs(seen) else "No difference seen"
-    return f"{what} {answer}: variance ratio {seen.test.ratio:.2f}, F({a}, {b}), {p_text(seen.test.p_value)}."
+    low, high = unseen_ratios(a, b)
+    return (
+        f"{what} {answer}: variance of what a half does alone over that of what only both do {seen.test.ratio:.2f}, "
+        f"F({a}, {b}), {p_text(seen.test.p_value)}; ratios from {low:.2g} to {high:.2g} cannot be told from 1."
+    )
 
 
 def by_item(test: ItemTest) -> str:

@@ -190,6 +190,13 @@ def test_orders_on_two_cards_agree_contradict_or_leave_it_open(tmp_path: Path) -
     assert "no study tells any of the variants apart" in text
 
 
+def test_studies_that_share_no_variant_have_no_orders_to_compare(tmp_path: Path) -> None:
+    one = a_study(tmp_path / "a", variants=("B", "RAEARLY", "RALEARN"))
+    made = compare.build([one, a_study(tmp_path / "b", variants=("RALATE", "RAALL"), noise=1)])
+    assert made.across == []
+    assert "tells any of the variants apart" not in markdown(made)
+
+
 def test_places_across_studies_are_among_the_variants_that_all_have(tmp_path: Path) -> None:
     first = with_own(tmp_path / "a", {"RALEARN": -0.1, "OWN": -0.3})
     made = compare.build([first, with_own(tmp_path / "b", {"RALEARN": -0.1})])

@@ -99,14 +99,23 @@ def test_a_study_that_is_being_run_is_not_extended(finished: Place) -> None:
 
 
 def test_another_budget_in_the_configuration_is_refused_and_extend_is_named(finished: Place) -> None:
-    for change in ("CONFIG_GPT2_MAX_ITERS=20", "CONFIG_GPT2_MAX_ITERS=5"):
-        other = TEXT.replace("CONFIG_GPT2_MAX_ITERS=10", change)
-        with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> .*make extend FACTOR=2"):
-            refuse_another_configuration(finished.directory, other)
+    larger, smaller = (TEXT.replace("ITERS=10", f"ITERS={count}") for count in (20, 5))
+    with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 20.*make extend FACTOR=2"):
+        refuse_another_configuration(finished.directory, larger)
+    with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 5.*that it was begun with$"):
+        refuse_another_configuration(finished.directory, smaller)
     finished.extend()  # the budget of .config is still the first one's, whatever the plan says
     refuse_another_configuration(finished.directory, TEXT)
     with pytest.raises(StudyError, match="make extend"):
         refuse_another_configuration(finished.directory, TEXT.replace("ITERS=10", "ITERS=20"))
     with pytest.raises(StudyError) as caught:
         refuse_another_configuration(finished.directory, TEXT + "CONFIG_LEARNING_RATE=1\n")
+    assert "make extend" not in str(caught.value)
+
+
+def test_a_larger_budget_of_a_cosine_is_not_sent_to_a_command_that_would_refuse_it(tmp_path: Path) -> None:
+    text = TEXT.replace("CONFIG_SCHEDULE_WSD=y", "CONFIG_SCHEDULE_COSINE=y")
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(StudyError, match="cosine schedule cannot be extended") as caught:
+        refuse_another_configuration(tmp_path, text.replace("ITERS=10", "ITERS=20"))
     assert "make extend" not in str(caught.value)

@@ -47,7 +47,7 @@ def test_without_an_effect_the_power_is_the_level_and_it_grows_with_the_effect()
 
 @pytest.mark.parametrize(("seeds", "arms"), [(1, 4), (3, 4), (2, 2), (5, 3)])
 def test_a_detectable_effect_is_detected_in_80_percent_of_simulated_studies(seeds: int, arms: int) -> None:
-    design = power.against_arms(0.01, arms)
+    design = power.against_arms(0.01, [arms] * seeds, seeds * (arms - 1))
     assert design is not None
     effect = design.detectable(seeds)
     assert effect is not None
@@ -67,7 +67,7 @@ def test_a_detectable_effect_is_detected_in_80_percent_of_simulated_studies(seed
 def test_the_seeds_needed_are_the_fewest_that_detect_the_effect(
     sigma: float, arms: int, effect: float
 ) -> None:
-    design = power.against_arms(sigma, arms)
+    design = power.against_arms(sigma, [arms], arms - 1)
     assert design is not None
     seeds = design.seeds_for(effect)
     if seeds is None:
@@ -84,10 +84,18 @@ def test_the_seeds_needed_are_the_fewest_that_detect_the_effect(
 
 
 def test_a_single_arm_and_a_single_pair_leave_no_test() -> None:
-    assert power.against_arms(0.01, 1) is None
+    assert power.against_arms(0.01, [1, 1], 1) is None
     paired = power.Design(0.01, 1, 1)
     assert paired.detectable(1) is None
     assert paired.detectable(2) is not None
+
+
+def test_several_tests_detect_what_each_of_them_does() -> None:
+    arms, own = power.Design(0.01, 3, 0), power.Design(0.02, 1, 1)
+    assert power.all_detect([arms, own], 1) is None
+    assert power.all_detect([arms, own], 4) == own.detectable(4)
+    needed = power.seeds_for([arms, own], 0.02)
+    assert needed == own.seeds_for(0.02)
 
 
 def test_a_noncentrality_beyond_the_series_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from gpt2 import record
-from study import render, report
+from study import render, report, words
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 Change = Callable[[dict[str, Any]], None]
@@ -227,6 +227,14 @@ def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(t
     assert cut.judged[0].result.difference.count == 3
     assert cut.judged[0].result.difference.mean == pytest.approx(0.05, abs=0.02)
     assert row(cut, "RAALL").against_baseline.count == 3
+    for name in ("RAALL", "RALEARN"):
+        final, best = row(cut, name).final_loss, row(cut, name).best_loss
+        assert (final.count, best.count) == (3, 3)
+        assert final.mean < 5
+        assert row(cut, name).tokens == row(cut, "B").tokens
+        assert row(cut, name).seeds == [0, 1, 2, 3]
+        assert f"{words.shown(final)} (3 of 4 seeds)" in render.markdown(cut)
+    assert {run.name for run in report.ended_runs(cut)} == {run.name for run in cut.runs} - {*cut.cut}
     assert "cut the schedule of 2 of 20 runs short (RAALL1, RALEARN2)" in render.markdown(cut)
 
 
@@ -242,6 +250,8 @@ def test_a_study_of_runs_cut_at_different_points_has_no_verdict_and_one_cut_alik
     assert made.judged == []
     told = "**RALEARN**: cannot tell: no seed of it has equivalent arms that ended their schedule"
     assert told in render.markdown(made)
+    assert {made_row.final_loss for made_row in made.rows} == {None}
+    assert {run.name for run in report.ended_runs(made)} == {*names}
     alike = report.build(a_study(tmp_path / "alike", change=dict.fromkeys(names, cut_short)))
     assert alike.cut == []
     assert alike.floor is not None

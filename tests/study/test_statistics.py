@@ -201,3 +201,21 @@ def test_the_test_of_variances_is_wrong_in_5_percent_of_simulated_studies() -> N
         assert seen is not None
         wrong += seen.p_value < 0.05
     assert 0.03 <= wrong / 2000 <= 0.07
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 1), (4, 4), (2, 12), (18, 9), (60, 30)])
+def test_the_ratios_that_go_unseen_end_at_scipys_quantiles(a: int, b: int) -> None:
+    low, high = statistics.unseen_ratios(a, b)
+    assert low == pytest.approx(stats.f.ppf(0.025, a, b), rel=1e-6)
+    assert high == pytest.approx(stats.f.ppf(0.975, a, b), rel=1e-6)
+
+
+def test_the_spread_over_seeds_is_numpys() -> None:
+    own, arms = [4.0, 4.1, 4.05, 3.9], [[4.0, 4.01], [4.02, 4.0], [4.0, 3.99], [4.03, 4.0]]
+    seen = statistics.against_floor(list(zip(own, arms, strict=True)))
+    assert seen is not None
+    expected = np.std([a - np.mean(b) for a, b in zip(own, arms, strict=True)], ddof=1)
+    assert seen.spread == pytest.approx(expected)
+    alone = statistics.against_floor([(own[0], arms[0])])
+    assert alone is not None
+    assert alone.spread is None

@@ -65,6 +65,19 @@ addEventListener("load", async () => {
   seen.tables = [...document.querySelectorAll("table")]
     .map(table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText)));
   seen.painted = each(painting);
+  // What a pointer over the first mark of each figure is told.
+  seen.hovered = {};
+  for (const plot of plots) {
+    const mark = plot.querySelector(".points path"), line = plot.querySelector(".js-line");
+    const box = (mark || plot.querySelector(".nsewdrag")).getBoundingClientRect();
+    const middle = { x: box.left + box.width / 2, y: box.top + box.height / 2 };
+    const { x, y } = mark || !line ? middle : line.getPointAtLength(0).matrixTransform(line.getScreenCTM());
+    const at = { clientX: x, clientY: y, bubbles: true };
+    plot.querySelector(".nsewdrag").dispatchEvent(new MouseEvent("mousemove", at));
+    await pause(150);
+    seen.hovered[plot.id] = [...plot.querySelectorAll(".hoverlayer .hovertext, .hoverlayer .legend text")]
+      .map(label => label.textContent);
+  }
   seen.titles = {};
   seen.switched = {};
   for (const input of document.querySelectorAll("input[type=radio]")) {
