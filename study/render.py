@@ -64,7 +64,7 @@ def _results(report: Report) -> list[str]:
     ]
     headings = ["variant", "seeds", "final perplexity", "best perplexity", f"final against {BASELINE}"]
     lines = ["## Perplexity", "", _about(report), "", *table(headings, rows)]
-    if len({tuple(row.seeds) for row in report.rows}) > 1:
+    if len({(*row.seeds, _seeds(row)) for row in report.rows}) > 1:
         lines += [
             "",
             "The means are over different seeds and cannot be compared with each other; the differences can.",
@@ -284,12 +284,18 @@ def terminal(report: Report) -> str:
     )
 
 
+def _seeds(row: Row) -> str:
+    """Of how many the final loss is, and of how many there are."""
+    ended = row.final_loss.count if row.final_loss else 0
+    return str(ended) if ended == len(row.seeds) else f"{ended} of {len(row.seeds)}"
+
+
 def _terminal_row(row: Row) -> list[str]:
     against = row.against_baseline
     unsure = against is not None and (row.equivalent or against.contains_zero is not False)
     return [
         plain(inert(row.variant))[:14],
-        str(len(row.seeds)),
+        _seeds(row),
         shown(row.final_loss),
         f"{percent(against.mean)}{'?' if unsure else ''}" if against else "-",
         score(row.hellaswag),

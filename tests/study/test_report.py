@@ -234,6 +234,9 @@ def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(t
         assert row(cut, name).tokens == row(cut, "B").tokens
         assert row(cut, name).seeds == [0, 1, 2, 3]
         assert f"{words.shown(final)} (3 of 4 seeds)" in render.markdown(cut)
+        assert any(line.startswith(name) and "3 of 4" in line for line in render.terminal(cut).splitlines())
+    assert "The means are over different seeds" in render.markdown(cut)
+    assert "The means are over different seeds" not in render.markdown(sound)
     assert {run.name for run in report.ended_runs(cut)} == {run.name for run in cut.runs} - {*cut.cut}
     assert "cut the schedule of 2 of 20 runs short (RAALL1, RALEARN2)" in render.markdown(cut)
 
