@@ -9,11 +9,12 @@ from ra.names import is_equivalent
 from study.evidence import Losses
 from study.figures import MARGIN, NARROW, SCALES, rounded, symbol
 from study.html import Figure, colour, text
-from study.report import Report
+from study.report import Judged, Report
 from study.runs import Run, losses
 from study.statistics import (
     CONFIDENCE,
     against_arms_error,
+    against_floor,
     mean,
     noise_floor,
     perplexity_percent,
@@ -41,7 +42,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     if len(seeds) > 1:
         ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
         hide: list[dict[str, Any]] = [{"x": [], "y": []}] if band else []
-        ranks = _ranks(means, arms, halves)
+        ranks = _ranks(tables, means, arms, seeds)
         views.append({"name": "rank", "data": hide + ranks, "layout": {"yaxis": ladder}})
     return {
         "data": band + [_line(name, variants, places) for name in variants],
@@ -64,6 +65,11 @@ def _table_at(used: Sequence[Run], tokens: int) -> Losses:
     return found
 
 
+def _distinct(table: Losses, arms: Sequence[str], seed: int) -> list[float]:
+    """The arms' losses at a seed; those that agree to the last bit are one."""
+    return list(dict.fromkeys(table[name][seed] for name in arms))
+
+
 def _noise(tables: Sequence[Losses], arms: Sequence[str], seeds: Sequence[int]) -> list[float]:
     """At each place half the width (nats) of the band that holds a variant without effect in 95 % of studies.
 
@@ -71,7 +77,7 @@ def _noise(tables: Sequence[Losses], arms: Sequence[str], seeds: Sequence[int]) 
     """
     halves = []
     for table in tables:
-        at_seeds = [list(dict.fromkeys(table[name][seed] for name in arms)) for seed in seeds]
+        at_seeds = [_distinct(table, arms, seed) for seed in seeds]
         floor = noise_floor(at_seeds)
         if floor is None:
             return []
@@ -102,31 +108,27 @@ def _differences(
     ]
 
 
-def _ranks(
-    means: Sequence[dict[str, float]], arms: Sequence[str], halves: list[float]
-) -> list[dict[str, Any]]:
-    """The middle of the places that a variant shares: the arms are one class, and with them what is within their noise.
+def _told_apart(table: Losses, name: str, arms: Sequence[str], seeds: Sequence[int]) -> bool:
+    """Whether a real change is told from the arms by the rule of the verdict, of itself alone."""
+    result = against_floor([(table[name][seed], _distinct(table, arms, seed)) for seed in seeds])
+    return result is not None and Judged(name, result, result.p_value, 1).beyond_noise
 
-    Without a measured noise every real change is within it.
-    """
+
+def _ranks(
+    tables: Sequence[Losses], means: Sequence[dict[str, float]], arms: Sequence[str], seeds: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The middle of the places that a variant shares: the arms are one class, and with them what is not told apart."""
     hover = "rank %{y} at %{x:.4s} tokens"
     rows: dict[str, list[float]] = {name: [] for name in means[0]}
-    for place, at in enumerate(means):
+    for table, at in zip(tables, means, strict=True):
         centre = _centre(at, arms)
-        apart = {
-            name: loss - centre
-            for name, loss in at.items()
-            if name not in arms and halves and abs(loss - centre) > halves[place]
-        }
-        better = [name for name in sorted(apart, key=apart.__getitem__) if apart[name] < 0]
-        worse = [name for name in sorted(apart, key=apart.__getitem__) if apart[name] > 0]
-        together = [name for name in at if name not in apart]
-        for name in together:
-            rows[name].append(len(better) + (len(together) + 1) / 2)
-        for rank, name in enumerate(better, 1):
-            rows[name].append(rank)
-        for rank, name in enumerate(worse, len(better) + len(together) + 1):
-            rows[name].append(rank)
+        apart = [name for name in at if name not in arms and _told_apart(table, name, arms, seeds)]
+        ordered = sorted(apart, key=at.__getitem__)
+        better = [name for name in ordered if at[name] < centre]
+        shared = len(better) + (len(at) - len(apart) + 1) / 2
+        for name, own in rows.items():
+            place = ordered.index(name) + 1 if name in apart else shared
+            own.append(place if name in better or name not in apart else place + len(at) - len(apart))
     return [{"y": ranks, "hovertemplate": hover} for ranks in rows.values()]
 
 

@@ -217,7 +217,7 @@ def _curves(report: Report, study_dir: Path, figure: Place) -> str:
         "<h3>Differences and ranking</h3>",
         figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: a "
                "variant that has no effect and varies as the arms do lies there in 95 % of studies, point by point. "
-               "Ranks: the equivalent arms share one, and with them what lies within the grey.")
+               "Ranks: the equivalent arms share one, and with them what the verdict's rule does not tell from them.")
         or note("No ranking: the variants share no seed and point of evaluation."),
         "<h3>Training loss</h3>" if (training := training_curves(study_dir, used)) else "",
         figure("training", figures.loss_curves(training, each, "training", False),
