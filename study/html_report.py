@@ -82,7 +82,7 @@ DIFFERENCES = (
     "of the equivalent arms, by their noise; this is the verdict's. Grey: where the diamond of a variant without "
     "effect lies in 95 % of studies with these seeds, if its runs vary as the arms' do."
 )
-COST = "Means over the counted runs; memory is the highest peak that a run allocated."
+COST = "Means over the runs that ended their schedule; memory is the highest peak that one of them allocated."
 
 
 def _header(report: Report) -> str:
