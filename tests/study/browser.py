@@ -2,11 +2,14 @@
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DARK = "--blink-settings=preferredColorScheme=0"
@@ -70,3 +73,20 @@ def faultless(study: Path, *options: str, phone: bool = False) -> dict[str, Any]
     assert set(seen["drawn"]) == set(figures(study))
     assert empty(seen) == []
     return seen
+
+
+def percent(difference: float) -> float:
+    """A difference of losses as the change of perplexity that it is."""
+    return 100 * math.expm1(difference)
+
+
+def printed(cell: str, interval: dict[str, Any], of_loss: bool) -> None:
+    """The first "m [l, h]" of a text is the interval, to the digits it has; of_loss: as perplexity."""
+    plain = " ".join(cell.replace("\u2212", "-").split())
+    number = r"([-+]?[\d.]+)(?: %)?"
+    found = re.search(rf"{number}(?:, 95 % interval)? \[{number}, {number}\]", plain)
+    assert found, plain
+    for text, part in zip(found.groups(), ("mean", "low", "high"), strict=True):
+        value = math.exp(interval[part]) if of_loss else percent(interval[part])
+        half = 0.5000001 * 10.0 ** -len(text.partition(".")[2])
+        assert float(text) == pytest.approx(value, abs=half), plain

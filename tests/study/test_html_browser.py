@@ -18,7 +18,7 @@ from scipy import stats
 
 from gpt2 import record
 from study import html, report
-from tests.study.browser import BROWSER, DARK, browse, empty, faultless, look
+from tests.study.browser import BROWSER, DARK, browse, empty, faultless, look, percent, printed
 from tests.study.records import ENVIRONMENT, UPDATE, VARIANTS, a_study, edit
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
@@ -58,10 +58,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     edit(study, "B1", validation={"history": [*history[:2], [*history[2][:2], 3.9], *history[3:]]})
     report.write(study)
     return Seen(study, faultless(study), json.loads((study / "report.json").read_text()))
-
-
-def percent(difference: float) -> float:
-    return 100 * math.expm1(difference)
 
 
 def by_variant(traces: Traces) -> dict[str, dict[str, Any]]:
@@ -192,18 +188,6 @@ def test_speed_memory_and_alternation_are_those_of_report_json(seen: Seen) -> No
         assert [line["y"][place] for line in layers] == pytest.approx(seen.made["learned"]["RALEARN"][moment])
 
 
-def printed(cell: str, interval: dict[str, Any], of_loss: bool) -> None:
-    """The first "m [l, h]" of a text is the interval, to the digits it has; of_loss: as perplexity."""
-    plain = " ".join(cell.replace("\u2212", "-").split())
-    number = r"([-+]?[\d.]+)(?: %)?"
-    found = re.search(rf"{number}(?:, 95 % interval)? \[{number}, {number}\]", plain)
-    assert found, plain
-    for text, part in zip(found.groups(), ("mean", "low", "high"), strict=True):
-        value = math.exp(interval[part]) if of_loss else percent(interval[part])
-        half = 0.5000001 * 10.0 ** -len(text.partition(".")[2])
-        assert float(text) == pytest.approx(value, abs=half), plain
-
-
 def rows_under(seen: Seen, *headings: str) -> dict[str, list[str]]:
     """The rows of the table that has these headings, by their first cell."""
     table = next(table for table in seen.page["tables"] if set(headings) <= set(table[0]))
@@ -232,6 +216,62 @@ def test_printed_intervals_are_those_of_report_json(seen: Seen) -> None:
             printed(at_equal[name][2], row["against_baseline_equal_tokens"], False)
             printed(windows[name][3], by_window[name]["difference"], False)
             assert windows[name][1] == str(by_window[name]["windows"])
+
+
+def test_printed_scores_and_items_are_those_of_report_json(seen: Seen) -> None:
+    printed_scores = rows_under(seen, "acc", "acc_norm", "items")
+    for row in seen.made["rows"]:
+        for cell, key in zip(printed_scores[row["variant"]][1:3], ("acc", "acc_norm"), strict=True):
+            found = re.fullmatch(r"([\d.]+) ± ([\d.]+) %( †)?", " ".join(cell.split()))
+            assert found, cell
+            rate, error = (row["hellaswag"][part] for part in (key, f"{key}_stderr"))
+            assert (float(found[1]), float(found[2])) == pytest.approx((100 * rate, 100 * error), abs=0.0501)
+            assert (found[3] is not None) == (abs(rate - 0.25) <= 2 * error)
+
+
+def test_the_band_over_training_ends_at_the_noise_of_report_json(seen: Seen) -> None:
+    (band,) = (trace for trace in seen.drawn("ranking") if not trace.get("label"))
+    interval = seen.made["judged_equal_tokens"][0]["result"]["difference"]
+    last = len(band["y"]) // 2 - 1
+    assert band["x"][last] == seen.made["equal_tokens"]
+    half = interval["high"] - interval["mean"]
+    assert band["y"][last : last + 2] == pytest.approx([percent(half), percent(-half)], rel=1e-4)
+
+
+def test_a_variant_that_varies_more_is_told_with_its_own_interval_and_shares_the_arms_rank(
+    tmp_path: Path,
+) -> None:
+    """Its mean is far outside the arms' noise, but not outside its own; and its items are printed as tested."""
+    study = a_study(tmp_path, seeds=4, effect=-0.04)
+    for seed, shift in enumerate((0.12, -0.1, 0.06, -0.08)):
+        history = json.loads((study / "runs" / f"RALEARN{seed}" / "run.json").read_text())["validation"][
+            "history"
+        ]
+        moved = [[*row[:2], row[2] + shift] for row in history]
+        edit(study, f"RALEARN{seed}", validation={"history": moved, "loss": moved[-1][2]})
+    for name in VARIANTS:
+        for seed in range(4):
+            right = [(item * (seed + 2 + len(name))) % 7 < 3 for item in range(200)]
+            rate = sum(right) / len(right)
+            edit(study, f"{name}{seed}", hellaswag={"acc": rate, "acc_norm": rate, "items": len(right)})
+            kept = {"choices": [], "choices_norm": [], "correct": right, "correct_norm": right}
+            record.write_json(study / "runs" / f"{name}{seed}" / "hellaswag.json", kept)
+    report.write(study)
+    made = json.loads((study / "report.json").read_text())
+    page = Seen(study, faultless(study), made)
+    result = made["judged"][0]["result"]
+    assert not result["difference"]["low"] <= 0 <= result["difference"]["high"]
+    told = " ".join(next(line for line in page.page["verdicts"] if line.startswith("RALEARN")).split())
+    own = told.partition("own spread is ")[2]
+    printed(f"{percent(result['own']['mean']):.9f} {own}", result["own"], False)
+    assert f"ratio {result['variance']['ratio']:.1f}" in told
+    ranks = by_variant(page.drawn("ranking-0-1"))
+    assert {ranks[name]["y"][-1] for name in VARIANTS} == {3}
+    tested = rows_under(page, "acc: items won / lost")
+    assert len(made["evidence"]["items"]) == 2 * (len(VARIANTS) - 1)
+    for test in made["evidence"]["items"]:
+        cell = tested[test["variant"]][1 if test["measure"] == "acc" else 2].replace("\u2212", "-")
+        assert cell.startswith(f"+{test['wins']} / -{test['losses']}, p ")
 
 
 def test_nothing_overflows_a_phone(seen: Seen) -> None:

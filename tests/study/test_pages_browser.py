@@ -19,7 +19,7 @@ from study.attention_data import Look, Text, write_study
 from study.attention_html import page
 from study.attention_pictures import DIVERGING
 from tests.study import records
-from tests.study.browser import BROWSER, faultless
+from tests.study.browser import BROWSER, faultless, percent, printed
 from tests.study.compared import a_study, published, recorded
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
@@ -29,10 +29,6 @@ def as_report(folder: Path, name: str) -> Path:
     """The page under the name that the watch opens."""
     shutil.copy(folder / name, folder / "report.html")
     return folder
-
-
-def percent(difference: float) -> float:
-    return 100 * math.expm1(difference)
 
 
 def stands_as_recorded(seen: dict[str, Any], made: dict[str, Any]) -> None:
@@ -52,6 +48,19 @@ def stands_as_recorded(seen: dict[str, Any], made: dict[str, Any]) -> None:
         assert trace["errors"] == [pytest.approx(bar, abs=pixel) for bar in bars]
 
 
+def is_printed(seen: dict[str, Any], made: dict[str, Any]) -> None:
+    """Every interval of the main table is that of compare.json."""
+    (table,) = (table for table in seen["tables"] if table[0][0] == "variant" and "against" in table[0][-1])
+    for cells, row in zip(table[1:], made["absolute"] or made["relative"], strict=True):
+        assert cells[0].strip() == row["variant"]
+        losses, changes = row.get("losses", []), row.get("differences") or row["against_baseline"]
+        for cell, interval in zip(cells[-len(losses + changes) :], losses + changes, strict=True):
+            if interval is None or interval["low"] is None:
+                assert "[" not in cell
+            else:
+                printed(cell, interval, interval in losses)
+
+
 @pytest.mark.parametrize("phone", [False, True])
 def test_a_comparison_is_drawn_and_fits(tmp_path: Path, phone: bool) -> None:
     other = recorded(
@@ -64,6 +73,7 @@ def test_a_comparison_is_drawn_and_fits(tmp_path: Path, phone: bool) -> None:
     made = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert made["absolute"]
     stands_as_recorded(seen, made)
+    is_printed(seen, made)
     curves = {trace["name"]: trace for trace in seen["drawn"]["curves0"]}
     assert all(trace["marks"] for trace in curves.values())
     for line in made["alignments"]:
@@ -79,6 +89,7 @@ def test_the_published_study_is_drawn_without_its_curves(tmp_path: Path) -> None
     made = json.loads((tmp_path / "out" / "compare.json").read_text())
     assert not made["absolute"]
     stands_as_recorded(seen, made)
+    is_printed(seen, made)
     assert seen["width"][0] <= seen["width"][1]
 
 
