@@ -63,9 +63,9 @@ $(error make bench measures one thing at a time, not $(BENCHES:%=%=1); right: on
 endif
 BENCH := $(if $(GROWTH),_growth)$(if $(FIRST_STEP),_first_step)$(if $(CORPUS),_data)
 BENCH := scripts.bench$(BENCH)$(if $(EVALUATION),_evaluation)$(if $(PRODUCTS),_products)$(if $(PROFILE),_profile)
-bench: setup-tools  ## Speed and memory; or GROWTH=1, FIRST_STEP=1, CORPUS=1, EVALUATION=1, PRODUCTS=1, PROFILE=1
+bench: setup-tools  ## Speed, memory [CASES=]; or GROWTH=1, FIRST_STEP=1, CORPUS=1, EVALUATION=1, PRODUCTS=1, PROFILE=1
 	@$(RUN) -m $(BENCH) $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
-	    $(if $(SECONDS),--seconds '$(SECONDS)')
+	    $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(CASES),--cases '$(CASES)')
 
 memory: setup-tools  ## Peak memory of each variant, predicted and measured [TARGET="a100-40g w7900"] [VARIANTS=]
 	@$(RUN) -m scripts.memory --target '$(TARGET)' --variants '$(VARIANTS)'

@@ -86,7 +86,7 @@ def main() -> int:
     from gpt2 import target
     from gpt2.config import ANY_TARGET
     from gpt2.memory import PeakMeter
-    from scripts.bench import model_of
+    from scripts.bench_case import model_of
     from study import evaluation_cost as cost
 
     kind = "cpu" if target.resolve(ANY_TARGET).device == "cpu" else "cuda"
@@ -197,7 +197,7 @@ def training_rate(shape: Shape, case: str, resolved: ResolvedTarget, seconds: fl
     from gpt2.config import VOCABULARY, OptimizerConfig
     from gpt2.step import Stepper
     from gpt2.train import device_synchroniser
-    from scripts.bench import model_and_attention
+    from scripts.bench_case import model_and_attention
 
     synchronise = device_synchroniser(resolved.device)
     model, attention = model_and_attention(dataclasses.asdict(shape), case)
@@ -236,7 +236,7 @@ def one_turn(shape: Shape, case: str, resolved: ResolvedTarget, made: Material, 
     from gpt2.model import initialise
     from gpt2.step import autocast, build_model
     from gpt2.train import device_synchroniser
-    from scripts.bench import model_and_attention
+    from scripts.bench_case import model_and_attention
     from study import evaluation_cost as cost
 
     device = resolved.device

@@ -101,7 +101,7 @@ def peak(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
     from gpt2.config import OptimizerConfig
     from gpt2.memory import PeakMeter
     from gpt2.work import Work
-    from scripts.bench import model_and_attention
+    from scripts.bench_case import model_and_attention
 
     torch.set_num_threads(target.cpu_threads(0))
     optimizer = OptimizerConfig(1e-4, 0.1, 0.0, 1.0, 0.9, 0.95, 1e-8, 1.0)

@@ -1,6 +1,6 @@
 """`make bench PROFILE=1`: where the time of a step goes, operation by operation, in ours and in the plain step.
 
-python -m scripts.bench_profile [--rounds STEPS] [--shape NAME]   writes results/bench-profile.json
+python -m scripts.bench_profile [--rounds STEPS] [--shape NAME]   writes results/bench-profile.json after every case
 python -m scripts.bench_profile --case JSON                       one case, in a process of its own
 """
 
@@ -9,22 +9,24 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
-from scripts.bench import keep
+from scripts.bench import keep, tell
+from study.bench_process import FIRST_ANSWER, BenchError, surroundings, why
+from study.bench_shapes import Shape
 
 OUT = Path("results/bench-profile.json")
 CASES = ("plain", "B", "RALEARN")
 SHOWN = 20  # operations of the table
-WARM_UP = 3
+PATIENCE = 60.0  # seconds that a step may take, looked at, beside those before the first answer
 
 
 def main() -> int:
@@ -44,35 +46,45 @@ def main() -> int:
     from study import bench
 
     resolved = target.resolve(ANY_TARGET)
-    shapes = bench.SHAPES["cpu" if resolved.device == "cpu" else "cuda"]
-    shape = next((shape for shape in shapes if arguments.shape in shape.name), None)
-    if shape is None:
-        raise UserError(
-            f"no shape is called {arguments.shape!r}; there are {', '.join(s.name for s in shapes)}"
-        )
-    print(f"{resolved.device_name}, {resolved.dtype}; {shape.name}", flush=True)
-    micro = dict(shape.cases)["B"]
-    found = {case: in_a_process(shape, case, micro, arguments.rounds) for case in CASES}
-    print(text(found))
-    keep(OUT, resolved, {"shape": shape.name, "micro": micro, "cases": found})
+    kind = "cpu" if resolved.device == "cpu" else "cuda"
+    shape = bench.chosen(kind, arguments.shape, ())[0]
+    micro = dict(shape.cases)[CASES[-1]]  # that of the variants: B and the plain step have others beside it
+    tell(
+        f"{resolved.device_name}, {resolved.dtype}; {shape.name}, an optimizer step of {micro} x "
+        f"{shape.accumulation(micro)} sequences"
+    )
+    found: dict[str, dict[str, Any]] = {}
+    whole = {"shape": shape.name, "micro": micro, "accumulation": shape.accumulation(micro), "cases": found}
+    for case in CASES:
+        try:
+            found[case] = in_a_process(shape, case, micro, arguments.rounds)
+        except BenchError as error:
+            tell(f"left out: {error}")
+            continue
+        keep(OUT, resolved, whole, complete=False)
+    if not found:
+        raise UserError("nothing could be profiled; why each case was left out stands above")
+    tell(text(found))
+    keep(OUT, resolved, whole)
     return 0
 
 
-def in_a_process(shape: Any, case: str, micro: int, steps: int) -> dict[str, Any]:
-    """`profile` in a new process with the heap that the case has in `make bench`; UserError where it fails."""
-    from study.bench import PLAIN
-    from study.child import KEEP_HEAP
-
+def in_a_process(shape: Shape, case: str, micro: int, steps: int) -> dict[str, Any]:
+    """`profile` in a new process with the heap that the case has in `make bench`; BenchError where it fails."""
     asked = {"shape": dataclasses.asdict(shape) | {"cases": []}, "case": case, "micro": micro, "steps": steps}
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.bench_profile", "--case", json.dumps(asked)],
-        env=dict(os.environ) if case == PLAIN else {"GLIBC_TUNABLES": KEEP_HEAP} | os.environ,
-        capture_output=True,
-        text=True,
-    )
+    name, limit = f"{shape.name}, {case} at micro-batch {micro}", FIRST_ANSWER + PATIENCE * steps
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "scripts.bench_profile", "--case", json.dumps(asked)],
+            env=surroundings(case),
+            capture_output=True,
+            text=True,
+            timeout=limit,
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{name}: no answer within {limit:,.0f} s, so it was ended") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"{shape.name}, {case} at micro-batch {micro}: {last}")
+        raise BenchError(f"{name}: {why(done.returncode, done.stderr)}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -83,25 +95,21 @@ def profile(shape: dict[str, Any], case: str, micro: int, steps: int) -> dict[st
     from torch.profiler import ProfilerActivity
 
     from gpt2 import target
-    from gpt2.config import ANY_TARGET, VOCABULARY
+    from gpt2.config import ANY_TARGET
     from gpt2.train import device_synchroniser
-    from scripts.bench import model_of, our_step, plain_step
-    from study.bench import PLAIN
+    from scripts.bench_case import WARM_UP, kernels, model_of, step_of
 
     resolved = target.make_ready(ANY_TARGET, model_of(shape))
     synchronise = device_synchroniser(resolved.device)
-    step, _, _ = (plain_step if case == PLAIN else our_step)(shape, case, micro, resolved)
-    generator = torch.Generator().manual_seed(0)
-    ids_BT = torch.randint(VOCABULARY, (micro, shape["block_size"] + 1), generator=generator)
-    ids_BT = ids_BT.to(resolved.device)
+    step, _, _ = step_of(shape, case, micro, resolved)
     gpu = resolved.device != "cpu"
 
     def several(count: int) -> None:
         for _ in range(count):
-            step(ids_BT, 1)
+            step(1)
         synchronise()
 
-    with target.attention_context(resolved, 0.0):
+    with kernels(case, resolved):
         several(WARM_UP)
         faults, began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
         several(steps)
@@ -110,14 +118,31 @@ def profile(shape: dict[str, Any], case: str, micro: int, steps: int) -> dict[st
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
         with torch.profiler.profile(activities=kinds) as seen:
             several(steps)
+    found = operations(seen.key_averages(), gpu, steps)
+    return {"step_seconds": seconds, "page_faults": faults, "operations": found}
+
+
+def operations(averages: Iterable[Any], gpu: bool, steps: int) -> list[dict[str, Any]]:
+    """Of torch.profiler's averages the rows whose own times add up to the time of the steps, the longest first.
+
+    On a CPU those are the CPU's. On a GPU they are the kernels, copies and fills that ran on it: the row of an
+    operation on the CPU has the time of its kernels once more, and an annotation that of all kernels under it, so
+    torch leaves both out of its own total.
+    """
+    from torch.autograd import DeviceType
+
     own = "self_device_time_total" if gpu else "self_cpu_time_total"
-    operations = [
-        {"name": event.key, "seconds": getattr(event, own) / 1e6 / steps, "calls": event.count / steps}
-        for event in seen.key_averages()
+    counted = [
+        event
+        for event in averages
         if getattr(event, own) > 0
+        and (not gpu or (event.device_type == DeviceType.CUDA and not event.is_user_annotation))
     ]
-    operations.sort(key=lambda row: -row["seconds"])
-    return {"step_seconds": seconds, "page_faults": faults, "operations": operations}
+    rows = [
+        {"name": event.key, "seconds": getattr(event, own) / 1e6 / steps, "calls": event.count / steps}
+        for event in counted
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])
 
 
 def text(found: dict[str, dict[str, Any]]) -> str:

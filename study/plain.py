@@ -66,9 +66,10 @@ class PlainGPT(nn.Module):
 
 
 class PlainStep:
-    """One optimizer step a call: forward, backward, clip, AdamW."""
+    """One optimizer step a call: forward and backward, `accumulation` times, then clip and AdamW, as nanoGPT has it."""
 
-    def __init__(self, shape: PlainShape, device: str) -> None:
+    def __init__(self, shape: PlainShape, device: str, accumulation: int = 1) -> None:
+        self.accumulation = accumulation
         torch.manual_seed(0)
         self.model = PlainGPT(shape).to(device)
         self.on_gpu = device != "cpu"
@@ -78,11 +79,12 @@ class PlainStep:
         self.optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=self.on_gpu)
         self.run = torch.compile(self.model) if self.on_gpu else self.model
 
-    def __call__(self, ids_BT: Tensor) -> None:
-        """ids_BT: (B, T+1) int64 on the device."""
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu):
-            loss = self.run(ids_BT[:, :-1], ids_BT[:, 1:])
-        loss.backward()
+    def __call__(self, ids_ET: Tensor) -> None:
+        """ids_ET: (E, T+1) int64 on the device, E = accumulation x micro-batch."""
+        for ids_BT in ids_ET.split(ids_ET.shape[0] // self.accumulation):
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu):
+                loss = self.run(ids_BT[:, :-1], ids_BT[:, 1:]) / self.accumulation
+            loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,9 +1,7 @@
 """The bench: turns, ratios within rounds, and a plain step that computes what ours does."""
 
-import dataclasses
 import random
-import subprocess
-import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +11,12 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from gpt2.config import ModelConfig
+from gpt2.errors import UserError
 from gpt2.step import build_model
-from scripts.bench import model_and_attention, shares
 from study import bench
 from study.plain import PlainGPT, PlainShape
 
-SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4), ("RALEARN", 4), ("B", 8)))
+SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4), ("RALEARN", 4), ("B", 8)), plain_micro=4)
 SPREAD = ("median", "low", "high", "least", "most")
 THEIR_NAMES = {"attention.qkv": "qkv", "attention.proj": "proj", "mlp.fc": "wide", "mlp.proj": "narrow"}
 
@@ -49,7 +47,10 @@ def test_the_cases_take_turns_and_a_drift_of_the_machine_cancels_in_the_ratios()
     assert rows["B", 8]["to_plain_same_micro"] is None
     assert rows["B", 4]["memory_to_plain_same_micro"] == pytest.approx(1.5)
     assert rows["B", 4]["mfu"] == pytest.approx(225 * 100 / 1e5)
-    assert "1.50 [1.50, 1.50]" in bench.text(SHAPE, list(rows.values()))
+    shown = bench.text(SHAPE, list(rows.values()))
+    assert "1.50 [1.50, 1.50]" in shown
+    assert "a micro-batch an optimizer step" in shown
+    assert "4 x 1" in shown
 
 
 def test_a_case_that_cannot_run_is_told_of_and_left_out() -> None:
@@ -60,54 +61,13 @@ def test_a_case_that_cannot_run_is_told_of_and_left_out() -> None:
             raise bench.BenchError("out of memory")
         return answer(100)
 
-    samples = bench.run(SHAPE, 2, 1.0, told.append, measure)
+    kept: list[tuple[int, list[str]]] = []
+    samples = bench.run(
+        SHAPE, 2, 1.0, told.append, measure, lambda samples, reasons: kept.append((len(samples), reasons))
+    )
     assert {(sample.case, sample.micro) for sample in samples} == {("plain", 4), ("B", 4), ("RALEARN", 4)}
     assert sum("left out: out of memory" in line for line in told) == 1
-
-
-@pytest.mark.parametrize("case", ["plain", "RALEARN:hard", "RALEARN:hard:8"])
-def test_a_case_is_measured_in_a_process(case: str) -> None:
-    seen = bench.in_a_process(SHAPE, case, 4, 0.0)
-    assert seen["tokens_per_second"] == pytest.approx(4 * 8 / seen["step_seconds"])
-    assert seen["peak_bytes"] > 0
-
-
-def test_held_processes_take_turns_step_by_step_and_end_with_the_bench() -> None:
-    with bench.Held() as measure:
-        for _ in range(3):
-            for case in ("plain", "B"):
-                assert measure(SHAPE, case, 4, 0.0)["step_seconds"] > 0
-        processes = [running.process for running in measure._running.values()]
-        assert len(processes) == 2
-        assert all(process.poll() is None for process in processes)
-    assert all(process.poll() == 0 for process in processes)
-
-
-def test_a_case_that_fails_in_its_process_gives_its_last_words() -> None:
-    with pytest.raises(bench.BenchError, match=r"small, XB at micro-batch 4: .*XB"), bench.Held() as measure:
-        measure(SHAPE, "XB", 4, 0.0)
-
-
-def test_a_process_that_is_killed_is_told_of_by_its_signal_and_stray_lines_are_passed_over() -> None:
-    with bench.Running(SHAPE, "B", 4) as running:
-        assert running.steps(0.0)["step_seconds"] > 0
-        running.process.kill()
-        with pytest.raises(bench.BenchError, match="killed by SIGKILL"):
-            running.steps(0.0)
-    with bench.Running(SHAPE, "B", 4) as running:
-        running.process.stdout = iter(["said by a library\n", "[1]\n", '{"step_seconds": 1.0}\n'])  # type: ignore[assignment]
-        assert running.steps(0.0) == {"step_seconds": 1.0}
-
-
-def test_a_gate_that_moves_every_8th_step_weighs_its_dear_step_by_an_eighth() -> None:
-    assert sum(shares("RALEARN:hard:8")) == 1.0
-    assert shares("RALEARN:hard:8")[0] == 1 / 8
-    assert shares("B") == shares("RALEARN:hard") == (1.0,)
-    _, attention = model_and_attention(dataclasses.asdict(SHAPE), "RALEARN:hard:8")
-    layer = attention(0)
-    for iteration, dear in ((0, True), (1, False)):
-        layer.begin_step(iteration)
-        assert layer.measures == dear
+    assert kept == [(3, ["out of memory"]), (6, ["out of memory"])]
 
 
 @settings(max_examples=60, deadline=None)
@@ -139,6 +99,12 @@ def test_on_a_cpu_the_plain_step_meets_the_baseline_alone_and_the_variants_meet_
         assert (stage.rounds, stage.seconds) == (2, 3.0)
     (all_at_once,) = bench.stages(SHAPE, False, 2, 3.0, None)
     assert all_at_once.shape == SHAPE
+
+
+def test_a_stage_without_cases_is_none() -> None:
+    for cases, names in (((("plain", 4),), [bench.NEW]), ((("RALEARN", 4),), [bench.HELD])):
+        found = bench.stages(replace(SHAPE, cases=cases), True, 2, 3.0, None)
+        assert [stage.name for stage in found] == names
 
 
 def test_what_a_held_process_holds_is_not_underestimated_at_the_size_that_was_measured() -> None:
@@ -176,9 +142,53 @@ def test_the_plain_model_is_the_same_function_as_ours() -> None:
     assert plain(ids[:, :-1], ids[:, 1:]).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_shape_that_does_not_exist_is_an_error_that_lists_those_that_do() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.bench", "--shape", "none"], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert "no shape is called 'none' here; there are" in done.stderr
+# --- what is compared with what
+
+
+def test_a_ratio_to_plain_is_to_its_default_micro_batch_and_to_no_other() -> None:
+    def rows(*cases: tuple[str, int]) -> dict[str, Any]:
+        shape = replace(SHAPE, cases=cases, effective=24, plain_micro=12)
+        speeds = {("plain", 12): 100.0, ("plain", 8): 80.0, ("B", 8): 120.0}
+        samples = bench.run(
+            shape, 1, 0.0, lambda line: None, lambda s, case, micro, t: answer(speeds[case, micro])
+        )
+        found = bench.table(shape, samples, None)
+        shown = bench.text(shape, found)
+        assert "24 sequences an optimizer step" in shown
+        assert "8 x 3" in shown
+        return next(row for row in found if row["case"] == "B")
+
+    both = rows(("plain", 8), ("plain", 12), ("B", 8))
+    assert both["to_plain"]["median"] == pytest.approx(1.2)
+    assert both["to_plain_same_micro"]["median"] == pytest.approx(1.5)
+    one = rows(("plain", 8), ("B", 8))
+    assert one["to_plain"] is None
+    assert one["to_plain_same_micro"]["median"] == pytest.approx(1.5)
+
+
+CASES = [case for shape in bench.SHAPES["cuda"] for case in shape.cases]
+
+
+@given(st.sets(st.sampled_from(CASES), min_size=1))
+def test_cases_are_chosen_by_name_and_micro_batch_and_keep_their_order(wanted: set[tuple[str, int]]) -> None:
+    (shape,) = bench.chosen("cuda", "", [f"{case}@{micro}" for case, micro in wanted])
+    assert shape.cases == tuple(case for case in CASES if case in wanted)
+    (whole,) = bench.SHAPES["cuda"]
+    assert replace(shape, cases=whole.cases) == whole
+
+
+def test_a_name_alone_is_a_case_at_all_its_micro_batches_and_no_name_is_all_cases() -> None:
+    (shape,) = bench.chosen("cuda", "", ["B", "RALEARN:hard"])
+    assert shape.cases == (("B", 12), ("B", 32), ("RALEARN:hard", 32), ("B", 64))
+    assert bench.chosen("cpu", "", []) == list(bench.SHAPES["cpu"])
+    (small,) = bench.chosen("cpu", "", ["B@12"])  # a shape of which nothing is wanted is left out
+    assert (small.name, small.cases) == ("6x384-t256", (("B", 12),))
+
+
+@pytest.mark.parametrize("name", ["XB", "B@7", "ralearn", "RALEARN:hard:9"])
+def test_a_case_that_does_not_exist_is_an_error_of_one_line_that_lists_those_that_do(name: str) -> None:
+    start = rf"no case is called '{name}' here; there are plain \(plain@12, plain@32\), B"
+    with pytest.raises(UserError, match=start) as told:
+        bench.chosen("cuda", "", ["B", name])
+    assert "\n" not in str(told.value)
+    assert "RALEARN:hard:8" in str(told.value)

@@ -1,10 +1,23 @@
-"""The bench of operations: shares of what was seen, largest first, and a real step looked at."""
+"""The bench of operations: what counts on which device, shares largest first, and a real step looked at."""
 
 import dataclasses
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import EventList, FunctionEvent
+
+from gpt2 import target
+from gpt2.config import ANY_TARGET, TargetConfig
+from gpt2.errors import UserError
+from gpt2.model import GPT2
 from scripts import bench_profile
 from study import bench
+from study.plain import PlainGPT
 
 SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4)))
 
@@ -22,6 +35,48 @@ def test_operations_are_listed_by_their_largest_share_of_any_case() -> None:
     assert lines[-1].split()[-2:] == ["1,234", "1,234"]
 
 
+# --- what counts
+
+
+def event(number: int, name: str, start: int, end: int, device: Any, **more: Any) -> FunctionEvent:
+    return FunctionEvent(number, name, 1, start, end, device_type=device, use_device="cuda", stack=[], **more)
+
+
+def averages() -> Any:
+    """What torch makes of a step on a GPU: operations that launch, their kernels, a copy, and two annotations."""
+    cpu, gpu = DeviceType.CPU, DeviceType.CUDA
+    events = [
+        event(1, "aten::mm", 0, 5, cpu),
+        event(2, "aten::mm", 5, 9, cpu),
+        event(3, "gemm", 10, 40, gpu),
+        event(4, "gemm", 40, 60, gpu),
+        event(5, "Memcpy HtoD", 60, 64, gpu),
+        event(6, "ProfilerStep#1", 0, 70, gpu, is_user_annotation=True),
+        event(7, "ProfilerStep#1", 0, 70, cpu, is_user_annotation=True),
+    ]
+    events[0].append_kernel("gemm", 0, 30.0)
+    events[1].append_kernel("gemm", 0, 20.0)
+    listed = EventList(events, use_device="cuda")
+    listed._tree_built = True
+    return listed.key_averages()
+
+
+def test_on_a_gpu_a_kernel_s_time_counts_once_and_the_sum_is_torch_s_own_total() -> None:
+    rows = bench_profile.operations(averages(), gpu=True, steps=2)
+    assert [(row["name"], row["calls"]) for row in rows] == [("gemm", 1.0), ("Memcpy HtoD", 0.5)]
+    assert [row["seconds"] for row in rows] == pytest.approx([25e-6, 2e-6])
+    assert "time total: 54.000us" in averages().table().rpartition("Self CUDA ")[2]
+
+
+def test_on_a_cpu_the_operations_own_times_count() -> None:
+    rows = bench_profile.operations(averages(), gpu=False, steps=1)
+    assert ("aten::mm", pytest.approx(9e-6)) in [(row["name"], row["seconds"]) for row in rows]
+    assert not {"gemm", "Memcpy HtoD"} & {row["name"] for row in rows}
+
+
+# --- a step
+
+
 def test_a_step_is_looked_at_in_a_process_of_its_own() -> None:
     for case in ("plain", "RALEARN"):
         found = bench_profile.in_a_process(dataclasses.replace(SHAPE), case, 4, 1)
@@ -29,3 +84,83 @@ def test_a_step_is_looked_at_in_a_process_of_its_own() -> None:
         assert any("mm" in name for name in names)
         assert ("aten::_log_softmax" in names) == (case == "plain")
         assert found["step_seconds"] > 0
+
+
+def test_a_process_that_fails_gives_its_last_words() -> None:
+    with pytest.raises(bench.BenchError, match=r"small, XB at micro-batch 4: .*XB"):
+        bench_profile.in_a_process(SHAPE, "XB", 4, 1)
+
+
+@pytest.mark.parametrize(("case", "usual"), [("plain", True), ("B", False)])
+def test_only_our_step_is_held_to_the_fused_kernels(
+    case: str, usual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed: list[bool] = []
+    owner, name = (PlainGPT, "forward") if case == "plain" else (GPT2, "hidden")
+    forward = getattr(owner, name)
+
+    def watched(*arguments: Any) -> Any:
+        allowed.append(torch.backends.cuda.math_sdp_enabled())
+        return forward(*arguments)
+
+    monkeypatch.setattr(owner, name, watched)
+    resolved = target.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
+    monkeypatch.setattr(target, "make_ready", lambda config, model: resolved)
+    bench_profile.profile(dataclasses.asdict(SHAPE), case, 4, 1)
+    assert set(allowed) == {usual}
+
+
+# --- the command
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command writes on what it takes for a GPU."""
+    resolved = dataclasses.replace(target.resolve(ANY_TARGET), device="cuda:0")
+    monkeypatch.setattr(target, "resolve", lambda config: resolved)
+    monkeypatch.setattr(bench_profile, "OUT", tmp_path / "results" / "profile.json")
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    return bench_profile.OUT
+
+
+def test_a_case_that_fails_is_left_out_and_the_others_are_kept(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def measure(shape: bench.Shape, case: str, micro: int, steps: int) -> dict[str, Any]:
+        if asked:
+            assert json.loads(out.read_text())["complete"] is False
+        asked.append((case, micro))
+        if case == "B":
+            raise bench.BenchError("B: out of memory")
+        return seen(mm=1.0)
+
+    monkeypatch.setattr(bench_profile, "in_a_process", measure)
+    assert bench_profile.main() == 0
+    assert asked == [(case, 32) for case in bench_profile.CASES]  # not B's 64, nor the plain step's 12
+    shown = capsys.readouterr().out
+    assert "left out: B: out of memory" in shown
+    assert "an optimizer step of 32 x 6 sequences" in shown
+    written = json.loads(out.read_text())
+    assert (written["complete"], written["micro"], [*written["cases"]]) == (True, 32, ["plain", "RALEARN"])
+
+
+def test_where_nothing_can_be_profiled_the_command_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> dict[str, Any]:
+        raise bench.BenchError("out of memory")
+
+    monkeypatch.setattr(bench_profile, "in_a_process", fail)
+    with pytest.raises(UserError, match="nothing could be profiled"):
+        bench_profile.main()
+    assert not out.exists()
+
+
+def test_a_hung_process_is_ended_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], timeout: float, **options: Any) -> Any:
+        assert timeout > bench_profile.FIRST_ANSWER
+        raise bench_profile.subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(bench_profile.subprocess, "run", run)
+    with pytest.raises(bench.BenchError, match=r"small, B at micro-batch 4: no answer within \d+ s"):
+        bench_profile.in_a_process(SHAPE, "B", 4, 3)

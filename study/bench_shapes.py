@@ -1,0 +1,78 @@
+"""What `make bench` measures: shapes of the model, and of each the cases at their micro-batches. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpt2.errors import UserError
+
+PLAIN, BASELINE = "plain", "B"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """layers, heads, width and block_size of the model; what of it is measured: (case, micro-batch).
+
+    effective: sequences of an optimizer step, the same in every case; 0: every case makes a step a micro-batch.
+    plain_micro: the micro-batch that the plain step has by default, for ratios to it; 0: no such ratio.
+    """
+
+    name: str
+    layers: int
+    heads: int
+    width: int
+    block_size: int
+    cases: tuple[tuple[str, int], ...]
+    effective: int = 0
+    plain_micro: int = 0
+
+    def accumulation(self, micro: int) -> int:
+        """Micro-batches of an optimizer step."""
+        return self.effective // micro if self.effective else 1
+
+
+VARIANTS = ("B", "RAALL", "RALEARN", "RALEARN:score", "RALEARN:hard", "RALEARN:hard:8")
+# 192 is the least number of sequences that 12, 32 and 64 all divide, so that no case makes more optimizer steps a
+# sequence than another (12 does not divide the 512 of a study).
+SHAPES = {
+    "cpu": (
+        Shape("124m-t256", 12, 12, 768, 256, ((PLAIN, 2), *((name, 2) for name in VARIANTS)), 0, 2),
+        Shape("6x384-t256", 6, 6, 384, 256, ((PLAIN, 12), *((name, 12) for name in VARIANTS)), 0, 12),
+    ),
+    "cuda": (
+        Shape(
+            "124m-t1024", 12, 12, 768, 1024,
+            ((PLAIN, 12), (PLAIN, 32), ("B", 12), *((name, 32) for name in VARIANTS), ("B", 64)),
+            192, 12,
+        ),
+    ),
+}  # fmt: skip
+
+
+def chosen(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
+    """The shapes of `kind` whose name contains `part`, with the cases that `names` has; all where it has none.
+
+    A name is a case's, for all its micro-batches ("B"), or has one behind it ("B@32"). UserError where there is no
+    such shape or case.
+    """
+    shapes = [shape for shape in SHAPES[kind] if part in shape.name]
+    if not shapes:
+        there = ", ".join(shape.name for shape in SHAPES[kind])
+        raise UserError(f"no shape is called {part!r} here; there are {there}")
+    labels: dict[str, list[str]] = {}
+    for case, micro in dict.fromkeys(pair for shape in shapes for pair in shape.cases):
+        labels.setdefault(case, []).append(f"{case}@{micro}")
+    for name in names:
+        if not any(name == case or name in own for case, own in labels.items()):
+            there = ", ".join(f"{case} ({', '.join(own)})" for case, own in labels.items())
+            raise UserError(f"no case is called {name!r} here; there are {there}")
+    if not names:
+        return shapes
+    kept = [
+        replace(
+            shape, cases=tuple(pair for pair in shape.cases if {pair[0], f"{pair[0]}@{pair[1]}"} & {*names})
+        )
+        for shape in shapes
+    ]
+    return [shape for shape in kept if shape.cases]

@@ -1,0 +1,251 @@
+"""A case in its process: what is timed and what is not, on a GPU that is made up, and what a step is."""
+
+import dataclasses
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2 import target
+from gpt2.config import TargetConfig
+from gpt2.memory import PeakMeter
+from gpt2.model import GPT2
+from scripts import bench_case
+from scripts.bench_case import BLOCK, WARM_UP, model_and_attention, shares
+from study import plain
+from study.bench_shapes import PLAIN, SHAPES, Shape
+from study.plain import PlainGPT, PlainShape, PlainStep
+
+SHAPE = Shape("small", 2, 2, 16, 8, ())
+FORWARD = {PLAIN: (PlainGPT, "forward"), "B": (GPT2, "hidden")}
+
+
+class MadeUp:
+    """A host that launches a step in `launch` seconds and a device that works on it behind the host's back."""
+
+    def __init__(self, work: Callable[[int], float], launch: float = 1.0) -> None:
+        self.work, self.launch = work, launch
+        self.host = self.device = 0.0
+        self.synchronised, self.iterations = 0, list[int]()
+
+    def step(self, iteration: int) -> None:
+        self.iterations.append(iteration)
+        self.host += self.launch
+        self.device = max(self.device, self.host) + self.work(iteration)
+
+    def synchronise(self) -> None:
+        self.synchronised += 1
+        self.host = max(self.host, self.device)
+
+    def clock(self) -> float:
+        return self.host
+
+
+class Meter:
+    """Stands in for one of memory."""
+
+    def __init__(self) -> None:
+        self.by_phase: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        yield
+
+    def peaks(self) -> dict[str, int]:
+        return {"allocated": 7}
+
+
+def on_a_gpu(machine: MadeUp, case: str, *lines: str) -> list[float]:
+    found = bench_case.turns(machine.step, case, lines, Meter(), machine.synchronise, machine.clock)  # type: ignore[arg-type]
+    return [seconds for seconds, _ in found]
+
+
+# --- timing
+
+
+@given(work=st.floats(2, 100), case=st.sampled_from([PLAIN, "B", "RALEARN"]))
+def test_on_a_gpu_a_step_is_charged_the_device_s_time_and_an_eighth_of_one_launch(
+    work: float, case: str
+) -> None:
+    """Synchronised after every step it would be charged a whole launch."""
+    machine = MadeUp(lambda iteration: work)
+    assert on_a_gpu(machine, case, "0\n", "0\n") == pytest.approx([work + 1 / BLOCK] * 2)
+    assert machine.synchronised == 1 + 2  # after the warm-up, and at the end of each block
+    assert machine.iterations == [*range(WARM_UP), *range(BLOCK), *range(BLOCK)]
+
+
+@given(every=st.integers(1, 20), dear=st.floats(0, 50))
+def test_on_a_gpu_a_gate_that_moves_every_kth_step_costs_what_it_costs_in_training(
+    every: int, dear: float
+) -> None:
+    machine = MadeUp(lambda iteration: 10 + dear * (iteration % every == 0))
+    (seconds,) = on_a_gpu(machine, f"RALEARN:hard:{every}", "0\n")
+    block = len(machine.iterations) - WARM_UP
+    assert block >= BLOCK
+    assert block % every == 0
+    assert seconds == pytest.approx(10 + dear / every + 1 / block)
+
+
+def test_the_gate_of_every_8th_step_fits_the_block_of_all_the_others() -> None:
+    machine = MadeUp(lambda iteration: 18 if iteration % 8 == 0 else 10)
+    assert on_a_gpu(machine, "RALEARN:hard:8", "0\n") == pytest.approx([11 + 1 / 8])
+    assert machine.iterations[WARM_UP:] == list(range(8))
+
+
+def test_what_warming_up_leaves_to_do_is_not_timed() -> None:
+    """Compiling, and steps that the device has not made when the host goes on."""
+    taken = iter([1000.0] * WARM_UP)
+    assert on_a_gpu(MadeUp(lambda iteration: next(taken, 10.0)), PLAIN, "0\n") == pytest.approx([10 + 1 / 8])
+
+
+def test_blocks_follow_each_other_until_the_seconds_are_over() -> None:
+    machine = MadeUp(lambda iteration: 10.0)
+    on_a_gpu(machine, "B", "100\n")  # 81 s a block
+    assert machine.synchronised == 1 + 2
+
+
+def test_on_a_cpu_each_step_is_timed_and_a_dear_one_weighs_by_its_share() -> None:
+    machine = MadeUp(lambda iteration: 0.0)
+
+    def step(iteration: int) -> None:
+        machine.host += 18 if iteration == 0 else 10
+
+    for case, right in (("B", 18.0), ("RALEARN:hard:8", 18 / 8 + 10 * 7 / 8)):
+        ((seconds, peak),) = bench_case.turns(step, case, ["0\n"], Meter(), None, machine.clock)  # type: ignore[arg-type]
+        assert seconds == pytest.approx(right)
+        assert peak == 7  # of all there was, where the system cannot begin a peak anew
+    assert machine.synchronised == 0
+
+
+def test_a_gate_that_moves_every_8th_step_weighs_its_dear_step_by_an_eighth() -> None:
+    assert sum(shares("RALEARN:hard:8")) == 1.0
+    assert shares("RALEARN:hard:8")[0] == 1 / 8
+    assert shares("B") == shares("RALEARN:hard") == (1.0,)
+    _, attention = model_and_attention(dataclasses.asdict(SHAPE), "RALEARN:hard:8")
+    layer = attention(0)
+    for iteration, dear in ((0, True), (1, False)):
+        layer.begin_step(iteration)
+        assert layer.measures == dear
+
+
+# --- memory
+
+
+def test_the_peak_is_that_of_the_timed_steps_and_not_of_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    highest, held = 0, 3
+
+    def step(iteration: int) -> None:
+        nonlocal highest
+        highest = max(highest, 100 if not steps else 10)
+        steps.append(iteration)
+
+    def reset(device: Any) -> None:
+        nonlocal highest
+        highest = held
+
+    steps: list[int] = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: highest)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: highest)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    meter = PeakMeter("cuda:0")
+    turns = bench_case.turns(step, "B", ["0\n", "0\n"], meter, lambda: None)
+    assert [peak for _, peak in turns] == [10, 10]
+    assert meter.peaks()["allocated"] == 100
+
+
+# --- the step
+
+
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> target.ResolvedTarget:
+    """A CPU; the threads of this process stay as they are."""
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    return target.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, case: str) -> list[tuple[int, bool]]:
+    """For each forward pass of the case from here on: its sequences, and whether torch may take the T x T kernel."""
+    seen: list[tuple[int, bool]] = []
+    owner, name = FORWARD[case]
+    forward = getattr(owner, name)
+
+    def watched(model: Any, ids_BT: torch.Tensor, *others: Any) -> Any:
+        seen.append((len(ids_BT), torch.backends.cuda.math_sdp_enabled()))
+        return forward(model, ids_BT, *others)
+
+    monkeypatch.setattr(owner, name, watched)
+    return seen
+
+
+@pytest.mark.parametrize(("case", "usual"), [(PLAIN, True), ("B", False)])
+def test_only_our_step_is_held_to_the_fused_kernels(
+    case: str,
+    usual: bool,
+    resolved: target.ResolvedTarget,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen = watch(monkeypatch, case)
+    monkeypatch.setattr("sys.stdin", io.StringIO("0\n"))
+    monkeypatch.setattr(target, "make_ready", lambda config, model: resolved)
+    bench_case.serve(dataclasses.asdict(SHAPE), case, 4)
+    assert seen == [(4, usual)] * (WARM_UP + 1)
+    assert '"tokens_per_second"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", [PLAIN, "B"])
+@pytest.mark.parametrize(("effective", "micro", "times"), [(0, 4, 1), (12, 4, 3), (12, 6, 2)])
+def test_a_step_is_as_many_sequences_in_every_case_whatever_the_micro_batch(
+    case: str,
+    effective: int,
+    micro: int,
+    times: int,
+    resolved: target.ResolvedTarget,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = watch(monkeypatch, case)
+    shape = dataclasses.asdict(dataclasses.replace(SHAPE, effective=effective))
+    step, _, _ = bench_case.step_of(shape, case, micro, resolved)
+    step(0)
+    assert [sequences for sequences, _ in seen] == [micro] * times
+    assert bench_case.batch_of(shape, micro).tokens == (effective or micro) * SHAPE.block_size
+
+
+def test_on_a_gpu_every_case_makes_the_same_step_and_on_a_cpu_one_of_its_micro_batch() -> None:
+    for kind, shapes in SHAPES.items():
+        for shape in shapes:
+            assert (PLAIN, shape.plain_micro) in shape.cases
+            for _, micro in shape.cases:
+                plan = bench_case.batch_of(dataclasses.asdict(shape), micro)
+                assert plan.accumulation == shape.accumulation(micro)
+                assert plan.effective == (192 if kind == "cuda" else micro)
+
+
+def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean gradient of the whole batch, clipped and applied once, whatever it is split into."""
+    ids_ET = torch.randint(50, (8, 9), generator=torch.Generator().manual_seed(0))
+    limits: list[float] = []
+    monkeypatch.setattr(plain.nn.utils, "clip_grad_norm_", lambda parameters, limit: limits.append(limit))
+
+    def gradients(accumulation: int) -> list[torch.Tensor]:
+        step = PlainStep(PlainShape(2, 2, 16, 8, 50), "cpu", accumulation)
+        applied: list[list[torch.Tensor]] = []
+
+        def apply() -> None:
+            applied.append([p.grad.clone() for p in step.model.parameters() if p.grad is not None])
+
+        monkeypatch.setattr(step.optimizer, "step", apply)
+        step(ids_ET)
+        assert all(p.grad is None for p in step.model.parameters())
+        (found,) = applied
+        return found
+
+    whole = gradients(1)
+    for accumulation in (2, 4, 8):
+        torch.testing.assert_close(gradients(accumulation), whole, rtol=1e-4, atol=1e-6)
+    assert limits == [1.0] * 4
