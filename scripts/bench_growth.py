@@ -1,6 +1,7 @@
 """`make bench GROWTH=1`: what training costs as the text, the model and the number of recorded runs grow.
 
 python -m scripts.bench_growth [--rounds N] [--seconds S] [--shape T|size|runs]   writes results/bench-growth.json
+    round by round (on a CPU shape by shape); "complete" is false in it until the end
 python -m scripts.bench_growth --peak JSON                       one case's peak memory on a CPU, in its own process
 """
 
@@ -9,11 +10,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpt2.errors import UserError, run_command
-from scripts.bench import keep
+from scripts.bench import keep, tell
+
+if TYPE_CHECKING:
+    from study.growth import Sample, Series
 
 OUT = Path("results/bench-growth.json")
 PARTS = ("T", "size", "runs")
@@ -24,7 +30,7 @@ ON_A_CPU = (
     "resident set over one\noptimizer step of another process, in which every large buffer has pages of its own (the "
     "kept heap's peak wobbles)."
 )
-ON_A_GPU = "Peaks: what the allocator gave out at most, in the process that was timed."
+ON_A_GPU = "Peaks: what the allocator gave out at most during the timed steps, in their own process."
 
 
 def main() -> int:
@@ -52,40 +58,57 @@ def main() -> int:
     rounds = usual[0] if arguments.rounds is None else arguments.rounds
     seconds = usual[1] if arguments.seconds is None else arguments.seconds
     note = ON_A_CPU if on_cpu else ON_A_GPU
-    print(f"{resolved.device_name}, {resolved.dtype}")
-    found: dict[str, Any] = {}
-    for series in growth.SERIES["cpu" if on_cpu else "cuda"]:
-        if arguments.shape in ("", series.along):
-            found[series.along] = one_series(series, rounds, seconds, on_cpu)
-    if set(found) - {"runs"}:
-        print(f"Ratios are of cost, within a round: median [{INTERVAL}]. {note}", flush=True)
+    tell(f"{resolved.device_name}, {resolved.dtype}")
+    found: dict[str, Any] = {"memory": note}
+
+    def partly(along: str, part: dict[str, Any]) -> None:
+        found[along] = part
+        keep(OUT, resolved, found, complete=False)
+
+    measured = [s for s in growth.SERIES["cpu" if on_cpu else "cuda"] if arguments.shape in ("", s.along)]
+    for series in measured:
+        one_series(series, rounds, seconds, on_cpu, partial(partly, series.along))
+    if measured and not any(found[series.along]["rows"] for series in measured):
+        raise UserError("nothing could be timed; why each case was left out stands above")
+    if measured:
+        tell(f"Ratios are of cost, within a round: median [{INTERVAL}]. {note}")
     if arguments.shape in ("", "runs"):
         from scripts import bench_records
 
         found["runs"] = bench_records.in_a_process(RECORDED_RUNS)
-        print(bench_records.text(found["runs"]), flush=True)
-    keep(OUT, resolved, {"memory": note, **found})
+        tell(bench_records.text(found["runs"]))
+    keep(OUT, resolved, found)
     return 0
 
 
-def one_series(series: Any, rounds: int, seconds: float, on_cpu: bool) -> dict[str, Any]:
-    """Measure, print and return a series; a peak of its own on a CPU only."""
-    from gpt2.loss import CHUNK_ROWS
+def one_series(
+    series: Series, rounds: int, seconds: float, on_cpu: bool, partly: Callable[[dict[str, Any]], None]
+) -> None:
+    """Measure and print a series; a peak of its own on a CPU only. partly: called with what is known so far."""
     from study import bench, growth
 
     samples = growth.run(
         series,
         rounds,
         seconds,
-        lambda line: print(line, flush=True),
+        tell,
         bench.turns(on_cpu),
         growth.peak_in_a_process if on_cpu else None,
+        lambda samples: partly(numbers(series, samples, on_cpu)),
     )
+    whole = numbers(series, samples, on_cpu)
+    tell(growth.text(series, whole["rows"], whole["lines"]))
+
+
+def numbers(series: Series, samples: dict[str, list[Sample]], on_cpu: bool) -> dict[str, Any]:
+    """What is written of a series."""
+    from gpt2.loss import CHUNK_ROWS
+    from study import growth
+
     rows = growth.table(series, samples)
     rows_at_once = CHUNK_ROWS["cpu" if on_cpu else "cuda"]
     micro = series.shapes[0].cases[0][1]
     fits = growth.lines(rows, -(-rows_at_once // micro)) if series.along == "T" else {}
-    print(growth.text(series, rows, fits), flush=True)
     listed = {name: [dataclasses.asdict(sample) for sample in own] for name, own in samples.items()}
     return {"fixed": series.fixed, "rows": rows, "lines": fits, "samples": listed}
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from study import bench
 from study.bench import BASELINE, BenchError, Sample, Shape, ratios, spread
+from study.bench_process import last_words
 from study.child import EXACT_HEAP
 
 VARIANTS = ("B", "RAALL", "RALEARN")
@@ -76,8 +77,7 @@ def peak_in_a_process(shape: Shape, case: str, micro: int) -> int:
         text=True,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BenchError(f"peak of {shape.name}, {case} at micro-batch {micro}: {last}")
+        raise BenchError(f"peak of {shape.name}, {case} at micro-batch {micro}: {last_words(done.stderr)}")
     return int(json.loads(done.stdout.splitlines()[-1])["peak_bytes"])
 
 
@@ -88,19 +88,34 @@ def run(
     tell: Callable[[str], None],
     turns: bench.Turns,
     peak: Callable[[Shape, str, int], int] | None = None,
+    after: Callable[[dict[str, list[Sample]]], None] = lambda found: None,
 ) -> dict[str, list[Sample]]:
-    """Samples by shape. peak: measures the memory apart from the time, once a case; without it the sample's stands."""
-    found = {}
+    """Samples by shape. peak: measures the memory apart from the time, once a case; without it the sample's stands.
+
+    after: called with all samples so far, to be kept: at the end of each shape, and without `peak` of each round.
+    """
+    found: dict[str, list[Sample]] = {}
     for shape in series.shapes:
+
+        def each_round(samples: list[Sample], left_out: list[str], name: str = shape.name) -> None:
+            if not peak:
+                after(found | {name: samples})
+
         with turns() as measure:
-            samples = bench.run(shape, rounds, seconds, tell, measure)
+            samples = bench.run(shape, rounds, seconds, tell, measure, each_round)
         if peak:
             seen = {}
             for case, micro in dict.fromkeys((s.case, s.micro) for s in samples):
-                seen[case, micro] = peak(shape, case, micro)
+                try:
+                    seen[case, micro] = peak(shape, case, micro)
+                except BenchError as error:
+                    tell(f"left out: {error}")
+                    continue
                 tell(f"peak of {series.along} {shape.name}  {case}: {seen[case, micro] / 2**20:,.0f} MiB")
-            samples = [replace(s, peak_bytes=seen[s.case, s.micro]) for s in samples]
+            known = [s for s in samples if (s.case, s.micro) in seen]
+            samples = [replace(s, peak_bytes=seen[s.case, s.micro]) for s in known]
         found[shape.name] = samples
+        after(found)
     return found
 
 
@@ -108,7 +123,7 @@ def table(series: Series, found: dict[str, list[Sample]]) -> list[dict[str, Any]
     """A row a shape and case: medians over the rounds; time_to_baseline and memory_to_baseline are cost ratios."""
     rows = []
     for shape in series.shapes:
-        samples = found[shape.name]
+        samples = found.get(shape.name, [])
         for case, micro in shape.cases:
             own = [s for s in samples if (s.case, s.micro) == (case, micro)]
             if not own:

@@ -1,5 +1,6 @@
 """How cost grows: turns, ratios of cost, and a line that tells a straight growth from a square one."""
 
+import dataclasses
 import json
 import sys
 from contextlib import nullcontext
@@ -10,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import bench_growth
+from gpt2 import target
+from gpt2.config import ANY_TARGET
+from gpt2.errors import UserError
+from scripts import bench_growth, bench_records
 from study import bench, growth
 from study.bench import Shape
 
@@ -128,6 +132,89 @@ def test_the_command_measures_prints_and_writes_what_it_printed(
     assert rows[1]["time_to_baseline"]["median"] > 0
     assert f"{rows[1]['memory_to_baseline']:.3f}" in shown
     assert written["memory"] in shown
+    assert written["complete"] is True
+
+
+def kept_at(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command writes on what it takes for a GPU, with two small series."""
+    resolved = dataclasses.replace(target.resolve(ANY_TARGET), device="cuda:0")
+    monkeypatch.setattr(target, "resolve", lambda config: resolved)
+    size = growth.Series("size", "tiny", (Shape("2x16", 2, 2, 16, 8, CASES),))
+    monkeypatch.setitem(growth.SERIES, "cuda", (SERIES, size))
+    monkeypatch.setattr(bench_growth, "OUT", tmp_path / "results" / "growth.json")
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    return bench_growth.OUT
+
+
+def test_what_was_measured_is_kept_before_the_records_are_tried(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(count: int) -> dict[str, Any]:
+        found = kept_at(out)
+        assert found["complete"] is False
+        assert len(found["T"]["rows"]) == len(LENGTHS) * len(CASES)
+        assert len(found["size"]["rows"]) == len(CASES)
+        raise bench.BenchError("recorded runs: no room")
+
+    monkeypatch.setattr(bench, "in_a_process", measure)
+    monkeypatch.setattr(bench_records, "in_a_process", fails)
+    with pytest.raises(bench.BenchError, match="no room"):
+        bench_growth.main()
+    assert kept_at(out)["complete"] is False
+    assert {"T", "size"} <= kept_at(out).keys()
+
+
+def test_on_a_gpu_every_round_is_kept(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def killed(*arguments: Any) -> dict[str, Any]:
+        measured.append(arguments)
+        if len(measured) > 5 * len(CASES):  # in the third round of the second length
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(bench, "in_a_process", killed)
+    with pytest.raises(KeyboardInterrupt):
+        bench_growth.main()
+    samples = kept_at(out)["T"]["samples"]
+    assert {name: len(own) for name, own in samples.items()} == {"8": 3 * len(CASES), "16": 2 * len(CASES)}
+
+
+def test_where_nothing_can_be_timed_the_command_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: Any) -> dict[str, Any]:
+        raise bench.BenchError("out of memory")
+
+    monkeypatch.setattr(bench, "in_a_process", fails)
+    with pytest.raises(UserError, match="nothing could be timed"):
+        bench_growth.main()
+
+
+def test_a_peak_that_cannot_be_measured_leaves_its_case_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(shape: Shape, case: str, micro: int) -> int:
+        if case == "RAALL":
+            raise bench.BenchError("out of memory")
+        return peak(shape, case, micro)
+
+    told: list[str] = []
+    kept: list[int] = []
+    found = growth.run(
+        SERIES,
+        2,
+        0.0,
+        told.append,
+        lambda: nullcontext(measure),
+        fails,
+        lambda found: kept.append(len(found)),
+    )
+    assert {row["case"] for row in growth.table(SERIES, found)} == {"B", "RALEARN"}
+    assert "left out: out of memory" in told
+    assert kept == [1, 2, 3, 4]  # a shape at a time: before its end its peaks are not known
 
 
 def test_a_part_that_does_not_exist_is_an_error_that_lists_those_that_do(
