@@ -4,22 +4,32 @@ The rows are taken in chunks. Where gradients are wanted, each chunk's gradient 
 logits exist, so backward only scales what is already there. The idea of fusing head and loss by chunks is
 that of Liger Kernel (Hsu et al., 2024, arXiv:2410.10989) and of torchtune's chunked cross-entropy.
 
-Padded vocabulary columns take part in neither the softmax nor the gradient: the head is cut to
-`vocabulary` rows, and the gradient of the padding is zero.
+Padded vocabulary columns take part in neither the softmax nor the gradient. There are two ways to that end:
+
+    float32 on a CPU   the head is cut to `vocabulary` rows; softmax and gradient in the memory of the logits
+    everywhere else    the products are as wide as the padding, so that each row of logits begins where the matrix
+                       units can read it at once; the padding is then set to -inf, which gives its gradient 0.
+                       Between the products lies one function, `chunk_loss`, that torch.compile makes two passes of
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.linear import HEAD_WIDE, onednn, product
+from gpt2.linear import HEAD_WIDE, by_hand, onednn, product
 
 CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # rows of logits alive at once; on two CPU cores 512 is no faster
+WIDE_ROWS = 128  # of those, the rows in float32 at once where `chunk_loss` is not compiled
 IGNORED = -1
+
+# logits_NV, targets_N, count, vocabulary -> sum of the losses; see chunk_loss
+Chunk = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
@@ -28,28 +38,96 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What softmax and sums are in: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _chunk_rows(x: Tensor) -> int:
     return CHUNK_ROWS.get(x.device.type, 512)
 
 
-class _Head:
-    """Logits of one chunk after another, each in the memory of the last: fresh pages would cost more than a product."""
+def _row_losses(logits_NV: Tensor, targets_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The logits in the wide dtype, the log of each row's sum of exponentials (N, 1), and its loss (N, 1).
 
-    def __init__(self, w_VC: Tensor, rows: int, wide: torch.dtype) -> None:
-        self.w_VC, self.rows, self.wide = w_VC, rows, wide
+    The padding of logits_NV is overwritten. A row that is not scored has the loss 0.
+    """
+    column_V = torch.arange(logits_NV.shape[1], device=logits_NV.device)
+    wide_NV = logits_NV.masked_fill_(column_V >= vocabulary, -math.inf).to(_wide(logits_NV.dtype))
+    largest_N1 = wide_NV.amax(-1, keepdim=True)
+    log_total_N1 = (wide_NV - largest_N1).exp_().sum(-1, keepdim=True).log() + largest_N1
+    at_target_N1 = wide_NV.gather(1, targets_N.clamp(min=0)[:, None])
+    return wide_NV, log_total_N1, (log_total_N1 - at_target_N1) * (targets_N != IGNORED)[:, None]
+
+
+def chunk_loss(logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocabulary: int) -> Tensor:
+    """Sum of a chunk's losses. Its logits, of any dtype, become their own gradient of that sum / count.
+
+    Only elementwise operations and sums over rows, and no exponential that is used twice: what torch.compile fuses
+    reads the logits and writes the gradient, and no float32 copy of them.
+    """
+    wide_NV, log_total_N1, losses_N1 = _row_losses(logits_NV, targets_N, vocabulary)
+    hit_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N[:, None]
+    share_N1 = (targets_N != IGNORED)[:, None] / count
+    logits_NV.copy_(wide_NV.sub_(log_total_N1).exp_().add_(hit_NV, alpha=-1).mul_(share_N1))
+    return losses_N1.sum()
+
+
+def _some_rows(logits_NV: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """As many rows at once as may be copied to the wide dtype where nothing is fused."""
+    return zip(logits_NV.split(WIDE_ROWS), targets_N.split(WIDE_ROWS), strict=True)
+
+
+def chunk_loss_in_parts(logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocabulary: int) -> Tensor:
+    """chunk_loss where it is not compiled: in float32 are WIDE_ROWS rows at a time, not the whole chunk."""
+    parts = [
+        chunk_loss(logits, targets, count, vocabulary) for logits, targets in _some_rows(logits_NV, targets_N)
+    ]
+    return torch.stack(parts).sum()
+
+
+class _CutHead:
+    """Logits of one chunk after another, each in the memory of the last: fresh pages would cost more than a product.
+
+    Of a CPU in float32 (gpt2.linear.by_hand), where the head w_VC has no padding.
+    """
+
+    def __init__(self, w_VC: Tensor, rows: int, wanted: bool) -> None:
+        self.w_VC, self.rows, self.wanted = w_VC, rows, wanted  # wanted: the gradient
         self._buffer_NV: Tensor | None = None
 
     def logits(self, x: Tensor) -> Tensor:
-        """x @ w_VC.T in the wide dtype. The caller drops what it has of the chunk before."""
+        """x @ w_VC.T. The caller drops what it has of the chunk before."""
         if onednn(x, HEAD_WIDE):
             return product(x, self.w_VC)  # a heap that keeps its blocks (study.child) gives it the last one's
         if self._buffer_NV is None:
-            shape = (self.rows, self.w_VC.shape[0])
-            self._buffer_NV = torch.empty(shape, dtype=self.wide, device=x.device)
-        logits_NV = self._buffer_NV[: x.shape[0]]
-        if x.dtype == self.wide:
-            return torch.mm(x, self.w_VC.T, out=logits_NV)
-        return logits_NV.copy_(x @ self.w_VC.T)
+            self._buffer_NV = torch.empty((self.rows, self.w_VC.shape[0]), dtype=x.dtype, device=x.device)
+        return torch.mm(x, self.w_VC.T, out=self._buffer_NV[: x.shape[0]])
+
+    def chunk_loss(self, logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocabulary: int) -> Tensor:
+        """chunk_loss in the memory of the logits alone; without the gradient where nobody wants it."""
+        kept_N = targets_N != IGNORED
+        index_N1 = targets_N.clamp(min=0)[:, None]
+        at_target_N1 = logits_NV.gather(1, index_N1)
+        largest_N1 = logits_NV.amax(dim=-1, keepdim=True)
+        logits_NV.sub_(largest_N1).exp_()
+        total_N1 = logits_NV.sum(dim=-1, keepdim=True)
+        loss = ((total_N1.log() + largest_N1 - at_target_N1)[:, 0] * kept_N).sum()
+        if not self.wanted:
+            return loss
+        share_N1 = (kept_N / count)[:, None]
+        logits_NV.mul_(share_N1 / total_N1).scatter_add_(1, index_N1, -share_N1)
+        return loss
+
+
+class _PaddedHead:
+    """Logits as wide as the padding, w_VC with all its rows; `chunk_loss` may be compiled."""
+
+    def __init__(self, w_VC: Tensor, chunk: Chunk) -> None:
+        self.w_VC, self.chunk_loss = w_VC, chunk
+
+    def logits(self, x: Tensor) -> Tensor:
+        return x @ self.w_VC.T
 
 
 def _add_product(total_VC: Tensor, grad_NV: Tensor, x_NC: Tensor, first: bool) -> None:
@@ -67,9 +145,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Mean cross-entropy of x_NC @ weight_VC.T against targets_N; gradients are made in forward."""
 
     @staticmethod
-    def forward(ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, vocabulary: int) -> Tensor:
+    def forward(
+        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, vocabulary: int, chunk: Chunk
+    ) -> Tensor:
         dtype = _compute_dtype(x_NC)
-        wide = torch.promote_types(dtype, torch.float32)  # softmax and sums: float32, or float64 for float64
+        wide, cut = _wide(dtype), by_hand(x_NC)
         need_x, need_weight = ctx.needs_input_grad[:2]
         count = (targets_N != IGNORED).sum().clamp(min=1).to(wide)
         loss = torch.zeros((), dtype=wide, device=x_NC.device)
@@ -78,37 +158,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if grad_weight is not None:
             grad_weight[vocabulary:] = 0.0
         with torch.autocast(x_NC.device.type, enabled=False):
-            w_VC = weight_VC[:vocabulary].to(dtype)
+            w_VC = (weight_VC[:vocabulary] if cut else weight_VC).to(dtype)
             rows = min(_chunk_rows(x_NC), x_NC.shape[0])
-            head = _Head(w_VC, rows, wide)
+            head = _CutHead(w_VC, rows, need_x or need_weight) if cut else _PaddedHead(w_VC, chunk)
             for start in range(0, x_NC.shape[0], rows):
                 part = slice(start, start + rows)
                 x, targets = x_NC[part].to(dtype), targets_N[part]
                 logits_NV = head.logits(x)
-                kept = targets != IGNORED
-                index = targets.clamp(min=0)[:, None]
-                target_logits = logits_NV.gather(1, index)
-                largest = logits_NV.amax(dim=-1, keepdim=True)
-                logits_NV.sub_(largest).exp_()
-                total = logits_NV.sum(dim=-1, keepdim=True)
-                loss += ((total.log() + largest - target_logits)[:, 0] * kept).sum()
-                if not (need_x or need_weight):
-                    del logits_NV
-                    continue
-                # d loss / d logits = (softmax - onehot) / count, in place of the logits
-                share = (kept / count).to(wide)[:, None]
-                grad = logits_NV.mul_(share / total).scatter_add_(1, index, -share).to(dtype)
+                loss += head.chunk_loss(logits_NV, targets, count, vocabulary)
+                grad_NV = logits_NV  # d loss / d logits = (softmax - onehot) / count, in place of the logits
                 if grad_x is not None:
-                    grad_x[part] = (grad @ w_VC).to(grad_x.dtype)
+                    grad_x[part] = (grad_NV @ w_VC).to(grad_x.dtype)
                 if grad_weight is not None:
-                    _add_product(grad_weight[:vocabulary], grad, x, first=start == 0)
-                del grad, logits_NV  # before the next chunk's product is made
+                    _add_product(grad_weight[: w_VC.shape[0]], grad_NV, x, first=start == 0)
+                del grad_NV, logits_NV  # before the next chunk's product is made
         ctx.save_for_backward(grad_x, grad_weight)
         ctx.weight_dtype = weight_VC.dtype
         return loss / count
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = grad_outputs
         # scaled in place, so that autograd refuses a second backward
         grad_x, grad_weight = ctx.saved_tensors
@@ -116,17 +185,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_x = grad_x.mul_(scale.to(grad_x.dtype))
         if grad_weight is not None:
             grad_weight = grad_weight.mul_(scale).to(ctx.weight_dtype)
-        return grad_x, grad_weight, None, None
+        return grad_x, grad_weight, None, None, None
 
 
-def linear_cross_entropy(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int) -> Tensor:
+def linear_cross_entropy(
+    x_BTC: Tensor,
+    weight_VC: Tensor,
+    targets_BT: Tensor,
+    vocabulary: int,
+    chunk: Chunk = chunk_loss_in_parts,
+) -> Tensor:
     """Mean cross-entropy in nats, a scalar in float32 (float64 for float64 input), differentiable once.
 
     x_BTC: (..., C) hidden states; weight_VC: (V, C) head, of which the first `vocabulary` rows count;
-    targets_BT: int64 of x's leading shape, -1 where a position is not scored.
+    targets_BT: int64 of x's leading shape, -1 where a position is not scored. chunk: chunk_loss, compiled, where the
+    step is compiled; a CPU in float32 makes no use of it.
     """
     loss: Tensor = _LinearCrossEntropy.apply(
-        x_BTC.reshape(-1, x_BTC.shape[-1]), weight_VC, targets_BT.reshape(-1), vocabulary
+        x_BTC.reshape(-1, x_BTC.shape[-1]), weight_VC, targets_BT.reshape(-1), vocabulary, chunk
     )
     return loss
 
@@ -134,16 +210,20 @@ def linear_cross_entropy(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, v
 @torch.no_grad()
 def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int) -> Tensor:
     """Cross-entropy of each position in nats: (...) of targets' shape, float32 (float64 for float64); -1 gives 0."""
-    dtype = _compute_dtype(x_BTC)
-    wide = torch.promote_types(dtype, torch.float32)
+    dtype, cut = _compute_dtype(x_BTC), by_hand(x_BTC)
     x_NC, targets_N = x_BTC.reshape(-1, x_BTC.shape[-1]), targets_BT.reshape(-1)
-    losses_N = torch.zeros(targets_N.shape, dtype=wide, device=x_BTC.device)
+    losses_N = torch.zeros(targets_N.shape, dtype=_wide(dtype), device=x_BTC.device)
     scored = (targets_N != IGNORED).nonzero()[:, 0]  # the head is not applied where nothing is scored
     with torch.autocast(x_BTC.device.type, enabled=False):
-        w_VC = weight_VC[:vocabulary].to(dtype)
-        rows = _chunk_rows(x_BTC)
-        for part in scored.split(rows):
-            x = x_NC[part].to(dtype)
-            logits_NV = product(x, w_VC) if onednn(x, HEAD_WIDE) else (x @ w_VC.T).to(wide)
-            losses_N[part] = F.cross_entropy(logits_NV, targets_N[part], reduction="none")
+        w_VC = (weight_VC[:vocabulary] if cut else weight_VC).to(dtype)
+        for part in scored.split(_chunk_rows(x_BTC)):
+            x, targets = x_NC[part].to(dtype), targets_N[part]
+            logits_NV = product(x, w_VC) if onednn(x, HEAD_WIDE) else x @ w_VC.T
+            if cut:
+                losses_N[part] = F.cross_entropy(logits_NV, targets, reduction="none")
+                continue
+            losses_N[part] = torch.cat(
+                [_row_losses(*some, vocabulary)[2][:, 0] for some in _some_rows(logits_NV, targets)]
+            )
+            del logits_NV  # before the next chunk's product is made
     return losses_N.reshape(targets_BT.shape)

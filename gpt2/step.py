@@ -6,8 +6,9 @@ Training, the planner's timing, the equivalence control and the benchmarks all m
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from gpt2.batch import BatchPlan
 from gpt2.config import ModelConfig, OptimizerConfig
 from gpt2.errors import UserError
-from gpt2.loss import linear_cross_entropy
+from gpt2.loss import chunk_loss, linear_cross_entropy
 from gpt2.model import GPT2, initialise, keyed_attention
 from gpt2.optim import (
     Progress,
@@ -113,7 +114,8 @@ class Stepper:
         self.seed = seed
         self.device = device
         self.dtype = dtype
-        self.loss = loss or linear_cross_entropy
+        self.compile = compile
+        self.loss = loss or self._own_loss()
         self.model = build_model(model_config, attention, seed)
         initialise(self.model, seed)
         if alter:
@@ -128,11 +130,28 @@ class Stepper:
             weight_decay=optimizer_config.weight_decay,
         )
         self._told: list[Any] = [module for module in self.model.modules() if hasattr(module, "begin_step")]
+        self._kinded: list[Any] = [
+            module for module in self.model.modules() if hasattr(module, "kind_of_step")
+        ]
+        self._kinds_made: set[Hashable] = set()  # of steps, by this process
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
 
+    def _own_loss(self) -> Loss:
+        """Between its products it is compiled where the model is; nothing is compiled before the first step."""
+        if not self.compile:
+            return linear_cross_entropy
+        return functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))
+
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.device, self.dtype)
+
+    def compiles(self, iteration: int) -> bool:
+        """Whether step `iteration` would be compiled: the first of its kind that this process makes."""
+        return self.compile and self._kind(iteration) not in self._kinds_made
+
+    def _kind(self, iteration: int) -> Hashable:
+        return tuple(module.kind_of_step(iteration) for module in self._kinded)
 
     def step(
         self, ids_ET: Tensor, iteration: int, iterations: int, meter: Phases | None = None
@@ -144,6 +163,7 @@ class Stepper:
         self.model.train()
         phase = meter.phase if meter else lambda name: contextlib.nullcontext()
         self.seed_dropout(iteration)
+        self._kinds_made.add(self._kind(iteration))
         for module in self._told:
             module.begin_step(iteration)
         total = torch.zeros(

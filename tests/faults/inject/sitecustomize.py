@@ -75,11 +75,11 @@ def install(fault: Fault, slower: float) -> None:
         fault.strike("step", self.batch.micro)
         return plain_step(self, ids, iteration, *rest)
 
-    def made_loss(*arguments: Any) -> Any:
+    def made_loss(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == 2:
             fault.strike("accumulation")
-        loss = plain_loss(*arguments)
+        loss = plain_loss(*arguments, **options)
         return loss * {"nan": float("nan"), "spike": 3.0}.get(fault.strikes("loss"), 1.0)
 
     def made_flush(path: Path) -> None:
