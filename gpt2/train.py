@@ -135,10 +135,13 @@ class Run:
         return self.cut or self.iteration >= self.plan.iterations
 
     def one_step(self, feed: Feed) -> None:
-        """Wait for the batch, make the step, put it on record; the first steps of a process are warm-up."""
+        """Wait for the batch, make the step, put it on record.
+
+        Warm-up are the first steps of a process, and later ones that are compiled: "compile" is their clock.
+        """
         with self.clocks.on("data", synchronise=False):
             ids_ET = feed.get()
-        warming = self.steps_made < WARM_UP_STEPS
+        warming = self.steps_made < WARM_UP_STEPS or self.stepper.compiles(self.iteration)
         self.clocks.switch("compile" if warming else "train", synchronise=False)
         measured = self.meter if self.steps_made == MEASURED_STEP else None
         began = self.clocks.read("train")
