@@ -59,8 +59,9 @@ class CausalSelfAttention(nn.Module):
 
     An attention of another kind overrides `attend` and nothing else. One with parameters of its own may define
     `optimizer_settings` (see gpt2.optim) and `learned_scalars` (recorded at each evaluation); `begin_step(iteration)`
-    is called before each training step where it is defined. What its constructor sets stays: only what it shares
-    with this one is drawn anew by `initialise`.
+    is called before each training step where it is defined. One whose steps are not all the same operations defines
+    `kind_of_step(iteration)` as well, a hashable: where steps are compiled, the first of each kind is on the compile
+    clock. What its constructor sets stays: only what it shares with this one is drawn anew by `initialise`.
 
     forward: x_BTC (B, T, C) -> (B, T, C), same dtype and device.
     """
@@ -106,7 +107,14 @@ class CausalSelfAttention(nn.Module):
 
     def merge(self, y_BHTD: Tensor) -> Tensor:
         """(B, H, T, D) -> (B, T, C), through the output projection and dropout."""
-        y_BTC = y_BHTD.transpose(1, 2).flatten(2)
+        return self.output(self.joined(y_BHTD))
+
+    def joined(self, y_BHTD: Tensor) -> Tensor:
+        """The heads side by side: (B, H, T, D) -> (B, T, C)."""
+        return y_BHTD.transpose(1, 2).flatten(2)
+
+    def output(self, y_BTC: Tensor) -> Tensor:
+        """The output projection and dropout: (B, T, C) -> (B, T, C)."""
         return F.dropout(self.proj(y_BTC), self.dropout, self.training)
 
 

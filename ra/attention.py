@@ -37,6 +37,9 @@ class LearnedAttention(CausalSelfAttention):
     Kept for backward beyond what standard attention keeps: the second call's output and softmax statistics. Each
     call keeps its output anyway; the mix of the two, which the output projection needs, is made again from them in
     backward, to the bit. With `recompute` the calls themselves are made again as well, and only q, k and v are kept.
+
+    To save the mix, eager autograd must have the projection inside of what is made again, and then stops before its
+    product. torch.compile tells by itself what a product keeps: there the projection is outside, and never made again.
     """
 
     attention_calls: float = 2
@@ -76,9 +79,11 @@ class LearnedAttention(CausalSelfAttention):
         qkv = self.project(x_BTC)
         if not torch.is_grad_enabled():
             return self.merge(self.attend(*qkv))
-        if self.recompute:
-            return self.made_again(lambda *kept: self.merge(self.attend(*kept)), *qkv)
-        return self.made_again(lambda *kept: self.merge(self.mix(*kept)), *self.paths(*qkv))
+        made: Callable[..., Tensor] = self.attend if self.recompute else self.mix
+        kept = qkv if self.recompute else self.paths(*qkv)
+        if torch.compiler.is_compiling():
+            return self.output(self.made_again(lambda *parts: self.joined(made(*parts)), *kept))
+        return self.made_again(lambda *parts: self.merge(made(*parts)), *kept)
 
     def made_again(self, function: Callable[..., Tensor], *kept: Tensor) -> Tensor:
         """function(*kept), of which backward keeps the arguments alone and makes what else it needs again."""
@@ -162,7 +167,11 @@ class LearnedHardAttention(LearnedAttention):
 
     def begin_step(self, iteration: int) -> None:
         """Which steps move the gate is a function of the iteration alone, so that a resumed run does the same."""
-        self.measures = iteration % self.gate_every == 0
+        self.measures = self.kind_of_step(iteration)
+
+    def kind_of_step(self, iteration: int) -> bool:
+        """Whether the step moves the gate: it makes two calls, the others one."""
+        return iteration % self.gate_every == 0
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         if self.measures or not torch.is_grad_enabled():

@@ -1,0 +1,156 @@
+"""Every variant under torch.compile: one graph, the eager numbers, and in backward nothing that need not be there."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+
+from gpt2.config import ModelConfig
+from gpt2.model import GPT2, initialise
+from gpt2.step import build_model
+from ra.names import LEARNED, PATTERNS
+from ra.settings import AlternationSettings
+from ra.variants import variant
+
+MODEL = ModelConfig("test", 3, 2, 32, 16, 0.0, vocabulary=101, padded_vocabulary=128)
+B = 4
+SETTINGS = {
+    "output": AlternationSettings("output", 0.3, 100.0),
+    "output, recomputed": AlternationSettings("output", 0.3, 100.0, recompute=True),
+    "score": AlternationSettings("score", 0.3, 100.0),
+    "hard": AlternationSettings("hard", 0.6, 100.0),
+    "hard, recomputed": AlternationSettings("hard", 0.6, 100.0, recompute=True),
+    "hard, every 8": AlternationSettings("hard", 0.6, 100.0, gate_every=8),
+}
+CASES = [(name, "output") for name in PATTERNS if name != LEARNED] + [(LEARNED, kind) for kind in SETTINGS]
+ATEN = torch.ops.aten
+PRODUCTS = (ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def model_of(name: str, kind: str, dropout: float = 0.0) -> GPT2:
+    """Of the variant, with weights at which attention is far from uniform."""
+    config = dataclasses.replace(MODEL, dropout=dropout)
+    model = build_model(config, variant(name, config, SETTINGS[kind]).attention)
+    initialise(model, 0)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv.weight.mul_(20)
+    return model.train()
+
+
+def batch() -> Tensor:
+    return torch.randint(101, (B, MODEL.block_size + 1), generator=torch.Generator().manual_seed(1))
+
+
+def outcome(model: GPT2, hidden: Any, iteration: int = 0) -> dict[str, Tensor]:
+    """Loss and all gradients of a training step, by name; a gate that does not move has none."""
+    for module in model.modules():
+        if hasattr(module, "begin_step"):
+            module.begin_step(iteration)
+    model.zero_grad()
+    ids = batch()
+    logits = hidden(ids[:, :-1]) @ model.head[: model.vocabulary].T
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    loss.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach()} | gradients
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_compiled_variant_is_one_graph_and_gives_the_eager_loss_and_gradients(name: str, kind: str) -> None:
+    model = model_of(name, kind)
+    compiled = torch.compile(model.hidden, fullgraph=True, backend="aot_eager")
+    seen = []
+    for iteration in (0, 1, 8) if "every" in kind else (0,):
+        ours, eager = outcome(model, compiled, iteration), outcome(model, model.hidden, iteration)
+        assert ours.keys() == eager.keys()
+        for part, right in eager.items():
+            error = (ours[part] - right).norm()
+            assert error <= 2e-6 * right.norm() + 1e-9, (part, float(error), float(right.norm()))
+        seen.append("blocks.0.attention.alternation_logit" in ours)
+    assert seen == ([True, False, True] if "every" in kind else [name == LEARNED])
+
+
+def graphs_of(name: str, kind: str, iteration: int = 0) -> dict[str, torch.fx.Graph]:
+    """The forward and the backward graph that torch.compile's partitioner makes, before any kernel is fused."""
+    graphs: dict[str, torch.fx.Graph] = {}
+
+    def kept(which: str) -> Any:
+        def compiler(module: torch.fx.GraphModule, inputs: Any) -> Any:
+            assert which not in graphs
+            graphs[which] = module.graph
+            return make_boxed_func(module.forward)
+
+        return compiler
+
+    backend = aot_autograd(
+        fw_compiler=kept("forward"),
+        bw_compiler=kept("backward"),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    model = model_of(name, kind)
+    outcome(model, torch.compile(model.hidden, fullgraph=True, backend=backend), iteration)
+    return graphs
+
+
+def calls(graph: torch.fx.Graph, *targets: Any) -> int:
+    return sum(node.target in targets for node in graph.nodes)
+
+
+def attention_calls(graph: torch.fx.Graph) -> int:
+    """Of the forward kernel, also where a node sets the generator's state for it."""
+    operations = [str(each) for node in graph.nodes for each in (node.target, *node.args)]
+    return sum(name.startswith("aten._scaled_dot_product") and "backward" not in name for name in operations)
+
+
+def kept_bytes(graph: torch.fx.Graph) -> int:
+    """Of what the forward graph gives to backward besides its own inputs: each storage of activations."""
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    kept = {
+        node for node in output.args[0][1:] if isinstance(node, torch.fx.Node) and node.op != "placeholder"
+    }
+    values = [node.meta["val"] for node in kept]
+    tensors = [v for v in values if isinstance(v, Tensor) and v.dtype != torch.uint8]  # a generator's state
+    return sum(v.numel() * v.element_size() for v in tensors)
+
+
+AGAIN = {  # attention calls that backward makes again, a layer
+    "output": 0,
+    "output, recomputed": 2,
+    "score": 1,
+    "hard": 0,
+    "hard, recomputed": 2,
+}
+
+
+@pytest.mark.parametrize("kind", AGAIN)
+def test_a_compiled_learned_attention_makes_no_product_again(kind: str) -> None:
+    baseline, learned = graphs_of("B", "output"), graphs_of(LEARNED, kind)
+    assert attention_calls(baseline["backward"]) == 0
+    assert attention_calls(learned["backward"]) == AGAIN[kind] * MODEL.layers
+    for which in ("forward", "backward"):
+        assert calls(learned[which], *PRODUCTS) == calls(baseline[which], *PRODUCTS) > 0
+
+
+@pytest.mark.parametrize("kind", AGAIN)
+def test_a_compiled_learned_attention_keeps_no_more_than_the_eager_one(kind: str) -> None:
+    """Beyond what the baseline keeps: one output a layer and its statistics, or nothing where it is made again."""
+    baseline, learned = (
+        kept_bytes(graphs_of(*case)["forward"]) for case in (("B", "output"), (LEARNED, kind))
+    )
+    output = B * MODEL.block_size * MODEL.width * 4
+    statistics = B * MODEL.block_size * MODEL.heads * 4
+    allowed = 0 if AGAIN[kind] else MODEL.layers * (output + statistics)
+    assert learned <= baseline + allowed + MODEL.layers * 64  # some scalars
