@@ -25,7 +25,9 @@ from torch import Tensor
 from gpt2.linear import HEAD_WIDE, by_hand, onednn, product
 
 CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # rows of logits alive at once; on two CPU cores 512 is no faster
-WIDE_ROWS = 128  # of those, the rows in float32 at once where `chunk_loss` is not compiled
+# of those, the rows in float32 at once where `chunk_loss` is not compiled, by the bytes of a logit: a copy of few rows
+# is small beside bfloat16 logits, and beside float32 ones, which are held anyway, it has to be smaller
+WIDE_ROWS = {2: 1024, 4: 128, 8: 128}
 IGNORED = -1
 
 # logits_NV, targets_N, count, vocabulary -> sum of the losses; see chunk_loss
@@ -75,7 +77,8 @@ def chunk_loss(logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocabulary: 
 
 def _some_rows(logits_NV: Tensor, targets_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """As many rows at once as may be copied to the wide dtype where nothing is fused."""
-    return zip(logits_NV.split(WIDE_ROWS), targets_N.split(WIDE_ROWS), strict=True)
+    rows = WIDE_ROWS[logits_NV.element_size()]
+    return zip(logits_NV.split(rows), targets_N.split(rows), strict=True)
 
 
 def chunk_loss_in_parts(logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocabulary: int) -> Tensor:

@@ -37,7 +37,7 @@ TORCH_COMPILE = torch.compile
 def everywhere_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(linear, "BY_HAND", set())
     monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": CHUNK})
-    monkeypatch.setattr(loss_module, "WIDE_ROWS", 3)
+    monkeypatch.setattr(loss_module, "WIDE_ROWS", dict.fromkeys((2, 4, 8), 3))
     yield
     torch.compiler.reset()
 
@@ -196,7 +196,7 @@ def test_a_compiled_chunk_writes_its_gradient_over_the_logits_and_nothing_else_o
 
 
 def test_an_eager_chunk_in_bfloat16_has_few_rows_in_float32_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "WIDE_ROWS", 4)
+    monkeypatch.setattr(loss_module, "WIDE_ROWS", {2: 4})
     rows, columns = 64, 4096
     arguments = logits_of(rows, columns, torch.bfloat16)
     tracker = Tracker()
@@ -212,7 +212,7 @@ def test_the_length_of_what_is_copied_changes_no_gradient(monkeypatch: pytest.Mo
     seen = []
     for chunk, wide in itertools.product((CHUNK, 64), (1, 3, 128)):
         monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": chunk})
-        monkeypatch.setattr(loss_module, "WIDE_ROWS", wide)
+        monkeypatch.setattr(loss_module, "WIDE_ROWS", {8: wide})
         seen.append(outcome(linear_cross_entropy, *sample(29, torch.float64)))
     for other in seen[1:]:
         for one, two in zip(seen[0], other, strict=True):
