@@ -221,7 +221,7 @@ def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabular
         w_VC = (weight_VC[:vocabulary] if cut else weight_VC).to(dtype)
         for part in scored.split(_chunk_rows(x_BTC)):
             x, targets = x_NC[part].to(dtype), targets_N[part]
-            logits_NV = product(x, w_VC) if onednn(x, HEAD_WIDE) else x @ w_VC.T
+            logits_NV = product(x, w_VC) if onednn(x) else x @ w_VC.T
             if cut:
                 losses_N[part] = F.cross_entropy(logits_NV, targets, reduction="none")
                 continue
