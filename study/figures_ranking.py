@@ -57,6 +57,30 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     }
 
 
+def in_words(figure: Figure | None) -> str:
+    """Whether the order changes as training goes on: how often a real change is told apart. "" without ranks."""
+    views = figure["choices"][0]["options"] if figure else []
+    ranks = next((view["data"] for view in views if view["name"] == "rank"), None)
+    if figure is None or ranks is None:
+        return ""
+    rows = {
+        trace["meta"]["variant"]: rank["y"]
+        for trace, rank in zip(figure["data"], ranks, strict=True)
+        if "meta" in trace
+    }
+    arms = next(own for name, own in rows.items() if is_equivalent(name))
+    said = []
+    for name, own in rows.items():
+        if not is_equivalent(name):
+            better = sum(a < b for a, b in zip(own, arms, strict=True))
+            worse = sum(a > b for a, b in zip(own, arms, strict=True))
+            said.append(
+                f"{name} is better than the equivalent arms at {better}, worse at {worse} and not told from them at "
+                f"{len(own) - better - worse} of {len(own)} points of evaluation, each judged by itself."
+            )
+    return " ".join(said)
+
+
 def _table_at(used: Sequence[Run], tokens: int) -> Losses:
     found: Losses = {}
     for run in used:

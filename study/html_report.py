@@ -219,6 +219,7 @@ def _curves(report: Report, study_dir: Path, figure: Place) -> str:
                "variant that has no effect and varies as the arms do lies there in 95 % of studies, point by point. "
                "Ranks: the equivalent arms share one, and with them what the verdict's rule does not tell from them.")
         or note("No ranking: the variants share no seed and point of evaluation."),
+        note(order) if (order := figures_ranking.in_words(ranks)) else "",
         "<h3>Training loss</h3>" if (training := training_curves(study_dir, used)) else "",
         figure("training", figures.loss_curves(training, each, "training", False),
                f"{band}Means over spans of training steps, from metrics.jsonl."),

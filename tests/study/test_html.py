@@ -225,6 +225,10 @@ def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_f
     assert (ranks[4] == np.where(apart, np.where(expected[4] < 0, 1, 5), 3)).all()
     assert (ranks[0] == np.where(apart, np.where(expected[4] < 0, 3.5, 2.5), 3)).all()
     assert [figure["data"][place]["x"][0] for place in lines] == [made["B0"][0][0]] * 5
+    better, worse = (int((apart & side).sum()) for side in (expected[4] < 0, expected[4] > 0))
+    same = len(apart) - better - worse
+    said = f"at {better}, worse at {worse} and not told from them at {same} of {len(apart)} points"
+    assert f"RALEARN is better than the equivalent arms {said}" in page(study)
 
 
 def test_training_time_is_not_written_in_milli_hours(tmp_path: Path) -> None:
