@@ -56,14 +56,15 @@ attention: setup-tools  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEA
 control: setup-main  ## The equivalence control: B and RAALL from swapped initial weights
 	@$(RUN) -m scripts.control
 
-# GROWTH=1, FIRST_STEP=1, CORPUS=1, EVALUATION=1, PRODUCTS=1 and PROFILE=1 name another bench, one at a time.
-BENCHES := $(foreach name,GROWTH FIRST_STEP CORPUS EVALUATION PRODUCTS PROFILE,$(if $($(name)),$(name)))
+# Each of these names, set to 1, is another bench; one at a time.
+BENCHES := $(foreach name,GROWTH FIRST_STEP CORPUS EVALUATION PRODUCTS PROFILE CURVES HEAD,$(if $($(name)),$(name)))
 ifneq (,$(and $(filter bench,$(MAKECMDGOALS)),$(word 2,$(BENCHES))))
 $(error make bench measures one thing at a time, not $(BENCHES:%=%=1); right: one of them, or none)
 endif
 BENCH := $(if $(GROWTH),_growth)$(if $(FIRST_STEP),_first_step)$(if $(CORPUS),_data)
-BENCH := scripts.bench$(BENCH)$(if $(EVALUATION),_evaluation)$(if $(PRODUCTS),_products)$(if $(PROFILE),_profile)
-bench: setup-tools  ## Speed, memory [CASES=]; or GROWTH=1, FIRST_STEP=1, CORPUS=1, EVALUATION=1, PRODUCTS=1, PROFILE=1
+BENCH := $(BENCH)$(if $(EVALUATION),_evaluation)$(if $(PRODUCTS),_products)$(if $(PROFILE),_profile)
+BENCH := scripts.bench$(BENCH)$(if $(CURVES),_curves)$(if $(HEAD),_head)
+bench: setup-tools  ## Speed, memory [CASES=]; or GROWTH FIRST_STEP CORPUS EVALUATION PRODUCTS PROFILE CURVES HEAD (one =1)
 	@$(RUN) -m $(BENCH) $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 	    $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(CASES),--cases '$(CASES)')
 

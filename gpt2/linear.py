@@ -1,8 +1,8 @@
 """Linear layers of a CPU in float32, faster or in less memory than autograd makes them by itself.
 
 Of the two libraries that torch brings for a CPU, F.linear asks MKL, whose product with a transposed matrix was slower
-on an AMD processor than oneDNN's: in layers from a width of WIDE on, in the head from HEAD_WIDE on (`make bench
-PRODUCTS=1` shows it).
+on an AMD processor than oneDNN's: in layers from a width of WIDE on, in training's head from HEAD_WIDE on (`make
+bench PRODUCTS=1` shows it).
 Elsewhere (a GPU, autocast, float64, torch.compile, a torch without oneDNN) layers are F.linear and F.gelu.
 """
 

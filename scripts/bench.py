@@ -28,6 +28,12 @@ def tell(line: str) -> None:
     print(line, flush=True)
 
 
+def at_least(least: int, rounds: int, why: str = "") -> None:
+    """UserError where so few rounds are none."""
+    if rounds < least:
+        raise UserError(f"--rounds {rounds}; right: at least {least}{why}")
+
+
 def keep(
     out: Path, resolved: ResolvedTarget, found: dict[str, Any], schema: int = 1, complete: bool = True
 ) -> None:
@@ -70,8 +76,7 @@ def main() -> int:
     usual = bench.DEFAULTS[kind]
     rounds = usual[0] if arguments.rounds is None else arguments.rounds
     seconds = usual[1] if arguments.seconds is None else arguments.seconds
-    if rounds < 1:
-        raise UserError(f"--rounds {rounds}; right: at least 1")
+    at_least(1, rounds)
     shapes = bench.chosen(kind, arguments.shape, arguments.cases.split())
     peak = resolved.target.peak_flops
     tell(

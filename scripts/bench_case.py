@@ -18,6 +18,7 @@ from study.bench_shapes import PLAIN
 
 if TYPE_CHECKING:
     from gpt2.batch import BatchPlan
+    from gpt2.config import OptimizerConfig
     from gpt2.memory import PeakMeter
     from gpt2.target import ResolvedTarget
 
@@ -160,13 +161,12 @@ def plain_step(
 def our_step(
     shape: dict[str, Any], case: str, micro: int, resolved: ResolvedTarget
 ) -> tuple[Any, float, float]:
-    from gpt2.config import OptimizerConfig
     from gpt2.step import Stepper
 
     model, attention = model_and_attention(shape, case)
     stepper = Stepper(
         model,
-        OptimizerConfig(1e-4, 0.1, 0.0, 1.0, 0.9, 0.95, 1e-8, 1.0),
+        optimizer(),
         batch_of(shape, micro),
         seed=0,
         device=resolved.device,
@@ -178,6 +178,22 @@ def our_step(
         lambda ids, iteration: stepper.step(ids, iteration, 10**9),
         stepper.model.flops_per_token(),
         nanogpt_flops(stepper.model, shape),
+    )
+
+
+def optimizer(learning_rate: float = 1e-4) -> OptimizerConfig:
+    """What the plain step has as well: a constant rate, weight decay 0.1, gradients clipped at norm 1."""
+    from gpt2.config import OptimizerConfig
+
+    return OptimizerConfig(
+        learning_rate=learning_rate,
+        min_learning_rate_ratio=1.0,
+        warmup_fraction=0.0,
+        weight_decay=0.1,
+        beta1=0.9,
+        beta2=0.95,
+        epsilon=1e-8,
+        grad_clip=1.0,
     )
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gpt2.errors import UserError, run_command
+from gpt2.errors import run_command
 from gpt2.target import export_environment
-from scripts.bench import keep
+from scripts.bench import at_least, keep, tell
+from study.bench_shapes import named
 from study.child import keep_heap
 
 if TYPE_CHECKING:
@@ -81,16 +82,14 @@ def main() -> int:
     parser.add_argument("--shape", default="", help="the name of a shape; the first by default")
     arguments = parser.parse_args()
     export_environment()
-    if arguments.rounds < 1:
-        raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
+    at_least(1, arguments.rounds)
     from gpt2 import target
     from gpt2.config import ANY_TARGET
-    from gpt2.memory import PeakMeter
     from scripts.bench_case import model_of
     from study import evaluation_cost as cost
 
     kind = "cpu" if target.resolve(ANY_TARGET).device == "cpu" else "cuda"
-    shape = shape_named(arguments.shape, kind)
+    shape = named(SHAPES[kind], arguments.shape)
     resolved = target.make_ready(ANY_TARGET, model_of(dataclasses.asdict(shape)))
     print(f"{resolved.device_name}, {resolved.dtype}; {shape.name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -104,44 +103,57 @@ def main() -> int:
         made.whole_item_tokens,
     )
     print(f"HellaSwag: {made.source}", flush=True)
-    with target.attention_context(resolved, 0.0):
-        rates, samples, meter = {}, [], PeakMeter(resolved.device)
-        for number in range(arguments.rounds):
-            for case in CASES:
-                sample = one_turn(shape, case, resolved, made, meter)
-                leave_no_memory(resolved.device)
-                samples.append(sample)
-                print(
-                    f"round {number + 1}, {case}: validation of {sample.validation_tokens:,} tokens "
-                    f"{sample.validation_seconds:.2f} s, {sample.items} items {sample.hellaswag_seconds:.2f} s",
-                    flush=True,
-                )
-        for case in CASES:  # last: what its memory leaves behind is in nobody's peak
-            rates[case] = training_rate(shape, case, resolved, arguments.seconds)
-            leave_no_memory(resolved.device)
-            print(f"training, {case}: {rates[case]:,.0f} tokens/s", flush=True)
+    found: dict[str, Any] = {
+        "shape": dataclasses.asdict(shape),
+        "items": made.source,
+        "whole": dataclasses.asdict(whole),
+    }
+
+    def partly(samples: list[Sample]) -> None:
+        found["samples"] = [dataclasses.asdict(sample) for sample in samples]
+        keep(OUT, resolved, found, complete=False)
+
+    samples, rates = in_turn(shape, resolved, made, arguments.rounds, arguments.seconds, partly)
     rows = cost.table(samples, rates, whole)
     print(cost.text(rows, whole))
     goal_card = target.TARGETS[cost.GOAL_CARD].peak_flops
     if resolved.target.peak_flops and goal_card:
         print(cost.verdict(rows, resolved.target.peak_flops, goal_card))
-    found = {
-        "shape": dataclasses.asdict(shape),
-        "items": made.source,
-        "whole": dataclasses.asdict(whole),
-        "rows": rows,
-        "samples": [dataclasses.asdict(sample) for sample in samples],
-    }
-    keep(OUT, resolved, found)
+    keep(OUT, resolved, found | {"rows": rows})
     return 0
 
 
-def shape_named(name: str, kind: str) -> Shape:
-    for shape in SHAPES[kind]:
-        if name in ("", shape.name):
-            return shape
-    names = ", ".join(shape.name for shape in SHAPES[kind])
-    raise UserError(f"no shape is called {name!r} here; there are {names}")
+def in_turn(
+    shape: Shape,
+    resolved: ResolvedTarget,
+    made: Material,
+    rounds: int,
+    seconds: float,
+    partly: Callable[[list[Sample]], None],
+) -> tuple[list[Sample], dict[str, float]]:
+    """Every case's evaluation once a round, then its training tokens/s. partly: called with all samples so far."""
+    from gpt2 import target
+    from gpt2.memory import PeakMeter
+
+    samples: list[Sample] = []
+    rates: dict[str, float] = {}
+    with target.attention_context(resolved, 0.0):
+        meter = PeakMeter(resolved.device)
+        for number in range(rounds):
+            for case in CASES:
+                sample = one_turn(shape, case, resolved, made, meter)
+                leave_no_memory(resolved.device)
+                samples.append(sample)
+                partly(samples)
+                tell(
+                    f"round {number + 1}, {case}: validation of {sample.validation_tokens:,} tokens "
+                    f"{sample.validation_seconds:.2f} s, {sample.items} items {sample.hellaswag_seconds:.2f} s"
+                )
+        for case in CASES:  # last: what its memory leaves behind is in nobody's peak
+            rates[case] = training_rate(shape, case, resolved, seconds)
+            leave_no_memory(resolved.device)
+            tell(f"training, {case}: {rates[case]:,.0f} tokens/s")
+    return samples, rates
 
 
 def study_config(folder: Path) -> Config:
@@ -194,16 +206,16 @@ def training_rate(shape: Shape, case: str, resolved: ResolvedTarget, seconds: fl
     import torch
 
     from gpt2.batch import plan_batch
-    from gpt2.config import VOCABULARY, OptimizerConfig
+    from gpt2.config import VOCABULARY
     from gpt2.step import Stepper
     from gpt2.train import device_synchroniser
-    from scripts.bench_case import model_and_attention
+    from scripts.bench_case import model_and_attention, optimizer
 
     synchronise = device_synchroniser(resolved.device)
     model, attention = model_and_attention(dataclasses.asdict(shape), case)
     stepper = Stepper(
         model,
-        OptimizerConfig(1e-4, 0.1, 0.0, 1.0, 0.9, 0.95, 1e-8, 1.0),
+        optimizer(),
         plan_batch(shape.micro, shape.micro, 1, shape.block_size),
         seed=0,
         device=resolved.device,

@@ -1,6 +1,6 @@
 """`make bench FIRST_STEP=1`: seconds from the start of a training process to the end of its first optimizer step.
 
-python -m scripts.bench_first_step [--rounds 5]                   prepares two studies in a temporary folder, measures
+python -m scripts.bench_first_step [--rounds 5]                   prepares three studies in a temporary folder, measures
 python -m scripts.bench_first_step STUDY_DIR VARIANT SEED ...     scripts.train up to its first step, with the parts
 """
 
@@ -22,10 +22,14 @@ from pathlib import Path  # noqa: E402
 from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
-from gpt2.errors import run_command  # noqa: E402
+from gpt2.errors import UserError, run_command  # noqa: E402
+from gpt2.target import export_environment  # noqa: E402
+from scripts.bench import at_least, tell  # noqa: E402
+from study.bench_process import BenchError  # noqa: E402
 
 GOAL_SECONDS = 20.0
-STUDIES = ("gpt2-ra-ablation-smoke", "gpt2-ra-ablation")
+SMOKE, MAIN = "gpt2-ra-ablation-smoke", "gpt2-ra-ablation"
+STUDIES: tuple[tuple[str, dict[str, str]], ...] = ((SMOKE, {}), (MAIN, {}), (SMOKE, {"COMPILE": "y"}))
 PARTS = ("interpreter", "imports", "settings and data", "model", "opening the run", "first step")
 HEAVY = (
     "datasets",
@@ -44,14 +48,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench FIRST_STEP=1")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    export_environment()
+    at_least(1, arguments.rounds)
+    measured = 0
     with tempfile.TemporaryDirectory() as folder:
-        for name in STUDIES:
-            print(text(name, measure(Path(folder) / name, name, arguments.rounds)), flush=True)
+        for number, (name, values) in enumerate(STUDIES):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, f"kernels{number}"))  # empty at first
+            told = " ".join([name, *(f"CONFIG_{symbol}={value}" for symbol, value in values.items())])
+            try:
+                seen = measure(Path(folder, str(number)), name, arguments.rounds, **values)
+            except BenchError as error:  # such as no compiler
+                tell(f"left out: {told}: {error}")
+                continue
+            tell(text(told, seen))
+            measured += 1
+    if not measured:
+        raise UserError("nothing could be measured; why each study was left out stands above")
     return 0
 
 
 def measure(folder: Path, name: str, rounds: int, **values: str) -> list[dict[str, Any]]:
-    """One dict a round: seconds of each part, "total", and which of HEAVY were loaded. The study is prepared first."""
+    """One dict a round: seconds of each part, "total", which of HEAVY were loaded, and whether the study compiles.
+
+    The study is prepared first.
+    """
     from gpt2 import record
     from scripts.bench_studies import prepare, study_in
 
@@ -62,13 +82,13 @@ def measure(folder: Path, name: str, rounds: int, **values: str) -> list[dict[st
     for number in range(rounds):
         run_dir = study.directory / "runs" / record.run_name(variant, number)
         run_dir.mkdir(parents=True)
-        seen.append(one_start([str(study.directory), variant, str(number)], run_dir / "log.txt"))
+        start = one_start([str(study.directory), variant, str(number)], run_dir / "log.txt")
+        seen.append(start | {"compiles": study.config.target.compile})
     return seen
 
 
 def one_start(arguments: list[str], log: Path) -> dict[str, Any]:
     """Start a training process as the study does, and hear its parts."""
-    from study.bench import BenchError
     from study.child import Child
 
     began = time.monotonic()
@@ -117,15 +137,22 @@ def inside() -> int:
 
 
 def text(name: str, seen: list[dict[str, Any]]) -> str:
-    """Medians of the parts and the total's spread, against the goal."""
+    """Medians of the parts and the total's spread, against the goal; a first process that compiles is told apart."""
+    compiling, seen = (seen[:1], seen[1:]) if seen[0]["compiles"] and len(seen) > 1 else ([], seen)
     parts = ", ".join(f"{part} {median(row[part] for row in seen):.2f}" for part in PARTS)
     totals = [row["total"] for row in seen]
-    loaded = sorted({module for row in seen for module in row["loaded"]})
-    return (
+    loaded = sorted({module for row in [*compiling, *seen] for module in row["loaded"]})
+    lines = [
         f"{name}: first step after {median(totals):.2f} s [{min(totals):.2f}, {max(totals):.2f}], median of "
-        f"{len(seen)} (goal: {GOAL_SECONDS:g} s)\n  seconds: {parts}\n"
-        f"  heavy packages loaded: {', '.join(loaded) or 'none'} (of {', '.join(HEAVY)})"
-    )
+        f"{len(seen)} (goal: {GOAL_SECONDS:g} s)",
+        f"  seconds: {parts}",
+        f"  heavy packages loaded: {', '.join(loaded) or 'none'} (of {', '.join(HEAVY)})",
+    ]
+    lines += [
+        f"  these had the kernels that a process before them compiled: its first step came after {row['total']:.2f} s"
+        for row in compiling
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -121,18 +121,16 @@ def peak(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
     import torch
 
     from gpt2 import target
-    from gpt2.config import OptimizerConfig
     from gpt2.memory import PeakMeter
     from gpt2.work import Work
-    from scripts.bench_case import model_and_attention
+    from scripts.bench_case import model_and_attention, optimizer
 
     torch.set_num_threads(target.cpu_threads(0))
-    optimizer = OptimizerConfig(1e-4, 0.1, 0.0, 1.0, 0.9, 0.95, 1e-8, 1.0)
 
     def step(layers: int, heads: int, width: int, block_size: int) -> PeakMeter:
         sizes = {"name": "bench", "layers": layers, "heads": heads, "width": width, "block_size": block_size}
         model, attention = model_and_attention(sizes, case)
-        work = Work(model, optimizer, attention, micro, 1, "cpu", "float32")
+        work = Work(model, optimizer(), attention, micro, 1, "cpu", "float32")
         meter = PeakMeter("cpu")
         stepper = work.prepare("cpu")  # its optimizer has its state, so that the step is one like any other
         stepper.step(torch.zeros((micro, block_size + 1), dtype=torch.int64), 1, 2, meter)

@@ -15,7 +15,8 @@ from typing import Any
 
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
-from scripts.bench import keep
+from scripts.bench import at_least, keep
+from study.bench_table import told
 from study.child import keep_heap
 
 OUT = Path("results/bench-products.json")
@@ -47,8 +48,7 @@ def main() -> int:
     from gpt2.config import TargetConfig
     from study.bench import INTERVAL
 
-    if arguments.rounds < 1:
-        raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
+    at_least(1, arguments.rounds)
     if arguments.shape and not arguments.shape.isdecimal():
         raise UserError(f"--shape {arguments.shape!r}; right: a width, such as {WIDTHS[-2]}")
     if not linear.offered():
@@ -113,8 +113,7 @@ def text(rows: list[Row], head: bool) -> str:
     lines = [f"{'width':>5}  {'product':7}  {'F.linear':>12}  {'oneDNN':>12}  ratio"] if head else []
     for row in rows:
         speeds = "  ".join(f"{flops / 1e9:5.0f} GFLOP/s" for flops in (row.usual_flops, row.onednn_flops))
-        ratio = f"{row.ratio['median']:.2f} [{row.ratio['low']:.2f}, {row.ratio['high']:.2f}]"
-        lines.append(f"{row.width:5}  {row.part:7}  {speeds}  {ratio}")
+        lines.append(f"{row.width:5}  {row.part:7}  {speeds}  {told(row.ratio)}")
     return "\n".join(lines)
 
 

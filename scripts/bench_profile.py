@@ -19,7 +19,7 @@ from typing import Any
 
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
-from scripts.bench import keep, tell
+from scripts.bench import at_least, keep, tell
 from study.bench_process import FIRST_ANSWER, BenchError, surroundings, why
 from study.bench_shapes import Shape
 
@@ -39,8 +39,7 @@ def main() -> int:
     if arguments.case:
         print(json.dumps(profile(**json.loads(arguments.case))))
         return 0
-    if arguments.rounds < 1:
-        raise UserError(f"--rounds {arguments.rounds}; right: at least 1")
+    at_least(1, arguments.rounds)
     from gpt2 import target
     from gpt2.config import ANY_TARGET
     from study import bench

@@ -44,7 +44,7 @@ __all__ = [
 
 HELD_ROUNDS = 3  # of held processes, for one of new ones
 # Rounds, and seconds of timed steps a turn. On a GPU nearly all of a turn is a new process that loads torch and makes
-# its kernels ready, eleven times a round; three rounds are below FEW, so that what stands in brackets there is their
+# its kernels ready, once a case and round; three rounds are below FEW, so that what stands in brackets there is their
 # range and is called that: no confidence is claimed that so few rounds do not give. ROUNDS=6 has an interval.
 DEFAULTS = {"cpu": (6, 12.0), "cuda": (3, 6.0)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from gpt2.errors import UserError
 
@@ -58,8 +59,7 @@ def chosen(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
     """
     shapes = [shape for shape in SHAPES[kind] if part in shape.name]
     if not shapes:
-        there = ", ".join(shape.name for shape in SHAPES[kind])
-        raise UserError(f"no shape is called {part!r} here; there are {there}")
+        raise no_shape(SHAPES[kind], part)
     labels: dict[str, list[str]] = {}
     for case, micro in dict.fromkeys(pair for shape in shapes for pair in shape.cases):
         labels.setdefault(case, []).append(f"{case}@{micro}")
@@ -76,3 +76,25 @@ def chosen(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
         for shape in shapes
     ]
     return [shape for shape in kept if shape.cases]
+
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+AnyShape = TypeVar("AnyShape", bound=Named)
+
+
+def named(shapes: Sequence[AnyShape], name: str) -> AnyShape:
+    """The shape of exactly that name, the first without one; UserError, listing them, where there is none."""
+    for shape in shapes:
+        if name in ("", shape.name):
+            return shape
+    raise no_shape(shapes, name)
+
+
+def no_shape(shapes: Sequence[Named], name: str) -> UserError:
+    return UserError(
+        f"no shape is called {name!r} here; there are {', '.join(shape.name for shape in shapes)}"
+    )

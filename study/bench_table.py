@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -97,6 +98,20 @@ def spread(values: list[float]) -> dict[str, float] | None:
     }
 
 
+def told(value: dict[str, float] | None, digits: int = 2) -> str:
+    """A spread for a reader: 1.12 [1.05, 1.19]; "-" for none."""
+    if value is None:
+        return "-"
+    return f"{value['median']:.{digits}f} [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
+
+
+def columns(cells: Sequence[Sequence[str]]) -> str:
+    """Rows of cells under each other."""
+    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+    return "\n".join("  ".join(row).rstrip() for row in padded)
+
+
 def memory_ratio(samples: list[Sample], case: tuple[str, int], to: tuple[str, int]) -> float | None:
     own, other = ([s.peak_bytes for s in samples if (s.case, s.micro) == key] for key in (case, to))
     return median(own) / median(other) if own and other and case != to else None
@@ -104,10 +119,6 @@ def memory_ratio(samples: list[Sample], case: tuple[str, int], to: tuple[str, in
 
 def text(shape: Shape, rows: list[dict[str, Any]]) -> str:
     """The rows for a reader; a batch is a micro-batch and how many of them an optimizer step has."""
-
-    def ratio(value: dict[str, float] | None) -> str:
-        return f"{value['median']:.2f} [{value['low']:.2f}, {value['high']:.2f}]" if value else "-"
-
     head = (
         "case",
         "batch",
@@ -126,16 +137,13 @@ def text(shape: Shape, rows: list[dict[str, Any]]) -> str:
             f"{row['tokens_per_second']:,.0f}",
             f"{row['mfu']:.3f} ({row['mfu_nanogpt']:.3f})" if row["mfu"] else "-",
             f"{row['peak_bytes'] / 2**30:.2f}",
-            ratio(row["to_plain"]),
-            ratio(row["to_plain_same_micro"]),
-            ratio(row["to_baseline"]),
+            told(row["to_plain"]),
+            told(row["to_plain_same_micro"]),
+            told(row["to_baseline"]),
             f"{row['memory_to_plain_same_micro']:.2f}" if row["memory_to_plain_same_micro"] else "-",
         )
         for row in rows
     ]
-    widths = [max(len(line[column]) for line in [head, *body]) for column in range(len(head))]
-    cells = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in [head, *body]]
-    lines = ["  ".join(line).rstrip() for line in cells]
     each = f"{shape.effective} sequences" if shape.effective else "a micro-batch"
     title = f"{shape.name}: {shape.layers} layers, width {shape.width}, T = {shape.block_size}"
-    return "\n".join([f"{title}, {each} an optimizer step", *lines])
+    return "\n".join([f"{title}, {each} an optimizer step", columns([head, *body])])

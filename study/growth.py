@@ -20,6 +20,7 @@ from typing import Any
 from study import bench
 from study.bench import BASELINE, BenchError, Sample, Shape, ratios, spread
 from study.bench_process import last_words
+from study.bench_table import columns, told
 from study.child import EXACT_HEAP
 
 VARIANTS = ("B", "RAALL", "RALEARN")
@@ -187,19 +188,8 @@ def lines(rows: list[dict[str, Any]], knee: int) -> dict[str, list[dict[str, flo
     return {case: fitted for case, fitted in found.items() if fitted}
 
 
-def columns(cells: list[tuple[str, ...]]) -> str:
-    """Rows of cells under each other."""
-    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
-    return "\n".join("  ".join(row).rstrip() for row in padded)
-
-
 def text(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[str, float]]]) -> str:
     """Rows and fits for a reader."""
-
-    def ratio(value: dict[str, float] | None) -> str:
-        return f"{value['median']:.3f} [{value['low']:.3f}, {value['high']:.3f}]" if value else "-"
-
     head = (series.along, "case", "tokens/s", "step ms", "peak MiB", "time to B", "memory to B")
     body = [
         (
@@ -208,7 +198,7 @@ def text(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[s
             f"{row['tokens_per_second']:,.0f}",
             f"{1000 * row['step_seconds']:,.1f}",
             f"{row['peak_bytes'] / 2**20:,.0f}",
-            ratio(row["time_to_baseline"]),
+            told(row["time_to_baseline"], 3),
             f"{row['memory_to_baseline']:.3f}" if row["memory_to_baseline"] else "-",
         )
         for row in rows

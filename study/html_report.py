@@ -82,7 +82,10 @@ DIFFERENCES = (
     "of the equivalent arms, by their noise; this is the verdict's. Grey: where the diamond of a variant without "
     "effect lies in 95 % of studies with these seeds, if its runs vary as the arms' do."
 )
-COST = "Means over the runs that ended their schedule; memory is the highest peak that one of them allocated."
+COST = (
+    "Means over the runs that ended their schedule, or over those that were cut where a variant has no other; memory "
+    "is the highest peak that one of them allocated."
+)
 
 
 def _header(report: Report) -> str:

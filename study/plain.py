@@ -65,10 +65,28 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(logits_BTV.view(-1, logits_BTV.shape[-1]), targets_BT.reshape(-1))
 
 
+THEIR_NAMES = {"attention.qkv": "qkv", "attention.proj": "proj", "mlp.fc": "wide", "mlp.proj": "narrow"}
+
+
+@torch.no_grad()
+def take_weights(plain: PlainGPT, ours: nn.Module) -> None:
+    """Give the plain model the weights of the project's baseline of the same shape; padded rows stay behind."""
+    state: dict[str, Tensor] = {}
+    for name, parameter in ours.named_parameters():
+        for own, theirs in THEIR_NAMES.items():
+            name = name.replace(own, theirs)
+        state[name] = parameter
+    rows = plain.token.weight.shape[0]
+    state["token.weight"] = state["head.weight"] = state["token.weight"][:rows]
+    plain.load_state_dict(state)
+
+
 class PlainStep:
     """One optimizer step a call: forward and backward, `accumulation` times, then clip and AdamW, as nanoGPT has it."""
 
-    def __init__(self, shape: PlainShape, device: str, accumulation: int = 1) -> None:
+    def __init__(
+        self, shape: PlainShape, device: str, accumulation: int = 1, learning_rate: float = 1e-4
+    ) -> None:
         self.accumulation = accumulation
         torch.manual_seed(0)
         self.model = PlainGPT(shape).to(device)
@@ -76,15 +94,18 @@ class PlainStep:
         decayed = [p for p in self.model.parameters() if p.dim() >= 2]
         rest = [p for p in self.model.parameters() if p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=1e-4, betas=(0.9, 0.95), fused=self.on_gpu)
+        self.optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=self.on_gpu)
         self.run = torch.compile(self.model) if self.on_gpu else self.model
 
-    def __call__(self, ids_ET: Tensor) -> None:
-        """ids_ET: (E, T+1) int64 on the device, E = accumulation x micro-batch."""
+    def __call__(self, ids_ET: Tensor) -> Tensor:
+        """ids_ET: (E, T+1) int64 on the device, E = accumulation x micro-batch. The mean loss in nats, there too."""
+        losses = []
         for ids_BT in ids_ET.split(ids_ET.shape[0] // self.accumulation):
             with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu):
                 loss = self.run(ids_BT[:, :-1], ids_BT[:, 1:]) / self.accumulation
             loss.backward()
+            losses.append(loss.detach())
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum()

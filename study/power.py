@@ -106,10 +106,6 @@ class Design:
             return None
         return detectable(self.freedom(seeds)) * self.spread / math.sqrt(seeds)
 
-    def seeds_for(self, effect: float) -> int | None:
-        """The fewest seeds that show an effect (nats) with 80 % power; None where MOST_SEEDS are too few."""
-        return seeds_for([self], effect)
-
 
 def all_detect(designs: Sequence[Design], seeds: int) -> float | None:
     """The smallest true effect in nats that each of the tests shows; None where one of them is none."""

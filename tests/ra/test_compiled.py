@@ -87,7 +87,7 @@ def graphs_of(name: str, kind: str, iteration: int = 0) -> dict[str, torch.fx.Gr
     """The forward and the backward graph that torch.compile's partitioner makes, before any kernel is fused."""
     graphs: dict[str, torch.fx.Graph] = {}
 
-    def kept(which: str) -> Any:
+    def keeping(which: str) -> Any:
         def compiler(module: torch.fx.GraphModule, inputs: Any) -> Any:
             assert which not in graphs
             graphs[which] = module.graph
@@ -96,8 +96,8 @@ def graphs_of(name: str, kind: str, iteration: int = 0) -> dict[str, torch.fx.Gr
         return compiler
 
     backend = aot_autograd(
-        fw_compiler=kept("forward"),
-        bw_compiler=kept("backward"),
+        fw_compiler=keeping("forward"),
+        bw_compiler=keeping("backward"),
         partition_fn=min_cut_rematerialization_partition,
     )
     model = model_of(name, kind)
@@ -115,15 +115,18 @@ def attention_calls(graph: torch.fx.Graph) -> int:
     return sum(name.startswith("aten._scaled_dot_product") and "backward" not in name for name in operations)
 
 
-def kept_bytes(graph: torch.fx.Graph) -> int:
-    """Of what the forward graph gives to backward besides its own inputs: each storage of activations."""
+def kept(graph: torch.fx.Graph) -> list[Tensor]:
+    """What the forward graph gives to backward besides its own inputs: each storage of activations."""
     (output,) = [node for node in graph.nodes if node.op == "output"]
-    kept = {
+    nodes = {
         node for node in output.args[0][1:] if isinstance(node, torch.fx.Node) and node.op != "placeholder"
     }
-    values = [node.meta["val"] for node in kept]
-    tensors = [v for v in values if isinstance(v, Tensor) and v.dtype != torch.uint8]  # a generator's state
-    return sum(v.numel() * v.element_size() for v in tensors)
+    values = [node.meta["val"] for node in nodes]
+    return [v for v in values if isinstance(v, Tensor) and v.dtype != torch.uint8]  # a generator's state
+
+
+def kept_bytes(graph: torch.fx.Graph) -> int:
+    return sum(v.numel() * v.element_size() for v in kept(graph))
 
 
 AGAIN = {  # attention calls that backward makes again, a layer
@@ -154,3 +157,9 @@ def test_a_compiled_learned_attention_keeps_no_more_than_the_eager_one(kind: str
     statistics = B * MODEL.block_size * MODEL.heads * 4
     allowed = 0 if AGAIN[kind] else MODEL.layers * (output + statistics)
     assert learned <= baseline + allowed + MODEL.layers * 64  # some scalars
+
+
+def test_a_compiled_backward_makes_the_gelu_again() -> None:
+    """Of the MLP's wide activations one a layer is kept, from which the GELU and its gradient are made."""
+    wide = [v for v in kept(graphs_of("B", "output")["forward"]) if v.shape[-1] == 4 * MODEL.width]
+    assert len(wide) == MODEL.layers

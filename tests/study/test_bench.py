@@ -14,11 +14,10 @@ from gpt2.config import ModelConfig
 from gpt2.errors import UserError
 from gpt2.step import build_model
 from study import bench
-from study.plain import PlainGPT, PlainShape
+from study.plain import PlainGPT, PlainShape, take_weights
 
 SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4), ("RALEARN", 4), ("B", 8)), plain_micro=4)
 SPREAD = ("median", "low", "high", "least", "most")
-THEIR_NAMES = {"attention.qkv": "qkv", "attention.proj": "proj", "mlp.fc": "wide", "mlp.proj": "narrow"}
 
 
 def answer(speed: float) -> dict[str, Any]:
@@ -129,14 +128,9 @@ def test_the_plain_model_is_the_same_function_as_ours() -> None:
         PlainGPT(PlainShape(2, 2, 16, 8, 50)),
     )
     generator = torch.Generator().manual_seed(0)
-    state = {}
-    for name, parameter in ours.named_parameters():
+    for parameter in ours.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
-        for own, other in THEIR_NAMES.items():
-            name = name.replace(own, other)
-        state[name] = parameter.data
-    state["token.weight"] = state["head.weight"] = state["token.weight"][:50]
-    plain.load_state_dict(state)
+    take_weights(plain, ours)
     ids = torch.randint(50, (3, 9), generator=generator)
     expected = ours.loss(ids[:, :-1], ids[:, 1:]).item()
     assert plain(ids[:, :-1], ids[:, 1:]).item() == pytest.approx(expected, rel=1e-6)

@@ -20,6 +20,7 @@ from gpt2.hellaswag import Item
 from gpt2.memory import PeakMeter
 from scripts import bench_evaluation as bench
 from study import evaluation_cost as cost
+from study.bench_shapes import named
 from tests.hellaswag_items import FIXTURE, real_items
 
 ROOT = Path(bench.__file__).parents[1]
@@ -229,7 +230,7 @@ def test_the_command_measures_prints_and_writes(
 
 def test_a_shape_that_is_not_there_is_refused() -> None:
     with pytest.raises(UserError, match="no shape is called '350m' here; there are 124m-t256, tiny"):
-        bench.shape_named("350m", "cpu")
+        named(bench.SHAPES["cpu"], "350m")
 
 
 # --- make

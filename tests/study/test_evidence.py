@@ -115,7 +115,7 @@ def test_the_hours_of_more_seeds_are_those_of_the_runs_own_clocks(tmp_path: Path
     for plan in seen.planned:
         assert plan.effect == pytest.approx(math.log1p(plan.percent / 100))
         assert plan.seeds is not None
-        assert plan.seeds == max(2, design.seeds_for(plan.effect) or 0)
+        assert plan.seeds == max(2, power.seeds_for([design], plan.effect) or 0)
         assert plan.more == max(0, plan.seeds - 2)
         assert plan.hours == pytest.approx(plan.more * 5 * 2000 / 3600)
 

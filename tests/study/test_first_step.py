@@ -32,3 +32,18 @@ def test_the_parts_are_all_there_is(seen: list[dict[str, Any]]) -> None:
     shown = bench.text("smoke", seen)
     assert "median of 2" in shown
     assert "heavy packages loaded: none" in shown
+    assert "compiled" not in shown
+
+
+def test_where_kernels_are_compiled_the_first_process_is_told_apart() -> None:
+    def start(total: float) -> dict[str, Any]:
+        return dict.fromkeys(bench.PARTS, total / len(bench.PARTS)) | {
+            "total": total,
+            "loaded": [],
+            "compiles": True,
+        }
+
+    shown = bench.text("compiled", [start(60.0), start(6.0), start(12.0), start(9.0)])
+    assert "first step after 9.00 s [6.00, 12.00], median of 3" in shown
+    assert "a process before them compiled: its first step came after 60.00 s" in shown
+    assert "median of 1" in bench.text("compiled", [start(60.0)])

@@ -69,7 +69,7 @@ def test_the_seeds_needed_are_the_fewest_that_detect_the_effect(
 ) -> None:
     design = power.against_arms(sigma, [arms], arms - 1)
     assert design is not None
-    seeds = design.seeds_for(effect)
+    seeds = power.seeds_for([design], effect)
     if seeds is None:
         most = design.detectable(power.MOST_SEEDS)
         assert most is not None
@@ -95,7 +95,7 @@ def test_several_tests_detect_what_each_of_them_does() -> None:
     assert power.all_detect([arms, own], 1) is None
     assert power.all_detect([arms, own], 4) == own.detectable(4)
     needed = power.seeds_for([arms, own], 0.02)
-    assert needed == own.seeds_for(0.02)
+    assert needed == power.seeds_for([own], 0.02)
 
 
 def test_a_noncentrality_beyond_the_series_is_refused() -> None:

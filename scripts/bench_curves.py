@@ -1,0 +1,172 @@
+"""`make bench CURVES=1`: do our steps and the plain ones train alike? Their loss curves, seed by seed.
+
+python -m scripts.bench_curves [--rounds SEEDS] [--shape NAME]   writes results/bench-curves.json after every seed
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt2.errors import UserError, run_command
+from gpt2.target import export_environment
+from scripts.bench import at_least, keep, tell
+from study.bench_shapes import named
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpt2.target import ResolvedTarget
+
+OUT = Path("results/bench-curves.json")
+SEEDS = 3
+TOKENS = 2_000_000  # of text at most, from which the batches are drawn
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model, its optimizer step in sequences (effective) and micro-batches (micro), and how it is trained."""
+
+    name: str
+    layers: int
+    heads: int
+    width: int
+    block_size: int
+    micro: int
+    effective: int
+    steps: int
+    learning_rate: float
+
+
+TINY = Shape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)  # of the tests; by name only
+SHAPES = {
+    "cpu": (Shape("4x128-t128", 4, 4, 128, 128, 4, 8, 150, 1e-3), TINY),
+    "cuda": (Shape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4), TINY),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bench CURVES=1")
+    parser.add_argument("--rounds", type=int, default=SEEDS, help="seeds, each trained both ways")
+    parser.add_argument("--shape", default="", help="the name of a shape; the first by default")
+    arguments = parser.parse_args()
+    export_environment()
+    at_least(2, arguments.rounds, ", since the noise is that among seeds")
+    from gpt2 import target
+    from gpt2.config import ANY_TARGET
+    from scripts.bench_case import model_of
+    from study import loss_curves
+
+    kind = "cpu" if target.resolve(ANY_TARGET).device == "cpu" else "cuda"
+    shape = named(SHAPES[kind], arguments.shape)
+    resolved = target.make_ready(ANY_TARGET, model_of(dataclasses.asdict(shape)))
+    if kind != "cpu" and resolved.dtype != "bfloat16":
+        raise UserError(f"the plain step is bfloat16 on a GPU and ours would be {resolved.dtype} on this one")
+    tell(f"{resolved.device_name}, {resolved.dtype}; {shape.name}, {shape.steps} steps")
+    batches = batches_of(shape, text_tokens())
+    found: dict[str, Any] = {"shape": dataclasses.asdict(shape), "curves": []}
+    pairs: list[loss_curves.Pair] = []
+    for seed in range(arguments.rounds):
+        pair = loss_curves.Pair(seed, *both(shape, seed, batches, resolved))
+        pairs.append(pair)
+        found["curves"].append(dataclasses.asdict(pair))
+        ends = [loss_curves.end(losses) for losses in (pair.ours, pair.other)]
+        tell(f"seed {seed}: ours {ends[0]:.6f}, plain {ends[1]:.6f} nats at the end")
+        keep(OUT, resolved, found, complete=False)
+    compared = loss_curves.compare(pairs)
+    found |= {"rows": loss_curves.rows(pairs), "equal": compared.equal, **dataclasses.asdict(compared)}
+    tell(loss_curves.text(found["rows"]))
+    tell(loss_curves.verdict(compared, len(pairs)))
+    keep(OUT, resolved, found)
+    return 0
+
+
+def text_tokens() -> Tensor:
+    """Token ids of the text that is always there, (n,) int64, at most TOKENS."""
+    import torch
+
+    from gpt2 import tokenizer
+    from gpt2.corpus import embedded_files
+
+    encoding, ids = tokenizer.load(), list[int]()
+    for path in embedded_files():
+        ids += [tokenizer.EOT, *encoding.encode_ordinary(path.read_text(encoding="utf-8", errors="replace"))]
+        if len(ids) >= TOKENS:
+            break
+    return torch.tensor(ids[:TOKENS])
+
+
+def batches_of(shape: Shape, ids_N: Tensor) -> list[Tensor]:
+    """The batches (E, T+1) of all steps on the CPU, windows drawn at random: the same for every seed and both ways."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    places = torch.arange(shape.block_size + 1)
+    starts = torch.randint(
+        len(ids_N) - shape.block_size, (shape.steps, shape.effective, 1), generator=generator
+    )
+    return list(ids_N[starts + places])
+
+
+def both(
+    shape: Shape, seed: int, batches: list[Tensor], resolved: ResolvedTarget
+) -> tuple[list[float], list[float]]:
+    """Losses of our steps and of the plain ones from the same weights on the same batches, one model at a time."""
+    from gpt2 import target
+
+    with target.attention_context(resolved, 0.0):
+        ours = losses_of(our_step(shape, seed, resolved), batches, resolved.device)
+    return ours, losses_of(plain_step(shape, seed, resolved), batches, resolved.device)
+
+
+def losses_of(step: Callable[[Tensor, int], float], batches: list[Tensor], device: str) -> list[float]:
+    return [step(ids_ET.to(device), number) for number, ids_ET in enumerate(batches)]
+
+
+def our_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
+    """A step as training makes it, compiled on a GPU."""
+    from gpt2.batch import plan_batch
+    from gpt2.step import Stepper
+    from scripts.bench_case import model_and_attention, optimizer
+
+    model, attention = model_and_attention(dataclasses.asdict(shape), "B")
+    stepper = Stepper(
+        model,
+        optimizer(shape.learning_rate),
+        plan_batch(shape.effective, shape.micro, 1, shape.block_size),
+        seed=seed,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        compile=resolved.device != "cpu",
+        attention=attention,
+    )
+    return lambda ids_ET, number: stepper.step(ids_ET, number, shape.steps).loss
+
+
+def plain_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
+    """The plain step from our first weights. Its vocabulary is not padded: padding would be in its softmax."""
+    from gpt2.config import VOCABULARY
+    from gpt2.model import initialise
+    from gpt2.step import build_model
+    from scripts.bench_case import model_of
+    from study.plain import PlainShape, PlainStep, take_weights
+
+    sizes = (shape.layers, shape.heads, shape.width, shape.block_size)
+    step = PlainStep(
+        PlainShape(*sizes, vocabulary=VOCABULARY),
+        resolved.device,
+        shape.effective // shape.micro,
+        shape.learning_rate,
+    )
+    ours = build_model(model_of(dataclasses.asdict(shape)), None)
+    initialise(ours, seed)
+    take_weights(step.model, ours)
+    return lambda ids_ET, number: float(step(ids_ET))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,144 @@
+"""Two ways of making a step: when their loss curves are called equal, and whether ours and the plain one's are."""
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gpt2 import target
+from gpt2.config import TargetConfig
+from gpt2.errors import UserError
+from scripts import bench_curves as script
+from study.loss_curves import Pair, compare, end, rows, verdict
+
+LOSSES = st.lists(st.floats(0.5, 12, width=32), min_size=20, max_size=20)
+TINY = script.TINY
+CPU = TargetConfig("cpu", "float32", False, 1, "cpu", False)
+
+
+def pairs_of(ours: list[float], other: list[float]) -> list[Pair]:
+    """Flat curves that end where these say, one of each a seed."""
+    return [
+        Pair(seed, [one] * 20, [two] * 20) for seed, (one, two) in enumerate(zip(ours, other, strict=True))
+    ]
+
+
+@given(st.lists(st.tuples(LOSSES, LOSSES), min_size=2, max_size=6))
+def test_difference_and_noise_are_those_of_an_independent_library(
+    curves: list[tuple[list[float], ...]],
+) -> None:
+    pairs = [Pair(seed, ours, other) for seed, (ours, other) in enumerate(curves)]
+    found = compare(pairs)
+    ends = np.array([[np.mean(way[-2:]) for way in ways] for ways in curves])
+    differences = ends[:, 0] - ends[:, 1]
+    assert found.noise == pytest.approx(math.sqrt(ends.var(axis=0, ddof=1).mean()), rel=1e-6, abs=1e-9)
+    if differences.std() > 1e-6:
+        low, high = stats.t.interval(
+            0.95, len(pairs) - 1, loc=differences.mean(), scale=stats.sem(differences)
+        )
+        assert (found.difference.low, found.difference.high) == pytest.approx((low, high), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("other", "equal"),
+    [
+        ([4.0, 4.1, 4.2], True),  # the same
+        ([4.001, 4.099, 4.2], True),
+        ([4.3, 4.4, 4.5], False),  # surely another loss
+        ([4.05, 4.15, 4.25], True),  # surely different, by half of what a seed does
+        ([4.3, 3.9, 4.1], False),  # by nothing on average, and too uncertain to say so
+    ],
+)
+def test_equal_is_a_claim_about_the_whole_interval_and_not_that_it_has_zero_in_it(
+    other: list[float], equal: bool
+) -> None:
+    found = compare(pairs_of([4.0, 4.1, 4.2], other))
+    assert found.equal is equal
+    assert ("NOT shown" in verdict(found, 3)) is not equal
+
+
+def test_the_end_is_the_last_tenth_and_at_least_a_step() -> None:
+    assert end([9.0] * 18 + [1.0, 2.0]) == 1.5
+    assert end([9.0, 1.0]) == 1.0
+
+
+def test_one_seed_has_no_noise_and_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 seeds; right: at least 2"):
+        compare(pairs_of([4.0], [4.0]))
+
+
+def test_the_table_has_the_first_step_and_the_last_and_the_largest_differences() -> None:
+    found = rows([Pair(0, [4.0, 3.0, 2.0], [4.0, 3.5, 2.0]), Pair(1, [5.0, 3.0, 1.0], [5.0, 2.0, 1.5])])
+    assert [row["step"] for row in found] == [1, 2, 3]
+    assert [row["difference"] for row in found] == [0.0, 1.0, 0.5]
+    assert [row["seeds"] for row in found] == [1.0, 1.5, 1.0]
+
+
+# --- ours and the plain step
+
+
+def test_ours_and_the_plain_step_train_alike_from_the_same_weights_on_the_same_batches() -> None:
+    """With two micro-batches a step, clipping and weight decay: the losses part only as rounding grows."""
+    resolved = target.resolve(CPU)
+    batches = script.batches_of(TINY, torch.arange(1000) % 97)
+    ours, plain = script.both(TINY, 0, batches, resolved)
+    assert len(ours) == TINY.steps
+    assert ours[0] == pytest.approx(plain[0], rel=1e-6)
+    assert ours == pytest.approx(plain, rel=1e-4)
+    assert ours[-1] < ours[0] - 0.05  # it learned something
+    faster = dataclasses.replace(TINY, learning_rate=2e-3)
+    other, _ = script.both(faster, 0, batches, resolved)
+    assert other != pytest.approx(plain, rel=1e-4)
+
+
+def test_batches_are_windows_of_the_text_and_no_two_steps_have_the_same() -> None:
+    ids_N = torch.arange(1000)
+    batches = script.batches_of(TINY, ids_N)
+    assert len(batches) == TINY.steps
+    for ids_ET in batches:
+        assert ids_ET.shape == (TINY.effective, TINY.block_size + 1)
+        assert torch.equal(ids_ET - ids_ET[:, :1], torch.arange(TINY.block_size + 1).expand_as(ids_ET))
+    assert len({int(ids_ET[0, 0]) for ids_ET in batches}) > TINY.steps // 2
+    assert all(
+        torch.equal(one, two) for one, two in zip(batches, script.batches_of(TINY, ids_N), strict=True)
+    )
+
+
+def test_the_command_writes_the_curves_and_what_they_allow_one_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "OUT", tmp_path / "bench-curves.json")
+    monkeypatch.setattr("gpt2.config.ANY_TARGET", CPU)
+    monkeypatch.setattr("gpt2.target.cpu_threads", lambda _: torch.get_num_threads())
+    monkeypatch.setattr(script, "text_tokens", lambda: torch.arange(1000) % 97)
+    monkeypatch.setattr(sys, "argv", ["bench", "--shape", "tiny", "--rounds", "2"])
+    assert script.main() == 0
+    found = json.loads(script.OUT.read_text())
+    assert found["complete"] is True
+    assert [curve["seed"] for curve in found["curves"]] == [0, 1]
+    assert found["curves"][0]["ours"] != found["curves"][1]["ours"]
+    assert max(row["difference"] for row in found["rows"]) < 1e-3
+    shown = capsys.readouterr().out
+    assert "ours - plain over the last tenth of the steps" in shown
+    assert f"{TINY.steps:6d}  " in shown
+
+
+def test_one_seed_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "1"])
+    with pytest.raises(UserError, match="--rounds 1; right: at least 2"):
+        script.main()
+
+
+def test_the_text_that_is_always_there_is_tokens_of_the_vocabulary() -> None:
+    ids_N = script.text_tokens()
+    assert 100_000 < len(ids_N) <= script.TOKENS
+    assert int(ids_N.min()) >= 0
+    assert int(ids_N.max()) <= 50256
