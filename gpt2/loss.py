@@ -34,7 +34,7 @@ IGNORED = -1
 Chunk = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype that the matrix products run in: autocast's where it is on, else the input's."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -151,7 +151,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, vocabulary: int, chunk: Chunk
     ) -> Tensor:
-        dtype = _compute_dtype(x_NC)
+        dtype = compute_dtype(x_NC)
         wide, cut = _wide(dtype), by_hand(x_NC)
         need_x, need_weight = ctx.needs_input_grad[:2]
         count = (targets_N != IGNORED).sum().clamp(min=1).to(wide)
@@ -213,7 +213,7 @@ def linear_cross_entropy(
 @torch.no_grad()
 def token_losses(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int) -> Tensor:
     """Cross-entropy of each position in nats: (...) of targets' shape, float32 (float64 for float64); -1 gives 0."""
-    dtype, cut = _compute_dtype(x_BTC), by_hand(x_BTC)
+    dtype, cut = compute_dtype(x_BTC), by_hand(x_BTC)
     x_NC, targets_N = x_BTC.reshape(-1, x_BTC.shape[-1]), targets_BT.reshape(-1)
     losses_N = torch.zeros(targets_N.shape, dtype=_wide(dtype), device=x_BTC.device)
     scored = (targets_N != IGNORED).nonzero()[:, 0]  # the head is not applied where nothing is scored

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt2.again import into_product, made_again_where_compiled
 from gpt2.linear import gelu_again, gelu_linear, linear
-from gpt2.loss import linear_cross_entropy, token_losses
+from gpt2.loss import compute_dtype, linear_cross_entropy, token_losses
 
 INITIAL_STD = 0.02  # GPT-2's; residual projections get 0.02 / sqrt(2 * layers)
 
@@ -119,7 +120,10 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Width -> 4 x width -> width with the tanh GELU that GPT-2 was trained with."""
+    """Width -> 4 x width -> width with the tanh GELU that GPT-2 was trained with.
+
+    Backward keeps what the GELU was given and makes it again: 4 x width numbers a token less.
+    """
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -129,9 +133,11 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         hidden = self.fc(x_BTC)
-        if not gelu_again(hidden):
-            hidden = F.gelu(hidden, approximate="tanh")
-        return F.dropout(self.proj(hidden), self.dropout, self.training)
+        if gelu_again(hidden):
+            y_BTC: Tensor = self.proj(hidden)
+        else:
+            y_BTC = into_product(lambda wide: F.gelu(wide, approximate="tanh"), self.proj, hidden)
+        return F.dropout(y_BTC, self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -143,8 +149,12 @@ class Block(nn.Module):
         self.mlp = MLP(width, dropout)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        x_BTC = x_BTC + self.attention(self.norm1(x_BTC))
-        return x_BTC + self.mlp(self.norm2(x_BTC))
+        x_BTC = x_BTC + self.attention(self.normed(self.norm1, x_BTC))
+        return x_BTC + self.mlp(self.normed(self.norm2, x_BTC))
+
+    def normed(self, norm: nn.Module, x_BTC: Tensor) -> Tensor:
+        """norm(x_BTC) in the dtype that the next product runs in."""
+        return made_again_where_compiled(lambda x: norm(x).to(compute_dtype(x)), x_BTC)
 
 
 class GPT2(nn.Module):

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from gpt2.again import into_product
 from gpt2.model import CausalSelfAttention
 
 
@@ -37,9 +37,6 @@ class LearnedAttention(CausalSelfAttention):
     Kept for backward beyond what standard attention keeps: the second call's output and softmax statistics. Each
     call keeps its output anyway; the mix of the two, which the output projection needs, is made again from them in
     backward, to the bit. With `recompute` the calls themselves are made again as well, and only q, k and v are kept.
-
-    To save the mix, eager autograd must have the projection inside of what is made again, and then stops before its
-    product. torch.compile tells by itself what a product keeps: there the projection is outside, and never made again.
     """
 
     attention_calls: float = 2
@@ -81,20 +78,9 @@ class LearnedAttention(CausalSelfAttention):
             return self.merge(self.attend(*qkv))
         made: Callable[..., Tensor] = self.attend if self.recompute else self.mix
         kept = qkv if self.recompute else self.paths(*qkv)
-        if torch.compiler.is_compiling():
-            return self.output(self.made_again(lambda *parts: self.joined(made(*parts)), *kept))
-        return self.made_again(lambda *parts: self.merge(made(*parts)), *kept)
-
-    def made_again(self, function: Callable[..., Tensor], *kept: Tensor) -> Tensor:
-        """function(*kept), of which backward keeps the arguments alone and makes what else it needs again."""
-        y: Tensor = checkpoint(
-            function,
-            *kept,
-            use_reentrant=False,
-            preserve_rng_state=self.dropout > 0,
-            determinism_check="none",
+        return into_product(
+            lambda *parts: self.joined(made(*parts)), self.output, *kept, random=self.dropout > 0
         )
-        return y
 
     def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
         return self.mix(*self.paths(q_BHTD, k_BHTD, v_BHTD))

@@ -163,3 +163,10 @@ def test_a_compiled_backward_makes_the_gelu_again() -> None:
     """Of the MLP's wide activations one a layer is kept, from which the GELU and its gradient are made."""
     wide = [v for v in kept(graphs_of("B", "output")["forward"]) if v.shape[-1] == 4 * MODEL.width]
     assert len(wide) == MODEL.layers
+
+
+def test_a_compiled_baseline_keeps_neither_norms_nor_gelu() -> None:
+    """Of each layer, in widths: query, key and value 3, attention 1 (listed as two views), the residual stream 2, the
+    MLP's wide activations 4; once a model the residual stream again. A norm would be 1 more, the GELU 4."""
+    widths = kept_bytes(graphs_of("B", "output")["forward"]) / (4 * B * MODEL.block_size * MODEL.width)
+    assert widths < (3 + 2 + 2 + 4) * MODEL.layers + 2

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2 import target
+from gpt2 import again, target
 from gpt2.config import TargetConfig
 from gpt2.memory import PeakMeter
 from gpt2.model import GPT2
 from scripts import bench_case
-from scripts.bench_case import BLOCK, WARM_UP, model_and_attention, shares
+from scripts.bench_case import BLOCK, WARM_UP, mix_of, model_and_attention, shares
 from study import plain
 from study.bench_shapes import PLAIN, SHAPES, Shape
 from study.plain import PlainGPT, PlainShape, PlainStep
@@ -249,3 +249,12 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
     for accumulation in (2, 4, 8):
         torch.testing.assert_close(gradients(accumulation), whole, rtol=1e-4, atol=1e-6)
     assert limits == [1.0] * 4
+
+
+@pytest.mark.parametrize(("case", "kept"), [("B:kept", True), ("B", False), ("RALEARN:hard:8", False)])
+def test_a_case_that_keeps_everything_is_the_variant_with_nothing_made_again(case: str, kept: bool) -> None:
+    resolved = target.resolve(TargetConfig("cpu", "float32", False, 1, "cpu", False))
+    with bench_case.kernels(case, resolved):
+        assert again._enabled is not kept
+    assert again._enabled
+    assert mix_of(case) == (("", 1) if case.startswith("B") else ("hard", 8))

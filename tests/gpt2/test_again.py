@@ -1,0 +1,100 @@
+"""What backward makes again: the numbers to the bit, without the result of the function, and no product twice."""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt2.again import everything_kept, into_product, made_again_where_compiled
+
+ROWS, WIDE, OUT = 6, 8, 4
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def outcome(work: Callable[[Tensor, Tensor, Tensor], Tensor], dropout: float = 0.0) -> list[Tensor]:
+    """y and the gradients of input, weight and bias."""
+    draw = torch.Generator().manual_seed(1)
+    sizes = ((ROWS, WIDE), (OUT, WIDE), (OUT,))
+    x, weight, bias = (torch.randn(size, generator=draw).requires_grad_() for size in sizes)
+    y = work(x, weight, bias)
+    y.square().sum().backward()
+    assert all(tensor.grad is not None for tensor in (x, weight, bias))
+    return [y.detach(), *(tensor.grad for tensor in (x, weight, bias) if tensor.grad is not None)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_values_and_gradients_are_those_of_the_plain_way_to_the_bit(dropout: float) -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.dropout(F.gelu(x), dropout)
+
+    torch.manual_seed(2)
+    usual = outcome(lambda x, weight, bias: F.linear(function(x), weight, bias))
+    torch.manual_seed(2)
+    again = outcome(
+        lambda x, weight, bias: into_product(
+            function, lambda hidden: F.linear(hidden, weight, bias), x, random=dropout > 0
+        )
+    )
+    for one, other in zip(usual, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_functions_result_is_not_kept_and_the_product_is_made_once() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def function(x: Tensor) -> Tensor:
+        y = F.gelu(x)
+        made.append(weakref.ref(y))
+        return y
+
+    alive: list[bool] = []
+
+    def work(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = into_product(function, lambda hidden: F.linear(hidden, weight, bias), x)
+        alive.append(made[0]() is not None)
+        return y
+
+    with Counted() as counted:
+        outcome(work)
+    assert alive == [False]
+    assert counted.calls["addmm"] == 1
+    assert counted.calls["gelu"] == 2
+    made.clear()
+    with Counted() as counted, everything_kept():
+        outcome(work)
+    assert alive == [False, True]
+    assert counted.calls["gelu"] == 1
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_where_nothing_is_compiled_or_no_gradient_is_wanted_the_function_is_called_once(wanted: bool) -> None:
+    x = torch.randn(ROWS, WIDE, requires_grad=wanted)
+    with Counted() as counted, torch.set_grad_enabled(wanted):
+        y = made_again_where_compiled(F.gelu, x)
+        if wanted:
+            y.sum().backward()
+        else:
+            into_product(F.gelu, lambda hidden: hidden @ hidden.T, x)
+    assert counted.calls["gelu"] == (1 if wanted else 2)  # without: once in each of the two
