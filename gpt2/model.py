@@ -64,7 +64,8 @@ class CausalSelfAttention(nn.Module):
     `kind_of_step(iteration)` as well, a hashable: where steps are compiled, the first of each kind is on the compile
     clock. What its constructor sets stays: only what it shares with this one is drawn anew by `initialise`.
 
-    forward: x_BTC (B, T, C) -> (B, T, C), same dtype and device.
+    forward: x_BTC (B, T, C) -> (B, T, C), same dtype and device. x_BTC comes in the dtype that products run in, which
+    under autocast is bfloat16: x_BTC.float() where more is needed. The residual sum stays in float32.
     """
 
     attention_calls: float = 1  # fused attention calls a forward pass, for counting FLOPs
@@ -153,7 +154,10 @@ class Block(nn.Module):
         return x_BTC + self.mlp(self.normed(self.norm2, x_BTC))
 
     def normed(self, norm: nn.Module, x_BTC: Tensor) -> Tensor:
-        """norm(x_BTC) in the dtype that the next product runs in."""
+        """norm(x_BTC) in the dtype that the next product runs in, which backward makes again where it is compiled.
+
+        The cast belongs inside: its result is what the product reads, and torch.compile would keep it.
+        """
         return made_again_where_compiled(lambda x: norm(x).to(compute_dtype(x)), x_BTC)
 
 

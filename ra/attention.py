@@ -78,9 +78,10 @@ class LearnedAttention(CausalSelfAttention):
             return self.merge(self.attend(*qkv))
         made: Callable[..., Tensor] = self.attend if self.recompute else self.mix
         kept = qkv if self.recompute else self.paths(*qkv)
-        return into_product(
-            lambda *parts: self.joined(made(*parts)), self.output, *kept, random=self.dropout > 0
+        y_BTC = into_product(
+            lambda *parts: self.joined(made(*parts)), self.proj, *kept, random=self.dropout > 0
         )
+        return nn.functional.dropout(y_BTC, self.dropout, self.training)
 
     def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
         return self.mix(*self.paths(q_BHTD, k_BHTD, v_BHTD))

@@ -33,7 +33,7 @@ def seeded() -> Iterator[None]:
         yield
 
 
-def outcome(work: Callable[[Tensor, Tensor, Tensor], Tensor], dropout: float = 0.0) -> list[Tensor]:
+def outcome(work: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
     """y and the gradients of input, weight and bias."""
     draw = torch.Generator().manual_seed(1)
     sizes = ((ROWS, WIDE), (OUT, WIDE), (OUT,))
@@ -98,3 +98,15 @@ def test_where_nothing_is_compiled_or_no_gradient_is_wanted_the_function_is_call
         else:
             into_product(F.gelu, lambda hidden: hidden @ hidden.T, x)
     assert counted.calls["gelu"] == (1 if wanted else 2)  # without: once in each of the two
+
+
+def test_a_layer_under_autocast_is_made_once_as_well() -> None:
+    """As the model calls it: three dimensions, an nn.Linear, bfloat16 whose cast of the weight is made anew."""
+    layer, x = torch.nn.Linear(WIDE, OUT), torch.randn(2, ROWS, WIDE, requires_grad=True)
+    with Counted() as counted:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = into_product(F.gelu, layer, x)
+        assert y.dtype == torch.bfloat16
+        y.sum().backward()
+    assert counted.calls["addmm"] == 1
+    assert counted.calls["gelu"] == 2
