@@ -64,7 +64,7 @@ endif
 BENCH := $(if $(GROWTH),_growth)$(if $(FIRST_STEP),_first_step)$(if $(CORPUS),_data)
 BENCH := $(BENCH)$(if $(EVALUATION),_evaluation)$(if $(PRODUCTS),_products)$(if $(PROFILE),_profile)
 BENCH := scripts.bench$(BENCH)$(if $(CURVES),_curves)$(if $(HEAD),_head)
-bench: setup-tools  ## Speed, memory [CASES=]; or GROWTH FIRST_STEP CORPUS EVALUATION PRODUCTS PROFILE CURVES HEAD (one =1)
+bench: setup-tools  ## Speed and memory [CASES=]; README says what GROWTH=1, HEAD=1 and six more measure
 	@$(RUN) -m $(BENCH) $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 	    $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(CASES),--cases '$(CASES)')
 

@@ -15,21 +15,26 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-_enabled = True
+_activations = False
 
 
 @contextmanager
-def everything_kept() -> Iterator[None]:
-    """Within, nothing is made again: for measuring and predicting what that costs and spares.
+def activations_again() -> Iterator[None]:
+    """Within, the model makes its GELUs again, and where it is compiled its norms: a third less kept a token.
 
-    gpt2.linear's own layers, of a CPU in float32, make the GELU again all the same.
+    Not how training does it: what it costs on a GPU is to be measured first (`make bench CASES="B B:again"`).
     """
-    global _enabled
-    before, _enabled = _enabled, False
+    global _activations
+    before, _activations = _activations, True
     try:
         yield
     finally:
-        _enabled = before
+        _activations = before
+
+
+def activations() -> bool:
+    """Whether activations are to be made again here, for a gradient."""
+    return _activations and torch.is_grad_enabled()
 
 
 def made_again(function: Callable[..., Tensor], *kept: Tensor, random: bool = False) -> Tensor:
@@ -43,13 +48,6 @@ def made_again(function: Callable[..., Tensor], *kept: Tensor, random: bool = Fa
     return y
 
 
-def made_again_where_compiled(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """function(x) for a product that is out of reach, so that eager autograd keeps it."""
-    if _enabled and torch.compiler.is_compiling() and torch.is_grad_enabled():
-        return made_again(function, x)
-    return function(x)
-
-
 def into_product(
     function: Callable[..., Tensor],
     product: Callable[[Tensor], Tensor],
@@ -57,7 +55,7 @@ def into_product(
     random: bool = False,
 ) -> Tensor:
     """product(function(*kept)), of which backward keeps the arguments and makes function's result again."""
-    if not (_enabled and torch.is_grad_enabled()):
+    if not torch.is_grad_enabled():
         return product(function(*kept))
     if torch.compiler.is_compiling():
         return product(made_again(function, *kept, random=random))

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gpt2.again import into_product, made_again_where_compiled
+from gpt2.again import activations, into_product, made_again
 from gpt2.linear import gelu_again, gelu_linear, linear
 from gpt2.loss import compute_dtype, linear_cross_entropy, token_losses
 
@@ -64,8 +64,7 @@ class CausalSelfAttention(nn.Module):
     `kind_of_step(iteration)` as well, a hashable: where steps are compiled, the first of each kind is on the compile
     clock. What its constructor sets stays: only what it shares with this one is drawn anew by `initialise`.
 
-    forward: x_BTC (B, T, C) -> (B, T, C), same dtype and device. x_BTC comes in the dtype that products run in, which
-    under autocast is bfloat16: x_BTC.float() where more is needed. The residual sum stays in float32.
+    forward: x_BTC (B, T, C) -> (B, T, C), same dtype and device.
     """
 
     attention_calls: float = 1  # fused attention calls a forward pass, for counting FLOPs
@@ -121,10 +120,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Width -> 4 x width -> width with the tanh GELU that GPT-2 was trained with.
-
-    Backward keeps what the GELU was given and makes it again: 4 x width numbers a token less.
-    """
+    """Width -> 4 x width -> width with the tanh GELU that GPT-2 was trained with."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -134,11 +130,18 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         hidden = self.fc(x_BTC)
-        if gelu_again(hidden):
-            y_BTC: Tensor = self.proj(hidden)
-        else:
-            y_BTC = into_product(lambda wide: F.gelu(wide, approximate="tanh"), self.proj, hidden)
+        if not gelu_again(hidden):
+            if activations():
+                return self.dropped(into_product(_gelu, self.proj, hidden))
+            hidden = _gelu(hidden)  # what it was made of is let go before the product
+        return self.dropped(self.proj(hidden))
+
+    def dropped(self, y_BTC: Tensor) -> Tensor:
         return F.dropout(y_BTC, self.dropout, self.training)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 class Block(nn.Module):
@@ -154,11 +157,15 @@ class Block(nn.Module):
         return x_BTC + self.mlp(self.normed(self.norm2, x_BTC))
 
     def normed(self, norm: nn.Module, x_BTC: Tensor) -> Tensor:
-        """norm(x_BTC) in the dtype that the next product runs in, which backward makes again where it is compiled.
+        """norm(x_BTC); where it is made again, in the dtype that the next product runs in.
 
-        The cast belongs inside: its result is what the product reads, and torch.compile would keep it.
+        That cast belongs inside: its result is what the product reads, and torch.compile would keep it. Eager autograd
+        keeps it anyway, and has nothing made again.
         """
-        return made_again_where_compiled(lambda x: norm(x).to(compute_dtype(x)), x_BTC)
+        if activations() and torch.compiler.is_compiling():
+            return made_again(lambda x: norm(x).to(compute_dtype(x)), x_BTC)
+        y_BTC: Tensor = norm(x_BTC)
+        return y_BTC
 
 
 class GPT2(nn.Module):

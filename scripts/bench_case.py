@@ -1,7 +1,7 @@
 """A case of `make bench`, in the process that measures it: its step, how it is timed, and its peak memory.
 
-case: "plain", a variant, or RALEARN:mix, or RALEARN:mix:k with the gate's gradient at every k-th step; B:kept is B with
-nothing made again in backward.
+case: "plain", a variant, or RALEARN:mix, or RALEARN:mix:k with the gate's gradient at every k-th step; B:again is B
+with GELU and norms made again in backward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from study.bench_shapes import KEPT, PLAIN
+from study.bench_shapes import AGAIN, PLAIN
 
 if TYPE_CHECKING:
     from gpt2.batch import BatchPlan
@@ -118,16 +118,16 @@ def shares(case: str) -> tuple[float, ...]:
 
 def kernels(case: str, resolved: ResolvedTarget) -> AbstractContextManager[Any]:
     """Which attention kernels torch may take while a case compiles and runs: ours the target's fused ones, as in
-    training; the plain step whichever torch prefers by itself, as a user would have it. And whether anything is made
-    again in backward."""
+    training; the plain step whichever torch prefers by itself, as a user would have it. And whether activations are
+    made again in backward."""
     from gpt2 import again, target
 
     if case == PLAIN:
         return contextlib.nullcontext()
     stack = contextlib.ExitStack()
     stack.enter_context(target.attention_context(resolved, 0.0))
-    if case.endswith(KEPT):
-        stack.enter_context(again.everything_kept())
+    if case.endswith(AGAIN):
+        stack.enter_context(again.activations_again())
     return stack
 
 
@@ -225,7 +225,7 @@ def model_and_attention(shape: dict[str, Any], case: str) -> tuple[Any, Any]:
 
 def mix_of(case: str) -> tuple[str, int]:
     """RALEARN:mix:k -> mix ("" for the default) and k (1)."""
-    _, mix, every = [*case.removesuffix(KEPT).split(":"), "", ""][:3]
+    _, mix, every = [*case.removesuffix(AGAIN).split(":"), "", ""][:3]
     return mix, int(every or 1)
 
 

@@ -159,7 +159,6 @@ def predicted_row(predictions: Predictions, each: Variant, variants: list[Varian
 
 def as_in_2025(predictions: Predictions, alternation: AlternationSettings) -> list[Row]:
     """The same model as the 2025 study trained it: all logits at once, and RALEARN from written-out scores."""
-    from gpt2.again import everything_kept
     from gpt2.prediction import predict
 
     model = predictions.config.model
@@ -180,8 +179,7 @@ def as_in_2025(predictions: Predictions, alternation: AlternationSettings) -> li
                     learning_rate_multiplier=alternation.learning_rate_multiplier,
                 ),
             )
-        with everything_kept():
-            prediction = predict(work)
+        prediction = predict(work)
         fits = prediction.peak_bytes <= predictions.room_bytes
         rows.append(Row(f"{name} as in the 2025 report", micro, prediction, None, fits))
     return rows

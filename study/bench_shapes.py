@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from gpt2.errors import UserError
 
 PLAIN, BASELINE = "plain", "B"
-KEPT = ":kept"  # behind a variant: nothing is made again in backward (gpt2.again)
+AGAIN = ":again"  # behind a variant: activations are made again in backward (gpt2.again)
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ SHAPES = {
     "cuda": (
         Shape(
             "124m-t1024", 12, 12, 768, 1024,
-            ((PLAIN, 12), (PLAIN, 32), ("B", 12), *((name, 32) for name in VARIANTS), ("B" + KEPT, 32), ("B", 64)),
+            ((PLAIN, 12), (PLAIN, 32), ("B", 12), *((name, 32) for name in VARIANTS), ("B" + AGAIN, 32), ("B", 64)),
             192, 12,
         ),
     ),

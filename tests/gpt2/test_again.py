@@ -1,5 +1,6 @@
 """What backward makes again: the numbers to the bit, without the result of the function, and no product twice."""
 
+import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.again import everything_kept, into_product, made_again_where_compiled
+from gpt2.again import activations, activations_again, into_product
+from gpt2.config import ModelConfig
+from gpt2.model import initialise
+from gpt2.step import build_model
 
 ROWS, WIDE, OUT = 6, 8, 4
 
@@ -81,23 +85,43 @@ def test_the_functions_result_is_not_kept_and_the_product_is_made_once() -> None
     assert alive == [False]
     assert counted.calls["addmm"] == 1
     assert counted.calls["gelu"] == 2
-    made.clear()
-    with Counted() as counted, everything_kept():
-        outcome(work)
-    assert alive == [False, True]
+
+
+def test_without_gradients_the_function_is_called_once() -> None:
+    with Counted() as counted, torch.no_grad():
+        into_product(F.gelu, lambda hidden: hidden @ hidden.T, torch.randn(ROWS, WIDE, requires_grad=True))
     assert counted.calls["gelu"] == 1
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_where_nothing_is_compiled_or_no_gradient_is_wanted_the_function_is_called_once(wanted: bool) -> None:
-    x = torch.randn(ROWS, WIDE, requires_grad=wanted)
-    with Counted() as counted, torch.set_grad_enabled(wanted):
-        y = made_again_where_compiled(F.gelu, x)
-        if wanted:
-            y.sum().backward()
-        else:
-            into_product(F.gelu, lambda hidden: hidden @ hidden.T, x)
-    assert counted.calls["gelu"] == (1 if wanted else 2)  # without: once in each of the two
+def test_activations_are_made_again_where_it_is_asked_for_and_a_gradient_is_wanted() -> None:
+    assert not activations()
+    with activations_again():
+        assert activations()
+        with torch.no_grad():
+            assert not activations()
+    assert not activations()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_model_trains_to_the_same_bits_and_makes_its_gelus_again_where_it_is_asked_for(
+    asked: bool,
+) -> None:
+    model = build_model(ModelConfig("test", 2, 2, 16, 8, 0.0, vocabulary=50, padded_vocabulary=64), None)
+    initialise(model, 0)
+    model.double()
+    ids_BT = torch.arange(18).view(2, 9)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model.loss(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    usual = gradients()
+    with Counted() as counted, activations_again() if asked else contextlib.nullcontext():
+        seen = gradients()
+    assert counted.calls["gelu"] == (4 if asked else 2)
+    assert len(seen) == len(usual) > 0
+    assert all(torch.equal(one, other) for one, other in zip(usual, seen, strict=True))
 
 
 def test_a_layer_under_autocast_is_made_once_as_well() -> None:

@@ -1,5 +1,6 @@
 """Every variant under torch.compile: one graph, the eager numbers, and in backward nothing that need not be there."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
+from gpt2.again import activations_again
 from gpt2.config import ModelConfig
 from gpt2.model import GPT2, initialise
 from gpt2.step import build_model
@@ -165,30 +167,37 @@ def test_a_compiled_learned_attention_keeps_no_more_than_the_eager_one(kind: str
     assert learned <= baseline + allowed + MODEL.layers * 64  # some scalars
 
 
-def test_a_compiled_backward_makes_the_gelu_again() -> None:
-    """Of the MLP's wide activations one a layer is kept, from which the GELU and its gradient are made."""
-    wide = [v for v in kept(graphs_of("B", "output")["forward"]) if v.shape[-1] == 4 * MODEL.width]
-    assert len(wide) == MODEL.layers
-
-
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_a_compiled_baseline_keeps_neither_norms_nor_gelu(dtype: torch.dtype, width: int) -> None:
-    """Of each layer, in widths: query, key and value 3, attention 1 (listed as two views) and the MLP's wide
+def test_a_baseline_with_activations_made_again_keeps_neither_norms_nor_gelu(
+    dtype: torch.dtype, width: int
+) -> None:
+    """Compiled. Of each layer, in widths: query, key and value 3, attention 1 (listed as two views) and the MLP's wide
     activations 4 in the dtype of products, the residual stream 2 in float32; once a model the latter again. A norm
     would be 1 more, the GELU 4."""
     with in_precision(dtype):
-        forward = graphs_of("B", "output")["forward"]
+        baseline = graphs_of("B", "output")
+        with activations_again():
+            again = graphs_of("B", "output")
+    assert calls(again["backward"], *PRODUCTS) == calls(baseline["backward"], *PRODUCTS)
+    assert attention_calls(again["backward"]) == 0
     tokens = B * MODEL.block_size
-    rows = [v for v in kept(forward) if v.shape[0] in (B, tokens)]  # the others are weights in bfloat16
-    seen = sum(v.numel() * v.element_size() for v in rows) / (tokens * MODEL.width)
-    assert seen < ((3 + 2 + 4) * width + 2 * 4) * MODEL.layers + 2 * 4
+
+    def seen(graph: torch.fx.Graph) -> float:
+        rows = [v for v in kept(graph) if v.shape[0] in (B, tokens)]  # the others are weights in bfloat16
+        return sum(v.numel() * v.element_size() for v in rows) / (tokens * MODEL.width)
+
+    allowed = ((3 + 2 + 4) * width + 2 * 4) * MODEL.layers + 2 * 4
+    assert seen(again["forward"]) < allowed < seen(baseline["forward"])
 
 
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(("name", "kind"), [("B", "output"), (LEARNED, "output"), (LEARNED, "score")])
-def test_compiled_in_bfloat16_it_is_one_graph_too_and_gives_the_eager_numbers(name: str, kind: str) -> None:
+def test_compiled_in_bfloat16_it_is_one_graph_too_and_gives_the_eager_numbers(
+    name: str, kind: str, again: bool
+) -> None:
     model = model_of(name, kind)
     compiled = torch.compile(model.hidden, fullgraph=True, backend="aot_eager")
-    with in_precision(torch.bfloat16):
+    with in_precision(torch.bfloat16), activations_again() if again else contextlib.nullcontext():
         ours, eager = outcome(model, compiled), outcome(model, model.hidden)
     assert ours.keys() == eager.keys()
     for part, right in eager.items():

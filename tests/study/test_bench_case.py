@@ -251,10 +251,10 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
     assert limits == [1.0] * 4
 
 
-@pytest.mark.parametrize(("case", "kept"), [("B:kept", True), ("B", False), ("RALEARN:hard:8", False)])
-def test_a_case_that_keeps_everything_is_the_variant_with_nothing_made_again(case: str, kept: bool) -> None:
+@pytest.mark.parametrize(("case", "made"), [("B:again", True), ("B", False), ("RALEARN:hard:8", False)])
+def test_a_case_of_that_name_is_the_variant_with_its_activations_made_again(case: str, made: bool) -> None:
     resolved = target.resolve(TargetConfig("cpu", "float32", False, 1, "cpu", False))
     with bench_case.kernels(case, resolved):
-        assert again._enabled is not kept
-    assert again._enabled
+        assert again.activations() is made
+    assert not again.activations()
     assert mix_of(case) == (("", 1) if case.startswith("B") else ("hard", 8))
