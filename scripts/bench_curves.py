@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2.errors import UserError, run_command
 from gpt2.target import export_environment
 from scripts.bench import at_least, keep, tell
-from study.bench_shapes import named
+from study.bench_shapes import Sizes, named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,15 +28,9 @@ TOKENS = 2_000_000  # of text at most, from which the batches are drawn
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Sizes):
     """The model, its optimizer step in sequences (effective) and micro-batches (micro), and how it is trained."""
 
-    name: str
-    layers: int
-    heads: int
-    width: int
-    block_size: int
-    micro: int
     effective: int
     steps: int
     learning_rate: float

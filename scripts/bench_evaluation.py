@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2.errors import run_command
 from gpt2.target import export_environment
 from scripts.bench import at_least, keep, tell
-from study.bench_shapes import named
+from study.bench_shapes import Sizes, named
 from study.child import keep_heap
 
 if TYPE_CHECKING:
@@ -43,15 +43,9 @@ WARM_UP = {"cpu": 1, "cuda": 3}  # training steps before those that are timed
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Sizes):
     """The model, and how much of an evaluation is timed: windows and items, 0 for all. micro: of a training step."""
 
-    name: str
-    layers: int
-    heads: int
-    width: int
-    block_size: int
-    micro: int
     windows: int
     items: int
 

@@ -79,6 +79,18 @@ def chosen(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
     return [shape for shape in kept if shape.cases]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """A model, and the micro-batch of its training step in sequences: what the shapes of some benches begin with."""
+
+    name: str
+    layers: int
+    heads: int
+    width: int
+    block_size: int
+    micro: int
+
+
 class Named(Protocol):
     @property
     def name(self) -> str: ...

@@ -54,13 +54,16 @@ def test_a_way_that_fails_is_left_out_and_told_of(
     real = bench.ways
 
     def broken(x: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("not on this device")
+        raise RuntimeError("not on this device\nadvice")
 
     monkeypatch.setattr(bench, "ways", lambda device: {**real(device), "torch": broken})
     monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "1", "--shape", "4"])
     assert bench.main() == 0
     assert "left out: torch: not on this device" in capsys.readouterr().out
     assert "torch" not in json.loads(bench.OUT.read_text())["ways"]
+    monkeypatch.setattr(bench, "ways", lambda device: {**real(device), bench.OURS: broken})
+    with pytest.raises(RuntimeError, match="not on this device"):
+        bench.main()
 
 
 @pytest.mark.parametrize("rows", ["wide", "0"])
