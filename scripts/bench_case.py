@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpt2.batch import BatchPlan
     from gpt2.config import OptimizerConfig
     from gpt2.memory import PeakMeter
+    from gpt2.step import Stepper
     from gpt2.target import ResolvedTarget
 
 WARM_UP = 3  # steps that compile and take memory
@@ -169,23 +170,35 @@ def plain_step(
 def our_step(
     shape: dict[str, Any], case: str, micro: int, resolved: ResolvedTarget
 ) -> tuple[Any, float, float]:
-    from gpt2.step import Stepper
-
-    model, attention = model_and_attention(shape, case)
-    stepper = Stepper(
-        model,
-        optimizer(),
-        batch_of(shape, micro),
-        seed=0,
-        device=resolved.device,
-        dtype=resolved.dtype,
-        compile=resolved.device != "cpu",
-        attention=attention,
-    )
+    stepper = stepper_of(shape, case, batch_of(shape, micro), resolved)
     return (
         lambda ids, iteration: stepper.step(ids, iteration, 10**9),
         stepper.model.flops_per_token(),
         nanogpt_flops(stepper.model, shape),
+    )
+
+
+def stepper_of(
+    shape: dict[str, Any],
+    case: str,
+    batch: BatchPlan,
+    resolved: ResolvedTarget,
+    seed: int = 0,
+    learning_rate: float = 1e-4,
+) -> Stepper:
+    """What makes our steps, compiled on a GPU as in training."""
+    from gpt2.step import Stepper
+
+    model, attention = model_and_attention(shape, case)
+    return Stepper(
+        model,
+        optimizer(learning_rate),
+        batch,
+        seed=seed,
+        device=resolved.device,
+        dtype=resolved.dtype,
+        compile=resolved.device != "cpu",
+        attention=attention,
     )
 
 

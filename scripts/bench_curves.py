@@ -123,21 +123,10 @@ def losses_of(step: Callable[[Tensor, int], float], batches: list[Tensor], devic
 
 def our_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
     """A step as training makes it, compiled on a GPU."""
-    from gpt2.batch import plan_batch
-    from gpt2.step import Stepper
-    from scripts.bench_case import model_and_attention, optimizer
+    from scripts.bench_case import batch_of, stepper_of
 
-    model, attention = model_and_attention(dataclasses.asdict(shape), "B")
-    stepper = Stepper(
-        model,
-        optimizer(shape.learning_rate),
-        plan_batch(shape.effective, shape.micro, 1, shape.block_size),
-        seed=seed,
-        device=resolved.device,
-        dtype=resolved.dtype,
-        compile=resolved.device != "cpu",
-        attention=attention,
-    )
+    sizes = dataclasses.asdict(shape)
+    stepper = stepper_of(sizes, "B", batch_of(sizes, shape.micro), resolved, seed, shape.learning_rate)
     return lambda ids_ET, number: stepper.step(ids_ET, number, shape.steps).loss
 
 

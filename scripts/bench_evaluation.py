@@ -199,24 +199,13 @@ def training_rate(shape: Shape, case: str, resolved: ResolvedTarget, seconds: fl
     """Tokens/s of training steps, compiled on a GPU: a run's speed is how many validations it comes to."""
     import torch
 
-    from gpt2.batch import plan_batch
     from gpt2.config import VOCABULARY
-    from gpt2.step import Stepper
     from gpt2.train import device_synchroniser
-    from scripts.bench_case import model_and_attention, optimizer
+    from scripts.bench_case import batch_of, stepper_of
 
     synchronise = device_synchroniser(resolved.device)
-    model, attention = model_and_attention(dataclasses.asdict(shape), case)
-    stepper = Stepper(
-        model,
-        optimizer(),
-        plan_batch(shape.micro, shape.micro, 1, shape.block_size),
-        seed=0,
-        device=resolved.device,
-        dtype=resolved.dtype,
-        compile=resolved.device != "cpu",
-        attention=attention,
-    )
+    sizes = dataclasses.asdict(shape)
+    stepper = stepper_of(sizes, case, batch_of(sizes, shape.micro), resolved)
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(VOCABULARY, (shape.micro, shape.block_size + 1), generator=generator)
     ids_BT = ids_BT.to(resolved.device)
