@@ -15,11 +15,13 @@ from study.words import (
     by_item,
     by_window,
     change,
+    early,
     inert,
     percent,
     score,
     sentence,
     shown,
+    time_limit,
     verdicts,
     visible,
 )
@@ -39,9 +41,8 @@ def table(headings: list[str], rows: list[list[str]]) -> list[str]:
 
 def _about(report: Report) -> str:
     """What the final numbers are, in a sentence that is true of this budget."""
-    seconds = report.budget.get("max_time_seconds")
-    others = ("equal_tokens", "max_tokens", "max_iterations")
-    if seconds and not any(report.budget.get(key) for key in others):
+    seconds = time_limit(report)
+    if seconds and not early(report):
         what = f"At equal time: the last step of each variant, under a budget of {seconds:,} s of training"
     else:
         what = "At the end of the budget: the last step of each variant (tokens and seconds are under Cost)"

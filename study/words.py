@@ -18,6 +18,7 @@ ONE_CLASS = (
     "measured noise floor."
 )
 CANNOT_TELL = "cannot tell"
+EARLY = 0.75  # of its time: a variant that trained for less of it was planned on a slower machine
 ONE_SEED = "one seed, equivalent arms, differences are not evidence"
 
 METHOD = f"""## Method
@@ -157,6 +158,27 @@ def unjudged(report: Report) -> str:
     return f"{CANNOT_TELL}: no seed of it has equivalent arms{ended} to measure the noise with"
 
 
+def time_limit(report: Report) -> float | None:
+    """Seconds of training that each run was given, where time is its only limit."""
+    others = ("equal_tokens", "max_tokens", "max_iterations")
+    seconds: float | None = report.budget.get("max_time_seconds") or None
+    return None if any(report.budget.get(key) for key in others) else seconds
+
+
+def early(report: Report) -> str | None:
+    """What is said of variants that trained for much less than they were given: planned on a slower machine."""
+    limit = time_limit(report)
+    rows = [row for row in report.rows if limit and row.train_seconds < EARLY * limit]
+    if not rows:
+        return None
+    names = ", ".join(f"{inert(row.variant)} {row.train_seconds:,.0f} s" for row in rows)
+    return (
+        f"Trained for much less than the {limit:,.0f} s that a run was given: {names}. Step times are measured when a "
+        "study begins, and the machine was slower then. Final losses are those of shorter schedules, not of equal time: "
+        "begin again under another CONFIG_STUDY_NAME on a quiet machine."
+    )
+
+
 def verdicts(report: Report) -> list[str]:
     """The sentences that a reader takes away, the most important first."""
     end = "" if report.same_point else " at the end of its budget"
@@ -177,6 +199,8 @@ def verdicts(report: Report) -> list[str]:
             "machine was slower than when it was planned. They ended before the others, so their final losses count in "
             "no mean, no difference, no noise floor and no verdict; at equal tokens they do."
         )
+    if told_early := early(report):
+        lines.append(told_early)
     if sum(row.equivalent for row in report.rows) > 1:
         lines.append(ONE_CLASS)
     if report.floor:
