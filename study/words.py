@@ -174,8 +174,8 @@ def early(report: Report) -> str | None:
     names = ", ".join(f"{inert(row.variant)} {row.train_seconds:,.0f} s" for row in rows)
     return (
         f"Trained for much less than the {limit:,.0f} s that a run was given: {names}. Step times are measured when a "
-        "study begins, and the machine was slower then. Final losses are those of shorter schedules, not of equal time: "
-        "begin again under another CONFIG_STUDY_NAME on a quiet machine."
+        "study begins, and the machine was slower then. Final losses are those of shorter schedules, not of equal "
+        "time: begin again under another CONFIG_STUDY_NAME on a quiet machine."
     )
 
 
