@@ -53,8 +53,9 @@ class Place:
 class Ranking:
     """One study's order, over seeds that all the variants in it have; other variants are left out, by name.
 
-    why_not: why there is no place, else empty. cut: runs that the report leaves out as well, since the training clock
-    ended them before the others. judged: the report's own verdicts.
+    why_not: why there is no place, else empty. misplanned: variants that the report says ended neither at equal time
+    nor at equal tokens: they have no place either. cut: runs that the report leaves out as well, since the training
+    clock ended them before the others. judged: the report's own verdicts.
     """
 
     study: str
@@ -62,6 +63,7 @@ class Ranking:
     places: list[Place]
     why_not: str
     left_out: list[str]
+    misplanned: list[str]
     cut: list[str]
     floor: NoiseFloor | None
     judged: list[Judged]
@@ -109,7 +111,8 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
         seeds=seeds,
         places=[] if why_not else _places(ranked, seeds, table, study.report.judged),
         why_not=why_not,
-        left_out=[name for name in names if name not in ranked],
+        left_out=[name for name in names if name not in ranked and name not in study.report.misplanned],
+        misplanned=[name for name in names if name in study.report.misplanned],
         cut=list(study.report.cut),
         floor=study.report.floor,
         judged=study.report.judged,
@@ -118,7 +121,9 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
 
 
 def _own_losses(study: Study, variant: str) -> dict[int, float]:
-    """Final losses of the runs that the report compares: those that were cut short are not among them."""
+    """Final losses of the runs that the report compares: not of those cut short, nor of a variant misplanned."""
+    if variant in study.report.misplanned:
+        return {}
     return {
         seed: float(member.record["validation"]["loss"])
         for (name, seed), member in study.keyed().items()

@@ -8,7 +8,17 @@ from study.compare_alignment import RULE, Alignment, Errors
 from study.compare_ranking import AGREE, CONTRADICT, NONE, Ranking
 from study.compare_read import Study
 from study.runs import BASELINE
-from study.words import CANNOT_TELL, ONE_CLASS, ONE_SEED, inert, percent, sentence, standing, verdict
+from study.words import (
+    CANNOT_TELL,
+    ONE_CLASS,
+    ONE_SEED,
+    inert,
+    percent,
+    sentence,
+    standing,
+    told_early,
+    verdict,
+)
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -18,6 +28,11 @@ def sentences(comparison: Comparison) -> list[str]:
     if any(sum(row.equivalent for row in study.report.rows) > 1 for study in comparison.studies):
         lines.append(ONE_CLASS)
     lines += [line for study in comparison.studies for line in _cut(study)]
+    lines += [
+        f"**{inert(study.label)}**: {line[0].lower()}{line[1:]}"
+        for study in comparison.studies
+        for line in told_early(study.report)
+    ]
     lines += agreements(comparison)
     lines += alignment_summary(comparison)
     lines += [line for study in comparison.studies for line in _uncounted(study)]
@@ -181,6 +196,9 @@ def ranking_note(ranking: Ranking) -> str:
         parts.append("its equivalent arms ended at different tokens, so their spread is not noise alone")
     if ranking.cut:
         parts.append(f"left out since their schedule was cut short: {', '.join(map(inert, ranking.cut))}")
+    if ranking.misplanned:
+        names = ", ".join(map(inert, ranking.misplanned))
+        parts.append(f"left out since they ended neither at equal time nor at equal tokens: {names}")
     if ranking.left_out and not ranking.why_not:
         parts.append(f"left out for want of these seeds: {', '.join(map(inert, ranking.left_out))}")
     told = [verdict(judged) for judged in ranking.judged] if ranking.why_not else []

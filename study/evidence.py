@@ -129,9 +129,10 @@ def gather(
     floor: NoiseFloor | None,
     wider: tuple[str, float] | None = None,
 ) -> Evidence:
-    """whole: the used runs that ended their schedule; final: their losses; floor: the noise of the equivalent arms.
+    """whole: the used runs that can be compared at their end; final: their losses.
 
-    arms: how many of those there are at each seed of the comparison that has the fewest. wider: see `sensitivity`.
+    floor: the noise of the equivalent arms. arms: how many of those there are at each seed of the comparison that
+    has the fewest. wider: see `sensitivity`.
     """
     return Evidence(
         sensitivity=sensitivity(arms, floor, seed_hours(used), wider),

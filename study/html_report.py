@@ -135,7 +135,7 @@ def _verdict(
         said, measured = finding(judged), f"{at}{grounds(judged)}"
         kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
     else:
-        said = unjudged(report)
+        said = unjudged(report, row.variant)
         kind, measured = "unsure", change(row.against_baseline, False, len(row.seeds))
     if level:
         told = f"At equal tokens ({report.equal_tokens or 0:,}): {finding(level)}; {grounds(level)}"

@@ -8,6 +8,7 @@ import textwrap
 
 from study.report import Report, Row
 from study.runs import BASELINE
+from study.timing import time_limit
 from study.words import (
     CANNOT_TELL,
     METHOD,
@@ -15,13 +16,11 @@ from study.words import (
     by_item,
     by_window,
     change,
-    early,
     inert,
     percent,
     score,
     sentence,
     shown,
-    time_limit,
     verdicts,
     visible,
 )
@@ -41,8 +40,8 @@ def table(headings: list[str], rows: list[list[str]]) -> list[str]:
 
 def _about(report: Report) -> str:
     """What the final numbers are, in a sentence that is true of this budget."""
-    seconds = time_limit(report)
-    if seconds and not early(report):
+    seconds = time_limit(report.budget)
+    if seconds and not report.early:
         what = f"At equal time: the last step of each variant, under a budget of {seconds:,} s of training"
     else:
         what = "At the end of the budget: the last step of each variant (tokens and seconds are under Cost)"

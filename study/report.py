@@ -27,6 +27,7 @@ from study.statistics import (
     mean_interval,
     noise_floor,
 )
+from study.timing import early, misplanned
 
 
 @dataclass
@@ -77,6 +78,8 @@ class Report:
 
     cut: runs whose schedule the training clock cut short, where that made them end before the others: their final
     losses count in no difference, no noise floor and no verdict; at equal tokens they do.
+    early, misplanned: variants whose counts were timed on a slower machine (`study.timing`); the latter have no
+    difference and no verdict at the end of the budget either.
     """
 
     study: str
@@ -95,6 +98,8 @@ class Report:
     target: dict[str, Any] | None
     notes: list[str]
     cut: list[str]
+    early: list[str]
+    misplanned: list[str]
     evidence: Evidence
 
 
@@ -129,12 +134,15 @@ def build(study_dir: Path) -> Report:
     ended = [run for run in used if run not in short]
     whole = _table(ended, variants, lambda seen: seen["validation"]["loss"])
     floor = noise_floor(_arms(whole))
-    judged = _judge(whole)
+    apart = misplanned(plan["budget"], used)
+    comparable = {name: own for name, own in whole.items() if name not in apart}
+    compared = [run for run in ended if run.variant not in apart]
+    judged = _judge(comparable)
     items = common_items([run.record for run in used])
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, used, short, whole, level, items) for name in variants],
+        rows=[_row(name, used, short, whole, level, items, name in apart) for name in variants],
         floor=floor,
         judged=judged,
         judged_equal_tokens=_judge(level),
@@ -148,7 +156,11 @@ def build(study_dir: Path) -> Report:
         target=first["target"] if first else None,
         notes=_notes(plan["notes"], used),
         cut=[run.name for run in short],
-        evidence=gather(study_dir, used, ended, whole, _fewest_arms(whole), floor, _widest(judged)),
+        early=early(plan["budget"], used),
+        misplanned=apart,
+        evidence=gather(
+            study_dir, used, compared, comparable, _fewest_arms(comparable), floor, _widest(judged)
+        ),
     )  # fmt: skip
 
 
@@ -206,9 +218,18 @@ def was_cut(seen: dict[str, Any]) -> bool:
 
 
 def _row(
-    name: str, used: list[Run], short: list[Run], whole: Losses, level: Losses, items: Items | None
+    name: str,
+    used: list[Run],
+    short: list[Run],
+    whole: Losses,
+    level: Losses,
+    items: Items | None,
+    apart: bool,
 ) -> Row:
-    """Of the variant's runs that ended their schedule; of a variant that has none, what does not depend on the end."""
+    """Of the variant's runs that ended their schedule; of a variant that has none, what does not depend on the end.
+
+    apart: no difference to the baseline at the end of the budget.
+    """
     own = [run for run in used if run.variant == name]
     ended = [run.record for run in own if run not in short]
     records = ended or [run.record for run in own]
@@ -225,7 +246,7 @@ def _row(
         final_loss=mean_interval(list(whole[name].values())) if ended else None,
         best_loss=mean_interval(best) if ended else None,
         equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
-        against_baseline=paired(whole, name),
+        against_baseline=None if apart else paired(whole, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
         hellaswag=hellaswag(records, items),
         iterations=mean(known("progress", "iterations")),

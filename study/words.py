@@ -11,6 +11,7 @@ from study.report import Judged, Report
 from study.runs import BASELINE, Run
 from study.scores import HellaSwagScore, near_chance
 from study.statistics import Interval, perplexity_percent, unseen_ratios
+from study.timing import time_limit
 
 ONE_CLASS = (
     "B, RAEARLY, RALATE, RAALL, RAALT and RA:... are one function class with one initial distribution (a reciprocal "
@@ -18,7 +19,6 @@ ONE_CLASS = (
     "measured noise floor."
 )
 CANNOT_TELL = "cannot tell"
-EARLY = 0.75  # of its time: a variant that trained for less of it was planned on a slower machine
 ONE_SEED = "one seed, equivalent arms, differences are not evidence"
 
 METHOD = f"""## Method
@@ -152,31 +152,26 @@ def verdict(judged: Judged, where: str = "") -> str:
     return f"**{inert(judged.variant)}**{where}: {finding(judged)} ({grounds(judged)})."
 
 
-def unjudged(report: Report) -> str:
-    """What is said of a real change that no noise floor measures."""
+def unjudged(report: Report, variant: str) -> str:
+    """What is said of a real change that has no verdict at the end of its budget."""
+    if variant in report.misplanned:
+        ended = "it ended neither at equal time nor at equal tokens"
+        return f"{CANNOT_TELL}: {ended}, since it was planned on a busy machine"
     ended = " that ended their schedule" if report.cut else ""
     return f"{CANNOT_TELL}: no seed of it has equivalent arms{ended} to measure the noise with"
 
 
-def time_limit(report: Report) -> float | None:
-    """Seconds of training that each run was given, where time is its only limit."""
-    others = ("equal_tokens", "max_tokens", "max_iterations")
-    seconds: float | None = report.budget.get("max_time_seconds") or None
-    return None if any(report.budget.get(key) for key in others) else seconds
-
-
-def early(report: Report) -> str | None:
+def told_early(report: Report) -> list[str]:
     """What is said of variants that trained for much less than they were given: planned on a slower machine."""
-    limit = time_limit(report)
-    rows = [row for row in report.rows if limit and row.train_seconds < EARLY * limit]
+    rows = [row for row in report.rows if row.variant in report.early]
     if not rows:
-        return None
+        return []
     names = ", ".join(f"{inert(row.variant)} {row.train_seconds:,.0f} s" for row in rows)
-    return (
-        f"Trained for much less than the {limit:,.0f} s that a run was given: {names}. Step times are measured when a "
-        "study begins, and the machine was slower then. Final losses are those of shorter schedules, not of equal "
-        "time: begin again under another CONFIG_STUDY_NAME on a quiet machine."
-    )
+    return [
+        f"Trained for much less than the {time_limit(report.budget):,.0f} s that a run was given: {names}. Step times "
+        "are measured when a study begins, and the machine was slower then. Final losses are those of shorter "
+        "schedules, not of equal time: begin again under another CONFIG_STUDY_NAME on a quiet machine."
+    ]
 
 
 def verdicts(report: Report) -> list[str]:
@@ -188,7 +183,7 @@ def verdicts(report: Report) -> list[str]:
         lines += [verdict(judged, at) for judged in report.judged_equal_tokens]
     told = {judged.variant for judged in report.judged}
     lines += [
-        f"**{inert(row.variant)}**: {unjudged(report)}."
+        f"**{inert(row.variant)}**{end if row.variant in report.misplanned else ''}: {unjudged(report, row.variant)}."
         for row in report.rows
         if not row.equivalent and row.variant not in told
     ]
@@ -199,8 +194,7 @@ def verdicts(report: Report) -> list[str]:
             "machine was slower than when it was planned. They ended before the others, so their final losses count in "
             "no mean, no difference, no noise floor and no verdict; at equal tokens they do."
         )
-    if told_early := early(report):
-        lines.append(told_early)
+    lines += told_early(report)
     if sum(row.equivalent for row in report.rows) > 1:
         lines.append(ONE_CLASS)
     if report.floor:

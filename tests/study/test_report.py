@@ -1,4 +1,3 @@
-import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -260,19 +259,3 @@ def test_a_study_of_runs_cut_at_different_points_has_no_verdict_and_one_cut_alik
     assert alike.cut == []
     assert alike.floor is not None
     assert len(alike.judged) == 1
-
-
-@pytest.mark.parametrize(("given", "early"), [(1.0, False), (1.3, False), (2.0, True)])
-def test_runs_that_trained_for_much_less_than_they_were_given_are_not_called_equal_in_time(
-    tmp_path: Path, given: float, early: bool
-) -> None:
-    """given: the budget, in what each of the study's runs trained for."""
-    built = report.build(a_study(tmp_path))
-    seconds = round(given * built.rows[0].train_seconds)
-    assert {row.train_seconds for row in built.rows} == {built.rows[0].train_seconds}
-    at = dataclasses.replace(built, budget={"max_time_seconds": seconds})
-    for told in (render.markdown(at), " ".join(render.terminal(at).split())):
-        assert (f"Trained for much less than the {seconds:,} s that a run was given: B " in told) is early
-    assert ("At equal time: the last step" in render.markdown(at)) is not early
-    tokens = dataclasses.replace(built, budget={"max_time_seconds": seconds, "max_tokens": 10})
-    assert "Trained for much less" not in render.markdown(tokens)
