@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from gpt2.hardware import detected_target_name
 from gpt2.track import Trackers
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
-from study import attention, report, space, standing
+from study import attention, replan, report, space, standing
 from study import plan as planning
 from study.child import (
     EXIT_DISK_FULL,
@@ -47,6 +48,7 @@ class Study:
         self.settings = StudySettings.from_symbols(symbols)
         self.directory = self.settings.results_dir / self.settings.name
         self.session = Session()
+        self.resolved: target.ResolvedTarget | None = None
 
     def all_runs(self) -> list[tuple[str, int]]:
         """Every (variant, seed), seed by seed, so that each night gives a full comparison."""
@@ -162,24 +164,27 @@ class Study:
 
     def plan(self, resolved: target.ResolvedTarget) -> dict[str, Any]:
         """The plan that stands, or one made now; on the card, timed once for the study."""
+        self.resolved = resolved
         keep_sources(self.directory, self.settings.variants, self.begun)
         record.write_text(self.directory / "config", self.config_text)
         expected = {"variants": list(self.settings.variants), "seeds": self.settings.seeds}
         record.write_json(self.directory / "expected.json", expected)
 
-        def make(batch: BatchPlan | None = None) -> dict[str, Any]:
-            if self.config.budget.max_time_seconds:
-                print("planning: timing steps of each kind of variant")
-            return planning.make_plan(
-                self.config, self.settings, resolved, self.variants(), self.time_steps, batch
-            )
-
         plan = planning.load_plan(self.directory)
         if plan is None:
             begun = standing.schedules_on_record(self.directory)  # before anything is timed: it may refuse
-            made = standing.with_counts(make(), begun, self.config.optimizer)
+            made = standing.with_counts(self.make_plan(), begun, self.config.optimizer)
             return planning.save_plan(self.directory, made)
-        return standing.with_variants(self.directory, plan, self.variants(), make)
+        return standing.with_variants(self.directory, plan, self.variants(), self.make_plan)
+
+    def make_plan(self, batch: BatchPlan | None = None) -> dict[str, Any]:
+        """A plan of now. batch: of one that stands."""
+        assert self.resolved
+        if self.config.budget.max_time_seconds:
+            print("planning: timing steps of each kind of variant")
+        return planning.make_plan(
+            self.config, self.settings, self.resolved, self.variants(), self.time_steps, batch
+        )
 
     def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> planning.Timing:
         arguments = [str(self.directory), name, "0", "--time", str(seconds), "--micro", str(batch.micro)]
@@ -203,27 +208,30 @@ class Study:
     def one(self, run: tuple[str, int], plan: dict[str, Any], terminal: Terminal) -> None:
         """One run to its end: finished, failed, or stopped with everything saved."""
         name, directory = record.run_name(*run), self.run_dir(*run)
-        directory.mkdir(parents=True, exist_ok=True)
-        record.write_text(directory / "config", self.config_text)
         number = self.all_runs().index(run) + 1
         while True:
+            directory.mkdir(parents=True, exist_ok=True)
+            record.write_text(directory / "config", self.config_text)
+            watch = replan.watch(self.directory, plan, *run)
             terminal.begin(name, number, plan["variants"][run[0]]["iterations"])
             before = record_text(directory)
             arguments = [str(self.directory), run[0], str(run[1])]
             with self.session.process(arguments, directory / "log.txt") as child:
-                trackers = None
-                for event in child.events():
-                    if trackers is None and event["event"] == "started":  # the record says "running" now
-                        trackers = Trackers(directory, self.config.tracking)
-                    terminal.update(event)
-                status = child.wait()
+                trackers, busy = self.listen(child, watch, directory, terminal)
+                status = child.stop() if busy else child.wait()
             told = trackers.finish() if trackers else None
             if told:
                 terminal.say(told)
+            if busy:
+                shutil.rmtree(directory)
             if self.session.asked:
                 saved = self.status(*run) in ("interrupted", "finished")
-                terminal.end("stopped, saved" if saved else "stopped; its last checkpoint stands")
+                stands = "" if busy else "; its last checkpoint stands"
+                terminal.end("stopped, saved" if saved else f"stopped{stands}")
                 raise StopAsked
+            if busy:
+                self.plan_anew(plan, busy, terminal)
+                continue
             again = self.again(status, child, plan, name)
             if not again:
                 break
@@ -232,6 +240,35 @@ class Study:
         if status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
             self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}", before)
         terminal.end(outcome(directory))
+
+    def listen(
+        self, child: Child, watch: replan.Watch | None, directory: Path, terminal: Terminal
+    ) -> tuple[Trackers | None, str]:
+        """What a run's process tells, until it has no more to tell or the plan is found to be wrong: then why.
+
+        Trackers begin when the record says "running", and not before it is sure that this run stays.
+        """
+        trackers, started = None, False
+        for event in child.events():
+            busy = watch.hear(event) if watch else ""
+            if busy:
+                return None, busy
+            started = started or event["event"] == "started"
+            if started and not trackers and not (watch and watch.waiting):
+                trackers = Trackers(directory, self.config.tracking)
+            terminal.update(event)
+        if started and not trackers:  # a run too short to be sure of
+            trackers = Trackers(directory, self.config.tracking)
+        return trackers, ""
+
+    def plan_anew(self, plan: dict[str, Any], reason: str, terminal: Terminal) -> None:
+        """Time the steps again, and give the plan, of which no run has anything left, the counts of now."""
+        terminal.end(reason)
+        replan.anew(plan, self.make_plan(BatchPlan(**plan["batch"])), reason)
+        planning.save_plan(self.directory, plan)
+        left = len(self.left())
+        terminal.estimate = Estimate(left, expected_seconds(plan))
+        terminal.say(summary(plan, self.settings.variants, left, len(self.all_runs())))
 
     def again(self, status: int, child: Child, plan: dict[str, Any], name: str) -> str:
         """Why the run is to go on from its last checkpoint at once, or nothing; StudyError where no run could."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpt2 import record
 from tests.faults.harness import Bench, fault, outcome
-from tests.faults.workplace import STUDY, Workplace, injected, wait_for
+from tests.faults.workplace import PATIENCE_SECONDS, STUDY, Workplace, injected, wait_for
 
 TRACKERS = Path(__file__).with_name("trackers")
 UNCHANGED = "exit status 0, every line of metrics there, the undisturbed numbers, no process left"
@@ -211,3 +211,24 @@ def html_in_a_record(bench: Bench) -> str:
     return outcome(
         not done.returncode and len(pages) == 2 and not live, INERT, f"{live} {done.stdout[-300:]}"
     )
+
+
+ANEW = "planned anew at the first steps, with more of them, and the study ends as if it had been idle"
+
+
+@fault("a machine that is busy while steps are timed for the plan, and idle after it", ANEW)
+def busy_while_planning(bench: Bench) -> str:
+    place = bench.workplace(
+        GPT2_MAX_TIME="12", GPT2_MAX_ITERS="0", EVAL_INTERVAL_TOKENS="0", CHECKPOINT_SECONDS="600"
+    )
+    (place.folder / "busy").write_text("0.5")
+    process = place.start(**injected(None, slower=0.0))
+    wait_for((place.study / "plan.json").exists)
+    first = place.plan()["variants"]["B"]["iterations"]
+    (place.folder / "busy").unlink()
+    said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    count, notes = place.plan()["variants"]["B"]["iterations"], place.plan()["notes"]
+    told = "planned anew after the first steps of B0" in said and "planned anew" in " ".join(notes)
+    whole = place.status() == "finished" and place.record()["progress"]["iterations"] == count
+    good = not process.returncode and told and whole and first <= 26 and count > 2 * first
+    return outcome(good, ANEW, f"{first} then {count}; {told} {whole}; {process.returncode} {said[-300:]}")

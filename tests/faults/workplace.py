@@ -113,6 +113,10 @@ class Workplace:
         path = self.run_dir(name) / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def plan(self) -> dict[str, Any]:
+        plan: dict[str, Any] = json.loads((self.study / "plan.json").read_text())
+        return plan
+
     def steps(self, name: str = "B0") -> int:
         """Lines of metrics.jsonl at this moment."""
         path = self.run_dir(name) / "metrics.jsonl"

@@ -5,7 +5,8 @@ iteration from which it fires, or only, the one at which it does; action ("TERM"
 the study; "kill": SIGKILL to the training process; "kill-both"; "oom"; "nan"; "spike": thrice the loss);
 times (how often, counted over all processes; 0: always); above (for "oom": only where the micro-batch, or
 what is scored at once, is larger); stuck (seconds that the step then hangs). STEP_SECONDS makes every step
-take that much longer, so that a study of a very small model lasts long enough to be disturbed.
+take that much longer, so that a study of a very small model lasts long enough to be disturbed. A file "busy" in
+the working directory says by how many seconds a step takes longer while steps are timed for the plan.
 """
 
 import json
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FIRED = Path("fault-fired")
+FIRED, BUSY = Path("fault-fired"), Path("busy")
 
 
 class Fault:
@@ -121,5 +122,8 @@ def install(fault: Fault, slower: float) -> None:
     torch.manual_seed(0)
 
 
-if "scripts.train" in sys.orig_argv and "--time" not in sys.orig_argv:
+TIMING = "scripts.train" in sys.orig_argv and "--time" in sys.orig_argv
+if TIMING and BUSY.exists():
+    install(Fault({}), float(BUSY.read_text()))
+if "scripts.train" in sys.orig_argv and not TIMING:
     install(Fault(json.loads(os.environ.get("FAULT", "{}"))), float(os.environ.get("STEP_SECONDS", "0")))

@@ -1,0 +1,271 @@
+"""A plan that was timed on a busy machine is made anew at the first steps that show it, as long as nothing is saved."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2 import record
+from gpt2.config import Config, read_symbols
+from study import replan
+from study import run as running
+from study.plan import load_plan, save_plan
+from study.replan import LEAST_STEPS, MOST, Watch, watch
+from study.run import Study
+from study.session import Session, StopAsked
+from study.terminal import Estimate, Terminal
+from study.timing import EARLY
+from tests.study.records import VARIANTS, a_record
+
+BATCH = {"effective": 8, "micro": 4, "accumulation": 2, "world_size": 1, "block_size": 64}
+TOKENS = 8 * 64
+
+
+def a_plan(seconds: float = 1.0, limit: int = 40, **changes: Any) -> dict[str, Any]:
+    """One whose steps took `seconds`, of a budget of `limit` seconds."""
+    row = {"class": "one", "iterations": round(limit / seconds) + 2, "tokens": 0}
+    return {
+        "batch": BATCH,
+        "budget": {"max_time_seconds": limit},
+        "classes": {"one": {"seconds_per_iteration": seconds}},
+        "variants": {name: dict(row) for name in VARIANTS},
+        "notes": [],
+    } | changes
+
+
+def steps(seconds: float, count: int, plan: dict[str, Any], told: int = 1) -> list[dict[str, Any]]:
+    """What a run tells of its first steps, every `told`-th of them; two are warm-up."""
+    return [
+        {
+            "event": "train",
+            "iteration": k,
+            "iterations": plan["variants"]["B"]["iterations"],
+            "train_seconds": max(0, k - 2) * seconds,
+            "tokens_per_second": TOKENS / seconds if k > 2 else None,
+        }
+        for k in range(1, count + 1, told)
+    ]
+
+
+def heard(seen: Watch, events: list[dict[str, Any]]) -> list[str]:
+    return [reason for reason in map(seen.hear, events) if reason]
+
+
+@given(st.floats(0.01, 3.0), st.floats(0.05, 2.0), st.integers(20, 7200))
+def test_a_plan_is_found_wrong_if_and_only_if_steps_take_much_less_than_was_timed(
+    planned: float, ratio: float, limit: int
+) -> None:
+    plan = a_plan(planned, limit)
+    seen = Watch("B0", "B", plan)
+    count = plan["variants"]["B"]["iterations"]
+    reasons = heard(seen, steps(ratio * planned, count, plan))
+    assert len(reasons) == (ratio < EARLY and count - 2 >= LEAST_STEPS)
+    if reasons:
+        assert f"{ratio * planned:.3g} s each" in reasons[0]
+        assert f"{planned:.3g} s, on a machine that was busy" in reasons[0]
+
+
+@given(st.integers(0, 2**32), st.floats(0.8, 1.3))
+def test_a_machine_that_wanders_does_not_make_it_wrong(seed: int, ratio: float) -> None:
+    """Steps that vary by a tenth, one in ten of them twice as long, as fast as was timed give or take a fifth."""
+    draw, plan = np.random.default_rng(seed), a_plan(0.25)
+    events = steps(0.25, 162, plan)
+    for event in events:
+        if event["tokens_per_second"]:
+            event["tokens_per_second"] /= ratio * draw.lognormal(0, 0.1) * (2 if draw.random() < 0.1 else 1)
+    assert not heard(Watch("B0", "B", plan), events)
+
+
+def test_it_is_found_out_early_and_once() -> None:
+    plan = a_plan(1.0, limit=7200)
+    seen = Watch("B0", "B", plan)
+    slow = steps(0.2, 7202, plan, told=2)
+    heard_at = [place for place, event in enumerate(slow) if seen.hear(event)]
+    assert len(heard_at) == 1
+    assert slow[heard_at[0]]["train_seconds"] == pytest.approx(replan.LOOK_MOST, abs=1)
+    assert not seen.waiting
+
+
+def test_other_events_say_nothing() -> None:
+    seen = Watch("B0", "B", a_plan())
+    for kind in ("started", "phase", "validation", "note", "spike"):
+        assert not seen.hear({"event": kind, "iteration": 9, "tokens_per_second": 1e9})
+    assert not seen.steps
+
+
+@pytest.mark.parametrize(
+    ("change", "watched"),
+    [
+        ({}, True),
+        ({"budget": {"max_time_seconds": 0}}, False),
+        ({"classes": {}}, False),
+        ({"planned_anew": MOST - 1}, True),
+        ({"planned_anew": MOST}, False),
+        ({"variants": {"B": {"class": "one", "iterations": 9, "tokens": 0}}}, False),  # by another limit
+    ],
+)
+def test_only_counts_that_a_time_limit_decides_are_watched(
+    tmp_path: Path, change: dict[str, Any], watched: bool
+) -> None:
+    assert bool(watch(tmp_path, a_plan(**change), "B", 0)) is watched
+
+
+@pytest.mark.parametrize(
+    ("written", "watched"),
+    [
+        ("runs/B0/config", True),
+        ("runs/B0/checkpoint", True),  # empty
+        ("runs/RAALL0/checkpoint/00000010/meta.json", False),
+        ("runs/RAALL0/stable/00000010/meta.json", False),
+    ],
+)
+def test_nothing_that_was_saved_is_given_up(tmp_path: Path, written: str, watched: bool) -> None:
+    path = tmp_path / written
+    path.parent.mkdir(parents=True)
+    path.write_text("x") if path.suffix or path.name == "config" else path.mkdir()
+    assert bool(watch(tmp_path, a_plan(), "B", 0)) is watched
+
+
+@pytest.mark.parametrize(("status", "watched"), [("finished", False), ("failed", True), ("running", True)])
+def test_a_finished_run_keeps_its_plan_though_its_checkpoint_was_deleted(
+    tmp_path: Path, status: str, watched: bool
+) -> None:
+    (tmp_path / "runs/RAALL0").mkdir(parents=True)
+    record.write_json(tmp_path / "runs/RAALL0/run.json", a_record("RAALL", 0, 4.0) | {"status": status})
+    assert bool(watch(tmp_path, a_plan(), "B", 0)) is watched
+
+
+# -- a study -----------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A run of steps that take `seconds`: it tells of them, saves as it is stopped, or finishes."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder, self.seconds, self.stopped = folder, seconds, False
+        self.log = folder / "log.txt"
+        self.trackers: list[str] = []
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        plan = load_plan(self.folder.parents[1])
+        assert plan
+        count = plan["variants"]["B"]["iterations"]
+        yield {"event": "started", "iteration": 0}
+        for event in steps(self.seconds, count, plan):
+            yield event | {"loss": 4.0}
+        made = a_record("B", 0, 4.0)
+        made["schedule"]["iterations"] = count
+        record.write_json(self.folder / "run.json", made)
+
+    def stop(self) -> int:
+        self.stopped = True
+        saved = self.folder / "checkpoint" / "00000005"
+        saved.mkdir(parents=True)
+        record.write_json(self.folder / "run.json", a_record("B", 0, 4.0) | {"status": "interrupted"})
+        return 3
+
+    def wait(self) -> int:
+        return 0
+
+    def last_words(self) -> str:
+        return ""
+
+
+class Place:
+    """A study on a machine that is `busy` times slower while steps are timed, at each timing in turn."""
+
+    def __init__(self, study: Study, busy: list[float], patch: pytest.MonkeyPatch) -> None:
+        self.study, self.busy, self.processes = study, busy, list[Process]()
+        self.followed: list[int] = []  # the processes, by number, that a tracker followed
+        place = self
+
+        class Fake(Session):
+            @contextlib.contextmanager
+            def process(self, arguments: list[str], log: Path) -> Iterator[Any]:
+                place.processes.append(Process(study.run_dir("B", 0), 1.0))
+                yield place.processes[-1]
+
+        class Tracker:
+            def __init__(self, *arguments: Any) -> None:
+                place.followed.append(len(place.processes))
+
+            def finish(self) -> None: ...
+
+        patch.setattr(running, "Trackers", Tracker)
+        study.session = Fake()
+        study.directory.mkdir(parents=True)
+
+    def run(self, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+        study = self.study
+        patch.setattr(study, "make_plan", self.make_plan)
+        plan = save_plan(study.directory, self.make_plan())
+        study.one(("B", 0), plan, Terminal(Estimate(1, None), 1))
+        stands = load_plan(study.directory)
+        assert stands == json.loads(json.dumps(plan))
+        return plan
+
+    def make_plan(self, batch: Any = None) -> dict[str, Any]:
+        return a_plan(self.busy.pop(0), limit=40, notes=["of the making"])
+
+
+@pytest.fixture
+def study(a100_config: Config) -> Study:
+    return Study(read_symbols(Path(".config")), Path(".config").read_text())
+
+
+def test_a_study_that_was_planned_on_a_busy_machine_plans_anew_and_begins_its_first_run_again(
+    study: Study, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(study, [5.0, 1.0], monkeypatch)
+    plan = place.run(monkeypatch)
+    assert [process.stopped for process in place.processes] == [True, False]
+    assert place.followed == [2]  # the run that stays alone
+    assert plan["variants"]["B"]["iterations"] == 42
+    assert (plan["planned_anew"], len(plan["notes"])) == (1, 2)
+    assert plan["notes"][1].startswith("planned anew after the first steps of B0, which took 1 s each")
+    assert study.status("B", 0) == "finished"
+    assert not (study.run_dir("B", 0) / "checkpoint").exists()
+    assert (study.run_dir("B", 0) / "config").exists()
+    assert "planned anew after the first steps of B0" in capsys.readouterr().out
+
+
+def test_a_machine_that_stays_busy_while_it_plans_is_not_planned_for_without_end(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(study, [5.0, 4.0, 3.0, 1.0], monkeypatch)
+    plan = place.run(monkeypatch)
+    assert len(place.processes) == 1 + MOST
+    assert plan["planned_anew"] == MOST
+    assert plan["variants"]["B"]["iterations"] == 15
+    assert study.status("B", 0) == "finished"
+
+
+@pytest.mark.parametrize("timed", [1.0, 0.5, 1.3])
+def test_a_plan_that_was_timed_well_or_on_a_faster_machine_stands(
+    study: Study, monkeypatch: pytest.MonkeyPatch, timed: float
+) -> None:
+    place = Place(study, [timed], monkeypatch)
+    plan = place.run(monkeypatch)
+    assert (len(place.processes), place.followed) == (1, [1])
+    assert "planned_anew" not in plan
+
+
+def test_a_study_that_is_stopped_at_that_moment_plans_anew_the_next_time(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(study, [5.0, 1.0], monkeypatch)
+    first = place.make_plan()
+    save_plan(study.directory, first)
+    monkeypatch.setattr(Process, "stop", lambda process: setattr(study.session, "asked", 1) or 3)
+    with pytest.raises(StopAsked):
+        study.one(("B", 0), first, Terminal(Estimate(1, None), 1))
+    assert not study.run_dir("B", 0).exists()
+    stands = load_plan(study.directory)
+    assert stands == first
+    assert watch(study.directory, stands, "B", 0)
