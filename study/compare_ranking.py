@@ -94,6 +94,8 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
     over the seeds, adjusted by Holm over the pairs; in both cases only towards the side on which it is seen.
     """
     names = ordered(study.variants if among is None else study.variants & set(among))
+    apart = [name for name in names if name in study.report.misplanned]
+    names = [name for name in names if name not in apart]
     table = {name: _own_losses(study, name) for name in names}
     seeds = _seeds(table)
     ranked = [name for name in names if seeds and table[name].keys() >= set(seeds)]
@@ -111,8 +113,8 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
         seeds=seeds,
         places=[] if why_not else _places(ranked, seeds, table, study.report.judged),
         why_not=why_not,
-        left_out=[name for name in names if name not in ranked and name not in study.report.misplanned],
-        misplanned=[name for name in names if name in study.report.misplanned],
+        left_out=[name for name in names if name not in ranked],
+        misplanned=apart,
         cut=list(study.report.cut),
         floor=study.report.floor,
         judged=study.report.judged,
@@ -121,9 +123,7 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
 
 
 def _own_losses(study: Study, variant: str) -> dict[int, float]:
-    """Final losses of the runs that the report compares: not of those cut short, nor of a variant misplanned."""
-    if variant in study.report.misplanned:
-        return {}
+    """Final losses of the runs that the report compares: those that were cut short are not among them."""
     return {
         seed: float(member.record["validation"]["loss"])
         for (name, seed), member in study.keyed().items()

@@ -136,7 +136,12 @@ def _verdict(
         kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
     else:
         said = unjudged(report, row.variant)
-        kind, measured = "unsure", change(row.against_baseline, False, len(row.seeds))
+        kind = "unsure"
+        measured = (
+            f"at the end of its budget: perplexity {shown(row.final_loss, len(row.seeds))}"
+            if row.variant in report.misplanned
+            else change(row.against_baseline, False, len(row.seeds))
+        )
     if level:
         told = f"At equal tokens ({report.equal_tokens or 0:,}): {finding(level)}; {grounds(level)}"
         more = f'<span class="numbers">{typeset(told)}</span>'

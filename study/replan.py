@@ -1,47 +1,52 @@
 """A plan that a study's first steps show to be wrong, since the machine was busy when they were timed.
 
 Steps that take much less than they took when they were timed cannot be the plan's doing: no machine is faster than
-it is. As long as nothing was saved, the plan is made anew and the run begun again. Steps that take longer change
+it is. As long as nothing else was saved, the plan is made anew and the run begun again. Steps that take longer change
 nothing: what keeps the machine busy now may pass, and the training clock ends such a run in time.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
+import shutil
 from pathlib import Path
 from typing import Any
 
 from gpt2 import record
+from study.plan import SAME_SPEED
 from study.timing import EARLY
 
 LOOK_SHARE, LOOK_LEAST, LOOK_MOST = 0.1, 2.0, 60.0  # seconds of training before the look, from the time limit
-LEAST_STEPS = 5  # that were told; fewer say nothing
+LEAST_STEPS = 5  # between the first event and the last of those that are looked at
 MOST = 2  # times that a study is planned anew
+SET_ASIDE = "set-aside"  # beside runs/: what was begun by a plan that does not stand
+
+
+def look_at(limit: float) -> float:
+    """Seconds of training after which a run's steps are held against the plan."""
+    return min(max(LOOK_SHARE * limit, LOOK_LEAST), LOOK_MOST)
 
 
 class Watch:
-    """The steps of a run beside their timing in the plan. waiting: whether nothing was found out so far."""
+    """The steps of a run beside their timing in the plan. waiting: whether it may still find the plan wrong."""
 
     def __init__(self, name: str, variant: str, plan: dict[str, Any]) -> None:
         self.name = name
         self.planned: float = plan["classes"][plan["variants"][variant]["class"]]["seconds_per_iteration"]
-        self.tokens: int = plan["batch"]["effective"] * plan["batch"]["block_size"]
-        self.limit: float = plan["budget"]["max_time_seconds"]
-        self.steps: list[float] = []  # seconds
+        self.look = look_at(plan["budget"]["max_time_seconds"])
+        self.first: dict[str, Any] | None = None  # event with a step on the training clock
         self.waiting = True
 
     def hear(self, event: dict[str, Any]) -> str:
         """Why the plan is to be made anew, at the event that shows it; empty at all others."""
         if not self.waiting or event.get("event") != "train" or not event.get("tokens_per_second"):
             return ""
-        self.steps.append(self.tokens / event["tokens_per_second"])
-        look = min(max(LOOK_SHARE * self.limit, LOOK_LEAST), LOOK_MOST)
-        enough = event["train_seconds"] >= look or 2 * event["iteration"] >= event["iterations"]
-        if not enough or len(self.steps) < LEAST_STEPS:
+        self.first = self.first or event
+        made = event["iteration"] - self.first["iteration"]
+        soon = event["train_seconds"] < self.look and 2 * event["iteration"] < event["iterations"]
+        self.waiting = soon or made < LEAST_STEPS
+        if self.waiting:
             return ""
-        self.waiting = False
-        seen = statistics.median(self.steps)
+        seen = (event["train_seconds"] - self.first["train_seconds"]) / made
         if seen >= EARLY * self.planned:
             return ""
         return (
@@ -52,30 +57,43 @@ class Watch:
 
 def watch(study_dir: Path, plan: dict[str, Any], variant: str, seed: int) -> Watch | None:
     """What looks at the first run of a study whose counts a time limit decides; None at any other run."""
-    row = plan["variants"][variant]
     limit = plan.get("budget", {}).get("max_time_seconds")
-    timed = plan.get("classes", {}).get(row.get("class"))
-    if not limit or not timed or plan.get("planned_anew", 0) >= MOST or not _untouched(study_dir):
+    if not limit or "extended" in plan or plan.get("planned_anew", 0) >= MOST:
         return None
-    bound = max(
-        plan["classes"][own["class"]]["seconds_per_iteration"] * own["iterations"]
-        for own in plan["variants"].values()
-    )
-    return Watch(record.run_name(variant, seed), variant, plan) if bound >= EARLY * limit else None
+    rows, classes = plan["variants"].values(), plan["classes"]
+    if any(row["class"] not in classes for row in rows):
+        return None
+    # with one step more than its count, which is rounded down, the slowest variant would pass the limit
+    longest = max(classes[row["class"]]["seconds_per_iteration"] * (row["iterations"] + 1) for row in rows)
+    name = record.run_name(variant, seed)
+    if SAME_SPEED * longest < limit or _saved(study_dir, name, look_at(limit)):
+        return None
+    return Watch(name, variant, plan)
 
 
-def _untouched(study_dir: Path) -> bool:
-    """Whether no run has saved anything yet: none is finished, none has a checkpoint."""
-    runs = study_dir / "runs"
-    saved = [path for name in ("checkpoint", "stable") for path in runs.glob(f"*/{name}/*")]
-    return not saved and not any(_finished(path) for path in runs.glob("*/run.json"))
+def _saved(study_dir: Path, name: str, look: float) -> bool:
+    """Whether there is more to lose than `look` seconds of run `name`: a finished run, another's checkpoint."""
+    for folder in (study_dir / "runs").glob("*/"):
+        try:
+            seen = record.load(folder)
+        except record.RecordError:
+            seen = {"status": "unreadable", "progress": None}
+        spent = (seen["progress"] or {}).get("train_seconds") or 0.0
+        checkpoints = [path for kind in ("checkpoint", "stable") for path in (folder / kind).glob("*")]
+        if seen["status"] == "finished" or (checkpoints and (folder.name != name or spent >= look)):
+            return True
+    return False
 
 
-def _finished(path: Path) -> bool:
-    try:
-        return json.loads(path.read_bytes()).get("status") == "finished"
-    except (OSError, ValueError, AttributeError):
-        return False
+def set_aside(study_dir: Path, name: str) -> None:
+    """Take what there is of a run out of runs/, at once; its checkpoints, which no plan goes on from, are deleted."""
+    number, aside = 1, study_dir / SET_ASIDE
+    while (aside / f"{name}-{number}").exists():
+        number += 1
+    aside.mkdir(exist_ok=True)
+    (study_dir / "runs" / name).rename(aside / f"{name}-{number}")
+    for kind in ("checkpoint", "stable"):
+        shutil.rmtree(aside / f"{name}-{number}" / kind, ignore_errors=True)
 
 
 def anew(plan: dict[str, Any], made: dict[str, Any], reason: str) -> None:

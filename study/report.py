@@ -134,7 +134,7 @@ def build(study_dir: Path) -> Report:
     ended = [run for run in used if run not in short]
     whole = _table(ended, variants, lambda seen: seen["validation"]["loss"])
     floor = noise_floor(_arms(whole))
-    apart = misplanned(plan["budget"], used)
+    apart = misplanned(plan["budget"], ended)
     comparable = {name: own for name, own in whole.items() if name not in apart}
     compared = [run for run in ended if run.variant not in apart]
     judged = _judge(comparable)

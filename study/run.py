@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -218,12 +217,16 @@ class Study:
             arguments = [str(self.directory), run[0], str(run[1])]
             with self.session.process(arguments, directory / "log.txt") as child:
                 trackers, busy = self.listen(child, watch, directory, terminal)
-                status = child.stop() if busy else child.wait()
+                if busy:
+                    child.kill()  # what it would save is not needed
+                status = child.wait()
+            if busy and self.status(*run) == "finished":  # before it could be ended
+                trackers, busy = Trackers(directory, self.config.tracking), ""
             told = trackers.finish() if trackers else None
             if told:
                 terminal.say(told)
             if busy:
-                shutil.rmtree(directory)
+                replan.set_aside(self.directory, name)
             if self.session.asked:
                 saved = self.status(*run) in ("interrupted", "finished")
                 stands = "" if busy else "; its last checkpoint stands"
@@ -257,7 +260,7 @@ class Study:
             if started and not trackers and not (watch and watch.waiting):
                 trackers = Trackers(directory, self.config.tracking)
             terminal.update(event)
-        if started and not trackers:  # a run too short to be sure of
+        if started and not trackers and not self.session.asked:  # a run too short to be sure of
             trackers = Trackers(directory, self.config.tracking)
         return trackers, ""
 
@@ -266,7 +269,7 @@ class Study:
         terminal.end(reason)
         replan.anew(plan, self.make_plan(BatchPlan(**plan["batch"])), reason)
         planning.save_plan(self.directory, plan)
-        left = len(self.left())
+        left = terminal.estimate.left + 1
         terminal.estimate = Estimate(left, expected_seconds(plan))
         terminal.say(summary(plan, self.settings.variants, left, len(self.all_runs())))
 

@@ -10,7 +10,7 @@ from study.evidence import ItemTest, Sensitivity, Spread, WindowDifference
 from study.report import Judged, Report
 from study.runs import BASELINE, Run
 from study.scores import HellaSwagScore, near_chance
-from study.statistics import Interval, perplexity_percent, unseen_ratios
+from study.statistics import Interval, mean, perplexity_percent, unseen_ratios
 from study.timing import time_limit
 
 ONE_CLASS = (
@@ -155,8 +155,12 @@ def verdict(judged: Judged, where: str = "") -> str:
 def unjudged(report: Report, variant: str) -> str:
     """What is said of a real change that has no verdict at the end of its budget."""
     if variant in report.misplanned:
-        ended = "it ended neither at equal time nor at equal tokens"
-        return f"{CANNOT_TELL}: {ended}, since it was planned on a busy machine"
+        spent = {row.variant: row.train_seconds for row in report.rows}
+        arms = mean([row.train_seconds for row in report.rows if row.equivalent])
+        return (
+            f"{CANNOT_TELL}: it ended neither at equal tokens nor at equal time (trained for {spent[variant]:,.0f} s, "
+            f"the equivalent arms for {arms:,.0f} s), planned on a machine that was busy"
+        )
     ended = " that ended their schedule" if report.cut else ""
     return f"{CANNOT_TELL}: no seed of it has equivalent arms{ended} to measure the noise with"
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from gpt2 import record
 from gpt2.config import Config, read_symbols
-from study import replan
 from study import run as running
 from study.plan import load_plan, save_plan
-from study.replan import LEAST_STEPS, MOST, Watch, watch
+from study.replan import LEAST_STEPS, LOOK_MOST, MOST, SET_ASIDE, Watch, watch
 from study.run import Study
 from study.session import Session, StopAsked
 from study.terminal import Estimate, Terminal
@@ -57,15 +56,23 @@ def heard(seen: Watch, events: list[dict[str, Any]]) -> list[str]:
     return [reason for reason in map(seen.hear, events) if reason]
 
 
-@given(st.floats(0.01, 3.0), st.floats(0.05, 2.0), st.integers(20, 7200))
+@given(
+    st.floats(0.01, 3.0),
+    st.floats(0.05, 2.0).filter(lambda ratio: abs(ratio - EARLY) > 1e-6),
+    st.integers(8, 600),
+    st.integers(1, 3),
+)
 def test_a_plan_is_found_wrong_if_and_only_if_steps_take_much_less_than_was_timed(
-    planned: float, ratio: float, limit: int
+    planned: float, ratio: float, count: int, told: int
 ) -> None:
-    plan = a_plan(planned, limit)
+    """told: the run tells every so many of its steps. At the latest the last shows it."""
+    plan = a_plan(planned, limit=round(planned * count) + 1)
     seen = Watch("B0", "B", plan)
     count = plan["variants"]["B"]["iterations"]
-    reasons = heard(seen, steps(ratio * planned, count, plan))
-    assert len(reasons) == (ratio < EARLY and count - 2 >= LEAST_STEPS)
+    events = steps(ratio * planned, count, plan, told)
+    reasons = heard(seen, events)
+    timed = [event["iteration"] for event in events if event["tokens_per_second"]]
+    assert len(reasons) == (ratio < EARLY and timed[-1] - timed[0] >= LEAST_STEPS)
     if reasons:
         assert f"{ratio * planned:.3g} s each" in reasons[0]
         assert f"{planned:.3g} s, on a machine that was busy" in reasons[0]
@@ -75,10 +82,11 @@ def test_a_plan_is_found_wrong_if_and_only_if_steps_take_much_less_than_was_time
 def test_a_machine_that_wanders_does_not_make_it_wrong(seed: int, ratio: float) -> None:
     """Steps that vary by a tenth, one in ten of them twice as long, as fast as was timed give or take a fifth."""
     draw, plan = np.random.default_rng(seed), a_plan(0.25)
-    events = steps(0.25, 162, plan)
+    events, spent = steps(0.25, 162, plan), 0.0
     for event in events:
         if event["tokens_per_second"]:
-            event["tokens_per_second"] /= ratio * draw.lognormal(0, 0.1) * (2 if draw.random() < 0.1 else 1)
+            spent += 0.25 * ratio * draw.lognormal(0, 0.1) * (2 if draw.random() < 0.1 else 1)
+        event["train_seconds"] = spent
     assert not heard(Watch("B0", "B", plan), events)
 
 
@@ -88,7 +96,7 @@ def test_it_is_found_out_early_and_once() -> None:
     slow = steps(0.2, 7202, plan, told=2)
     heard_at = [place for place, event in enumerate(slow) if seen.hear(event)]
     assert len(heard_at) == 1
-    assert slow[heard_at[0]]["train_seconds"] == pytest.approx(replan.LOOK_MOST, abs=1)
+    assert slow[heard_at[0]]["train_seconds"] == pytest.approx(LOOK_MOST, abs=1)
     assert not seen.waiting
 
 
@@ -96,7 +104,8 @@ def test_other_events_say_nothing() -> None:
     seen = Watch("B0", "B", a_plan())
     for kind in ("started", "phase", "validation", "note", "spike"):
         assert not seen.hear({"event": kind, "iteration": 9, "tokens_per_second": 1e9})
-    assert not seen.steps
+    assert seen.waiting
+    assert not seen.first
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,17 @@ def test_other_events_say_nothing() -> None:
         ({"classes": {}}, False),
         ({"planned_anew": MOST - 1}, True),
         ({"planned_anew": MOST}, False),
-        ({"variants": {"B": {"class": "one", "iterations": 9, "tokens": 0}}}, False),  # by another limit
+        ({"extended": 2.0}, False),
+        ({"variants": {"B": {"class": "one", "iterations": 38, "tokens": 0}}}, False),  # by another limit
+        (
+            {
+                "variants": {
+                    "B": {"class": "one", "iterations": 9},
+                    "RALEARN": {"class": "one", "iterations": 41},
+                }
+            },
+            True,
+        ),
     ],
 )
 def test_only_counts_that_a_time_limit_decides_are_watched(
@@ -132,6 +151,18 @@ def test_nothing_that_was_saved_is_given_up(tmp_path: Path, written: str, watche
     assert bool(watch(tmp_path, a_plan(), "B", 0)) is watched
 
 
+@pytest.mark.parametrize(("spent", "watched"), [(0.0, True), (3.9, True), (4.1, False), (30.0, False)])
+def test_a_run_that_was_stopped_before_the_look_is_looked_at_when_it_goes_on(
+    tmp_path: Path, spent: float, watched: bool
+) -> None:
+    (tmp_path / "runs/B0/checkpoint/00000003").mkdir(parents=True)
+    value = a_record("B", 0, 4.0) | {"status": "interrupted"}
+    value["progress"]["train_seconds"] = spent
+    record.write_json(tmp_path / "runs/B0/run.json", value)
+    assert bool(watch(tmp_path, a_plan(limit=40), "B", 0)) is watched
+    assert not watch(tmp_path, a_plan(limit=40), "RAALL", 0)
+
+
 @pytest.mark.parametrize(("status", "watched"), [("finished", False), ("failed", True), ("running", True)])
 def test_a_finished_run_keeps_its_plan_though_its_checkpoint_was_deleted(
     tmp_path: Path, status: str, watched: bool
@@ -145,12 +176,11 @@ def test_a_finished_run_keeps_its_plan_though_its_checkpoint_was_deleted(
 
 
 class Process:
-    """A run of steps that take `seconds`: it tells of them, saves as it is stopped, or finishes."""
+    """A run of steps that take `seconds`: it tells of them and finishes, unless it is killed."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self.folder, self.seconds, self.stopped = folder, seconds, False
+        self.folder, self.seconds, self.killed = folder, seconds, False
         self.log = folder / "log.txt"
-        self.trackers: list[str] = []
 
     def events(self) -> Iterator[dict[str, Any]]:
         plan = load_plan(self.folder.parents[1])
@@ -163,15 +193,17 @@ class Process:
         made["schedule"]["iterations"] = count
         record.write_json(self.folder / "run.json", made)
 
-    def stop(self) -> int:
-        self.stopped = True
-        saved = self.folder / "checkpoint" / "00000005"
-        saved.mkdir(parents=True)
-        record.write_json(self.folder / "run.json", a_record("B", 0, 4.0) | {"status": "interrupted"})
-        return 3
+    def kill(self) -> None:
+        """It had saved, and written its log."""
+        self.killed = True
+        (self.folder / "checkpoint" / "00000005").mkdir(parents=True)
+        self.log.write_text("of the first")
+        value = a_record("B", 0, 4.0) | {"status": "running"}
+        value["progress"]["train_seconds"] = 3.0
+        record.write_json(self.folder / "run.json", value)
 
     def wait(self) -> int:
-        return 0
+        return -9 if self.killed else 0
 
     def last_words(self) -> str:
         return ""
@@ -224,7 +256,7 @@ def test_a_study_that_was_planned_on_a_busy_machine_plans_anew_and_begins_its_fi
 ) -> None:
     place = Place(study, [5.0, 1.0], monkeypatch)
     plan = place.run(monkeypatch)
-    assert [process.stopped for process in place.processes] == [True, False]
+    assert [process.killed for process in place.processes] == [True, False]
     assert place.followed == [2]  # the run that stays alone
     assert plan["variants"]["B"]["iterations"] == 42
     assert (plan["planned_anew"], len(plan["notes"])) == (1, 2)
@@ -232,6 +264,9 @@ def test_a_study_that_was_planned_on_a_busy_machine_plans_anew_and_begins_its_fi
     assert study.status("B", 0) == "finished"
     assert not (study.run_dir("B", 0) / "checkpoint").exists()
     assert (study.run_dir("B", 0) / "config").exists()
+    aside = study.directory / SET_ASIDE / "B0-1"
+    assert (aside / "log.txt").read_text() == "of the first"
+    assert not (aside / "checkpoint").exists()
     assert "planned anew after the first steps of B0" in capsys.readouterr().out
 
 
@@ -241,6 +276,7 @@ def test_a_machine_that_stays_busy_while_it_plans_is_not_planned_for_without_end
     place = Place(study, [5.0, 4.0, 3.0, 1.0], monkeypatch)
     plan = place.run(monkeypatch)
     assert len(place.processes) == 1 + MOST
+    assert len(list((study.directory / SET_ASIDE).iterdir())) == MOST
     assert plan["planned_anew"] == MOST
     assert plan["variants"]["B"]["iterations"] == 15
     assert study.status("B", 0) == "finished"
@@ -262,10 +298,31 @@ def test_a_study_that_is_stopped_at_that_moment_plans_anew_the_next_time(
     place = Place(study, [5.0, 1.0], monkeypatch)
     first = place.make_plan()
     save_plan(study.directory, first)
-    monkeypatch.setattr(Process, "stop", lambda process: setattr(study.session, "asked", 1) or 3)
+    plain_kill = Process.kill
+
+    def kill(process: Process) -> None:
+        plain_kill(process)
+        study.session.asked = 1
+
+    monkeypatch.setattr(Process, "kill", kill)
     with pytest.raises(StopAsked):
         study.one(("B", 0), first, Terminal(Estimate(1, None), 1))
     assert not study.run_dir("B", 0).exists()
     stands = load_plan(study.directory)
     assert stands == first
     assert watch(study.directory, stands, "B", 0)
+
+
+def test_a_run_that_finished_before_it_could_be_ended_stays(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(process: Process) -> None:
+        record.write_json(process.folder / "run.json", a_record("B", 0, 4.0))
+
+    monkeypatch.setattr(Process, "kill", kill)
+    place = Place(study, [5.0], monkeypatch)
+    plan = place.run(monkeypatch)
+    assert study.status("B", 0) == "finished"
+    assert "planned_anew" not in plan
+    assert place.followed == [1]
+    assert not (study.directory / SET_ASIDE).exists()

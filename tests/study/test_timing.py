@@ -11,7 +11,7 @@ from study import compare, compare_render, figures_final, html_report, render, r
 from study.compare_ranking import rank
 from study.report import Report
 from study.timing import EARLY
-from tests.study.records import STEPS, a_study
+from tests.study.records import STEPS, VARIANTS, a_study, edit
 
 SECONDS = 10 * STEPS  # that the runs of a study trained for
 
@@ -79,7 +79,7 @@ def test_a_variant_whose_count_was_timed_on_a_busy_machine_has_no_verdict_where_
     assert ("RALEARN" in str(drawn["data"])) is not busy
     assert [window.variant for window in made.evidence.windows] == ["RALEARN"] * (not busy)
     for told in pages(made, study):
-        held = "cannot tell: it ended neither at equal time nor at equal tokens, since it was planned on a busy machine"
+        held = "ended neither at equal tokens nor at equal time (trained for 2,500 s, the equivalent arms for"
         assert (held in told) is busy
     assert ("**RALEARN** at the end of its budget: worse than" in render.markdown(made)) is not busy
 
@@ -96,6 +96,41 @@ def test_a_study_that_was_planned_on_a_busy_machine_gives_the_variant_no_place_a
     assert "RALEARN" not in places[0]
     told = flat(compare_render.markdown(compared))
     assert "**one**: trained for much less than" in told
-    assert "left out since they ended neither at equal time nor at equal tokens: RALEARN" in told
+    assert "left out since they ended neither at equal tokens nor at equal time: RALEARN" in told
     assert "left out for want of these seeds" not in told
     assert "**other**: trained" not in told
+
+
+@pytest.mark.parametrize(
+    ("given", "ends", "apart"),
+    [
+        (1.0, {"RALEARN": 230}, []),  # 0.77 of the arms' time, nobody early: as a machine's speed wanders
+        (1.0, {"RALEARN": 220}, ["RALEARN"]),
+        (3.0, {"RALEARN": 290}, []),  # all early, and alike
+        (3.0, {"RALEARN": 280}, ["RALEARN"]),
+        (1.0, {"RALEARN": 299, "OWN": 150}, ["OWN"]),  # added on a busy night: holds back none else
+        (1.0, {name: 150 for name in VARIANTS if name != "RALEARN"}, ["RALEARN", "OWN"]),
+    ],
+)
+def test_a_verdict_is_held_back_where_times_are_not_equal_and_from_nothing_else(
+    tmp_path: Path, given: float, ends: dict[str, int], apart: list[str]
+) -> None:
+    study = a_study(
+        tmp_path / "one", variants=(*VARIANTS, "OWN"), ends=ends | {"OWN": ends.get("OWN", STEPS)}
+    )
+    made = planned(study, max_time_seconds=given * SECONDS)
+    assert made.misplanned == apart
+    assert {seen.variant for seen in made.judged} == {"RALEARN", "OWN"} - {*apart}
+
+
+def test_runs_that_were_cut_short_hold_back_nothing(tmp_path: Path) -> None:
+    study = a_study(tmp_path / "one", ends={"RALEARN": 299})
+    edit(study, "RAALL1", schedule={"cut": True}, progress={"tokens": 7, "train_seconds": 11.0 * STEPS})
+    assert planned(study, max_time_seconds=SECONDS).misplanned == []
+
+
+def test_a_study_without_equivalent_arms_has_the_reason_that_it_had(tmp_path: Path) -> None:
+    study = a_study(tmp_path / "one", variants=("RALEARN", "OWN"), ends={"OWN": 100})
+    made = planned(study, max_time_seconds=SECONDS)
+    assert made.misplanned == []
+    assert "no seed of it has equivalent arms" in render.markdown(made)
