@@ -1,7 +1,8 @@
-"""The plan of a study, made once before its first run: the micro-batch, and how many iterations each variant gets.
+"""The plan of a study, made before its first run: the micro-batch, and how many iterations each variant gets.
 
 A time budget becomes an iteration count here. Real steps of each cost class are timed on the card; from then on
-a run is defined by its count, so that it is reproducible, resumes exactly and always ends its schedule.
+a run is defined by its count, so that it is reproducible, resumes exactly and always ends its schedule. Where the
+first steps of the first run show that the machine was busy then, `study.replan` makes the plan anew.
 """
 
 from __future__ import annotations
