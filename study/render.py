@@ -41,7 +41,7 @@ def table(headings: list[str], rows: list[list[str]]) -> list[str]:
 def _about(report: Report) -> str:
     """What the final numbers are, in a sentence that is true of this budget."""
     seconds = time_limit(report.budget)
-    if seconds and not report.early:
+    if seconds and not (report.early or report.misplanned):
         what = f"At equal time: the last step of each variant, under a budget of {seconds:,} s of training"
     else:
         what = "At the end of the budget: the last step of each variant (tokens and seconds are under Cost)"

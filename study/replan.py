@@ -34,13 +34,18 @@ class Watch:
         self.planned: float = plan["classes"][plan["variants"][variant]["class"]]["seconds_per_iteration"]
         self.look = look_at(plan["budget"]["max_time_seconds"])
         self.first: dict[str, Any] | None = None  # event with a step on the training clock
+        self.lost = False  # whether a run that is begun again would lose more than what is looked at
         self.waiting = True
 
     def hear(self, event: dict[str, Any]) -> str:
         """Why the plan is to be made anew, at the event that shows it; empty at all others."""
         if not self.waiting or event.get("event") != "train" or not event.get("tokens_per_second"):
             return ""
-        self.first = self.first or event
+        if self.first is None:
+            self.first, self.lost = event, event["train_seconds"] >= 2 * self.look
+        if self.lost:  # it goes on from a checkpoint that its record does not tell of: too much to give up
+            self.waiting = False
+            return ""
         made = event["iteration"] - self.first["iteration"]
         soon = event["train_seconds"] < self.look and 2 * event["iteration"] < event["iterations"]
         self.waiting = soon or made < LEAST_STEPS
@@ -86,19 +91,34 @@ def _saved(study_dir: Path, name: str, look: float) -> bool:
 
 
 def set_aside(study_dir: Path, name: str) -> None:
-    """Take what there is of a run out of runs/, at once; its checkpoints, which no plan goes on from, are deleted."""
+    """Take what there is of a run out of runs/, at once; its checkpoints are deleted."""
     number, aside = 1, study_dir / SET_ASIDE
     while (aside / f"{name}-{number}").exists():
         number += 1
     aside.mkdir(exist_ok=True)
     (study_dir / "runs" / name).rename(aside / f"{name}-{number}")
+    tidy(study_dir)
+
+
+def tidy(study_dir: Path) -> None:
+    """Delete the checkpoints of runs that were set aside, which no plan goes on from."""
     for kind in ("checkpoint", "stable"):
-        shutil.rmtree(aside / f"{name}-{number}" / kind, ignore_errors=True)
+        for path in (study_dir / SET_ASIDE).glob(f"*/{kind}"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def anew(plan: dict[str, Any], made: dict[str, Any], reason: str) -> None:
-    """Give the plan the content of one that was made now, with the reason on record."""
+    """Give the plan the content of one that was made now, with the reason on record, unless steps now take longer."""
     count, told = plan.get("planned_anew", 0) + 1, [*plan["notes"], reason]
+    before, now = (
+        sum(kind["seconds_per_iteration"] for kind in of["classes"].values()) for of in (plan, made)
+    )
+    if now >= before:
+        plan |= {
+            "planned_anew": count,
+            "notes": [*told, "timed again, they took longer still: the first plan stands"],
+        }
+        return
     plan.clear()
     plan |= made | {
         "planned_anew": count,

@@ -99,7 +99,7 @@ class Report:
     notes: list[str]
     cut: list[str]
     early: list[str]
-    misplanned: list[str]
+    misplanned: dict[str, tuple[float, float]]  # seconds of training: its own, the arms' at its seeds
     evidence: Evidence
 
 

@@ -164,6 +164,7 @@ class Study:
     def plan(self, resolved: target.ResolvedTarget) -> dict[str, Any]:
         """The plan that stands, or one made now; on the card, timed once for the study."""
         self.resolved = resolved
+        replan.tidy(self.directory)
         keep_sources(self.directory, self.settings.variants, self.begun)
         record.write_text(self.directory / "config", self.config_text)
         expected = {"variants": list(self.settings.variants), "seeds": self.settings.seeds}

@@ -26,40 +26,41 @@ def time_limit(budget: Mapping[str, Any]) -> float | None:
 
 def early(budget: Mapping[str, Any], used: Sequence[Run]) -> list[str]:
     """The variants whose runs trained for much less than the time that they were given, on average."""
-    limit = time_limit(budget)
-    return [name for name, spent in _seconds(used).items() if limit and spent < EARLY * limit]
+    limit, spent = time_limit(budget), _seconds(used)
+    return [name for name, own in spent.items() if limit and mean(list(own.values())) < EARLY * limit]
 
 
-def misplanned(budget: Mapping[str, Any], ended: Sequence[Run]) -> list[str]:
+def misplanned(budget: Mapping[str, Any], ended: Sequence[Run]) -> dict[str, tuple[float, float]]:
     """The real changes that ended neither at equal time with the equivalent arms nor at equal tokens.
 
-    ended: the used runs that ended their schedule. Times are called equal down to EARLY of one another, as a machine's
-    speed wanders; down to EQUAL where either is known to have been planned on a slower machine.
+    Of each the mean seconds that it trained for, and those of the arms at the same seeds. ended: the used runs that
+    ended their schedule. Times are called equal down to EARLY of one another, as a machine's speed wanders; down to
+    EQUAL where either is known to have been planned on a slower machine.
     """
-    seconds, tokens = _seconds(ended), _values(ended, "tokens")
-    arms = [name for name in seconds if is_equivalent(name)]
-    if not time_limit(budget) or not arms:
-        return []
-    theirs, hurried = mean([seconds[name] for name in arms]), early(budget, ended)
-    found = []
-    for name in (name for name in seconds if name not in arms):
-        equal = EQUAL if {name, *arms} & set(hurried) else EARLY
-        ratio = min(seconds[name], theirs) / max(seconds[name], theirs, 1e-9)
-        if {*tokens[name]} != {end for arm in arms for end in tokens[arm]} and ratio < equal:
-            found.append(name)
+    limit, spent = time_limit(budget), _seconds(ended)
+    found: dict[str, tuple[float, float]] = {}
+    if limit is None:
+        return found
+    for name in (name for name in spent if not is_equivalent(name)):
+        at_seeds = [run for run in ended if run.seed in spent[name] and is_equivalent(run.variant)]
+        arms = _seconds(at_seeds)
+        if not arms:
+            continue
+        own = mean([spent[name][seed] for seed in {run.seed for run in at_seeds} if seed is not None])
+        theirs = mean([mean(list(seconds.values())) for seconds in arms.values()])
+        hurried = own < EARLY * limit or early(budget, at_seeds)
+        ends = {run.record["progress"]["tokens"] for run in at_seeds}
+        same = ends == {run.record["progress"]["tokens"] for run in ended if run.variant == name}
+        if not same and min(own, theirs) < (EQUAL if hurried else EARLY) * max(own, theirs):
+            found[name] = own, theirs
     return found
 
 
-def _values(runs: Sequence[Run], key: str) -> dict[str, list[float]]:
-    """Variant -> this entry of the progress of each of its runs that has it."""
-    found: dict[str, list[float]] = {}
+def _seconds(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+    """Variant -> seed -> seconds of training, where they are known."""
+    found: dict[str, dict[int, float]] = {}
     for run in runs:
-        value = run.record["progress"][key]
-        if value is not None:
-            found.setdefault(run.variant, []).append(value)
+        seconds = run.record["progress"]["train_seconds"]
+        if seconds is not None and run.seed is not None:
+            found.setdefault(run.variant, {})[run.seed] = seconds
     return found
-
-
-def _seconds(runs: Sequence[Run]) -> dict[str, float]:
-    """Variant -> mean seconds of training."""
-    return {name: mean(own) for name, own in _values(runs, "train_seconds").items()}

@@ -10,7 +10,7 @@ from study.evidence import ItemTest, Sensitivity, Spread, WindowDifference
 from study.report import Judged, Report
 from study.runs import BASELINE, Run
 from study.scores import HellaSwagScore, near_chance
-from study.statistics import Interval, mean, perplexity_percent, unseen_ratios
+from study.statistics import Interval, perplexity_percent, unseen_ratios
 from study.timing import time_limit
 
 ONE_CLASS = (
@@ -39,6 +39,9 @@ METHOD = f"""## Method
   called better or worse if that interval excludes zero too.
 - Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
   difference assumes less.
+- Under a time limit a variant is only judged at the end of it if it trained for as long as the equivalent arms at its
+  seeds: down to three quarters, as a machine's speed wanders, and to 95 % where a variant trained for less than three
+  quarters of the limit, since its count was then timed on a slower machine. At equal tokens it is judged all the same.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
   distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
   own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.
@@ -155,11 +158,10 @@ def verdict(judged: Judged, where: str = "") -> str:
 def unjudged(report: Report, variant: str) -> str:
     """What is said of a real change that has no verdict at the end of its budget."""
     if variant in report.misplanned:
-        spent = {row.variant: row.train_seconds for row in report.rows}
-        arms = mean([row.train_seconds for row in report.rows if row.equivalent])
+        own, arms = report.misplanned[variant]
         return (
-            f"{CANNOT_TELL}: it ended neither at equal tokens nor at equal time (trained for {spent[variant]:,.0f} s, "
-            f"the equivalent arms for {arms:,.0f} s), planned on a machine that was busy"
+            f"{CANNOT_TELL}: it ended neither at equal tokens nor at equal time (trained for {own:,.0f} s, the "
+            f"equivalent arms for {arms:,.0f} s)"
         )
     ended = " that ended their schedule" if report.cut else ""
     return f"{CANNOT_TELL}: no seed of it has equivalent arms{ended} to measure the noise with"

@@ -1,6 +1,7 @@
 """What a report makes of runs that trained for much less than the time that they were given."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_runs_that_trained_for_much_less_than_they_were_given_are_not_called_equ
     study = a_study(tmp_path / "one", effect=0.2)
     made = planned(study, max_time_seconds=given * SECONDS)
     assert bool(made.early) is early
-    assert made.misplanned == []
+    assert made.misplanned == {}
     assert [seen.beyond_noise for seen in made.judged] == [True]
     for told in pages(made, study):
         assert (f"than the {given * SECONDS:,.0f} s that a run was given: B {SECONDS:,} s" in told) is early
@@ -53,7 +54,8 @@ def test_runs_that_another_limit_may_have_ended_are_not_said_to_have_ended_early
     tmp_path: Path, other: str
 ) -> None:
     made = planned(a_study(tmp_path / "one"), **{"max_time_seconds": 9 * SECONDS, other: 10})
-    assert made.early == made.misplanned == []
+    assert not made.early
+    assert not made.misplanned
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -67,7 +69,7 @@ def test_a_variant_whose_count_was_timed_on_a_busy_machine_has_no_verdict_where_
             tokens = record.load(run)["progress"]["tokens"]
             record.write_json(run / "validation_windows.json", {"tokens": tokens, "losses": [4.0, 5.0, 6.5]})
     made = planned(study, max_time_seconds=SECONDS * (2 if busy else 1))
-    assert made.misplanned == ["RALEARN"] * busy
+    assert [*made.misplanned] == ["RALEARN"] * busy
     assert len(made.judged) == (not busy)
     assert len(made.judged_equal_tokens) == 1
     against = {row.variant: row.against_baseline for row in made.rows}
@@ -119,18 +121,45 @@ def test_a_verdict_is_held_back_where_times_are_not_equal_and_from_nothing_else(
         tmp_path / "one", variants=(*VARIANTS, "OWN"), ends=ends | {"OWN": ends.get("OWN", STEPS)}
     )
     made = planned(study, max_time_seconds=given * SECONDS)
-    assert made.misplanned == apart
+    assert [*made.misplanned] == apart
     assert {seen.variant for seen in made.judged} == {"RALEARN", "OWN"} - {*apart}
 
 
 def test_runs_that_were_cut_short_hold_back_nothing(tmp_path: Path) -> None:
     study = a_study(tmp_path / "one", ends={"RALEARN": 299})
     edit(study, "RAALL1", schedule={"cut": True}, progress={"tokens": 7, "train_seconds": 11.0 * STEPS})
-    assert planned(study, max_time_seconds=SECONDS).misplanned == []
+    assert planned(study, max_time_seconds=SECONDS).misplanned == {}
 
 
 def test_a_study_without_equivalent_arms_has_the_reason_that_it_had(tmp_path: Path) -> None:
     study = a_study(tmp_path / "one", variants=("RALEARN", "OWN"), ends={"OWN": 100})
     made = planned(study, max_time_seconds=SECONDS)
-    assert made.misplanned == []
+    assert made.misplanned == {}
     assert "no seed of it has equivalent arms" in render.markdown(made)
+
+
+def test_times_are_compared_at_the_seeds_that_a_variant_has(tmp_path: Path) -> None:
+    """The machine was busy through seed 0 and not after it; the variant has no other seed yet."""
+    study = a_study(tmp_path / "one", ends={"RALEARN": 299})
+    for seed in (1, 2):
+        shutil.rmtree(study / "runs" / f"RALEARN{seed}")
+        for name in VARIANTS[:-1]:
+            edit(study, f"{name}{seed}", progress={"train_seconds": 0.4 * SECONDS})
+    made = planned(study, max_time_seconds=SECONDS)
+    assert made.early == [*VARIANTS[:-1]]
+    assert made.misplanned == {}
+    assert len(made.judged) == 1
+    edit(study, "RALEARN0", progress={"train_seconds": 0.4 * SECONDS})
+    made = planned(study, max_time_seconds=SECONDS)
+    assert made.misplanned == {"RALEARN": (0.4 * SECONDS, SECONDS)}
+
+
+def test_a_variant_that_is_set_apart_is_not_said_to_be_at_equal_time(tmp_path: Path) -> None:
+    study = a_study(tmp_path / "one", ends={"RALEARN": 220})
+    for run in (study / "runs").iterdir():
+        seen = record.load(run)["progress"]["train_seconds"]
+        edit(study, run.name, progress={"train_seconds": 1.08 * seen})
+    made = planned(study, max_time_seconds=SECONDS)
+    assert made.early == []
+    assert [*made.misplanned] == ["RALEARN"]
+    assert "At equal time: the last step" not in render.markdown(made)
