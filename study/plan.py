@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,6 +32,7 @@ from study.settings import StudySettings
 
 SAME_SPEED = 1.02  # cost classes this close get the same count
 ROUNDS = 3
+STALL = 3.0  # times the median: what a longer step counts as
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
 
 
@@ -205,9 +208,12 @@ def fall_back(study_dir: Path, plan: dict[str, Any], run: str, dropout: float = 
 
 
 def steady_mean(samples: list[float]) -> float:
-    """Mean seconds of a step without the slowest twentieth, which is other processes' doing."""
-    kept = sorted(samples)[: max(1, round(len(samples) * 0.95))]
-    return sum(kept) / len(kept)
+    """Mean seconds of a step; a stall counts as STALL medians.
+
+    Slow steps count: a run has them as well, and without them it would take longer than it may.
+    """
+    longest = STALL * statistics.median(samples)
+    return math.fsum(min(sample, longest) for sample in samples) / len(samples)
 
 
 def iteration_counts(

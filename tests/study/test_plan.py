@@ -1,4 +1,5 @@
 import dataclasses
+import statistics
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,19 @@ def test_a_variant_that_is_added_to_an_extended_plan_is_extended_too(config: Con
     later = standing.with_variants(tmp_path, plan, variants, lambda batch: fresh)
     row = later["variants"]["RALEARN"]
     assert (row["iterations"], row["tokens"], row["first_iterations"]) == (14, 140, 7)
+
+
+STEPS = st.lists(st.floats(0.5, 1.4), min_size=20, max_size=80)  # seconds
+
+
+@given(STEPS, st.integers(0, 4))
+def test_slow_steps_count_in_full_when_steps_are_timed(samples: list[float], hiccups: int) -> None:
+    slowed = [max(sample, 1.4) if place < hiccups else sample for place, sample in enumerate(samples)]
+    assert planning.steady_mean(slowed) == pytest.approx(statistics.fmean(slowed))
+
+
+@given(STEPS, st.floats(5.0, 1000.0))
+def test_a_stall_counts_as_a_slow_step_however_long_it_is(samples: list[float], stall: float) -> None:
+    usual, stalled = planning.steady_mean(samples), planning.steady_mean([*samples, stall])
+    assert stalled == pytest.approx(planning.steady_mean([*samples, 5.0]))
+    assert usual < stalled < usual + 3 * 1.4 / len(samples)
