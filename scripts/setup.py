@@ -23,7 +23,18 @@ VENV = ROOT / ".venv"
 MODULES = {  # the module by which an installed requirement shows
     "base": ["kconfiglib"],
     "main": ["kconfiglib", "torch", "numpy", "tiktoken", "rich"],
-    "dev": ["pytest", "hypothesis", "ruff", "mypy", "jsonschema", "scipy", "PIL", "transformers", "pyarrow"],
+    "dev": [
+        "pytest",
+        "xdist",
+        "hypothesis",
+        "ruff",
+        "mypy",
+        "jsonschema",
+        "scipy",
+        "PIL",
+        "transformers",
+        "pyarrow",
+    ],
 }
 WITHOUT_CONFIG = {"tools": "main"}  # kinds that are another one, .config or not
 EXTRA_MODULES = {"hub": ["datasets", "pyarrow"], "wandb": ["wandb"], "trackio": ["trackio"]}
