@@ -340,7 +340,8 @@ def test_every_requirement_of_the_project_is_looked_for() -> None:
 
     # without plotly the report has tables instead of figures, so an interpreter used as it is may lack it
     assert names(project["dependencies"]) - {"plotly"} == set(setup.MODULES["main"])
-    assert {{"pillow": "PIL"}.get(name, name) for name in names(extras["dev"])} == set(setup.MODULES["dev"])
+    modules = {"pillow": "PIL", "pytest-xdist": "xdist"}
+    assert {modules.get(name, name) for name in names(extras["dev"])} == set(setup.MODULES["dev"])
     assert {extra: set(modules) for extra, modules in setup.EXTRA_MODULES.items()} == {
         extra: names(extras[extra]) for extra in setup.EXTRAS
     }
