@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpt2 import record
@@ -27,7 +28,7 @@ from study.statistics import (
     mean_interval,
     noise_floor,
 )
-from study.timing import early, misplanned
+from study.timing import Trained, early, trained
 
 
 @dataclass
@@ -63,13 +64,19 @@ class Judged:
     result: AgainstFloor
     adjusted_p: float  # Holm's, over the variants judged together
     judged_together: int
+    trained: Trained | None = None  # where a time limit ended it at other tokens than the arms
+
+    @property
+    def worth(self) -> float:
+        """What the difference (nats) would change by, at most, had both trained for as long."""
+        return (self.trained and self.trained.worth) or 0.0
 
     @property
     def beyond_noise(self) -> bool:
         """Whether more may be said than "cannot tell"; of a variant that varies more, by its own spread as well."""
         seen = self.result
-        sure = seen.difference.contains_zero is False and self.adjusted_p < 1 - CONFIDENCE
-        return sure and not (seen.varies_more and seen.own.contains_zero is not False)
+        sure = seen.difference.without_zero(self.worth) and self.adjusted_p < 1 - CONFIDENCE
+        return sure and not (seen.varies_more and not seen.own.without_zero(self.worth))
 
 
 @dataclass
@@ -78,8 +85,8 @@ class Report:
 
     cut: runs whose schedule the training clock cut short, where that made them end before the others: their final
     losses count in no difference, no noise floor and no verdict; at equal tokens they do.
-    early, misplanned: variants whose counts were timed on a slower machine (`study.timing`); the latter have no
-    difference and no verdict at the end of the budget either.
+    early, misplanned: variants whose counts were timed on a slower machine (`study.timing`); the latter trained for
+    so much less or more than the arms that they have no difference and no verdict at the end of the budget.
     """
 
     study: str
@@ -134,10 +141,11 @@ def build(study_dir: Path) -> Report:
     ended = [run for run in used if run not in short]
     whole = _table(ended, variants, lambda seen: seen["validation"]["loss"])
     floor = noise_floor(_arms(whole))
-    apart = misplanned(plan["budget"], ended)
+    times = trained(plan["budget"], ended)
+    apart = {name: (seen.own, seen.arms) for name, seen in times.items() if seen.worth is None}
     comparable = {name: own for name, own in whole.items() if name not in apart}
     compared = [run for run in ended if run.variant not in apart]
-    judged = _judge(comparable)
+    judged = _judge(comparable, times)
     items = common_items([run.record for run in used])
     return Report(
         study=study_dir.resolve().name,
@@ -191,7 +199,7 @@ def _fewest_arms(table: Losses) -> list[int]:
     return min((found for found in counts if found), key=len, default=[])
 
 
-def _judge(table: Losses) -> list[Judged]:
+def _judge(table: Losses, times: Mapping[str, Trained] = MappingProxyType({})) -> list[Judged]:
     floor = noise_floor(_arms(table))
     results = {}
     for name, own in table.items():
@@ -201,7 +209,7 @@ def _judge(table: Losses) -> list[Judged]:
                 results[name] = result
     adjusted = holm([result.p_value for result in results.values()])
     return [
-        Judged(name, result, p, len(results))
+        Judged(name, result, p, len(results), times.get(name))
         for (name, result), p in zip(results.items(), adjusted, strict=True)
     ]
 

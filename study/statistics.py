@@ -27,6 +27,12 @@ class Interval:
         """Whether zero is inside; None where there is no interval."""
         return None if self.low is None or self.high is None else self.low <= 0.0 <= self.high
 
+    def without_zero(self, shift: float = 0.0) -> bool:
+        """Whether zero is outside, and stays on the same side of the interval where that is moved by `shift`."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low + min(shift, 0.0) > 0.0 or self.high + max(shift, 0.0) < 0.0
+
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function I_x(a, b), by Lentz's continued fraction (A&S 26.5.8)."""

@@ -1,20 +1,36 @@
 """The time that runs trained for, beside the time that they were given. Reads records only; needs no torch.
 
-Counts come from steps that were timed before the first run. On a machine that was busy with something else then,
-they are too small, and too small by different shares for different kinds of variant.
+Counts come from steps that were timed before the first run. On a machine whose speed wanders, or that was busy with
+something else then, they are wrong, and by different shares for different kinds of variant.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ra.names import is_equivalent
-from study.runs import Run
+from study.runs import Run, losses
 from study.statistics import mean
 
-EARLY = 0.75  # of its time: a variant that trained for less of it was planned on a slower machine
-EQUAL = 0.95  # of one another's time, for variants of which one was planned so
+EARLY = 0.75  # of a time: a run that trained for less of it was planned on another machine
+EQUAL = 0.98  # of one another's time, where nothing is known of what the rest is worth
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Seconds that a real change trained for, and the equivalent arms at its seeds; means over runs.
+
+    worth: what the difference of their losses (nats, the variant's minus the arms') would change by, at most, had
+    those that trained for less trained for as long as the others. None where nobody knows: of less than EARLY of the
+    time, or without evaluations in the first half of the training.
+    """
+
+    own: float
+    arms: float
+    worth: float | None
 
 
 def time_limit(budget: Mapping[str, Any]) -> float | None:
@@ -30,30 +46,59 @@ def early(budget: Mapping[str, Any], used: Sequence[Run]) -> list[str]:
     return [name for name, own in spent.items() if limit and mean(list(own.values())) < EARLY * limit]
 
 
-def misplanned(budget: Mapping[str, Any], ended: Sequence[Run]) -> dict[str, tuple[float, float]]:
-    """The real changes that ended neither at equal time with the equivalent arms nor at equal tokens.
+def trained(budget: Mapping[str, Any], ended: Sequence[Run]) -> dict[str, Trained]:
+    """The real changes that a time limit ended at other tokens than the equivalent arms at the same seeds.
 
-    Of each the mean seconds that it trained for, and those of the arms at the same seeds. ended: the used runs that
-    ended their schedule. Times are called equal down to EARLY of one another, as a machine's speed wanders; down to
-    EQUAL where either is known to have been planned on a slower machine.
+    ended: the used runs that ended their schedule.
     """
-    limit, spent = time_limit(budget), _seconds(ended)
-    found: dict[str, tuple[float, float]] = {}
-    if limit is None:
-        return found
-    for name in (name for name in spent if not is_equivalent(name)):
-        at_seeds = [run for run in ended if run.seed in spent[name] and is_equivalent(run.variant)]
-        arms = _seconds(at_seeds)
-        if not arms:
-            continue
-        own = mean([spent[name][seed] for seed in {run.seed for run in at_seeds} if seed is not None])
-        theirs = mean([mean(list(seconds.values())) for seconds in arms.values()])
-        hurried = own < EARLY * limit or early(budget, at_seeds)
-        ends = {run.record["progress"]["tokens"] for run in at_seeds}
-        same = ends == {run.record["progress"]["tokens"] for run in ended if run.variant == name}
-        if not same and min(own, theirs) < (EQUAL if hurried else EARLY) * max(own, theirs):
-            found[name] = own, theirs
+    spent = _seconds(ended)
+    found: dict[str, Trained] = {}
+    for name in spent if time_limit(budget) else ():
+        arms = [run for run in ended if run.seed in spent[name] and is_equivalent(run.variant)]
+        seeds = {run.seed for run in arms}
+        own = [run for run in ended if run.variant == name and run.seed in seeds]
+        if not is_equivalent(name) and _ends(own) != _ends(arms) and _seconds(arms):
+            found[name] = _compared(own, arms)
     return found
+
+
+def _compared(own: Sequence[Run], arms: Sequence[Run]) -> Trained:
+    """More training would have gained the shorter of the two at most what the last half of its tokens gained it.
+
+    By the unit of their logarithm: losses fall ever more slowly in it. And at half of its tokens a run that still has
+    its decay before it is behind one that was given only so many and ended.
+    """
+    spent, theirs = (
+        mean([mean(list(by_seed.values())) for by_seed in _seconds(runs).values()]) for runs in (own, arms)
+    )
+    fewer, more = sorted((spent, theirs))
+    shorter, sign = (own, -1) if spent < theirs else (arms, 1)
+    slopes = [slope for run in shorter if (slope := _slope(run)) is not None]
+    worth = None
+    if fewer and fewer >= (EARLY if slopes else EQUAL) * more:
+        worth = sign * mean(slopes) * math.log(more / fewer) if slopes else 0.0
+    return Trained(spent, theirs, worth)
+
+
+def _slope(run: Run) -> float | None:
+    """Nats that the loss fell by over the last half of a run's tokens, for each unit of their logarithm.
+
+    None without an evaluation by half of them.
+    """
+    end, final = run.record["progress"]["tokens"], run.record["validation"]["loss"]
+    curve = {tokens: loss for tokens, loss in losses(run.record).items() if 0 < tokens < end} | {end: final}
+    before = max((tokens for tokens in curve if 2 * tokens <= end), default=None)
+    if before is None:
+        return None
+    after = min(tokens for tokens in curve if 2 * tokens > end)
+    share = math.log(end / 2 / before) / math.log(after / before)
+    half = curve[before] + share * (curve[after] - curve[before])
+    return (half - final) / math.log(2)
+
+
+def _ends(runs: Sequence[Run]) -> set[int]:
+    """The tokens at which the runs ended."""
+    return {run.record["progress"]["tokens"] for run in runs}
 
 
 def _seconds(runs: Sequence[Run]) -> dict[str, dict[int, float]]:

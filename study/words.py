@@ -19,6 +19,7 @@ ONE_CLASS = (
     "measured noise floor."
 )
 CANNOT_TELL = "cannot tell"
+MATTERS = 0.1  # of half an interval: what unequal time has to be worth to be told
 ONE_SEED = "one seed, equivalent arms, differences are not evidence"
 
 METHOD = f"""## Method
@@ -39,9 +40,14 @@ METHOD = f"""## Method
   called better or worse if that interval excludes zero too.
 - Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
   difference assumes less.
-- Under a time limit a variant is only judged at the end of it if it trained for as long as the equivalent arms at its
-  seeds: down to three quarters, as a machine's speed wanders, and to 95 % where a variant trained for less than three
-  quarters of the limit, since its count was then timed on a slower machine. At equal tokens it is judged all the same.
+- Under a time limit counts of steps are timed before the first run, on a machine whose speed wanders, so that a variant
+  may train for a little less or more time than the equivalent arms at its seeds. Of the two the one that trained for
+  less would have gained at most so much: the fall of its own loss over the last half of its tokens, for each unit
+  of their logarithm, times the logarithm of the ratio of the times. That takes a loss to fall ever more slowly in that
+  logarithm, and a run that still has its decay before it to be behind one that was given so many steps and ended. A
+  variant is only called better or worse if its interval, moved by that much, excludes zero as well. Where one trained
+  for less than three quarters of the other's time (for less than 98 %, where no evaluation lies before the half of its
+  tokens), the variant is not judged at the end; at equal tokens it is all the same.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
   distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
   own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.
@@ -130,7 +136,13 @@ def finding(judged: Judged) -> str:
         return f"{CANNOT_TELL}: its difference from the equivalent arms is within their noise"
     if judged.adjusted_p >= 0.05:
         return f"{CANNOT_TELL}: not beyond noise once {judged.judged_together} variants are compared"
-    return f"{CANNOT_TELL}: its runs vary more than the equivalent arms', and by their own spread it is noise"
+    if judged.result.varies_more and not judged.result.own.without_zero():
+        return f"{CANNOT_TELL}: its runs vary more than the equivalent arms', and by their own spread it is noise"
+    less = judged.trained is not None and judged.trained.own < judged.trained.arms
+    return (
+        f"{CANNOT_TELL}: it trained for {'less' if less else 'more'} time than the equivalent arms, which may be worth "
+        "as much"
+    )
 
 
 def grounds(judged: Judged) -> str:
@@ -142,12 +154,21 @@ def grounds(judged: Judged) -> str:
     numbers = f"perplexity {percent(difference.mean)}, 95 % interval {bounds}"
     said = f"{numbers}; {seeds_text(difference.count)}, {p_text(judged.adjusted_p)}"
     own, seen = judged.result.own, judged.result.variance
-    if not judged.result.varies_more or seen is None or own.low is None or own.high is None:
-        return said
-    return (
-        f"{said}; its runs vary more than the arms', variance ratio {seen.ratio:.1f}, {p_text(seen.p_value)}: "
-        f"the interval of their own spread is [{percent(own.low)}, {percent(own.high)}]"
-    )
+    if judged.result.varies_more and seen is not None and own.low is not None and own.high is not None:
+        said += (
+            f"; its runs vary more than the arms', variance ratio {seen.ratio:.1f}, {p_text(seen.p_value)}: "
+            f"the interval of their own spread is [{percent(own.low)}, {percent(own.high)}]"
+        )
+    if judged.trained and abs(judged.worth) > MATTERS * (difference.mean - difference.low):
+        at_most = percent(abs(judged.worth)).lstrip("+")
+        said += f"; trained for {_times(judged.trained.own, judged.trained.arms)}, worth {at_most} at most"
+    return said
+
+
+def _times(own: float, arms: float) -> str:
+    """Seconds of training of a variant and of the equivalent arms."""
+    digits = 0 if min(own, arms) >= 100 else 1
+    return f"{own:,.{digits}f} s, the equivalent arms for {arms:,.{digits}f} s"
 
 
 def verdict(judged: Judged, where: str = "") -> str:
@@ -158,10 +179,9 @@ def verdict(judged: Judged, where: str = "") -> str:
 def unjudged(report: Report, variant: str) -> str:
     """What is said of a real change that has no verdict at the end of its budget."""
     if variant in report.misplanned:
-        own, arms = report.misplanned[variant]
         return (
-            f"{CANNOT_TELL}: it ended neither at equal tokens nor at equal time (trained for {own:,.0f} s, the "
-            f"equivalent arms for {arms:,.0f} s)"
+            f"{CANNOT_TELL}: it ended neither at equal tokens nor at equal time (trained for "
+            f"{_times(*report.misplanned[variant])})"
         )
     ended = " that ended their schedule" if report.cut else ""
     return f"{CANNOT_TELL}: no seed of it has equivalent arms{ended} to measure the noise with"
