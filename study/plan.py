@@ -12,7 +12,7 @@ import datetime
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -29,10 +29,13 @@ from gpt2.train import WARM_UP_STEPS
 from ra.variants import Variant
 from study.memory import Predictions
 from study.settings import StudySettings
+from study.statistics import mean, sum_of_squares
 
 SAME_SPEED = 1.02  # cost classes this close get the same count
 ROUNDS = 3
 STALL = 3.0  # times the median: what a longer step counts as
+PIECE = 2.0  # seconds: noise of single steps is gone from a mean over so many, a machine's changes of speed are not
+MARGIN_TOLD, MARGIN_MOST = 0.02, 0.05  # of the time limit, that counts leave free
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
 
 
@@ -100,10 +103,12 @@ def make_plan(
     variants: dict[str, Variant],
     time_steps: TimeSteps,
     standing: BatchPlan | None = None,
+    free: float | None = None,
 ) -> dict[str, Any]:
     """Choose the micro-batch, time each cost class and set the counts: the content of plan.json.
 
     standing: the batch of a plan that stands; the micro-batch is that one, or a smaller one where it does not fit.
+    free: the `margin` of a plan that stands.
     """
     examples: dict[str, str] = {}  # cost class -> a variant of it
     for name, variant in variants.items():
@@ -124,12 +129,24 @@ def make_plan(
                 ) from error
             batch = smaller
     seconds = {cost: steady_mean(timing.seconds) for cost, timing in timings.items()}
+    if free is None:
+        free = round(margin([timing.seconds for timing in timings.values()]), 4)
     unpredictable = {
         name: predictions.unpredictable(variant, batch.micro) for name, variant in variants.items()
     }
     counts = iteration_counts(
-        config.budget, batch.tokens, seconds, list(examples), settings.budget_equal_tokens
+        config.budget,
+        batch.tokens,
+        {cost: (1 + free) * own for cost, own in seconds.items()},
+        list(examples),
+        settings.budget_equal_tokens,
     )
+    notes = [reason for reason in unpredictable.values() if reason]
+    if free > MARGIN_TOLD:
+        notes.append(
+            f"the machine's speed changed while steps were timed: counts leave {free:.0%} of the time limit free, for "
+            "slower runs to end their schedule too"
+        )
     return {
         "schema": 1,
         "study": settings.name,
@@ -162,7 +179,8 @@ def make_plan(
             "interval_tokens": config.evaluation.interval_tokens,
             "grid_tokens": grid(config.evaluation.interval_tokens, max(counts.values()) * batch.tokens),
         },
-        "notes": [reason for reason in unpredictable.values() if reason],
+        "margin": free,
+        "notes": notes,
     }
 
 
@@ -212,8 +230,33 @@ def steady_mean(samples: list[float]) -> float:
 
     Slow steps count: a run has them as well, and without them it would take longer than it may.
     """
+    return mean(_without_stalls(samples))
+
+
+def _without_stalls(samples: Sequence[float]) -> list[float]:
     longest = STALL * statistics.median(samples)
-    return math.fsum(min(sample, longest) for sample in samples) / len(samples)
+    return [min(sample, longest) for sample in samples]
+
+
+def margin(timed: Sequence[Sequence[float]]) -> float:
+    """The share of a time limit that counts leave free: by how much the machine's speed changed while it was timed.
+
+    timed: seconds of the steps of each class, in order. The relative standard deviation of pieces of PIECE seconds,
+    pooled within classes, MARGIN_MOST at most; nothing where no class has two pieces.
+    """
+    squares, freedom = 0.0, 0
+    for samples in timed:
+        pieces: list[float] = []
+        piece: list[float] = []
+        for sample in _without_stalls(samples):
+            piece.append(sample)
+            if sum(piece) >= PIECE:
+                pieces.append(mean(piece))
+                piece = []
+        if len(pieces) > 1:
+            squares += sum_of_squares(pieces) / mean(pieces) ** 2
+            freedom += len(pieces) - 1
+    return min(math.sqrt(squares / freedom), MARGIN_MOST) if freedom else 0.0
 
 
 def iteration_counts(

@@ -70,8 +70,9 @@ def watch(study_dir: Path, plan: dict[str, Any], variant: str, seed: int) -> Wat
         return None
     # with one step more than its count, which is rounded down, the slowest variant would pass the limit
     longest = max(classes[row["class"]]["seconds_per_iteration"] * (row["iterations"] + 1) for row in rows)
+    counted = (1 + plan.get("margin", 0.0)) * longest
     name = record.run_name(variant, seed)
-    if SAME_SPEED * longest < limit or _saved(study_dir, name, look_at(limit)):
+    if SAME_SPEED * counted < limit or _saved(study_dir, name, look_at(limit)):
         return None
     return Watch(name, variant, plan)
 

@@ -177,13 +177,13 @@ class Study:
             return planning.save_plan(self.directory, made)
         return standing.with_variants(self.directory, plan, self.variants(), self.make_plan)
 
-    def make_plan(self, batch: BatchPlan | None = None) -> dict[str, Any]:
-        """A plan of now. batch: of one that stands."""
+    def make_plan(self, batch: BatchPlan | None = None, margin: float | None = None) -> dict[str, Any]:
+        """A plan of now. batch, margin: of one that stands."""
         assert self.resolved
         if self.config.budget.max_time_seconds:
             print("planning: timing steps of each kind of variant")
         return planning.make_plan(
-            self.config, self.settings, self.resolved, self.variants(), self.time_steps, batch
+            self.config, self.settings, self.resolved, self.variants(), self.time_steps, batch, margin
         )
 
     def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> planning.Timing:

@@ -69,20 +69,20 @@ def with_variants(
     study_dir: Path,
     plan: dict[str, Any],
     variants: dict[str, Variant],
-    remake: Callable[[BatchPlan], dict[str, Any]],
+    remake: Callable[[BatchPlan, float], dict[str, Any]],
 ) -> dict[str, Any]:
     """The plan with the variants that were added since it was made; the counts that stand are never changed.
 
     A new variant of a known cost class takes that class's count. One of a new class needs timing: `remake` gives
-    a plan of today, at the micro-batch that stands or at a smaller one where that does not fit, from which the new
-    variants' rows are taken. Under BUDGET_EQUAL_TOKENS their count is the standing one all the same.
+    a plan of today, with the margin and at the micro-batch that stand or at a smaller one where that does not fit,
+    from which the new variants' rows are taken. Under BUDGET_EQUAL_TOKENS their count is the standing one all the same.
     """
     missing = {name: variant for name, variant in variants.items() if name not in plan["variants"]}
     if not missing:
         return plan
     known = {row["class"]: row for row in plan["variants"].values()}
     strange = [name for name, variant in missing.items() if variant.cost_class not in known]
-    fresh = remake(BatchPlan(**plan["batch"])) if strange else plan
+    fresh = remake(BatchPlan(**plan["batch"]), plan.get("margin", 0.0)) if strange else plan
     if fresh["batch"] != plan["batch"]:
         _step_down(plan, fresh, strange)
     plan["classes"] = fresh["classes"] | plan["classes"]

@@ -4,6 +4,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,7 +162,7 @@ def test_a_variant_that_is_added_later_never_changes_the_counts_that_stand(
              "classes": {"standard": {}, "learned-output": {"seconds_per_iteration": 3.0}},
              "variants": {"RALEARN": {"class": "learned-output", "iterations": 7, "tokens": 7}}}  # fmt: skip
     counts = {name: dict(row) for name, row in plan["variants"].items()}
-    later = standing.with_variants(tmp_path, plan, variants, lambda batch: fresh)
+    later = standing.with_variants(tmp_path, plan, variants, lambda batch, margin: fresh)
     assert {name: later["variants"][name] for name in counts} == counts
     assert later["variants"]["RALATE"]["iterations"] == counts["B"]["iterations"]
     assert later["variants"]["RALEARN"]["iterations"] == 7
@@ -231,7 +232,7 @@ def test_a_variant_that_is_added_to_an_extended_plan_is_extended_too(config: Con
         "classes": {},
         "variants": {"RALEARN": {"class": "learned-output", "iterations": 7, "tokens": 70}},
     }
-    later = standing.with_variants(tmp_path, plan, variants, lambda batch: fresh)
+    later = standing.with_variants(tmp_path, plan, variants, lambda batch, margin: fresh)
     row = later["variants"]["RALEARN"]
     assert (row["iterations"], row["tokens"], row["first_iterations"]) == (14, 140, 7)
 
@@ -250,3 +251,46 @@ def test_a_stall_counts_as_a_slow_step_however_long_it_is(samples: list[float], 
     usual, stalled = planning.steady_mean(samples), planning.steady_mean([*samples, stall])
     assert stalled == pytest.approx(planning.steady_mean([*samples, 5.0]))
     assert usual < stalled < usual + 3 * 1.4 / len(samples)
+
+
+SPEEDS = st.lists(st.floats(1.001, 1.06), min_size=2, max_size=8)
+
+
+@given(SPEEDS, st.sampled_from([1, 4, 10]), st.floats(1.0, 5.0))
+def test_the_margin_is_by_how_much_the_speed_changed_within_a_class(
+    speeds: list[float], steps: int, slower: float
+) -> None:
+    """A speed every PIECE seconds, by so many steps; another class is slower and changes alike."""
+    samples = [speed * planning.PIECE / steps for speed in speeds for _ in range(steps)]
+    changed = float(np.std(speeds, ddof=1) / np.mean(speeds))
+    assert planning.margin([samples]) == pytest.approx(changed, abs=1e-9)
+    alone = [slower * speed * planning.PIECE for speed in speeds]
+    assert planning.margin([samples, alone]) == pytest.approx(changed, abs=1e-9)
+
+
+def test_the_margin_knows_a_change_of_speed_from_noise_a_stall_and_too_little_data() -> None:
+    noise = np.random.default_rng(0).normal(1.0, 0.1, 1000) * planning.PIECE / 50
+    assert planning.margin([list(noise)]) == pytest.approx(0.1 / 50**0.5, rel=0.5)
+    assert planning.margin([[0.5] * 80 + [60.0] + [0.5] * 80]) < 0.1
+    assert planning.margin([[1.0, 1.1, 1.0]]) == planning.margin([[3.0]]) == planning.margin([]) == 0.0
+    assert planning.margin([[2.0] * 10 + [4.0] * 10]) == planning.MARGIN_MOST
+
+
+def test_a_machine_whose_speed_changes_gets_fewer_iterations_of_each_class_and_says_so(
+    config: Config, tmp_path: Path
+) -> None:
+    still = make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.08) | {"RALEARN": 3.12}))
+    assert (still["margin"], still["notes"]) == (0.0, [])
+    plan = make(
+        config,
+        tmp_path,
+        lambda name, batch, budget: Timing([x * (1.5 if name == "RALEARN" else 1.0) for x in [2.0, 2.16] * 10], 1),
+    )  # fmt: skip
+    assert plan["margin"] == pytest.approx(0.04 / 1.04, rel=0.05)
+    assert "leave 4% of the time limit free" in plan["notes"][0]
+    for name, row in plan["variants"].items():
+        whole = still["variants"][name]["iterations"] - WARM_UP_STEPS
+        assert row["iterations"] - WARM_UP_STEPS == pytest.approx(whole / (1 + plan["margin"]), abs=1)
+        assert plan["classes"][row["class"]]["seconds_per_iteration"] == pytest.approx(
+            3.12 if name == "RALEARN" else 2.08
+        )

@@ -120,6 +120,7 @@ def test_other_events_say_nothing() -> None:
         ({"planned_anew": MOST}, False),
         ({"extended": 2.0}, False),
         ({"variants": {"B": {"class": "one", "iterations": 38, "tokens": 0}}}, False),  # by another limit
+        ({"variants": {"B": {"class": "one", "iterations": 38, "tokens": 0}}, "margin": 0.05}, True),
         (
             {
                 "variants": {
@@ -244,7 +245,7 @@ class Place:
         assert stands == json.loads(json.dumps(plan))
         return plan
 
-    def make_plan(self, batch: Any = None) -> dict[str, Any]:
+    def make_plan(self, batch: Any = None, margin: Any = None) -> dict[str, Any]:
         return a_plan(self.busy.pop(0), limit=40, notes=["of the making"])
 
 

@@ -35,19 +35,25 @@ class Place:
     def __init__(self, config: Config, folder: Path, equal: bool = False, gib: float = 40.0) -> None:
         self.config, self.folder, self.equal, self.gib = config, folder, equal, gib
 
-    def make(self, *names: str, batch: BatchPlan | None = None, time_steps: Any = None) -> dict[str, Any]:
+    def make(
+        self,
+        *names: str,
+        batch: BatchPlan | None = None,
+        margin: float | None = None,
+        time_steps: Any = None,
+    ) -> dict[str, Any]:
         settings = StudySettings("s", names, 3, self.folder, self.equal)
         timed = time_steps or steady(SPEEDS)
         return planning.make_plan(
-            self.config, settings, resolved(self.gib), self.variants(*names), timed, batch
+            self.config, settings, resolved(self.gib), self.variants(*names), timed, batch, margin
         )
 
     def variants(self, *names: str) -> Any:
         return {name: variant(name, self.config.model, ALTERNATION) for name in names}
 
     def add(self, plan: dict[str, Any], *names: str, time_steps: Any = None) -> dict[str, Any]:
-        def remake(batch: BatchPlan) -> dict[str, Any]:
-            return self.make(*names, batch=batch, time_steps=time_steps)
+        def remake(batch: BatchPlan, margin: float) -> dict[str, Any]:
+            return self.make(*names, batch=batch, margin=margin, time_steps=time_steps)
 
         return standing.with_variants(self.folder, plan, self.variants(*names), remake)
 
@@ -129,6 +135,21 @@ def test_equal_tokens_holds_in_a_plan_that_is_made_anew(config: Config, tmp_path
     assert plan["variants"]["B"]["iterations"] < 3602
     made = standing.with_counts(plan, standing.schedules_on_record(tmp_path), config.optimizer)
     assert {row["iterations"] for row in made["variants"].values()} == {3602}
+
+
+def test_a_variant_that_is_added_is_counted_with_the_margin_that_stands(
+    config: Config, tmp_path: Path
+) -> None:
+    def changing(by: float) -> Any:
+        seconds = SPEEDS | {"RALEARN": 3.0}
+        return lambda name, batch, budget: Timing([seconds[name] * x for x in (1.0, 1 + by)] * 10, 1)
+
+    place = Place(config, tmp_path)
+    plan = place.make("B", time_steps=changing(0.08))
+    free = plan["margin"]
+    assert free > 0.03
+    added = place.add(plan, "B", "RALEARN", time_steps=changing(0.0))["variants"]["RALEARN"]
+    assert added["iterations"] == int(config.budget.max_time_seconds / (3.0 * (1 + free))) + WARM_UP_STEPS
 
 
 def test_a_variant_that_is_as_fast_as_the_others_is_given_no_more_time(
