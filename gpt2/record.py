@@ -16,6 +16,10 @@ from typing import Any, TextIO
 from gpt2.errors import UserError
 
 SCHEMA = 1
+CHECKPOINTS = (
+    "checkpoint",
+    "stable",
+)  # folders of a run: its newest states, and the one where its decay began
 _SCHEMA_FILE = Path(__file__).with_name("run.schema.json")
 
 

@@ -170,7 +170,7 @@ def plain_step(
 def our_step(
     shape: dict[str, Any], case: str, micro: int, resolved: ResolvedTarget
 ) -> tuple[Any, float, float]:
-    stepper = stepper_of(shape, case, batch_of(shape, micro), resolved)
+    stepper = stepper_of(shape, case, micro, resolved)
     return (
         lambda ids, iteration: stepper.step(ids, iteration, 10**9),
         stepper.model.flops_per_token(),
@@ -181,7 +181,7 @@ def our_step(
 def stepper_of(
     shape: dict[str, Any],
     case: str,
-    batch: BatchPlan,
+    micro: int,
     resolved: ResolvedTarget,
     seed: int = 0,
     learning_rate: float = 1e-4,
@@ -193,7 +193,7 @@ def stepper_of(
     return Stepper(
         model,
         optimizer(learning_rate),
-        batch,
+        batch_of(shape, micro),
         seed=seed,
         device=resolved.device,
         dtype=resolved.dtype,

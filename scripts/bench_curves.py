@@ -29,8 +29,9 @@ TOKENS = 2_000_000  # of text at most, from which the batches are drawn
 
 @dataclass(frozen=True)
 class Shape(Sizes):
-    """The model, its optimizer step in sequences (effective) and micro-batches (micro), and how it is trained."""
+    """The model, its micro-batch and optimizer step in sequences (micro, effective), and how it is trained."""
 
+    micro: int
     effective: int
     steps: int
     learning_rate: float
@@ -123,10 +124,10 @@ def losses_of(step: Callable[[Tensor, int], float], batches: list[Tensor], devic
 
 def our_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
     """A step as training makes it, compiled on a GPU."""
-    from scripts.bench_case import batch_of, stepper_of
+    from scripts.bench_case import stepper_of
 
     sizes = dataclasses.asdict(shape)
-    stepper = stepper_of(sizes, "B", batch_of(sizes, shape.micro), resolved, seed, shape.learning_rate)
+    stepper = stepper_of(sizes, "B", shape.micro, resolved, seed, shape.learning_rate)
     return lambda ids_ET, number: stepper.step(ids_ET, number, shape.steps).loss
 
 

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 OUT = Path("results/bench-evaluation.json")
 CASES = ("B", "RALEARN")
-STUDY = (
-    "gpt2-ra-ablation+h200"  # whose validations and whose two hours are meant, on whatever machine this is
-)
+STUDY = "gpt2-ra-ablation+h200"  # whose validations and two hours are meant, on whatever machine this is
 WARM_UP = {"cpu": 1, "cuda": 3}  # training steps before those that are timed
 
 
@@ -46,6 +44,7 @@ WARM_UP = {"cpu": 1, "cuda": 3}  # training steps before those that are timed
 class Shape(Sizes):
     """The model, and how much of an evaluation is timed: windows and items, 0 for all. micro: of a training step."""
 
+    micro: int
     windows: int
     items: int
 
@@ -201,11 +200,10 @@ def training_rate(shape: Shape, case: str, resolved: ResolvedTarget, seconds: fl
 
     from gpt2.config import VOCABULARY
     from gpt2.train import device_synchroniser
-    from scripts.bench_case import batch_of, stepper_of
+    from scripts.bench_case import stepper_of
 
     synchronise = device_synchroniser(resolved.device)
-    sizes = dataclasses.asdict(shape)
-    stepper = stepper_of(sizes, case, batch_of(sizes, shape.micro), resolved)
+    stepper = stepper_of(dataclasses.asdict(shape), case, shape.micro, resolved)
     generator = torch.Generator().manual_seed(0)
     ids_BT = torch.randint(VOCABULARY, (shape.micro, shape.block_size + 1), generator=generator)
     ids_BT = ids_BT.to(resolved.device)

@@ -47,9 +47,8 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     export_environment()
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # the profiler, which listens to the allocator, is to be silent
+    # the profiler, which listens to the allocator, is to be silent
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     at_least(1, arguments.rounds)
     if arguments.shape and not (arguments.shape.isdecimal() and int(arguments.shape)):
         raise UserError(f"--shape {arguments.shape!r}; right: a number of rows, such as {ROWS['cpu']}")
@@ -139,11 +138,9 @@ def measure(
     for name, way in found.items():
         try:
             once(way)  # settles caches and kernels
-            seen[name] = {"loss": once(way), "peak_bytes": peak_of(lambda: once(way), resolved.device)}  # noqa: B023
-        except (
-            RuntimeError,
-            ValueError,
-        ) as error:  # out of memory; what this torch's own does not offer here
+            peak = peak_of(functools.partial(once, way), resolved.device)
+            seen[name] = {"loss": once(way), "peak_bytes": peak}
+        except (RuntimeError, ValueError) as error:  # out of memory; what torch's own does not offer here
             if name == OURS:
                 raise
             tell(f"left out: {name}: {(str(error) or type(error).__name__).splitlines()[0]}")

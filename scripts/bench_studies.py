@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2 import data, target
+from gpt2 import data
 from gpt2.hardware import detected_target_name
 from gpt2.symbols import parse_lines, read_symbols, read_text
 from scripts import kconfig
@@ -32,4 +32,4 @@ def prepare(study: Study) -> None:
     data.check(data.prepare(study.config.data, report=lambda line: None), report=lambda line: None)
     study.directory.mkdir(parents=True, exist_ok=True)
     study.find_hellaswag()
-    study.plan(target.resolve(study.config.target))
+    study.plan()

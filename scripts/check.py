@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 
-MOST_PROCESSES = 8  # each needs up to 2 GiB
-PROCESSES = str(min(os.cpu_count() or 1, MOST_PROCESSES))
+from gpt2.processor import memory_bytes
+
+PROCESS_BYTES = 2 * 2**30  # that a process of tests needs at most
+MOST_PROCESSES = 8
+PROCESSES = str(max(1, min(os.cpu_count() or 1, memory_bytes() // PROCESS_BYTES, MOST_PROCESSES)))
 CHECKS = (
     ("ruff check", ["-m", "ruff", "check", "."]),
     ("ruff format", ["-m", "ruff", "format", "--check", "."]),

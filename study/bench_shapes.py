@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from gpt2.errors import UserError
 
@@ -13,18 +13,24 @@ AGAIN = ":again"  # behind a variant: activations are made again in backward (gp
 
 
 @dataclass(frozen=True)
-class Shape:
-    """layers, heads, width and block_size of the model; what of it is measured: (case, micro-batch).
-
-    effective: sequences of an optimizer step, the same in every case; 0: every case makes a step a micro-batch.
-    plain_micro: the micro-batch that the plain step has by default, for ratios to it; 0: no such ratio.
-    """
+class Sizes:
+    """The model of a bench."""
 
     name: str
     layers: int
     heads: int
     width: int
     block_size: int
+
+
+@dataclass(frozen=True)
+class Shape(Sizes):
+    """A model, and what of it is measured: (case, micro-batch).
+
+    effective: sequences of an optimizer step, the same in every case; 0: every case makes a step a micro-batch.
+    plain_micro: the micro-batch that the plain step has by default, for ratios to it; 0: no such ratio.
+    """
+
     cases: tuple[tuple[str, int], ...]
     effective: int = 0
     plain_micro: int = 0
@@ -79,24 +85,7 @@ def chosen(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
     return [shape for shape in kept if shape.cases]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """A model, and the micro-batch of its training step in sequences: what the shapes of some benches begin with."""
-
-    name: str
-    layers: int
-    heads: int
-    width: int
-    block_size: int
-    micro: int
-
-
-class Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-AnyShape = TypeVar("AnyShape", bound=Named)
+AnyShape = TypeVar("AnyShape", bound=Sizes)
 
 
 def named(shapes: Sequence[AnyShape], name: str) -> AnyShape:
@@ -107,7 +96,7 @@ def named(shapes: Sequence[AnyShape], name: str) -> AnyShape:
     raise no_shape(shapes, name)
 
 
-def no_shape(shapes: Sequence[Named], name: str) -> UserError:
+def no_shape(shapes: Sequence[Sizes], name: str) -> UserError:
     return UserError(
         f"no shape is called {name!r} here; there are {', '.join(shape.name for shape in shapes)}"
     )

@@ -28,11 +28,7 @@ def sentences(comparison: Comparison) -> list[str]:
     if any(sum(row.equivalent for row in study.report.rows) > 1 for study in comparison.studies):
         lines.append(ONE_CLASS)
     lines += [line for study in comparison.studies for line in _cut(study)]
-    lines += [
-        f"**{inert(study.label)}**: {line[0].lower()}{line[1:]}"
-        for study in comparison.studies
-        for line in told_early(study.report)
-    ]
+    lines += [line for study in comparison.studies for line in _early(study)]
     lines += agreements(comparison)
     lines += alignment_summary(comparison)
     lines += [line for study in comparison.studies for line in _uncounted(study)]
@@ -102,6 +98,11 @@ def _cut(study: Study) -> list[str]:
         f"**{inert(study.label)}**: the schedule was cut in {len(names)} of {len(study.members)} runs: "
         f"{', '.join(names)}. {meaning}"
     ]
+
+
+def _early(study: Study) -> list[str]:
+    """Variants that trained for much less than they were given."""
+    return [f"**{inert(study.label)}**: {line[0].lower()}{line[1:]}" for line in told_early(study.report)]
 
 
 def agreements(comparison: Comparison) -> list[str]:

@@ -123,13 +123,13 @@ class Evidence:
 def gather(
     study_dir: Path,
     used: Sequence[Run],
-    whole: Sequence[Run],
+    compared: Sequence[Run],
     final: Losses,
     arms: list[int],
     floor: NoiseFloor | None,
     wider: tuple[str, float] | None = None,
 ) -> Evidence:
-    """whole: the used runs that can be compared at their end; final: their losses.
+    """compared: the used runs that can be compared at their end; final: their losses.
 
     floor: the noise of the equivalent arms. arms: how many of those there are at each seed of the comparison that
     has the fewest. wider: see `sensitivity`.
@@ -137,8 +137,8 @@ def gather(
     return Evidence(
         sensitivity=sensitivity(arms, floor, seed_hours(used), wider),
         spread=spread(final),
-        items=item_tests(study_dir, whole),
-        windows=window_differences(study_dir, whole),
+        items=item_tests(study_dir, compared),
+        windows=window_differences(study_dir, compared),
     )
 
 

@@ -35,7 +35,7 @@ SAME_SPEED = 1.02  # cost classes this close get the same count
 ROUNDS = 3
 STALL = 3.0  # times the median: what a longer step counts as
 PIECE = 2.0  # seconds: noise of single steps is gone from a mean over so many, a machine's changes of speed are not
-MARGIN_TOLD, MARGIN_MOST = 0.02, 0.05  # of the time limit, that counts leave free
+MOST_MARGIN = 0.05  # of the time limit, that counts leave free
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
 
 
@@ -141,12 +141,6 @@ def make_plan(
         list(examples),
         settings.budget_equal_tokens,
     )
-    notes = [reason for reason in unpredictable.values() if reason]
-    if free > MARGIN_TOLD:
-        notes.append(
-            f"the machine's speed changed while steps were timed: counts leave {free:.0%} of the time limit free, for "
-            "slower runs to end their schedule too"
-        )
     return {
         "schema": 1,
         "study": settings.name,
@@ -180,7 +174,7 @@ def make_plan(
             "grid_tokens": grid(config.evaluation.interval_tokens, max(counts.values()) * batch.tokens),
         },
         "margin": free,
-        "notes": notes,
+        "notes": [reason for reason in unpredictable.values() if reason],
     }
 
 
@@ -221,7 +215,7 @@ def fall_back(study_dir: Path, plan: dict[str, Any], run: str, dropout: float = 
             "there on are not those that the larger one would have given"
         )
     plan["notes"].append(note)
-    record.write_json(study_dir / "plan.json", plan)
+    save_plan(study_dir, plan)
     return True
 
 
@@ -242,7 +236,7 @@ def margin(timed: Sequence[Sequence[float]]) -> float:
     """The share of a time limit that counts leave free: by how much the machine's speed changed while it was timed.
 
     timed: seconds of the steps of each class, in order. The relative standard deviation of pieces of PIECE seconds,
-    pooled within classes, MARGIN_MOST at most; nothing where no class has two pieces.
+    pooled within classes, MOST_MARGIN at most; nothing where no class has two pieces.
     """
     squares, freedom = 0.0, 0
     for samples in timed:
@@ -256,7 +250,7 @@ def margin(timed: Sequence[Sequence[float]]) -> float:
         if len(pieces) > 1:
             squares += sum_of_squares(pieces) / mean(pieces) ** 2
             freedom += len(pieces) - 1
-    return min(math.sqrt(squares / freedom), MARGIN_MOST) if freedom else 0.0
+    return min(math.sqrt(squares / freedom), MOST_MARGIN) if freedom else 0.0
 
 
 def iteration_counts(

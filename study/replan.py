@@ -1,12 +1,13 @@
 """A plan that a study's first steps show to be wrong, since the machine was busy when they were timed.
 
-Steps that take much less than they took when they were timed cannot be the plan's doing: no machine is faster than
-it is. As long as nothing else was saved, the plan is made anew and the run begun again. Steps that take longer change
-nothing: what keeps the machine busy now may pass, and the training clock ends such a run in time.
+Steps cannot be faster than the machine: where they take much less than when they were timed, it was busy then. As long
+as nothing else was saved, the plan is made anew and the run begun again. Steps that take longer change nothing: what
+keeps the machine busy now may pass, and the training clock ends such a run in time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from study.timing import EARLY
 
 LOOK_SHARE, LOOK_LEAST, LOOK_MOST = 0.1, 2.0, 60.0  # seconds of training before the look, from the time limit
 LEAST_STEPS = 5  # between the first event and the last of those that are looked at
-MOST = 2  # times that a study is planned anew
+MOST_REPLANS = 2  # times that a study is planned anew
 SET_ASIDE = "set-aside"  # beside runs/: what was begun by a plan that does not stand
 
 
@@ -32,20 +33,21 @@ class Watch:
     def __init__(self, name: str, variant: str, plan: dict[str, Any]) -> None:
         self.name = name
         self.planned: float = plan["classes"][plan["variants"][variant]["class"]]["seconds_per_iteration"]
-        self.look = look_at(plan["budget"]["max_time_seconds"])
+        self.look = max(look_at(plan["budget"]["max_time_seconds"]), self.planned)
         self.first: dict[str, Any] | None = None  # event with a step on the training clock
-        self.lost = False  # whether a run that is begun again would lose more than what is looked at
         self.waiting = True
 
     def hear(self, event: dict[str, Any]) -> str:
         """Why the plan is to be made anew, at the event that shows it; empty at all others."""
-        if not self.waiting or event.get("event") != "train" or not event.get("tokens_per_second"):
+        if not self.waiting or event["event"] != "train" or not event["tokens_per_second"]:
             return ""
         if self.first is None:
-            self.first, self.lost = event, event["train_seconds"] >= 2 * self.look
-        if self.lost:  # it goes on from a checkpoint that its record does not tell of: too much to give up
-            self.waiting = False
-            return ""
+            self.first = event
+            self.waiting = (
+                event["train_seconds"] < 2 * self.look
+            )  # else on from a checkpoint: too much to give up
+            if not self.waiting:
+                return ""
         made = event["iteration"] - self.first["iteration"]
         soon = event["train_seconds"] < self.look and 2 * event["iteration"] < event["iterations"]
         self.waiting = soon or made < LEAST_STEPS
@@ -62,8 +64,8 @@ class Watch:
 
 def watch(study_dir: Path, plan: dict[str, Any], variant: str, seed: int) -> Watch | None:
     """What looks at the first run of a study whose counts a time limit decides; None at any other run."""
-    limit = plan.get("budget", {}).get("max_time_seconds")
-    if not limit or "extended" in plan or plan.get("planned_anew", 0) >= MOST:
+    limit = plan["budget"]["max_time_seconds"]
+    if not limit or "extended" in plan or plan.get("planned_anew", 0) >= MOST_REPLANS:
         return None
     rows, classes = plan["variants"].values(), plan["classes"]
     if any(row["class"] not in classes for row in rows):
@@ -80,13 +82,12 @@ def watch(study_dir: Path, plan: dict[str, Any], variant: str, seed: int) -> Wat
 def _saved(study_dir: Path, name: str, look: float) -> bool:
     """Whether there is more to lose than `look` seconds of run `name`: a finished run, another's checkpoint."""
     for folder in (study_dir / "runs").glob("*/"):
-        try:
+        status, spent = "", 0.0
+        with contextlib.suppress(record.RecordError):
             seen = record.load(folder)
-        except record.RecordError:
-            seen = {"status": "unreadable", "progress": None}
-        spent = (seen["progress"] or {}).get("train_seconds") or 0.0
-        checkpoints = [path for kind in ("checkpoint", "stable") for path in (folder / kind).glob("*")]
-        if seen["status"] == "finished" or (checkpoints and (folder.name != name or spent >= look)):
+            status, spent = seen["status"], (seen["progress"] or {}).get("train_seconds", 0.0)
+        begun = any(any((folder / kind).glob("*")) for kind in record.CHECKPOINTS)
+        if status == "finished" or (begun and (folder.name != name or spent >= look)):
             return True
     return False
 
@@ -103,25 +104,20 @@ def set_aside(study_dir: Path, name: str) -> None:
 
 def tidy(study_dir: Path) -> None:
     """Delete the checkpoints of runs that were set aside, which no plan goes on from."""
-    for kind in ("checkpoint", "stable"):
+    for kind in record.CHECKPOINTS:
         for path in (study_dir / SET_ASIDE).glob(f"*/{kind}"):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def anew(plan: dict[str, Any], made: dict[str, Any], reason: str) -> None:
     """Give the plan the content of one that was made now, with the reason on record, unless steps now take longer."""
-    count, told = plan.get("planned_anew", 0) + 1, [*plan["notes"], reason]
+    notes = [*plan["notes"], reason]
     before, now = (
-        sum(kind["seconds_per_iteration"] for kind in of["classes"].values()) for of in (plan, made)
+        sum(of["classes"][cost]["seconds_per_iteration"] for cost in made["classes"]) for of in (plan, made)
     )
-    if now >= before:
-        plan |= {
-            "planned_anew": count,
-            "notes": [*told, "timed again, they took longer still: the first plan stands"],
-        }
-        return
-    plan.clear()
-    plan |= made | {
-        "planned_anew": count,
-        "notes": [*told, *(note for note in made["notes"] if note not in told)],
-    }
+    if now < before:
+        notes += [note for note in made["notes"] if note not in notes]
+        plan |= made
+    else:
+        notes.append("timed again, they took longer still: the plan stands")
+    plan |= {"planned_anew": plan.get("planned_anew", 0) + 1, "notes": notes}

@@ -28,7 +28,7 @@ from study.statistics import (
     mean_interval,
     noise_floor,
 )
-from study.timing import Trained, early, trained
+from study.timing import Trained, early, told_margin, trained
 
 
 @dataclass
@@ -119,7 +119,7 @@ def common_tokens(runs: list[Run]) -> int | None:
 
 def paired(table: Losses, variant: str) -> Interval | None:
     """The variant minus the baseline at the seeds that both have."""
-    base, own = table.get(BASELINE, {}), table[variant]
+    base, own = table.get(BASELINE, {}), table.get(variant, {})
     differences = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
     return mean_interval(differences) if differences and variant != BASELINE else None
 
@@ -139,18 +139,19 @@ def build(study_dir: Path) -> Report:
     ends = {run.record["progress"]["tokens"] for run in used}
     short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
-    whole = _table(ended, variants, lambda seen: seen["validation"]["loss"])
-    floor = noise_floor(_arms(whole))
     times = trained(plan["budget"], ended)
     apart = {name: (seen.own, seen.arms) for name, seen in times.items() if seen.worth is None}
-    comparable = {name: own for name, own in whole.items() if name not in apart}
     compared = [run for run in ended if run.variant not in apart]
-    judged = _judge(comparable, times)
+    final = _table(
+        compared, [name for name in variants if name not in apart], lambda seen: seen["validation"]["loss"]
+    )
+    floor = noise_floor(_arms(final))
+    judged = _judge(final, times)
     items = common_items([run.record for run in used])
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, used, short, whole, level, items, name in apart) for name in variants],
+        rows=[_row(name, used, short, final, level, items) for name in variants],
         floor=floor,
         judged=judged,
         judged_equal_tokens=_judge(level),
@@ -164,10 +165,10 @@ def build(study_dir: Path) -> Report:
         target=first["target"] if first else None,
         notes=_notes(plan["notes"], used),
         cut=[run.name for run in short],
-        early=early(plan["budget"], used),
+        early=early(plan["budget"], ended),
         misplanned=apart,
         evidence=gather(
-            study_dir, used, compared, comparable, _fewest_arms(comparable), floor, _widest(judged)
+            study_dir, used, compared, final, _fewest_arms(final), floor, _widest(judged)
         ),
     )  # fmt: skip
 
@@ -229,14 +230,13 @@ def _row(
     name: str,
     used: list[Run],
     short: list[Run],
-    whole: Losses,
+    final: Losses,
     level: Losses,
     items: Items | None,
-    apart: bool,
 ) -> Row:
     """Of the variant's runs that ended their schedule; of a variant that has none, what does not depend on the end.
 
-    apart: no difference to the baseline at the end of the budget.
+    final: the losses that are compared at the end of the budget.
     """
     own = [run for run in used if run.variant == name]
     ended = [run.record for run in own if run not in short]
@@ -251,10 +251,10 @@ def _row(
         variant=name,
         equivalent=is_equivalent(name),
         seeds=sorted(run.record["seed"] for run in own),
-        final_loss=mean_interval(list(whole[name].values())) if ended else None,
+        final_loss=mean_interval([seen["validation"]["loss"] for seen in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
         equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
-        against_baseline=None if apart else paired(whole, name),
+        against_baseline=paired(final, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
         hellaswag=hellaswag(records, items),
         iterations=mean(known("progress", "iterations")),
@@ -297,7 +297,7 @@ def _plan(study_dir: Path) -> dict[str, Any]:
         plan = json.loads((study_dir / "plan.json").read_text(encoding="utf-8"))
         return {
             "budget": dict(plan.get("budget") or {}),
-            "notes": [str(note) for note in plan.get("notes", [])],
+            "notes": [*told_margin(plan), *(str(note) for note in plan.get("notes", []))],
         }
     except (OSError, ValueError, AttributeError, TypeError):
         return {"budget": {}, "notes": []}

@@ -1,4 +1,4 @@
-"""A study: prepare, plan once, run what is missing seed by seed, report after every run.
+"""A study: prepare, plan, run what is missing seed by seed, report after every run.
 
 `Study(...).run()` is the whole of `make`. Whatever is finished is never touched again.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,11 @@ class Study:
         self.settings = StudySettings.from_symbols(symbols)
         self.directory = self.settings.results_dir / self.settings.name
         self.session = Session()
-        self.resolved: target.ResolvedTarget | None = None
+
+    @functools.cached_property
+    def resolved(self) -> target.ResolvedTarget:
+        """The device; asked for only once the environment says which one torch may see."""
+        return target.resolve(self.config.target)
 
     def all_runs(self) -> list[tuple[str, int]]:
         """Every (variant, seed), seed by seed, so that each night gives a full comparison."""
@@ -65,11 +70,11 @@ class Study:
 
     def begun(self, name: str) -> bool:
         """Whether a run of this variant, of whatever seed, is finished or has a checkpoint to go on from."""
-        runs = self.directory / "runs"
-        for checkpoint in (*runs.glob("*/checkpoint"), *runs.glob("*/stable")):
-            with contextlib.suppress(record.RecordError):
-                if record.load(checkpoint.parent)["variant"] == name and any(checkpoint.iterdir()):
-                    return True
+        for kind in record.CHECKPOINTS:
+            for folder in self.directory.glob(f"runs/*/{kind}"):
+                with contextlib.suppress(record.RecordError):
+                    if record.load(folder.parent)["variant"] == name and any(folder.iterdir()):
+                        return True
         return False
 
     def left(self) -> list[tuple[str, int]]:
@@ -105,13 +110,13 @@ class Study:
                 return 130
 
     def work(self) -> int:
-        resolved = target.resolve(self.config.target)
+        resolved = self.resolved
         print(
             f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
         )
         data.check(data.prepare(self.config.data, report=print), report=print)
         self.find_hellaswag()
-        plan = self.plan(resolved)
+        plan = self.plan()
         left = self.left()
         counts = [plan["variants"][name]["iterations"] for name, _ in left]
         written = sum(space.checkpoint_bytes(self.run_dir(*run)) for run in left)
@@ -161,9 +166,8 @@ class Study:
         alternation = AlternationSettings.from_symbols(self.symbols)
         return {name: variant(name, self.config.model, alternation) for name in self.settings.variants}
 
-    def plan(self, resolved: target.ResolvedTarget) -> dict[str, Any]:
-        """The plan that stands, or one made now; on the card, timed once for the study."""
-        self.resolved = resolved
+    def plan(self) -> dict[str, Any]:
+        """The plan that stands, or one made now; on the card, timed before its first run."""
         replan.tidy(self.directory)
         keep_sources(self.directory, self.settings.variants, self.begun)
         record.write_text(self.directory / "config", self.config_text)
@@ -179,7 +183,6 @@ class Study:
 
     def make_plan(self, batch: BatchPlan | None = None, margin: float | None = None) -> dict[str, Any]:
         """A plan of now. batch, margin: of one that stands."""
-        assert self.resolved
         if self.config.budget.max_time_seconds:
             print("planning: timing steps of each kind of variant")
         return planning.make_plan(
@@ -213,34 +216,27 @@ class Study:
             directory.mkdir(parents=True, exist_ok=True)
             record.write_text(directory / "config", self.config_text)
             watch = replan.watch(self.directory, plan, *run)
-            terminal.begin(name, number, plan["variants"][run[0]]["iterations"])
+            terminal.begin(name, number)
             before = record_text(directory)
             arguments = [str(self.directory), run[0], str(run[1])]
             with self.session.process(arguments, directory / "log.txt") as child:
-                trackers, busy = self.listen(child, watch, directory, terminal)
-                if busy:
-                    child.kill()  # what it would save is not needed
+                trackers, misplanned = self.listen(child, watch, directory, terminal)
                 status = child.wait()
-            if busy and self.status(*run) == "finished":  # before it could be ended
-                trackers, busy = Trackers(directory, self.config.tracking), ""
+            if not trackers and self.status(*run) == "finished":  # before anything could be said of the plan
+                trackers, misplanned = Trackers(directory, self.config.tracking), ""
             told = trackers.finish() if trackers else None
             if told:
                 terminal.say(told)
-            if busy:
-                replan.set_aside(self.directory, name)
             if self.session.asked:
                 saved = self.status(*run) in ("interrupted", "finished")
-                stands = "" if busy else "; its last checkpoint stands"
-                terminal.end("stopped, saved" if saved else f"stopped{stands}")
+                terminal.end("stopped, saved" if saved else "stopped; its last checkpoint stands")
                 raise StopAsked
-            if busy:
-                self.plan_anew(plan, busy, terminal)
-                continue
-            again = self.again(status, child, plan, name)
+            again = misplanned or self.again(status, child, plan, name)
             if not again:
                 break
-            terminal.end(again)
-            terminal.estimate.left += 1
+            terminal.pause(again)
+            if misplanned:
+                self.plan_anew(name, plan, misplanned, terminal)
         if status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
             self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}", before)
         terminal.end(outcome(directory))
@@ -248,31 +244,28 @@ class Study:
     def listen(
         self, child: Child, watch: replan.Watch | None, directory: Path, terminal: Terminal
     ) -> tuple[Trackers | None, str]:
-        """What a run's process tells, until it has no more to tell or the plan is found to be wrong: then why.
+        """What a run's process tells, to its end or until the plan is found wrong: then it is ended, and why.
 
-        Trackers begin when the record says "running", and not before it is sure that this run stays.
+        Trackers begin when the record says "running" and it is sure that this run stays.
         """
-        trackers, started = None, False
+        trackers = None
         for event in child.events():
-            busy = watch.hear(event) if watch else ""
-            if busy:
-                return None, busy
-            started = started or event["event"] == "started"
-            if started and not trackers and not (watch and watch.waiting):
+            reason = watch.hear(event) if watch else ""
+            if reason:
+                child.kill()  # what it would save is not needed
+                return None, reason
+            if not trackers and event["event"] in ("started", "train") and not (watch and watch.waiting):
                 trackers = Trackers(directory, self.config.tracking)
             terminal.update(event)
-        if started and not trackers and not self.session.asked:  # a run too short to be sure of
-            trackers = Trackers(directory, self.config.tracking)
         return trackers, ""
 
-    def plan_anew(self, plan: dict[str, Any], reason: str, terminal: Terminal) -> None:
-        """Time the steps again, and give the plan, of which no run has anything left, the counts of now."""
-        terminal.end(reason)
+    def plan_anew(self, name: str, plan: dict[str, Any], reason: str, terminal: Terminal) -> None:
+        """Set the run aside, time the steps again, and give the plan, which no checkpoint needs, the counts of now."""
+        replan.set_aside(self.directory, name)
         replan.anew(plan, self.make_plan(BatchPlan(**plan["batch"])), reason)
         planning.save_plan(self.directory, plan)
-        left = terminal.estimate.left + 1
-        terminal.estimate = Estimate(left, expected_seconds(plan))
-        terminal.say(summary(plan, self.settings.variants, left, len(self.all_runs())))
+        terminal.estimate = Estimate(terminal.estimate.left, expected_seconds(plan))
+        terminal.say(summary(plan, self.settings.variants, terminal.estimate.left, len(self.all_runs())))
 
     def again(self, status: int, child: Child, plan: dict[str, Any], name: str) -> str:
         """Why the run is to go on from its last checkpoint at once, or nothing; StudyError where no run could."""

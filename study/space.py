@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpt2 import record
 from gpt2.config import ModelConfig
 from gpt2.errors import UserError
 from gpt2.exhaustion import free_bytes, gib
@@ -36,7 +37,7 @@ def needed_bytes(model: ModelConfig, iterations: list[int], schedule: str = "cos
 
 def checkpoint_bytes(run_dir: Path) -> int:
     """What the checkpoints of a run that was begun take now."""
-    folders = (run_dir / "checkpoint", run_dir / "stable")
+    folders = [run_dir / kind for kind in record.CHECKPOINTS]
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 

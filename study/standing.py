@@ -1,6 +1,7 @@
 """A plan that stands: variants that are added to it, and what is left of it in the records where plan.json is lost.
 
-Counts that runs were begun with are never changed, whatever the card's speed of today.
+Counts that runs were begun with are never changed, whatever the card's speed of today, but by `study.replan`, before
+anything of a run is kept.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpt2 import record
 from study.terminal import duration, short
+from study.timing import told_margin
 
 
 def expected_seconds(plan: dict[str, Any]) -> float | None:
@@ -25,7 +26,8 @@ def summary(plan: dict[str, Any], variants: Sequence[str], left: int, runs: int)
     batch, each = plan["batch"], expected_seconds(plan)
     counts = ", ".join(f"{name} {plan['variants'][name]['iterations']}" for name in variants)
     longer = f" ({plan['extended']:g} times the first budget)" if "extended" in plan else ""
-    return (
+    head = "".join(f"{line}\n" for line in told_margin(plan))
+    return head + (
         f"batch {batch['effective']} sequences of {batch['block_size']} tokens "
         f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}{longer}\n"
         f"{left} of {runs} runs to do" + (f", about {duration(left * each)} of training" if each else "")

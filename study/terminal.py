@@ -123,7 +123,7 @@ class LiveLine:
 
 
 class Terminal:
-    """Tell the progress of runs. `begin`, any number of `update`, `end`; `say` at any time."""
+    """Tell the progress of runs. `begin`, any number of `update`, `end` or `pause`; `say` at any time."""
 
     def __init__(self, estimate: Estimate, total: int, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
@@ -142,7 +142,7 @@ class Terminal:
             text = wrapped(text, self._console.width)
         self._console.print(text, markup=False)
 
-    def begin(self, name: str, number: int, iterations: int) -> None:
+    def begin(self, name: str, number: int) -> None:
         self.estimate.begin()
         self._name, self._validation, self._numbers = f"[{number}/{self._total}] {name}", "", []
         self._told_at = time.monotonic()
@@ -189,6 +189,10 @@ class Terminal:
 
     def end(self, text: str) -> None:
         self.estimate.end()
+        self.pause(text)
+
+    def pause(self, text: str) -> None:
+        """As `end`, of a run that is begun again at once."""
         self.close()
         self.say(f"{self._name}{GAP}{text}")
 

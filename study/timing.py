@@ -16,6 +16,7 @@ from study.runs import Run, losses
 from study.statistics import mean
 
 EARLY = 0.75  # of a time: a run that trained for less of it was planned on another machine
+MARGIN_TOLD = 0.02  # of the time limit
 EQUAL = 0.98  # of one another's time, where nothing is known of what the rest is worth
 
 
@@ -40,10 +41,21 @@ def time_limit(budget: Mapping[str, Any]) -> float | None:
     return None if any(budget.get(key) for key in others) else seconds
 
 
-def early(budget: Mapping[str, Any], used: Sequence[Run]) -> list[str]:
+def told_margin(plan: Mapping[str, Any]) -> list[str]:
+    """What is said of the time that a plan's counts leave free."""
+    free = plan.get("margin") or 0.0
+    if free <= MARGIN_TOLD:
+        return []
+    return [
+        f"The machine's speed changed while steps were timed: counts leave {100 * free:.0f} % of the time limit free, "
+        "for slower runs to end their schedule too."
+    ]
+
+
+def early(budget: Mapping[str, Any], ended: Sequence[Run]) -> list[str]:
     """The variants whose runs trained for much less than the time that they were given, on average."""
-    limit, spent = time_limit(budget), _seconds(used)
-    return [name for name, own in spent.items() if limit and mean(list(own.values())) < EARLY * limit]
+    limit = time_limit(budget)
+    return [name for name, own in _seconds(ended).items() if limit and own < EARLY * limit]
 
 
 def trained(budget: Mapping[str, Any], ended: Sequence[Run]) -> dict[str, Trained]:
@@ -51,13 +63,12 @@ def trained(budget: Mapping[str, Any], ended: Sequence[Run]) -> dict[str, Traine
 
     ended: the used runs that ended their schedule.
     """
-    spent = _seconds(ended)
     found: dict[str, Trained] = {}
-    for name in spent if time_limit(budget) else ():
-        arms = [run for run in ended if run.seed in spent[name] and is_equivalent(run.variant)]
-        seeds = {run.seed for run in arms}
-        own = [run for run in ended if run.variant == name and run.seed in seeds]
-        if not is_equivalent(name) and _ends(own) != _ends(arms) and _seconds(arms):
+    for name in dict.fromkeys(run.variant for run in ended) if time_limit(budget) else ():
+        seeds = {run.seed for run in ended if run.variant == name}
+        arms = [run for run in ended if run.seed in seeds and is_equivalent(run.variant)]
+        own = [run for run in ended if run.variant == name and run.seed in {arm.seed for arm in arms}]
+        if own and not is_equivalent(name) and _ends(own) != _ends(arms):
             found[name] = _compared(own, arms)
     return found
 
@@ -68,9 +79,7 @@ def _compared(own: Sequence[Run], arms: Sequence[Run]) -> Trained:
     By the unit of their logarithm: losses fall ever more slowly in it. And at half of its tokens a run that still has
     its decay before it is behind one that was given only so many and ended.
     """
-    spent, theirs = (
-        mean([mean(list(by_seed.values())) for by_seed in _seconds(runs).values()]) for runs in (own, arms)
-    )
+    spent, theirs = (mean(list(_seconds(runs).values())) for runs in (own, arms))
     fewer, more = sorted((spent, theirs))
     shorter, sign = (own, -1) if spent < theirs else (arms, 1)
     slopes = [slope for run in shorter if (slope := _slope(run)) is not None]
@@ -101,11 +110,9 @@ def _ends(runs: Sequence[Run]) -> set[int]:
     return {run.record["progress"]["tokens"] for run in runs}
 
 
-def _seconds(runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    """Variant -> seed -> seconds of training, where they are known."""
-    found: dict[str, dict[int, float]] = {}
+def _seconds(runs: Sequence[Run]) -> dict[str, float]:
+    """Variant -> mean seconds of training of its runs."""
+    spent: dict[str, list[float]] = {}
     for run in runs:
-        seconds = run.record["progress"]["train_seconds"]
-        if seconds is not None and run.seed is not None:
-            found.setdefault(run.variant, {})[run.seed] = seconds
-    return found
+        spent.setdefault(run.variant, []).append(run.record["progress"]["train_seconds"])
+    return {name: mean(own) for name, own in spent.items()}

@@ -11,7 +11,7 @@ from study.report import Judged, Report
 from study.runs import BASELINE, Run
 from study.scores import HellaSwagScore, near_chance
 from study.statistics import Interval, perplexity_percent, unseen_ratios
-from study.timing import time_limit
+from study.timing import EARLY, EQUAL, time_limit
 
 ONE_CLASS = (
     "B, RAEARLY, RALATE, RAALL, RAALT and RA:... are one function class with one initial distribution (a reciprocal "
@@ -46,8 +46,8 @@ METHOD = f"""## Method
   of their logarithm, times the logarithm of the ratio of the times. That takes a loss to fall ever more slowly in that
   logarithm, and a run that still has its decay before it to be behind one that was given so many steps and ended. A
   variant is only called better or worse if its interval, moved by that much, excludes zero as well. Where one trained
-  for less than three quarters of the other's time (for less than 98 %, where no evaluation lies before the half of its
-  tokens), the variant is not judged at the end; at equal tokens it is all the same.
+  for less than {100 * EARLY:.0f} % of the other's time ({100 * EQUAL:.0f} %, where no evaluation lies before the half
+  of its tokens), the variant is not judged at the end; at equal tokens it is all the same.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
   distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
   own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.

@@ -21,6 +21,8 @@ from study import standing
 from study.memory import MemoryPlanError
 from study.plan import DoesNotFitError, PlanError, Timing, iteration_counts
 from study.settings import StudySettings
+from study.tell import summary
+from study.timing import told_margin
 
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 NAMES = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -273,21 +275,22 @@ def test_the_margin_knows_a_change_of_speed_from_noise_a_stall_and_too_little_da
     assert planning.margin([list(noise)]) == pytest.approx(0.1 / 50**0.5, rel=0.5)
     assert planning.margin([[0.5] * 80 + [60.0] + [0.5] * 80]) < 0.1
     assert planning.margin([[1.0, 1.1, 1.0]]) == planning.margin([[3.0]]) == planning.margin([]) == 0.0
-    assert planning.margin([[2.0] * 10 + [4.0] * 10]) == planning.MARGIN_MOST
+    assert planning.margin([[2.0] * 10 + [4.0] * 10]) == planning.MOST_MARGIN
 
 
 def test_a_machine_whose_speed_changes_gets_fewer_iterations_of_each_class_and_says_so(
     config: Config, tmp_path: Path
 ) -> None:
     still = make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.08) | {"RALEARN": 3.12}))
-    assert (still["margin"], still["notes"]) == (0.0, [])
+    assert (still["margin"], told_margin(still)) == (0.0, [])
     plan = make(
         config,
         tmp_path,
         lambda name, batch, budget: Timing([x * (1.5 if name == "RALEARN" else 1.0) for x in [2.0, 2.16] * 10], 1),
     )  # fmt: skip
     assert plan["margin"] == pytest.approx(0.04 / 1.04, rel=0.05)
-    assert "leave 4% of the time limit free" in plan["notes"][0]
+    assert "leave 4 % of the time limit free" in told_margin(plan)[0]
+    assert told_margin(plan)[0] in summary(plan, NAMES, 1, 1)
     for name, row in plan["variants"].items():
         whole = still["variants"][name]["iterations"] - WARM_UP_STEPS
         assert row["iterations"] - WARM_UP_STEPS == pytest.approx(whole / (1 + plan["margin"]), abs=1)

@@ -15,7 +15,7 @@ from gpt2 import record
 from gpt2.config import Config, read_symbols
 from study import run as running
 from study.plan import load_plan, save_plan
-from study.replan import LEAST_STEPS, LOOK_MOST, MOST, SET_ASIDE, Watch, tidy, watch
+from study.replan import LEAST_STEPS, LOOK_MOST, MOST_REPLANS, SET_ASIDE, Watch, anew, tidy, watch
 from study.run import Study
 from study.session import Session, StopAsked
 from study.terminal import Estimate, Terminal
@@ -116,8 +116,8 @@ def test_other_events_say_nothing() -> None:
         ({}, True),
         ({"budget": {"max_time_seconds": 0}}, False),
         ({"classes": {}}, False),
-        ({"planned_anew": MOST - 1}, True),
-        ({"planned_anew": MOST}, False),
+        ({"planned_anew": MOST_REPLANS - 1}, True),
+        ({"planned_anew": MOST_REPLANS}, False),
         ({"extended": 2.0}, False),
         ({"variants": {"B": {"class": "one", "iterations": 38, "tokens": 0}}}, False),  # by another limit
         ({"variants": {"B": {"class": "one", "iterations": 38, "tokens": 0}}, "margin": 0.05}, True),
@@ -278,9 +278,9 @@ def test_a_machine_that_stays_busy_while_it_plans_is_not_planned_for_without_end
 ) -> None:
     place = Place(study, [5.0, 4.0, 3.0, 1.0], monkeypatch)
     plan = place.run(monkeypatch)
-    assert len(place.processes) == 1 + MOST
-    assert len(list((study.directory / SET_ASIDE).iterdir())) == MOST
-    assert plan["planned_anew"] == MOST
+    assert len(place.processes) == 1 + MOST_REPLANS
+    assert len(list((study.directory / SET_ASIDE).iterdir())) == MOST_REPLANS
+    assert plan["planned_anew"] == MOST_REPLANS
     assert plan["variants"]["B"]["iterations"] == 15
     assert study.status("B", 0) == "finished"
 
@@ -310,7 +310,6 @@ def test_a_study_that_is_stopped_at_that_moment_plans_anew_the_next_time(
     monkeypatch.setattr(Process, "kill", kill)
     with pytest.raises(StopAsked):
         study.one(("B", 0), first, Terminal(Estimate(1, None), 1))
-    assert not study.run_dir("B", 0).exists()
     stands = load_plan(study.directory)
     assert stands == first
     assert watch(study.directory, stands, "B", 0)
@@ -350,7 +349,20 @@ def test_steps_that_take_longer_still_leave_the_first_plan(
     plan = place.run(monkeypatch)
     assert [kind["seconds_per_iteration"] for kind in plan["classes"].values()] == [2.0]
     assert plan["planned_anew"] == 2
-    assert "timed again, they took longer still: the first plan stands" in plan["notes"]
+    assert "timed again, they took longer still: the plan stands" in plan["notes"]
+
+
+def test_a_class_that_is_no_longer_in_the_study_does_not_make_the_new_times_look_shorter() -> None:
+    """VARIANTS may have lost one since the plan was made."""
+    plan = a_plan(2.0)
+    plan["classes"]["lost"] = {"seconds_per_iteration": 9.0}
+    anew(plan, a_plan(3.0), "busy")
+    assert plan["classes"]["one"]["seconds_per_iteration"] == 2.0
+    assert plan["notes"] == ["busy", "timed again, they took longer still: the plan stands"]
+    anew(plan, a_plan(1.0, notes=["of the making"]), "busy again")
+    assert plan["classes"] == a_plan(1.0)["classes"]
+    assert plan["notes"][2:] == ["busy again", "of the making"]
+    assert plan["planned_anew"] == 2
 
 
 def test_checkpoints_that_were_left_in_what_was_set_aside_go_with_the_next_make(tmp_path: Path) -> None:

@@ -15,7 +15,11 @@ from study.session import Session
 from study.terminal import Estimate, Terminal
 from tests.study.records import a_record
 
-PLAN: dict[str, Any] = {"variants": {"B": {"iterations": 300}}, "notes": []}
+PLAN: dict[str, Any] = {
+    "variants": {"B": {"iterations": 300}},
+    "budget": {"max_time_seconds": 0},
+    "notes": [],
+}
 
 
 class Child:

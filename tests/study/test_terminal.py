@@ -38,7 +38,7 @@ def rendered(line: LiveLine, width: int) -> str:
 
 def told_at(width: int, name: str = "RALEARN2") -> str:
     made = Terminal(Estimate(11, 7200.0), 15, io.StringIO())
-    made.begin(name, 5, 100)
+    made.begin(name, 5)
     made.update({"event": "validation", "perplexity": 17457.78})
     made.update(train(30))
     return rendered(made._line, width)
@@ -61,7 +61,7 @@ def test_a_wide_terminal_shows_everything_and_a_bar() -> None:
 
 def test_an_evaluation_takes_no_number_from_the_line() -> None:
     made = Terminal(Estimate(1, 60.0), 1, io.StringIO())
-    made.begin("B0", 1, 100)
+    made.begin("B0", 1)
     made.update(train(30))
     training = rendered(made._line, 120)
     made.update({"event": "phase", "phase": "validating"})
@@ -108,7 +108,7 @@ def test_without_a_terminal_lines_are_plain_whole_and_rare(clock: Clock) -> None
     stream = io.StringIO()
     made = Terminal(Estimate(1, None), 1, stream)
     made.say("a note of more than eighty columns: " + "word " * 30)
-    made.begin("B0", 1, 100)
+    made.begin("B0", 1)
     for second in range(40):
         clock.now = float(second)
         made.update(train(second + 1))
@@ -129,7 +129,7 @@ def test_a_terminal_that_knows_no_cursor_gets_plain_lines(monkeypatch: pytest.Mo
     monkeypatch.setenv("TERM", "dumb")
     stream = Dumb()
     made = Terminal(Estimate(1, None), 1, stream)
-    made.begin("B0", 1, 100)
+    made.begin("B0", 1)
     made.update(train(1))
     made.end("done")
     assert stream.getvalue() == "[1/1] B0  done\n"
@@ -155,6 +155,22 @@ def test_a_run_that_was_taken_up_again_is_not_taken_for_a_fast_one(clock: Clock)
     estimate.seconds_left(0.8)
     clock.now = 10.0
     assert estimate.seconds_left(0.9) == pytest.approx(10.0)
+
+
+def test_a_run_that_is_begun_again_is_no_run_that_was_made(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Terminal(Estimate(3, 1000.0), 3)
+    made.begin("B0", 1)
+    clock.now = 5.0
+    made.pause("once more")
+    made.begin("B0", 1)
+    assert made.estimate.seconds_left() == 3000.0
+    clock.now = 105.0
+    made.end("done")
+    made.estimate.begin()
+    assert made.estimate.seconds_left() == pytest.approx(200.0)
+    assert capsys.readouterr().out.splitlines() == ["[1/3] B0  once more", "[1/3] B0  done"]
 
 
 def test_runs_that_were_made_count_more_than_what_was_expected(clock: Clock) -> None:

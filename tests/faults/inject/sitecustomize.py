@@ -122,8 +122,8 @@ def install(fault: Fault, slower: float) -> None:
     torch.manual_seed(0)
 
 
-TIMING = "scripts.train" in sys.orig_argv and "--time" in sys.orig_argv
-if TIMING and BUSY.exists():
-    install(Fault({}), float(BUSY.read_text()))
-if "scripts.train" in sys.orig_argv and not TIMING:
-    install(Fault(json.loads(os.environ.get("FAULT", "{}"))), float(os.environ.get("STEP_SECONDS", "0")))
+if "scripts.train" in sys.orig_argv:
+    if "--time" not in sys.orig_argv:
+        install(Fault(json.loads(os.environ.get("FAULT", "{}"))), float(os.environ.get("STEP_SECONDS", "0")))
+    elif BUSY.exists():
+        install(Fault({}), float(BUSY.read_text()))
