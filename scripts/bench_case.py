@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from gpt2.target import ResolvedTarget
 
 WARM_UP = 3  # steps that compile and take memory
-BLOCK = (
-    8  # steps of a GPU from one synchronisation to the next, if a gate's every k-th does not make them more
-)
+BLOCK = 8  # steps of a GPU from one synchronisation to the next; more where a gate's every k-th needs it
 Step = Callable[[int], Any]  # of an iteration
 
 

@@ -11,14 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = (
-    0,
-    1,
-    3,
-    4,
-    5,
-    6,
-)
+EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
+EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6
 PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
 # A training step frees and takes the same large buffers over and over: a heap that keeps them spares the page faults
 # of fresh ones. Another value of GLIBC_TUNABLES in the environment wins.

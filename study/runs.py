@@ -16,14 +16,8 @@ from gpt2 import record
 from ra.names import PATTERNS
 
 BASELINE = "B"
-SHARED = (
-    "model",
-    "data",
-    "tokenizer",
-    "batch",
-    "schedule",
-    "validation",
-)  # of every run; weights: at each seed
+# of every run; initial weights: at each seed
+SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation")
 
 
 @dataclass
