@@ -64,6 +64,11 @@ class ResolvedTarget:
     torch: str | None
     note: str | None = None
 
+    @property
+    def device_type(self) -> str:
+        """torch's name of the kind of device: "cpu", or "cuda", which ROCm's cards are as well."""
+        return self.device.partition(":")[0]
+
 
 def resolve(
     config: TargetConfig,

@@ -72,7 +72,7 @@ def main() -> int:
     from study.memory import free_bytes
 
     resolved = target.resolve(ANY_TARGET)
-    kind = "cpu" if resolved.device == "cpu" else "cuda"
+    kind = resolved.device_type
     usual = bench.DEFAULTS[kind]
     rounds = usual[0] if arguments.rounds is None else arguments.rounds
     seconds = usual[1] if arguments.seconds is None else arguments.seconds

@@ -56,7 +56,7 @@ def main() -> int:
     from scripts.bench_case import model_of
     from study import loss_curves
 
-    kind = "cpu" if target.resolve(ANY_TARGET).device == "cpu" else "cuda"
+    kind = target.resolve(ANY_TARGET).device_type
     shape = named(SHAPES[kind], arguments.shape)
     resolved = target.make_ready(ANY_TARGET, model_of(dataclasses.asdict(shape)))
     if kind != "cpu" and resolved.dtype != "bfloat16":

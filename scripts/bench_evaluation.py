@@ -81,7 +81,7 @@ def main() -> int:
     from scripts.bench_case import model_of
     from study import evaluation_cost as cost
 
-    kind = "cpu" if target.resolve(ANY_TARGET).device == "cpu" else "cuda"
+    kind = target.resolve(ANY_TARGET).device_type
     shape = named(SHAPES[kind], arguments.shape)
     resolved = target.make_ready(ANY_TARGET, model_of(dataclasses.asdict(shape)))
     print(f"{resolved.device_name}, {resolved.dtype}; {shape.name}", flush=True)
@@ -208,7 +208,7 @@ def training_rate(shape: Shape, case: str, resolved: ResolvedTarget, seconds: fl
     ids_BT = torch.randint(VOCABULARY, (shape.micro, shape.block_size + 1), generator=generator)
     ids_BT = ids_BT.to(resolved.device)
     taken: list[float] = []
-    warm_up = WARM_UP[torch.device(resolved.device).type]
+    warm_up = WARM_UP[resolved.device_type]
     while len(taken) < warm_up + 3 or sum(taken[warm_up:]) < seconds:
         synchronise()
         before = time.perf_counter()

@@ -54,7 +54,7 @@ def main() -> int:
 
     resolved = target.resolve(ANY_TARGET)
     on_cpu = resolved.device == "cpu"
-    usual = DEFAULTS["cpu" if on_cpu else "cuda"]
+    usual = DEFAULTS[resolved.device_type]
     rounds = usual[0] if arguments.rounds is None else arguments.rounds
     seconds = usual[1] if arguments.seconds is None else arguments.seconds
     note = ON_A_CPU if on_cpu else ON_A_GPU
@@ -65,7 +65,7 @@ def main() -> int:
         found[along] = part
         keep(OUT, resolved, found, complete=False)
 
-    measured = [s for s in growth.SERIES["cpu" if on_cpu else "cuda"] if arguments.shape in ("", s.along)]
+    measured = [s for s in growth.SERIES[resolved.device_type] if arguments.shape in ("", s.along)]
     for series in measured:
         one_series(series, rounds, seconds, on_cpu, partial(partly, series.along))
     if measured and not any(found[series.along]["rows"] for series in measured):

@@ -60,7 +60,7 @@ def main() -> int:
 
     model = model_of(dataclasses.asdict(Shape("head", 1, HEADS, WIDTH, 64, ())))
     resolved = target.make_ready(ANY_TARGET, model)
-    rows = int(arguments.shape or ROWS["cpu" if resolved.device == "cpu" else "cuda"])
+    rows = int(arguments.shape or ROWS[resolved.device_type])
     tell(f"{resolved.device_name}, {resolved.dtype}; {rows} rows of {WIDTH}, GPT-2's vocabulary")
     found = measure(ways(resolved.device), rows, arguments.rounds, resolved)
     tell(text(found))

@@ -45,7 +45,7 @@ def main() -> int:
     from study import bench
 
     resolved = target.resolve(ANY_TARGET)
-    kind = "cpu" if resolved.device == "cpu" else "cuda"
+    kind = resolved.device_type
     shape = bench.chosen(kind, arguments.shape, ())[0]
     micro = dict(shape.cases)[CASES[-1]]  # that of the variants: B and the plain step have others beside it
     tell(
