@@ -17,6 +17,7 @@ from study.statistics import mean
 
 EARLY = 0.75  # of a time: a run that trained for less of it was planned on another machine
 MARGIN_TOLD = 0.02  # of the time limit
+PARTS = 3  # of a run's tokens: over all but the first its loss shows what more training would have gained it
 EQUAL = 0.98  # of one another's time, where nothing is known of what the rest is worth
 
 
@@ -26,7 +27,7 @@ class Trained:
 
     worth: what the difference of their losses (nats, the variant's minus the arms') would change by, at most, had
     those that trained for less trained for as long as the others. None where nobody knows: of less than EARLY of the
-    time, or without evaluations in the first half of the training.
+    time, or without an evaluation early enough.
     """
 
     own: float
@@ -74,11 +75,7 @@ def trained(budget: Mapping[str, Any], ended: Sequence[Run]) -> dict[str, Traine
 
 
 def _compared(own: Sequence[Run], arms: Sequence[Run]) -> Trained:
-    """More training would have gained the shorter of the two at most what the last half of its tokens gained it.
-
-    By the unit of their logarithm: losses fall ever more slowly in it. And at half of its tokens a run that still has
-    its decay before it is behind one that was given only so many and ended.
-    """
+    """What the shorter of the two would have gained by more training, at the pace of the last part of what it had."""
     spent, theirs = (mean(list(_seconds(runs).values())) for runs in (own, arms))
     fewer, more = sorted((spent, theirs))
     shorter, sign = (own, -1) if spent < theirs else (arms, 1)
@@ -90,19 +87,21 @@ def _compared(own: Sequence[Run], arms: Sequence[Run]) -> Trained:
 
 
 def _slope(run: Run) -> float | None:
-    """Nats that the loss fell by over the last half of a run's tokens, for each unit of their logarithm.
+    """Nats that the loss fell by over all but the first of PARTS of a run's tokens, a unit of their logarithm.
 
-    None without an evaluation by half of them.
+    Losses fall ever more slowly in the logarithm, so that it is more than further training would have gained; over less
+    of the run it would not be, where the learning rate decays. None without an evaluation before.
     """
     end, final = run.record["progress"]["tokens"], run.record["validation"]["loss"]
+    start = end / PARTS
     curve = {tokens: loss for tokens, loss in losses(run.record).items() if 0 < tokens < end} | {end: final}
-    before = max((tokens for tokens in curve if 2 * tokens <= end), default=None)
+    before = max((tokens for tokens in curve if tokens <= start), default=None)
     if before is None:
         return None
-    after = min(tokens for tokens in curve if 2 * tokens > end)
-    share = math.log(end / 2 / before) / math.log(after / before)
-    half = curve[before] + share * (curve[after] - curve[before])
-    return (half - final) / math.log(2)
+    after = min(tokens for tokens in curve if tokens > start)
+    share = math.log(start / before) / math.log(after / before)
+    loss = curve[before] + share * (curve[after] - curve[before])
+    return (loss - final) / math.log(end / start)
 
 
 def _ends(runs: Sequence[Run]) -> set[int]:

@@ -41,13 +41,12 @@ METHOD = f"""## Method
 - Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
   difference assumes less.
 - Under a time limit counts of steps are timed before the first run, on a machine whose speed wanders, so that a variant
-  may train for a little less or more time than the equivalent arms at its seeds. Of the two the one that trained for
-  less would have gained at most so much: the fall of its own loss over the last half of its tokens, for each unit
-  of their logarithm, times the logarithm of the ratio of the times. That takes a loss to fall ever more slowly in that
-  logarithm, and a run that still has its decay before it to be behind one that was given so many steps and ended. A
+  may train for a little less or more time than the equivalent arms at its seeds. What more time would have been worth
+  to the one that had less is taken to be at most the fall of its own loss over the last two thirds of its tokens, for
+  each unit of their logarithm, times the logarithm of the ratio of the times: losses fall ever more slowly in it. A
   variant is only called better or worse if its interval, moved by that much, excludes zero as well. Where one trained
-  for less than {100 * EARLY:.0f} % of the other's time ({100 * EQUAL:.0f} %, where no evaluation lies before the half
-  of its tokens), the variant is not judged at the end; at equal tokens it is all the same.
+  for less than {100 * EARLY:.0f} % of the other's time ({100 * EQUAL:.0f} %, where no evaluation lies before those two
+  thirds), the variant is not judged at the end; at equal tokens it is all the same.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
   distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
   own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.

@@ -126,14 +126,14 @@ def test_a_verdict_is_held_back_where_times_are_far_apart_and_from_nothing_else(
 
 
 def gain(study: Path, ends: dict[str, int], names: tuple[str, ...]) -> float:
-    """Nats a unit of ln(tokens) over the last half of the runs' training, by numpy's own interpolation."""
+    """Nats a unit of ln(tokens) over the last two thirds of the runs' tokens, by numpy's own interpolation."""
     slopes = []
     for name in names:
         for seed in range(3):
             seen = record.load(study / "runs" / f"{name}{seed}")
             tokens, _, loss = np.array(seen["validation"]["history"]).T
-            half = np.interp(np.log(ends.get(name, STEPS) * UPDATE / 2), np.log(tokens), loss)
-            slopes.append((half - loss[-1]) / np.log(2))
+            third = np.interp(np.log(ends.get(name, STEPS) * UPDATE / 3), np.log(tokens), loss)
+            slopes.append((third - loss[-1]) / np.log(3))
     return float(np.mean(slopes))
 
 
@@ -178,7 +178,7 @@ def test_a_loss_that_rises_at_the_end_speaks_against_more_time(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("end", "apart"), [(297, False), (290, True)])
-def test_without_evaluations_before_the_half_only_equal_times_are_judged(
+def test_without_evaluations_before_the_last_two_thirds_only_equal_times_are_judged(
     tmp_path: Path, end: int, apart: bool
 ) -> None:
     study = a_study(tmp_path / "one", effect=0.2, ends={"RALEARN": end})
