@@ -10,6 +10,7 @@ from typing import Any
 
 from gpt2 import record
 from ra.names import is_equivalent
+from study.allowance import NO_ALLOWANCE, Allowance
 from study.checklist import FATAL, Check, blocking, checklist
 from study.compare_alignment import Alignment, align
 from study.compare_ranking import Across, Ranking, across, ordered, rank
@@ -43,6 +44,7 @@ class RelativeRow:
     variant: str
     equivalent: bool
     against_baseline: list[Interval | None]
+    allowances: list[Allowance]  # of these differences
 
 
 @dataclass
@@ -141,6 +143,7 @@ def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
             name,
             is_equivalent(name),
             [table[name].against_baseline if name in table else None for table in tables],
+            [table[name].allowance if name in table else NO_ALLOWANCE for table in tables],
         )
         for name in names
     ]

@@ -6,14 +6,25 @@ Needs no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from ra.names import PATTERNS, is_equivalent
+from study.allowance import NO_ALLOWANCE, Allowance, of_time
 from study.compare_read import Study
 from study.report import Judged
-from study.statistics import Interval, NoiseFloor, holm, mean, mean_interval, sum_of_squares, t_tail
+from study.runs import Run
+from study.statistics import (
+    Interval,
+    NoiseFloor,
+    holm,
+    mean,
+    mean_interval,
+    sum_of_squares,
+    t_tail,
+    what_is_left,
+)
 
 NO_ORDER = "one seed: no ranking"
 ALL_CUT = "no run ended its schedule: no ranking"
@@ -27,6 +38,9 @@ NONE = "no study can tell"
 ALONE = "-"  # fewer than two studies rank it
 
 Losses = dict[str, dict[int, float]]  # variant -> seed -> final loss in nats
+Between = Callable[
+    [str, str], Allowance
+]  # of the difference of two variants, the first's loss minus the second's
 Signs = dict[
     tuple[str, str], int
 ]  # -1: the first has the lower loss beyond noise, 1: the higher; else absent
@@ -111,7 +125,7 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
     return Ranking(
         study=study.label,
         seeds=seeds,
-        places=[] if why_not else _places(ranked, seeds, table, study.report.judged),
+        places=[] if why_not else _places(ranked, seeds, table, study.report.judged, _between(study, seeds)),
         why_not=why_not,
         left_out=[name for name in names if name not in ranked],
         misplanned=apart,
@@ -120,6 +134,15 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
         judged=study.report.judged,
         same_tokens=len(ends) <= 1,
     )
+
+
+def _between(study: Study, seeds: Sequence[int]) -> Between:
+    """The allowance of the difference of two variants of the study at the seeds."""
+    runs: dict[str, list[Run]] = {}
+    for (name, seed), member in study.keyed().items():
+        if seed in seeds and member.run.name not in study.report.cut:
+            runs.setdefault(name, []).append(member.run)
+    return lambda one, other: of_time(runs[one], runs[other])
 
 
 def _own_losses(study: Study, variant: str) -> dict[int, float]:
@@ -145,10 +168,10 @@ def _seeds(table: Losses) -> list[int]:
 
 
 def _places(
-    ranked: Sequence[str], seeds: Sequence[int], table: Losses, judged: Sequence[Judged]
+    ranked: Sequence[str], seeds: Sequence[int], table: Losses, judged: Sequence[Judged], between: Between
 ) -> list[Place]:
     losses = {name: [table[name][seed] for seed in seeds] for name in ranked}
-    signs = _signs(losses, {one.variant: one for one in judged})
+    signs = _signs(losses, {one.variant: one for one in judged}, between)
     level = _levels(losses)
     order = sorted(ranked, key=lambda name: (level[name], is_equivalent(name), mean(losses[name])))
     return [
@@ -172,7 +195,7 @@ def _levels(losses: dict[str, list[float]]) -> dict[str, float]:
     return {name: mean(arms) if is_equivalent(name) else mean(own) for name, own in losses.items()}
 
 
-def _signs(losses: dict[str, list[float]], judged: dict[str, Judged]) -> Signs:
+def _signs(losses: dict[str, list[float]], judged: dict[str, Judged], between: Between) -> Signs:
     """Both ways round. A sign that the means over these very seeds do not show is none."""
     level = _levels(losses)
     real = [name for name in losses if not is_equivalent(name)]
@@ -184,7 +207,7 @@ def _signs(losses: dict[str, list[float]], judged: dict[str, Judged]) -> Signs:
             told |= {(name, other): sign for other in losses if is_equivalent(other)}
     pairs = list(combinations(real, 2))
     differences = [[a - b for a, b in zip(losses[x], losses[y], strict=True)] for x, y in pairs]
-    adjusted = holm([paired_p(own) for own in differences])
+    adjusted = holm([paired_p(own, between(*pair)) for pair, own in zip(pairs, differences, strict=True)])
     for pair, own, p in zip(pairs, differences, adjusted, strict=True):
         if p < LEVEL:
             told[pair] = -1 if mean(own) < 0 else 1
@@ -192,11 +215,14 @@ def _signs(losses: dict[str, list[float]], judged: dict[str, Judged]) -> Signs:
     return told | {(y, x): -sign for (x, y), sign in told.items()}
 
 
-def paired_p(differences: Sequence[float]) -> float:
-    """The two-sided p-value of the paired t test that the differences (two or more) have mean zero."""
-    count = len(differences)
+def paired_p(differences: Sequence[float], allowance: Allowance = NO_ALLOWANCE) -> float:
+    """The two-sided p-value of the paired t test that the differences (two or more) have mean zero.
+
+    allowance: of their mean, which is tested with what it leaves of it.
+    """
+    count, left = len(differences), what_is_left(mean(differences), allowance.low, allowance.high)
     error = math.sqrt(sum_of_squares(differences) / (count - 1) / count)
-    return t_tail(mean(differences) / error, count - 1) if error > 0 else float(mean(differences) == 0)
+    return t_tail(left / error, count - 1) if error > 0 else float(left == 0)
 
 
 def across(studies: Sequence[Study]) -> list[Across]:

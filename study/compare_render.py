@@ -40,7 +40,13 @@ def main_table(comparison: Comparison, brief: bool = False) -> Table:
         ]
     headings = ["variant", *(f"{label}: against its {BASELINE}" for label in labels)]
     return headings, [
-        [inert(row.variant), *(change(interval, row.equivalent) for interval in row.against_baseline)]
+        [
+            inert(row.variant),
+            *(
+                change(interval, row.equivalent, allowance=allowance)
+                for interval, allowance in zip(row.against_baseline, row.allowances, strict=True)
+            ),
+        ]
         for row in comparison.relative
     ]
 

@@ -42,7 +42,7 @@ def _interval(
 def differences(report: Report) -> Figure | None:
     """Final differences in percent of perplexity: paired with the baseline, and real changes against the arms."""
     variants = [row.variant for row in report.rows]
-    judged = {seen.variant: seen.result.difference for seen in report.judged}
+    judged = {seen.variant: seen.allowed(seen.result.difference) for seen in report.judged}
     rows = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
     lines = [(name, interval, True, "against the arms") for name, interval in judged.items()]
     lines += [

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ra.names import is_equivalent
+from study.allowance import NO_ALLOWANCE, Allowance, Allowances, by_decay
 from study.evidence import Losses
 from study.figures import MARGIN, NARROW, SCALES, rounded, symbol
 from study.html import Figure, colour, text
@@ -42,7 +43,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     if len(seeds) > 1:
         ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
         hide: list[dict[str, Any]] = [{"x": [], "y": []}] if band else []
-        ranks = _ranks(tables, means, arms, seeds)
+        ranks = _ranks(tables, means, arms, seeds, [by_decay(used, tokens) for tokens in places])
         views.append({"name": "rank", "data": hide + ranks, "layout": {"yaxis": ladder}})
     return {
         "data": band + [_line(name, variants, places) for name in variants],
@@ -132,21 +133,35 @@ def _differences(
     ]
 
 
-def _told_apart(table: Losses, name: str, arms: Sequence[str], seeds: Sequence[int]) -> bool:
+def _told_apart(
+    table: Losses, name: str, arms: Sequence[str], seeds: Sequence[int], allowance: Allowance
+) -> bool:
     """Whether a real change is told from the arms by the rule of the verdict, of itself alone."""
-    result = against_floor([(table[name][seed], _distinct(table, arms, seed)) for seed in seeds])
-    return result is not None and Judged(name, result, result.p_value, 1).beyond_noise
+    pairs = [(table[name][seed], _distinct(table, arms, seed)) for seed in seeds]
+    result = against_floor(pairs, allowance=(allowance.low, allowance.high))
+    return result is not None and Judged(name, result, result.p_value, 1, allowance).beyond_noise
 
 
 def _ranks(
-    tables: Sequence[Losses], means: Sequence[dict[str, float]], arms: Sequence[str], seeds: Sequence[int]
+    tables: Sequence[Losses],
+    means: Sequence[dict[str, float]],
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    decays: Sequence[Allowances],
 ) -> list[dict[str, Any]]:
-    """The middle of the places that a variant shares: the arms are one class, and with them what is not told apart."""
+    """The middle of the places that a variant shares: the arms are one class, and with them what is not told apart.
+
+    decays: the allowances at each place.
+    """
     hover = "rank %{y} at %{x:.4s} tokens"
     rows: dict[str, list[float]] = {name: [] for name in means[0]}
-    for table, at in zip(tables, means, strict=True):
+    for table, at, allowed in zip(tables, means, decays, strict=True):
         centre = _centre(at, arms)
-        apart = [name for name in at if name not in arms and _told_apart(table, name, arms, seeds)]
+        apart = [
+            name
+            for name in at
+            if name not in arms and _told_apart(table, name, arms, seeds, allowed.get(name, NO_ALLOWANCE))
+        ]
         ordered = sorted(apart, key=at.__getitem__)
         better = [name for name in ordered if at[name] < centre]
         shared = len(better) + (len(at) - len(apart) + 1) / 2

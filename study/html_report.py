@@ -140,7 +140,7 @@ def _verdict(
         measured = (
             f"at the end of its budget: perplexity {shown(row.final_loss, len(row.seeds))}"
             if row.variant in report.misplanned
-            else change(row.against_baseline, False, len(row.seeds))
+            else change(row.against_baseline, False, len(row.seeds), row.allowance)
         )
     if level:
         told = f"At equal tokens ({report.equal_tokens or 0:,}): {finding(level)}; {grounds(level)}"
@@ -158,7 +158,7 @@ def _results(report: Report, names: Sequence[str]) -> str:
             ", ".join(str(seed) for seed in row.seeds) if len(row.seeds) < 6 else f"{len(row.seeds)} seeds",
             _two_lines(shown(row.final_loss, len(row.seeds))),
             _two_lines(shown(row.best_loss, len(row.seeds))),
-            _two_lines(change(row.against_baseline, row.equivalent, len(row.seeds))),
+            _two_lines(change(row.against_baseline, row.equivalent, len(row.seeds), row.allowance)),
             score(row.hellaswag, norm=True),
         ]
         for row in report.rows
@@ -191,7 +191,11 @@ def _equal_tokens(report: Report, names: Sequence[str]) -> str:
         [
             swatch(row.variant, names),
             _two_lines(shown(row.equal_tokens_loss)),
-            _two_lines(change(row.against_baseline_equal_tokens, row.equivalent)),
+            _two_lines(
+                change(
+                    row.against_baseline_equal_tokens, row.equivalent, allowance=row.allowance_equal_tokens
+                )
+            ),
         ]
         for row in report.rows
     ]

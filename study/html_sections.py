@@ -11,7 +11,7 @@ from study import figures_final
 from study.html import Place, bullets, marked, note, section, swatch, table, text, typeset
 from study.report import Report
 from study.runs import BASELINE, Run
-from study.words import METHOD, alike, by_item, by_window, perplexity, score, sentence, visible
+from study.words import METHOD, alike, by_item, by_window, not_of_seeds, perplexity, score, sentence, visible
 
 LONG = 40  # runs, above which their list is folded
 MANY = 8  # notes, above which they are
@@ -30,7 +30,7 @@ ENVIRONMENT = {  # of the record's environment, as the page names it
 def power(report: Report, names: Sequence[str]) -> str:
     """The effect that the seeds can see, whether the arms vary alike, and the windows paired."""
     evidence = report.evidence
-    lines = [typeset(line) for line in visible(evidence.sensitivity)]
+    lines = [typeset(line) for line in [*visible(evidence.sensitivity), *not_of_seeds(report.judged)]]
     lines.append(typeset(alike(evidence.spread)))
     made = bullets(lines)
     if evidence.windows:

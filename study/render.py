@@ -17,6 +17,7 @@ from study.words import (
     by_window,
     change,
     inert,
+    not_of_seeds,
     percent,
     score,
     sentence,
@@ -27,6 +28,7 @@ from study.words import (
 from study.words import ONE_CLASS as ONE_CLASS
 
 WIDTH = 100  # columns of the terminal
+SAME = 0.98  # of the longest time: what is called equal time
 
 
 def table(headings: list[str], rows: list[list[str]]) -> list[str]:
@@ -41,7 +43,8 @@ def table(headings: list[str], rows: list[list[str]]) -> list[str]:
 def _about(report: Report) -> str:
     """What the final numbers are, in a sentence that is true of this budget."""
     seconds = time_limit(report.budget)
-    if seconds and not (report.early or report.misplanned):
+    spent = [row.train_seconds for row in report.rows]
+    if seconds and not report.early and min(spent) >= SAME * max(spent):
         what = f"At equal time: the last step of each variant, under a budget of {seconds:,} s of training"
     else:
         what = "At the end of the budget: the last step of each variant (tokens and seconds are under Cost)"
@@ -58,7 +61,7 @@ def _results(report: Report) -> list[str]:
             ", ".join(str(seed) for seed in row.seeds),
             shown(row.final_loss, len(row.seeds)),
             shown(row.best_loss, len(row.seeds)),
-            change(row.against_baseline, row.equivalent, len(row.seeds)),
+            change(row.against_baseline, row.equivalent, len(row.seeds), row.allowance),
         ]
         for row in report.rows
     ]
@@ -83,7 +86,7 @@ def _equal_tokens(report: Report) -> list[str]:
         [
             inert(row.variant),
             shown(row.equal_tokens_loss),
-            change(row.against_baseline_equal_tokens, row.equivalent),
+            change(row.against_baseline_equal_tokens, row.equivalent, allowance=row.allowance_equal_tokens),
         ]
         for row in report.rows
     ]
@@ -140,7 +143,7 @@ def _items(report: Report) -> list[str]:
 def _power(report: Report) -> list[str]:
     """What the study can see, and its checks."""
     evidence = report.evidence
-    seen = visible(evidence.sensitivity)
+    seen = [*visible(evidence.sensitivity), *not_of_seeds(report.judged)]
     lines = ["## What this study can see", "", *(f"- {line}" for line in [*seen, alike(evidence.spread)])]
     if evidence.windows:
         windows = evidence.windows[0].windows
@@ -292,7 +295,8 @@ def _seeds(row: Row) -> str:
 
 def _terminal_row(row: Row) -> list[str]:
     against = row.against_baseline
-    unsure = against is not None and (row.equivalent or against.contains_zero is not False)
+    wider = against and against.widened(row.allowance.low, row.allowance.high)
+    unsure = wider is not None and (row.equivalent or wider.contains_zero is not False)
     return [
         plain(inert(row.variant))[:14],
         _seeds(row),

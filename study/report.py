@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from gpt2 import record
 from ra.names import PATTERNS, is_equivalent
 from study import attention_data
+from study.allowance import NO_ALLOWANCE, NO_ALLOWANCES, Allowance, Allowances, by_decay, by_time
 from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
 from study.scores import HellaSwagScore, Items, common_items, hellaswag, left_out
@@ -28,7 +28,7 @@ from study.statistics import (
     mean_interval,
     noise_floor,
 )
-from study.timing import Trained, early, told_margin, trained
+from study.timing import early, told_margin
 
 
 @dataclass
@@ -46,6 +46,8 @@ class Row:
     equal_tokens_loss: Interval | None
     against_baseline: Interval | None  # paired by seed, final losses
     against_baseline_equal_tokens: Interval | None
+    allowance: Allowance  # of the difference at the end
+    allowance_equal_tokens: Allowance
     hellaswag: HellaSwagScore
     iterations: float
     tokens: float
@@ -64,19 +66,27 @@ class Judged:
     result: AgainstFloor
     adjusted_p: float  # Holm's, over the variants judged together
     judged_together: int
-    trained: Trained | None = None  # where a time limit ended it at other tokens than the arms
+    allowance: Allowance = NO_ALLOWANCE  # of the difference; adjusted_p is of what it leaves
 
-    @property
-    def worth(self) -> float:
-        """What the difference (nats) would change by, at most, had both trained for as long."""
-        return (self.trained and self.trained.worth) or 0.0
+    def allowed(self, interval: Interval) -> Interval:
+        """The interval with room for all that the allowance may be worth."""
+        return interval.widened(self.allowance.low, self.allowance.high)
 
     @property
     def beyond_noise(self) -> bool:
         """Whether more may be said than "cannot tell"; of a variant that varies more, by its own spread as well."""
-        seen = self.result
-        sure = seen.difference.without_zero(self.worth) and self.adjusted_p < 1 - CONFIDENCE
-        return sure and not (seen.varies_more and not seen.own.without_zero(self.worth))
+        apart = all(self.allowed(interval).contains_zero is False for interval in self._tests)
+        return apart and self.adjusted_p < 1 - CONFIDENCE
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether it is the allowance that stands between the variant and a verdict."""
+        apart = all(interval.contains_zero is False for interval in self._tests)
+        return apart and any(self.allowed(interval).contains_zero for interval in self._tests)
+
+    @property
+    def _tests(self) -> list[Interval]:
+        return [self.result.difference, *([self.result.own] if self.result.varies_more else [])]
 
 
 @dataclass
@@ -139,8 +149,9 @@ def build(study_dir: Path) -> Report:
     ends = {run.record["progress"]["tokens"] for run in used}
     short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
-    times = trained(plan["budget"], ended)
-    apart = {name: (seen.own, seen.arms) for name, seen in times.items() if seen.worth is None}
+    times = by_time(ended)
+    decays = by_decay(used, tokens) if tokens is not None else NO_ALLOWANCES
+    apart = {name: (seen.own, seen.arms) for name, seen in times.items() if not seen.known}
     compared = [run for run in ended if run.variant not in apart]
     final = _table(
         compared, [name for name in variants if name not in apart], lambda seen: seen["validation"]["loss"]
@@ -151,10 +162,10 @@ def build(study_dir: Path) -> Report:
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, used, short, final, level, items) for name in variants],
+        rows=[_row(name, used, short, final, level, items, times, decays) for name in variants],
         floor=floor,
         judged=judged,
-        judged_equal_tokens=_judge(level),
+        judged_equal_tokens=_judge(level, decays),
         equal_tokens=tokens,
         same_point=bool(used) and all(run.record["progress"]["tokens"] == tokens for run in used),
         learned=_learned(used),
@@ -200,17 +211,19 @@ def _fewest_arms(table: Losses) -> list[int]:
     return min((found for found in counts if found), key=len, default=[])
 
 
-def _judge(table: Losses, times: Mapping[str, Trained] = MappingProxyType({})) -> list[Judged]:
+def _judge(table: Losses, allowances: Allowances) -> list[Judged]:
     floor = noise_floor(_arms(table))
     results = {}
     for name, own in table.items():
         if not is_equivalent(name) and floor:
-            result = against_floor(list(zip(own.values(), _arms(table, list(own)), strict=True)), floor)
+            seen = allowances.get(name, NO_ALLOWANCE)
+            pairs = list(zip(own.values(), _arms(table, list(own)), strict=True))
+            result = against_floor(pairs, floor, (seen.low, seen.high))
             if result:
                 results[name] = result
     adjusted = holm([result.p_value for result in results.values()])
     return [
-        Judged(name, result, p, len(results), times.get(name))
+        Judged(name, result, p, len(results), allowances.get(name, NO_ALLOWANCE))
         for (name, result), p in zip(results.items(), adjusted, strict=True)
     ]
 
@@ -233,6 +246,8 @@ def _row(
     final: Losses,
     level: Losses,
     items: Items | None,
+    times: Allowances,
+    decays: Allowances,
 ) -> Row:
     """Of the variant's runs that ended their schedule; of a variant that has none, what does not depend on the end.
 
@@ -256,6 +271,8 @@ def _row(
         equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
         against_baseline=paired(final, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
+        allowance=times.get(name, NO_ALLOWANCE),
+        allowance_equal_tokens=decays.get(name, NO_ALLOWANCE),
         hellaswag=hellaswag(records, items),
         iterations=mean(known("progress", "iterations")),
         tokens=mean(known("progress", "tokens")),
@@ -295,12 +312,12 @@ def _plan(study_dir: Path) -> dict[str, Any]:
     """The budget and the notes of plan.json; empty where it has none."""
     try:
         plan = json.loads((study_dir / "plan.json").read_text(encoding="utf-8"))
-        return {
-            "budget": dict(plan.get("budget") or {}),
-            "notes": [*told_margin(plan), *(str(note) for note in plan.get("notes", []))],
-        }
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {"budget": {}, "notes": []}
+    except (OSError, ValueError):
+        plan = None
+    plan = plan if isinstance(plan, dict) else {}
+    budget, notes = plan.get("budget"), plan.get("notes")
+    told = [str(note) for note in notes] if isinstance(notes, list) else []
+    return {"budget": budget if isinstance(budget, dict) else {}, "notes": [*told_margin(plan), *told]}
 
 
 def _notes(planned: list[str], used: list[Run]) -> list[str]:

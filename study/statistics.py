@@ -27,11 +27,11 @@ class Interval:
         """Whether zero is inside; None where there is no interval."""
         return None if self.low is None or self.high is None else self.low <= 0.0 <= self.high
 
-    def without_zero(self, shift: float = 0.0) -> bool:
-        """Whether zero is outside, and stays on the same side of the interval where that is moved by `shift`."""
+    def widened(self, low: float, high: float) -> Interval:
+        """With its bounds moved by `low` and `high`; the estimate stays."""
         if self.low is None or self.high is None:
-            return False
-        return self.low + min(shift, 0.0) > 0.0 or self.high + max(shift, 0.0) < 0.0
+            return self
+        return Interval(self.mean, self.low + low, self.high + high, self.count)
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
@@ -170,11 +170,15 @@ def against_arms_error(sigma: float, arms: Sequence[int]) -> float:
 
 
 def against_floor(
-    pairs: Sequence[tuple[float, Sequence[float]]], floor: NoiseFloor | None = None
+    pairs: Sequence[tuple[float, Sequence[float]]],
+    floor: NoiseFloor | None = None,
+    allowance: tuple[float, float] = (0.0, 0.0),
 ) -> AgainstFloor | None:
     """pairs: (the variant's loss, the losses of the equivalent arms) of each seed. None without a noise floor.
 
     floor: that of the whole study, which may have seeds the variant lacks; by default that of the pairs' arms.
+    allowance: what is added to the difference, from a number <= 0 to one >= 0, before it is tested: that of them which
+    takes it nearest to zero.
 
     The difference of seed s has variance sigma^2 (1 + 1/k_s) if the variant has no effect and its runs vary as the
     arms do; the mean over seeds is compared with t of the floor's degrees of freedom.
@@ -187,13 +191,19 @@ def against_floor(
     centre, count = mean(differences), len(used)
     error = against_arms_error(floor.sigma, [len(arms) for _, arms in used])
     half = t_quantile(CONFIDENCE, floor.freedom) * error
-    p_value = t_tail(centre / error, floor.freedom) if error > 0 else float(centre == 0)
+    left = what_is_left(centre, *allowance)
+    p_value = t_tail(left / error, floor.freedom) if error > 0 else float(left == 0)
     variance = None
     if count > 1:
         seen = NoiseFloor(math.sqrt(sum_of_squares(differences) / (count - 1)), count - 1)
         variance = variance_ratio(seen, NoiseFloor(error * math.sqrt(count), floor.freedom))
     interval = Interval(centre, centre - half, centre + half, count)
     return AgainstFloor(interval, p_value, mean_interval(differences), variance)
+
+
+def what_is_left(difference: float, low: float, high: float) -> float:
+    """The difference and what may be added to it, low (<= 0) to high (>= 0): the least that it may be, or zero."""
+    return max(difference + low, 0.0) if difference > 0 else min(difference + high, 0.0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

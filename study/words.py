@@ -5,13 +5,15 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Sequence
 
+from study.allowance import EQUAL, NO_ALLOWANCE, Allowance
 from study.evidence import ItemTest, Sensitivity, Spread, WindowDifference
 from study.report import Judged, Report
 from study.runs import BASELINE, Run
 from study.scores import HellaSwagScore, near_chance
 from study.statistics import Interval, perplexity_percent, unseen_ratios
-from study.timing import EARLY, EQUAL, time_limit
+from study.timing import EARLY, time_limit
 
 ONE_CLASS = (
     "B, RAEARLY, RALATE, RAALL, RAALT and RA:... are one function class with one initial distribution (a reciprocal "
@@ -19,7 +21,7 @@ ONE_CLASS = (
     "measured noise floor."
 )
 CANNOT_TELL = "cannot tell"
-MATTERS = 0.1  # of half an interval: what unequal time has to be worth to be told
+MATTERS = 0.1  # of half an interval: an allowance that is told
 ONE_SEED = "one seed, equivalent arms, differences are not evidence"
 
 METHOD = f"""## Method
@@ -40,13 +42,15 @@ METHOD = f"""## Method
   called better or worse if that interval excludes zero too.
 - Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
   difference assumes less.
-- Under a time limit counts of steps are timed before the first run, on a machine whose speed wanders, so that a variant
-  may train for a little less or more time than the equivalent arms at its seeds. What more time would have been worth
-  to the one that had less is taken to be at most the fall of its own loss over the last two thirds of its tokens, for
-  each unit of their logarithm, times the logarithm of the ratio of the times: losses fall ever more slowly in it. A
-  variant is only called better or worse if its interval, moved by that much, excludes zero as well. Where one trained
-  for less than {100 * EARLY:.0f} % of the other's time ({100 * EQUAL:.0f} %, where no evaluation lies before those two
-  thirds), the variant is not judged at the end; at equal tokens it is all the same.
+- Training is not quite equal. What that may be worth is allowed for: a difference has to be beyond noise without it.
+  - At the end of a time limit. Counts of steps are timed before the first run, so that a variant may train for a little
+    less or more time than the equivalent arms at its seeds. Those that had less would have gained the logarithm of
+    the ratio of the times, times the fall of their own loss for each unit of the logarithm of tokens: the most from any
+    evaluation in the last two thirds of a run to its end, since a loss falls ever more slowly in that logarithm. There
+    is no verdict at the end under {100 * EARLY:.0f} % of the time, between different cards, and where no evaluation
+    lies in the first third or the loss rose again (but for times that agree within {100 * (1 - EQUAL):.1f} %).
+  - At equal tokens. A run of fewer steps is further on in its schedule there, so that its learning rate has decayed
+    further. The other would have gained what its loss still fell by until it was as far on in its own.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
   distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
   own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.
@@ -97,10 +101,13 @@ def _of_fewer(interval: Interval, seeds: int | None) -> str:
     return f" ({interval.count} of {seeds} seeds)" if seeds is not None and interval.count < seeds else ""
 
 
-def change(interval: Interval | None, equivalent: bool, seeds: int | None = None) -> str:
+def change(
+    interval: Interval | None, equivalent: bool, seeds: int | None = None, allowance: Allowance = NO_ALLOWANCE
+) -> str:
     """A paired difference to the baseline as a change of perplexity, and what it allows one to say.
 
-    seeds: that the variant has; where the difference is of fewer, it is said of how many.
+    seeds: that the variant has; where the difference is of fewer, it is said of how many. allowance: of the
+    difference.
     """
     if interval is None:
         return "-"
@@ -110,6 +117,8 @@ def change(interval: Interval | None, equivalent: bool, seeds: int | None = None
     text += _of_fewer(interval, seeds)
     if interval.contains_zero:
         return f"{text}: {CANNOT_TELL}"
+    if interval.widened(allowance.low, allowance.high).contains_zero:
+        return f"{text}: {CANNOT_TELL}, as training was not equal"
     return f"{text}: noise, since it is the same function class" if equivalent else text
 
 
@@ -133,15 +142,19 @@ def finding(judged: Judged) -> str:
         return f"{'better' if difference.mean < 0 else 'worse'} than the equivalent arms by more than their noise"
     if difference.contains_zero is not False:
         return f"{CANNOT_TELL}: its difference from the equivalent arms is within their noise"
-    if judged.adjusted_p >= 0.05:
-        return f"{CANNOT_TELL}: not beyond noise once {judged.judged_together} variants are compared"
-    if judged.result.varies_more and not judged.result.own.without_zero():
+    if judged.result.varies_more and judged.result.own.contains_zero is not False:
         return f"{CANNOT_TELL}: its runs vary more than the equivalent arms', and by their own spread it is noise"
-    less = judged.trained is not None and judged.trained.own < judged.trained.arms
-    return (
-        f"{CANNOT_TELL}: it trained for {'less' if less else 'more'} time than the equivalent arms, which may be worth "
-        "as much"
-    )
+    if judged.is_owed:
+        return f"{CANNOT_TELL}: {unequal(judged.allowance)}, which may be worth as much"
+    return f"{CANNOT_TELL}: not beyond noise once {judged.judged_together} variants are compared"
+
+
+def unequal(seen: Allowance) -> str:
+    """In what its training was not that of the equivalent arms."""
+    if seen.in_seconds:
+        return f"it trained for {'less' if seen.own < seen.arms else 'more'} time than the equivalent arms"
+    further = "further" if seen.own > seen.arms else "less far"
+    return f"its learning rate had decayed {further} than the equivalent arms' at these tokens"
 
 
 def grounds(judged: Judged) -> str:
@@ -158,10 +171,24 @@ def grounds(judged: Judged) -> str:
             f"; its runs vary more than the arms', variance ratio {seen.ratio:.1f}, {p_text(seen.p_value)}: "
             f"the interval of their own spread is [{percent(own.low)}, {percent(own.high)}]"
         )
-    if judged.trained and abs(judged.worth) > MATTERS * (difference.mean - difference.low):
-        at_most = percent(abs(judged.worth)).lstrip("+")
-        said += f"; trained for {_times(judged.trained.own, judged.trained.arms)}, worth {at_most} at most"
-    return said
+    return said + _allowed(judged)
+
+
+def _allowed(judged: Judged) -> str:
+    """What the allowance leaves of the interval, where it moves a bound visibly or decides."""
+    difference, allowance = judged.result.difference, judged.allowance
+    wider = judged.allowed(difference)
+    if difference.low is None or wider.low is None or wider.high is None:
+        return ""
+    matters = max(-allowance.low, allowance.high) > MATTERS * (difference.mean - difference.low)
+    if not matters and not judged.is_owed:
+        return ""
+    had = (
+        f"trained for {_times(allowance.own, allowance.arms)}"
+        if allowance.in_seconds
+        else f"{100 * allowance.own:.0f} % of its schedule done there, {100 * allowance.arms:.0f} % of the arms'"
+    )
+    return f"; {had}: with what that may be worth [{percent(wider.low)}, {percent(wider.high)}]"
 
 
 def _times(own: float, arms: float) -> str:
@@ -302,6 +329,17 @@ def visible(seen: Sensitivity | None) -> list[str]:
         said.append(f"for {min(there):g} % and more the seeds at hand suffice")
     text = "; ".join(said)
     return [*lines, f"{text[:1].upper()}{text[1:]}."]
+
+
+def not_of_seeds(judged: Sequence[Judged]) -> list[str]:
+    """What real changes have to show beyond what seeds can."""
+    return [
+        f"{inert(seen.variant)}: {unequal(seen.allowance)}, which may be worth "
+        f"{percent(max(-seen.allowance.low, seen.allowance.high)).lstrip('+')} of perplexity: that much it has to show "
+        "as well, and more seeds do not make it less."
+        for seen in judged
+        if _allowed(seen)
+    ]
 
 
 def differs(seen: Spread) -> bool:

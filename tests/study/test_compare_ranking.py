@@ -12,6 +12,7 @@ from scipy import stats
 
 from gpt2 import record
 from study import compare, compare_ranking
+from study.allowance import NO_ALLOWANCE, Allowance
 from study.compare_html import page
 from study.compare_ranking import NO_ORDER, Ranking
 from study.compare_render import markdown, terminal
@@ -95,12 +96,16 @@ def test_every_place_seen_is_one_that_noise_permits(tmp_path: Path, effect: floa
             assert consistent(ranking)
 
 
+def equal(one: str, other: str) -> Allowance:
+    return NO_ALLOWANCE
+
+
 def test_the_class_is_placed_by_its_mean_even_where_one_arm_is_seen_below_a_better_variant() -> None:
     losses = {"B": [4.0, 4.0], "RAALL": [4.1, 4.1], "RALEARN": [4.02, 4.02]}
     table = {name: dict(enumerate(own)) for name, own in losses.items()}
     difference = Interval(-0.03, -0.04, -0.02, 2)
     judged = [Judged("RALEARN", AgainstFloor(difference, 0.001, difference, None), 0.001, 1)]
-    places = {one.variant: one for one in compare_ranking._places(list(losses), [0, 1], table, judged)}
+    places = {one.variant: one for one in compare_ranking._places(list(losses), [0, 1], table, judged, equal)}
     assert (places["RALEARN"].place, places["RALEARN"].low, places["RALEARN"].high) == (1, 1, 1)
     assert {(places[name].low, places[name].high) for name in ("B", "RAALL")} == {(2, 3)}
 

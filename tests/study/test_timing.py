@@ -1,12 +1,10 @@
 """What a report makes of runs that trained for much less than the time that they were given."""
 
-import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gpt2 import record
@@ -14,7 +12,7 @@ from study import compare, compare_render, figures_final, html_report, render, r
 from study.compare_ranking import rank
 from study.report import Report
 from study.timing import EARLY
-from tests.study.records import STEPS, UPDATE, VARIANTS, a_study, edit
+from tests.study.records import STEPS, VARIANTS, a_study, edit
 
 SECONDS = 10 * STEPS  # that the runs of a study trained for
 
@@ -123,87 +121,6 @@ def test_a_verdict_is_held_back_where_times_are_far_apart_and_from_nothing_else(
     made = planned(study, max_time_seconds=given * SECONDS)
     assert [*made.misplanned] == apart
     assert {seen.variant for seen in made.judged} == {"RALEARN", "OWN"} - {*apart}
-
-
-def gain(study: Path, ends: dict[str, int], names: tuple[str, ...]) -> float:
-    """Nats a unit of ln(tokens) over the last two thirds of the runs' tokens, by numpy's own interpolation."""
-    slopes = []
-    for name in names:
-        for seed in range(3):
-            seen = record.load(study / "runs" / f"{name}{seed}")
-            tokens, _, loss = np.array(seen["validation"]["history"]).T
-            third = np.interp(np.log(ends.get(name, STEPS) * UPDATE / 3), np.log(tokens), loss)
-            slopes.append((third - loss[-1]) / np.log(3))
-    return float(np.mean(slopes))
-
-
-@pytest.mark.parametrize("less", [False, True])
-@pytest.mark.parametrize("effect", [-0.2, -0.1, -0.05, -0.03, 0.03, 0.05, 0.1, 0.2])
-def test_what_unequal_time_may_be_worth_is_given_to_the_side_that_had_less(
-    tmp_path: Path, effect: float, less: bool
-) -> None:
-    """288 steps and 300 at one speed. Worse by fewer, or better by more, counts only beyond what 12 may be worth."""
-    names = ("RALEARN",) if less else VARIANTS[:-1]
-    ends = dict.fromkeys(names, 288)
-    study = a_study(tmp_path / "one", effect=effect, ends=ends)
-    made = planned(study, max_time_seconds=SECONDS)
-    worth = gain(study, ends, names) * math.log(300 / 288)
-    assert 0.06 < worth < 0.09
-    judged = made.judged[0]
-    assert judged.worth == pytest.approx(-worth if less else worth)
-    assert judged.result.difference.contains_zero is False
-    assert judged.beyond_noise is not ((effect > 0) is less and abs(effect) < worth)
-    short = "less" if less else "more"
-    markdown, terminal, page = pages(made, study)
-    for told in (markdown, terminal, page):
-        reason = f"it trained for {short} time than the equivalent arms, which may be worth as much"
-        assert (reason in told) is not judged.beyond_noise
-    own, arms = (2880, 3000) if less else (3000, 2880)
-    percent = 100 * math.expm1(worth)
-    at_most = f"trained for {own:,} s, the equivalent arms for {arms:,} s, worth {percent:.2f} % at most"
-    assert at_most in markdown
-    assert at_most in page
-
-
-def test_a_loss_that_rises_at_the_end_speaks_against_more_time(tmp_path: Path) -> None:
-    """Overfitted: what trained for less looks better for it."""
-    study = a_study(tmp_path / "one", effect=-0.03, ends={"RALEARN": 288})
-    for seed in range(3):
-        history = record.load(study / "runs" / f"RALEARN{seed}")["validation"]["history"]
-        rising = [[tokens, seconds, 2 * history[-1][2] - loss] for tokens, seconds, loss in history]
-        edit(study, f"RALEARN{seed}", validation={"history": rising})
-    made = planned(study, max_time_seconds=SECONDS)
-    assert made.judged[0].worth > 0.06
-    assert not made.judged[0].beyond_noise
-
-
-@pytest.mark.parametrize(("end", "apart"), [(297, False), (290, True)])
-def test_without_evaluations_before_the_last_two_thirds_only_equal_times_are_judged(
-    tmp_path: Path, end: int, apart: bool
-) -> None:
-    study = a_study(tmp_path / "one", effect=0.2, ends={"RALEARN": end})
-    for seed in range(3):
-        history = record.load(study / "runs" / f"RALEARN{seed}")["validation"]["history"]
-        edit(study, f"RALEARN{seed}", validation={"history": history[-2:]})
-    made = planned(study, max_time_seconds=SECONDS)
-    assert bool(made.misplanned) is apart
-    assert [judged.worth for judged in made.judged] == [0.0] * (not apart)
-
-
-def test_of_a_variant_that_varies_more_its_own_spread_has_to_show_more_than_time_may_be_worth(
-    tmp_path: Path,
-) -> None:
-    study = a_study(tmp_path / "one", effect=0.12, ends={"RALEARN": 288})
-    for seed, extra in enumerate((-0.02, 0.0, 0.02)):
-        seen = record.load(study / "runs" / f"RALEARN{seed}")["validation"]
-        moved = [[tokens, seconds, loss + extra] for tokens, seconds, loss in seen["history"]]
-        edit(study, f"RALEARN{seed}", validation={"loss": seen["loss"] + extra, "history": moved})
-    judged = planned(study, max_time_seconds=SECONDS).judged[0]
-    assert judged.result.varies_more
-    assert judged.result.own.without_zero()
-    assert judged.result.difference.without_zero(judged.worth)
-    assert not judged.result.own.without_zero(judged.worth)
-    assert not judged.beyond_noise
 
 
 def test_runs_that_were_cut_short_hold_back_nothing(tmp_path: Path) -> None:

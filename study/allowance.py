@@ -1,0 +1,167 @@
+"""What a difference of losses may owe to unequal training. It is allowed for before anything is said of the difference.
+
+At the end of a time limit a variant may have trained for less or more seconds than the arms, since counts come from
+steps that were timed on a machine whose speed wanders. At equal tokens a run of fewer steps is further on in its
+schedule, so that its learning rate has decayed further. Reads records only; needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from ra.names import is_equivalent
+from study.runs import Run, losses
+from study.statistics import mean
+from study.timing import EARLY
+
+EQUAL = 0.995  # of one another's time, where nothing is known of what the rest is worth
+PARTS = 3  # of a run's tokens: over all but the first its loss shows what more training would have gained it
+SETTLED = 0.9  # of a run's tokens: evaluations behind it are too close to the end to show a slope
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a difference (nats, a variant's loss minus the arms') would change by with equal training: low to high.
+
+    low <= 0 <= high; infinite where nobody knows. own, arms: the training that they had, in seconds or, at equal
+    tokens, in shares of their schedules.
+    """
+
+    low: float = 0.0
+    high: float = 0.0
+    own: float = 1.0
+    arms: float = 1.0
+    in_seconds: bool = False
+
+    @property
+    def known(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+NO_ALLOWANCE = Allowance()
+Allowances = Mapping[str, Allowance]  # by variant; NO_ALLOWANCE of one that is not in it
+NO_ALLOWANCES: Allowances = MappingProxyType({})
+
+
+def by_time(ended: Sequence[Run]) -> Allowances:
+    """Of each real change at the end of a budget. ended: the used runs that ended their schedule."""
+    return {name: of_time(own, arms) for name, own, arms in _changes(ended)}
+
+
+def by_decay(used: Sequence[Run], tokens: int) -> Allowances:
+    """Of each real change at `tokens`, at which every one of the runs was evaluated."""
+    return {name: _of_decay(own, arms, tokens) for name, own, arms in _changes(used)}
+
+
+def of_time(own: Sequence[Run], others: Sequence[Run]) -> Allowance:
+    """Of the difference of two groups of runs at the seeds that both have; none where they ended at equal tokens.
+
+    Those that trained for less time would have gained by more of it at the pace of the last part of what they had.
+    Unknown under EARLY of the time, between cards, and where no such pace is known (but for EQUAL times).
+    """
+    pairs = _matched(own, others)
+    if all(_end(run) == _end(other) for run, at_seed in pairs for other in at_seed):
+        return NO_ALLOWANCE
+    spent = [_seconds(run) for run, _ in pairs]
+    theirs = [mean([_seconds(other) for other in at_seed]) for _, at_seed in pairs]
+    unknown = Allowance(-math.inf, math.inf, mean(spent), mean(theirs), in_seconds=True)
+    cards = {run.record["target"]["device"] for first, at_seed in pairs for run in (first, *at_seed)}
+    if min([*spent, *theirs]) <= 0 or len(cards) > 1:
+        return unknown
+    logs = [math.log(a / b) for a, b in zip(spent, theirs, strict=True)]
+    if mean(logs) < math.log(EARLY) or mean(logs) > -math.log(EARLY):
+        return unknown
+    moves = []
+    for (run, at_seed), log in zip(pairs, logs, strict=True):
+        slopes = [_slope(member) for member in ([run] if log < 0 else at_seed)]
+        known = [slope for slope in slopes if slope is not None]
+        if not known and abs(mean(logs)) > -math.log(EQUAL):
+            return unknown
+        moves.append(log * mean(known or [0.0]))
+    return replace(unknown, low=min(mean(moves), 0.0), high=max(mean(moves), 0.0))
+
+
+def _of_decay(own: Sequence[Run], arms: Sequence[Run], tokens: int) -> Allowance:
+    """The run that is less far on in its schedule gains what its loss still fell by until it was as far, or more."""
+    moves, shares = [], []
+    for run, at_seed in _matched(own, arms):
+        whole = _scheduled(run)
+        wholes = [_scheduled(arm) for arm in at_seed]
+        moves.append(
+            mean(
+                [
+                    _fall(arm, tokens, tokens * theirs / whole)
+                    if whole < theirs
+                    else -_fall(run, tokens, tokens * whole / theirs)
+                    for arm, theirs in zip(at_seed, wholes, strict=True)
+                ]
+            )
+        )
+        shares.append((tokens / whole, tokens / mean(wholes)))
+    if not moves:
+        return NO_ALLOWANCE
+    move = mean(moves)
+    shares_of = [mean([share[side] for share in shares]) for side in (0, 1)]
+    return Allowance(min(move, 0.0), max(move, 0.0), shares_of[0], shares_of[1])
+
+
+def _slope(run: Run) -> float | None:
+    """Nats that the loss fell by for each unit of the logarithm of tokens: the most, from any evaluation in all but the
+    first of PARTS to the end.
+
+    Losses fall ever more slowly in the logarithm, so that it is more than further training would have gained; over less
+    of the run it need not be, where the learning rate decays. None without an evaluation in the first part, and where
+    the loss rose again: it may go on rising ever faster.
+    """
+    end, final = _end(run), run.record["validation"]["loss"]
+    curve = {tokens: loss for tokens, loss in losses(run.record).items() if 0 < tokens < end} | {end: final}
+    start = end / PARTS
+    before = max((tokens for tokens in curve if tokens <= start), default=0)
+    if not before:
+        return None
+    after = min(tokens for tokens in curve if tokens > start)
+    share = math.log(start / before) / math.log(after / before)
+    points = {start: curve[before] + share * (curve[after] - curve[before])}
+    points |= {tokens: loss for tokens, loss in curve.items() if start < tokens <= SETTLED * end}
+    slopes = [(loss - final) / math.log(end / tokens) for tokens, loss in points.items()]
+    return max(slopes) if min(slopes) >= 0 else None
+
+
+def _fall(run: Run, start: int, to: float) -> float:
+    """Nats that the loss fell by from `start` tokens to its first evaluation at `to` or later, or its last."""
+    curve = losses(run.record)
+    return curve[start] - curve[min((tokens for tokens in curve if tokens >= to), default=max(curve))]
+
+
+def _changes(runs: Sequence[Run]) -> list[tuple[str, list[Run], list[Run]]]:
+    """Every real change with its runs and those of the equivalent arms."""
+    arms = [run for run in runs if is_equivalent(run.variant)]
+    names = dict.fromkeys(run.variant for run in runs if not is_equivalent(run.variant))
+    return [(name, [run for run in runs if run.variant == name], arms) for name in names]
+
+
+def _matched(own: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, list[Run]]]:
+    """Each run with the others of its seed, where there are any."""
+    pairs = [(run, [other for other in others if other.seed == run.seed]) for run in own]
+    return [(run, at_seed) for run, at_seed in pairs if at_seed]
+
+
+def _end(run: Run) -> int:
+    """Tokens at which the run ended."""
+    tokens: int = run.record["progress"]["tokens"]
+    return tokens
+
+
+def _seconds(run: Run) -> float:
+    seconds: float = run.record["progress"]["train_seconds"]
+    return seconds
+
+
+def _scheduled(run: Run) -> float:
+    """Tokens of the run's whole schedule, which a run that was cut did not end."""
+    progress, schedule = run.record["progress"], run.record["schedule"] or {}
+    made = max(progress["iterations"], 1)
+    return max(progress["tokens"] * schedule.get("iterations", made) / made, 1.0)
