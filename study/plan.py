@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import statistics
@@ -34,7 +35,7 @@ from study.statistics import mean, sum_of_squares
 SAME_SPEED = 1.02  # cost classes this close get the same count
 ROUNDS = 3
 STALL = 3.0  # times the median: what a longer step counts as
-PIECE = 2.0  # seconds: noise of single steps is gone from a mean over so many, a machine's changes of speed are not
+PIECE = 2.0  # seconds of steps, over which a machine's speed is taken to be one
 MOST_MARGIN = 0.05  # of the time limit, that counts leave free
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
 
@@ -235,22 +236,25 @@ def _without_stalls(samples: Sequence[float]) -> list[float]:
 def margin(timed: Sequence[Sequence[float]]) -> float:
     """The share of a time limit that counts leave free: by how much the machine's speed changed while it was timed.
 
-    timed: seconds of the steps of each class, in order. The relative standard deviation of pieces of PIECE seconds,
-    pooled within classes, MOST_MARGIN at most; nothing where no class has two pieces.
+    timed: seconds of the steps of each class, in order. The relative standard deviation of means over PIECE seconds,
+    without what the noise of single steps, as it is from one to the next, makes of it; pooled within classes,
+    MOST_MARGIN at most; nothing where no class has two such pieces.
     """
-    squares, freedom = 0.0, 0
+    excess, freedom = 0.0, 0
     for samples in timed:
-        pieces: list[float] = []
-        piece: list[float] = []
-        for sample in _without_stalls(samples):
-            piece.append(sample)
-            if sum(piece) >= PIECE:
-                pieces.append(mean(piece))
-                piece = []
-        if len(pieces) > 1:
-            squares += sum_of_squares(pieces) / mean(pieces) ** 2
-            freedom += len(pieces) - 1
-    return min(math.sqrt(squares / freedom), MOST_MARGIN) if freedom else 0.0
+        steps = _without_stalls(samples)
+        pieces: list[list[float]] = [[]]
+        for step in steps:
+            pieces[-1].append(step)
+            if math.fsum(pieces[-1]) >= PIECE:
+                pieces.append([])
+        means = [mean(piece) for piece in pieces[:-1]]
+        if len(means) > 1:
+            noise = mean([(b - a) ** 2 / 2 for a, b in itertools.pairwise(steps)])  # von Neumann (1941)
+            expected = (len(means) - 1) * mean([noise / len(piece) for piece in pieces[:-1]])
+            excess += (sum_of_squares(means) - expected) / mean(means) ** 2
+            freedom += len(means) - 1
+    return min(math.sqrt(max(excess, 0.0) / freedom), MOST_MARGIN) if freedom else 0.0
 
 
 def iteration_counts(

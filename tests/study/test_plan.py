@@ -255,24 +255,36 @@ def test_a_stall_counts_as_a_slow_step_however_long_it_is(samples: list[float], 
     assert usual < stalled < usual + 3 * 1.4 / len(samples)
 
 
-SPEEDS = st.lists(st.floats(1.001, 1.06), min_size=2, max_size=8)
-
-
-@given(SPEEDS, st.sampled_from([1, 4, 10]), st.floats(1.0, 5.0))
+@given(st.floats(1.0, 1.08), st.sampled_from([1, 4, 10]), st.floats(1.0, 5.0))
 def test_the_margin_is_by_how_much_the_speed_changed_within_a_class(
-    speeds: list[float], steps: int, slower: float
+    speed: float, steps: int, slower: float
 ) -> None:
-    """A speed every PIECE seconds, by so many steps; another class is slower and changes alike."""
-    samples = [speed * planning.PIECE / steps for speed in speeds for _ in range(steps)]
-    changed = float(np.std(speeds, ddof=1) / np.mean(speeds))
-    assert planning.margin([samples]) == pytest.approx(changed, abs=1e-9)
-    alone = [slower * speed * planning.PIECE for speed in speeds]
-    assert planning.margin([samples, alone]) == pytest.approx(changed, abs=1e-9)
+    """So many steps in PIECE seconds; half of them at another speed. Another class is slower and changes alike."""
+    step = 1.001 * planning.PIECE / steps
+    samples = [step] * 20 * steps + [speed * step] * 20 * steps
+    changed = (speed - 1) / (speed + 1)
+    assert planning.margin([samples]) == pytest.approx(changed, rel=0.05, abs=1e-9)
+    assert planning.margin([samples, [slower * one for one in samples]]) == pytest.approx(
+        changed, rel=0.05, abs=1e-9
+    )
 
 
-def test_the_margin_knows_a_change_of_speed_from_noise_a_stall_and_too_little_data() -> None:
-    noise = np.random.default_rng(0).normal(1.0, 0.1, 1000) * planning.PIECE / 50
-    assert planning.margin([list(noise)]) == pytest.approx(0.1 / 50**0.5, rel=0.5)
+@pytest.mark.parametrize("step", [0.02, 0.5, 3.0])
+@pytest.mark.parametrize("drift", [0.0, 0.03])
+def test_the_margin_knows_a_change_of_speed_from_noise(step: float, drift: float) -> None:
+    """Steps that vary by a twentieth each, of a machine that holds its speed or changes it by 3 % every few pieces."""
+    draw = np.random.default_rng(0)
+    found = []
+    for _ in range(20):
+        count = max(round(60 / step), 40)
+        speed = (
+            1 + drift * np.repeat(draw.normal(size=count), max(round(3 * planning.PIECE / step), 1))[:count]
+        )
+        found.append(planning.margin([list(step * speed * (1 + 0.05 * draw.normal(size=count)))]))
+    assert statistics.fmean(found) == pytest.approx(drift, abs=0.012)
+
+
+def test_the_margin_of_a_stall_and_of_too_little_data() -> None:
     assert planning.margin([[0.5] * 80 + [60.0] + [0.5] * 80]) < 0.1
     assert planning.margin([[1.0, 1.1, 1.0]]) == planning.margin([[3.0]]) == planning.margin([]) == 0.0
     assert planning.margin([[2.0] * 10 + [4.0] * 10]) == planning.MOST_MARGIN
@@ -286,10 +298,12 @@ def test_a_machine_whose_speed_changes_gets_fewer_iterations_of_each_class_and_s
     plan = make(
         config,
         tmp_path,
-        lambda name, batch, budget: Timing([x * (1.5 if name == "RALEARN" else 1.0) for x in [2.0, 2.16] * 10], 1),
+        lambda name, *_: Timing([x * (1.5 if name == "RALEARN" else 1.0) for x in [2.0] * 10 + [2.16] * 10], 1),
     )  # fmt: skip
-    assert plan["margin"] == pytest.approx(0.04 / 1.04, rel=0.05)
-    assert "leave 4 % of the time limit free" in told_margin(plan)[0]
+    assert plan["margin"] == pytest.approx(
+        0.04 / 1.04, rel=0.1
+    )  # what changes is in part noise from step to step
+    assert "leave 3 % of the time limit free" in told_margin(plan)[0]
     assert told_margin(plan)[0] in summary(plan, NAMES, 1, 1)
     for name, row in plan["variants"].items():
         whole = still["variants"][name]["iterations"] - WARM_UP_STEPS

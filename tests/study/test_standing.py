@@ -142,7 +142,7 @@ def test_a_variant_that_is_added_is_counted_with_the_margin_that_stands(
 ) -> None:
     def changing(by: float) -> Any:
         seconds = SPEEDS | {"RALEARN": 3.0}
-        return lambda name, batch, budget: Timing([seconds[name] * x for x in (1.0, 1 + by)] * 10, 1)
+        return lambda name, batch, budget: Timing([seconds[name] * x for x in [1.0] * 10 + [1 + by] * 10], 1)
 
     place = Place(config, tmp_path)
     plan = place.make("B", time_steps=changing(0.08))
