@@ -24,21 +24,16 @@ SETTLED = 0.9  # of a run's tokens: evaluations behind it are too close to the e
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a difference (nats, a variant's loss minus the arms') would change by with equal training: low to high.
+    """What a difference (nats, a variant's loss minus the arms') would change by, at most, with equal training.
 
-    low <= 0 <= high; infinite where nobody knows. own, arms: the training that they had, in seconds or, at equal
-    tokens, in shares of their schedules.
+    None where nobody knows. own, arms: the training that they had, in seconds or, at equal tokens, in shares of their
+    schedules.
     """
 
-    low: float = 0.0
-    high: float = 0.0
+    move: float | None = 0.0
     own: float = 1.0
     arms: float = 1.0
     in_seconds: bool = False
-
-    @property
-    def known(self) -> bool:
-        return math.isfinite(self.low) and math.isfinite(self.high)
 
 
 NO_ALLOWANCE = Allowance()
@@ -67,7 +62,7 @@ def of_time(own: Sequence[Run], others: Sequence[Run]) -> Allowance:
         return NO_ALLOWANCE
     spent = [_seconds(run) for run, _ in pairs]
     theirs = [mean([_seconds(other) for other in at_seed]) for _, at_seed in pairs]
-    unknown = Allowance(-math.inf, math.inf, mean(spent), mean(theirs), in_seconds=True)
+    unknown = Allowance(None, mean(spent), mean(theirs), in_seconds=True)
     cards = {run.record["target"]["device"] for first, at_seed in pairs for run in (first, *at_seed)}
     if min([*spent, *theirs]) <= 0 or len(cards) > 1:
         return unknown
@@ -81,31 +76,23 @@ def of_time(own: Sequence[Run], others: Sequence[Run]) -> Allowance:
         if not known and abs(mean(logs)) > -math.log(EQUAL):
             return unknown
         moves.append(log * mean(known or [0.0]))
-    return replace(unknown, low=min(mean(moves), 0.0), high=max(mean(moves), 0.0))
+    return replace(unknown, move=mean(moves))
 
 
 def _of_decay(own: Sequence[Run], arms: Sequence[Run], tokens: int) -> Allowance:
     """The run that is less far on in its schedule gains what its loss still fell by until it was as far, or more."""
-    moves, shares = [], []
-    for run, at_seed in _matched(own, arms):
-        whole = _scheduled(run)
-        wholes = [_scheduled(arm) for arm in at_seed]
-        moves.append(
-            mean(
-                [
-                    _fall(arm, tokens, tokens * theirs / whole)
-                    if whole < theirs
-                    else -_fall(run, tokens, tokens * whole / theirs)
-                    for arm, theirs in zip(at_seed, wholes, strict=True)
-                ]
-            )
-        )
-        shares.append((tokens / whole, tokens / mean(wholes)))
-    if not moves:
+    pairs = _matched(own, arms)
+    if not pairs:
         return NO_ALLOWANCE
-    move = mean(moves)
-    shares_of = [mean([share[side] for share in shares]) for side in (0, 1)]
-    return Allowance(min(move, 0.0), max(move, 0.0), shares_of[0], shares_of[1])
+
+    def move(run: Run, arm: Run) -> float:
+        further = _scheduled(arm) / _scheduled(run)
+        return _fall(arm, tokens, tokens * further) if further > 1 else -_fall(run, tokens, tokens / further)
+
+    moves = [mean([move(run, arm) for arm in at_seed]) for run, at_seed in pairs]
+    spent = [tokens / _scheduled(run) for run, _ in pairs]
+    theirs = [mean([tokens / _scheduled(arm) for arm in at_seed]) for _, at_seed in pairs]
+    return Allowance(mean(moves), mean(spent), mean(theirs))
 
 
 def _slope(run: Run) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ra.names import PATTERNS, is_equivalent
-from study.allowance import NO_ALLOWANCE, Allowance, of_time
+from study.allowance import Allowance, of_time
 from study.compare_read import Study
 from study.report import Judged
 from study.runs import Run
@@ -207,7 +207,9 @@ def _signs(losses: dict[str, list[float]], judged: dict[str, Judged], between: B
             told |= {(name, other): sign for other in losses if is_equivalent(other)}
     pairs = list(combinations(real, 2))
     differences = [[a - b for a, b in zip(losses[x], losses[y], strict=True)] for x, y in pairs]
-    adjusted = holm([paired_p(own, between(*pair)) for pair, own in zip(pairs, differences, strict=True)])
+    adjusted = holm(
+        [paired_p(own, between(*pair).move) for pair, own in zip(pairs, differences, strict=True)]
+    )
     for pair, own, p in zip(pairs, differences, adjusted, strict=True):
         if p < LEVEL:
             told[pair] = -1 if mean(own) < 0 else 1
@@ -215,12 +217,14 @@ def _signs(losses: dict[str, list[float]], judged: dict[str, Judged], between: B
     return told | {(y, x): -sign for (x, y), sign in told.items()}
 
 
-def paired_p(differences: Sequence[float], allowance: Allowance = NO_ALLOWANCE) -> float:
+def paired_p(differences: Sequence[float], move: float | None = 0.0) -> float:
     """The two-sided p-value of the paired t test that the differences (two or more) have mean zero.
 
-    allowance: of their mean, which is tested with what it leaves of it.
+    move: what their mean may change by, which is taken off; 1 where nobody knows.
     """
-    count, left = len(differences), what_is_left(mean(differences), allowance.low, allowance.high)
+    if move is None:
+        return 1.0
+    count, left = len(differences), what_is_left(mean(differences), move)
     error = math.sqrt(sum_of_squares(differences) / (count - 1) / count)
     return t_tail(left / error, count - 1) if error > 0 else float(left == 0)
 

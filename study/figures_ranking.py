@@ -138,7 +138,7 @@ def _told_apart(
 ) -> bool:
     """Whether a real change is told from the arms by the rule of the verdict, of itself alone."""
     pairs = [(table[name][seed], _distinct(table, arms, seed)) for seed in seeds]
-    result = against_floor(pairs, allowance=(allowance.low, allowance.high))
+    result = against_floor(pairs, move=allowance.move or 0.0)
     return result is not None and Judged(name, result, result.p_value, 1, allowance).beyond_noise
 
 

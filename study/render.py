@@ -295,7 +295,7 @@ def _seeds(row: Row) -> str:
 
 def _terminal_row(row: Row) -> list[str]:
     against = row.against_baseline
-    wider = against and against.widened(row.allowance.low, row.allowance.high)
+    wider = against and against.reaching(row.allowance.move or 0.0)
     unsure = wider is not None and (row.equivalent or wider.contains_zero is not False)
     return [
         plain(inert(row.variant))[:14],

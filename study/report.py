@@ -70,7 +70,7 @@ class Judged:
 
     def allowed(self, interval: Interval) -> Interval:
         """The interval with room for all that the allowance may be worth."""
-        return interval.widened(self.allowance.low, self.allowance.high)
+        return interval.reaching(self.allowance.move or 0.0)
 
     @property
     def beyond_noise(self) -> bool:
@@ -151,7 +151,7 @@ def build(study_dir: Path) -> Report:
     ended = [run for run in used if run not in short]
     times = by_time(ended)
     decays = by_decay(used, tokens) if tokens is not None else NO_ALLOWANCES
-    apart = {name: (seen.own, seen.arms) for name, seen in times.items() if not seen.known}
+    apart = {name: (seen.own, seen.arms) for name, seen in times.items() if seen.move is None}
     compared = [run for run in ended if run.variant not in apart]
     final = _table(
         compared, [name for name in variants if name not in apart], lambda seen: seen["validation"]["loss"]
@@ -216,9 +216,9 @@ def _judge(table: Losses, allowances: Allowances) -> list[Judged]:
     results = {}
     for name, own in table.items():
         if not is_equivalent(name) and floor:
-            seen = allowances.get(name, NO_ALLOWANCE)
+            move = allowances.get(name, NO_ALLOWANCE).move or 0.0
             pairs = list(zip(own.values(), _arms(table, list(own)), strict=True))
-            result = against_floor(pairs, floor, (seen.low, seen.high))
+            result = against_floor(pairs, floor, move)
             if result:
                 results[name] = result
     adjusted = holm([result.p_value for result in results.values()])

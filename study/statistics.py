@@ -27,11 +27,11 @@ class Interval:
         """Whether zero is inside; None where there is no interval."""
         return None if self.low is None or self.high is None else self.low <= 0.0 <= self.high
 
-    def widened(self, low: float, high: float) -> Interval:
-        """With its bounds moved by `low` and `high`; the estimate stays."""
+    def reaching(self, move: float) -> Interval:
+        """With the bound towards which all of it would be moved by `move` that far out; the estimate stays."""
         if self.low is None or self.high is None:
             return self
-        return Interval(self.mean, self.low + low, self.high + high, self.count)
+        return Interval(self.mean, self.low + min(move, 0.0), self.high + max(move, 0.0), self.count)
 
 
 def incomplete_beta(a: float, b: float, x: float) -> float:
@@ -172,13 +172,12 @@ def against_arms_error(sigma: float, arms: Sequence[int]) -> float:
 def against_floor(
     pairs: Sequence[tuple[float, Sequence[float]]],
     floor: NoiseFloor | None = None,
-    allowance: tuple[float, float] = (0.0, 0.0),
+    move: float = 0.0,
 ) -> AgainstFloor | None:
     """pairs: (the variant's loss, the losses of the equivalent arms) of each seed. None without a noise floor.
 
     floor: that of the whole study, which may have seeds the variant lacks; by default that of the pairs' arms.
-    allowance: what is added to the difference, from a number <= 0 to one >= 0, before it is tested: that of them which
-    takes it nearest to zero.
+    move: what the difference may change by, which is taken off before it is tested, where it takes it towards zero.
 
     The difference of seed s has variance sigma^2 (1 + 1/k_s) if the variant has no effect and its runs vary as the
     arms do; the mean over seeds is compared with t of the floor's degrees of freedom.
@@ -191,7 +190,7 @@ def against_floor(
     centre, count = mean(differences), len(used)
     error = against_arms_error(floor.sigma, [len(arms) for _, arms in used])
     half = t_quantile(CONFIDENCE, floor.freedom) * error
-    left = what_is_left(centre, *allowance)
+    left = what_is_left(centre, move)
     p_value = t_tail(left / error, floor.freedom) if error > 0 else float(left == 0)
     variance = None
     if count > 1:
@@ -201,9 +200,9 @@ def against_floor(
     return AgainstFloor(interval, p_value, mean_interval(differences), variance)
 
 
-def what_is_left(difference: float, low: float, high: float) -> float:
-    """The difference and what may be added to it, low (<= 0) to high (>= 0): the least that it may be, or zero."""
-    return max(difference + low, 0.0) if difference > 0 else min(difference + high, 0.0)
+def what_is_left(difference: float, move: float) -> float:
+    """The difference without as much of `move` as takes it towards zero, and not beyond."""
+    return max(difference + min(move, 0.0), 0.0) if difference > 0 else min(difference + max(move, 0.0), 0.0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -42,15 +42,15 @@ METHOD = f"""## Method
   called better or worse if that interval excludes zero too.
 - Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
   difference assumes less.
-- Training is not quite equal. What that may be worth is allowed for: a difference has to be beyond noise without it.
-  - At the end of a time limit. Counts of steps are timed before the first run, so that a variant may train for a little
-    less or more time than the equivalent arms at its seeds. Those that had less would have gained the logarithm of
-    the ratio of the times, times the fall of their own loss for each unit of the logarithm of tokens: the most from any
-    evaluation in the last two thirds of a run to its end, since a loss falls ever more slowly in that logarithm. There
-    is no verdict at the end under {100 * EARLY:.0f} % of the time, between different cards, and where no evaluation
-    lies in the first third or the loss rose again (but for times that agree within {100 * (1 - EQUAL):.1f} %).
-  - At equal tokens. A run of fewer steps is further on in its schedule there, so that its learning rate has decayed
-    further. The other would have gained what its loss still fell by until it was as far on in its own.
+- Training is not quite equal. A difference has to be beyond noise without what that may be worth, as follows.
+- At the end of a time limit: counts of steps are timed before the first run, so that a variant may train for a little
+  less or more time than the equivalent arms at its seeds. Those that had less would have gained the logarithm of
+  the ratio of the times, times the fall of their own loss for each unit of the logarithm of tokens: the most from any
+  evaluation in the last two thirds of a run to its end, since a loss falls ever more slowly in that logarithm. There
+  is no verdict at the end under {100 * EARLY:.0f} % of the time, between different cards, and where no evaluation
+  lies in the first third or the loss rose again (but for times that agree within {100 * (1 - EQUAL):.1f} %).
+- At equal tokens: a run of fewer steps is further on in its schedule there, so that its learning rate has decayed
+  further. The other would have gained what its loss still fell by until it was as far on in its own.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
   distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
   own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.
@@ -117,7 +117,7 @@ def change(
     text += _of_fewer(interval, seeds)
     if interval.contains_zero:
         return f"{text}: {CANNOT_TELL}"
-    if interval.widened(allowance.low, allowance.high).contains_zero:
+    if interval.reaching(allowance.move or 0.0).contains_zero:
         return f"{text}: {CANNOT_TELL}, as training was not equal"
     return f"{text}: noise, since it is the same function class" if equivalent else text
 
@@ -180,7 +180,7 @@ def _allowed(judged: Judged) -> str:
     wider = judged.allowed(difference)
     if difference.low is None or wider.low is None or wider.high is None:
         return ""
-    matters = max(-allowance.low, allowance.high) > MATTERS * (difference.mean - difference.low)
+    matters = abs(allowance.move or 0.0) > MATTERS * (difference.mean - difference.low)
     if not matters and not judged.is_owed:
         return ""
     had = (
@@ -335,7 +335,7 @@ def not_of_seeds(judged: Sequence[Judged]) -> list[str]:
     """What real changes have to show beyond what seeds can."""
     return [
         f"{inert(seen.variant)}: {unequal(seen.allowance)}, which may be worth "
-        f"{percent(max(-seen.allowance.low, seen.allowance.high)).lstrip('+')} of perplexity: that much it has to show "
+        f"{percent(abs(seen.allowance.move or 0.0)).lstrip('+')} of perplexity: that much it has to show "
         "as well, and more seeds do not make it less."
         for seen in judged
         if _allowed(seen)
