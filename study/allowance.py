@@ -2,7 +2,7 @@
 
 At the end of a time limit a variant may have trained for less or more seconds than the arms, since counts come from
 steps that were timed on a machine whose speed wanders. At equal tokens a run of fewer steps is further on in its
-schedule, so that its learning rate has decayed further. Reads records only; needs no torch.
+schedule, at another learning rate. Reads records only; needs no torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from ra.names import is_equivalent
 from study.runs import Run, losses
@@ -26,19 +25,18 @@ SETTLED = 0.9  # of a run's tokens: evaluations behind it are too close to the e
 class Allowance:
     """What a difference (nats, a variant's loss minus the arms') would change by, at most, with equal training.
 
-    None where nobody knows. own, arms: the training that they had, in seconds or, at equal tokens, in shares of their
-    schedules.
+    None where nobody knows. own, arms: the training that they had, in seconds or, at equal tokens, the lengths of their
+    schedules in tokens.
     """
 
     move: float | None = 0.0
-    own: float = 1.0
-    arms: float = 1.0
+    own: float = 0.0
+    arms: float = 0.0
     in_seconds: bool = False
 
 
 NO_ALLOWANCE = Allowance()
 Allowances = Mapping[str, Allowance]  # by variant; NO_ALLOWANCE of one that is not in it
-NO_ALLOWANCES: Allowances = MappingProxyType({})
 
 
 def by_time(ended: Sequence[Run]) -> Allowances:
@@ -46,9 +44,20 @@ def by_time(ended: Sequence[Run]) -> Allowances:
     return {name: of_time(own, arms) for name, own, arms in _changes(ended)}
 
 
-def by_decay(used: Sequence[Run], tokens: int) -> Allowances:
-    """Of each real change at `tokens`, at which every one of the runs was evaluated."""
-    return {name: _of_decay(own, arms, tokens) for name, own, arms in _changes(used)}
+def by_schedule(used: Sequence[Run]) -> Allowances:
+    """Of each real change at equal tokens: none with schedules of one length, else unknown.
+
+    A run that is further on in its schedule has had lower learning rates. That puts it ahead late in a long training
+    and behind in a short one, and nothing in the records tells by how much.
+    """
+    found: dict[str, Allowance] = {}
+    for name, own, arms in _changes(used):
+        pairs = _matched(own, arms)
+        lengths = {_scheduled(run) for run, _ in pairs}
+        theirs = {_scheduled(arm) for _, at_seed in pairs for arm in at_seed}
+        if lengths != theirs:
+            found[name] = Allowance(None, mean([*lengths]), mean([*theirs]))
+    return found
 
 
 def of_time(own: Sequence[Run], others: Sequence[Run]) -> Allowance:
@@ -79,22 +88,6 @@ def of_time(own: Sequence[Run], others: Sequence[Run]) -> Allowance:
     return replace(unknown, move=mean(moves))
 
 
-def _of_decay(own: Sequence[Run], arms: Sequence[Run], tokens: int) -> Allowance:
-    """The run that is less far on in its schedule gains what its loss still fell by until it was as far, or more."""
-    pairs = _matched(own, arms)
-    if not pairs:
-        return NO_ALLOWANCE
-
-    def move(run: Run, arm: Run) -> float:
-        further = _scheduled(arm) / _scheduled(run)
-        return _fall(arm, tokens, tokens * further) if further > 1 else -_fall(run, tokens, tokens / further)
-
-    moves = [mean([move(run, arm) for arm in at_seed]) for run, at_seed in pairs]
-    spent = [tokens / _scheduled(run) for run, _ in pairs]
-    theirs = [mean([tokens / _scheduled(arm) for arm in at_seed]) for _, at_seed in pairs]
-    return Allowance(mean(moves), mean(spent), mean(theirs))
-
-
 def _slope(run: Run) -> float | None:
     """Nats that the loss fell by for each unit of the logarithm of tokens: the most, from any evaluation in all but the
     first of PARTS to the end.
@@ -115,12 +108,6 @@ def _slope(run: Run) -> float | None:
     points |= {tokens: loss for tokens, loss in curve.items() if start < tokens <= SETTLED * end}
     slopes = [(loss - final) / math.log(end / tokens) for tokens, loss in points.items()]
     return max(slopes) if min(slopes) >= 0 else None
-
-
-def _fall(run: Run, start: int, to: float) -> float:
-    """Nats that the loss fell by from `start` tokens to its first evaluation at `to` or later, or its last."""
-    curve = losses(run.record)
-    return curve[start] - curve[min((tokens for tokens in curve if tokens >= to), default=max(curve))]
 
 
 def _changes(runs: Sequence[Run]) -> list[tuple[str, list[Run], list[Run]]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ra.names import is_equivalent
-from study.allowance import NO_ALLOWANCE, Allowance, Allowances, by_decay
+from study.allowance import NO_ALLOWANCE, Allowance, Allowances, by_schedule
 from study.evidence import Losses
 from study.figures import MARGIN, NARROW, SCALES, rounded, symbol
 from study.html import Figure, colour, text
@@ -21,6 +21,7 @@ from study.statistics import (
     perplexity_percent,
     t_quantile,
 )
+from study.words import unequal
 
 
 def over_training(report: Report, places: Sequence[int]) -> Figure | None:
@@ -43,7 +44,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     if len(seeds) > 1:
         ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
         hide: list[dict[str, Any]] = [{"x": [], "y": []}] if band else []
-        ranks = _ranks(tables, means, arms, seeds, [by_decay(used, tokens) for tokens in places])
+        ranks = _ranks(tables, means, arms, seeds, by_schedule(used))
         views.append({"name": "rank", "data": hide + ranks, "layout": {"yaxis": ladder}})
     return {
         "data": band + [_line(name, variants, places) for name in variants],
@@ -58,7 +59,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     }
 
 
-def in_words(figure: Figure | None) -> str:
+def in_words(report: Report, figure: Figure | None) -> str:
     """Whether the order changes as training goes on: how often a real change is told apart. "" without ranks."""
     views = figure["choices"][0]["options"] if figure else []
     ranks = next((view["data"] for view in views if view["name"] == "rank"), None)
@@ -71,8 +72,12 @@ def in_words(figure: Figure | None) -> str:
     }
     arms = next(own for name, own in rows.items() if is_equivalent(name))
     said = []
+    other = {text(row.variant): unequal(row.allowance_equal_tokens) for row in report.rows
+             if row.allowance_equal_tokens.move is None}  # fmt: skip
     for name, own in rows.items():
-        if not is_equivalent(name):
+        if name in other:
+            said.append(f"{name} is not told from the equivalent arms anywhere: {other[name]}.")
+        elif not is_equivalent(name):
             better = sum(a < b for a, b in zip(own, arms, strict=True))
             worse = sum(a > b for a, b in zip(own, arms, strict=True))
             said.append(
@@ -147,20 +152,20 @@ def _ranks(
     means: Sequence[dict[str, float]],
     arms: Sequence[str],
     seeds: Sequence[int],
-    decays: Sequence[Allowances],
+    schedules: Allowances,
 ) -> list[dict[str, Any]]:
     """The middle of the places that a variant shares: the arms are one class, and with them what is not told apart.
 
-    decays: the allowances at each place.
+    schedules: the allowances at equal tokens.
     """
     hover = "rank %{y} at %{x:.4s} tokens"
     rows: dict[str, list[float]] = {name: [] for name in means[0]}
-    for table, at, allowed in zip(tables, means, decays, strict=True):
+    for table, at in zip(tables, means, strict=True):
         centre = _centre(at, arms)
         apart = [
             name
             for name in at
-            if name not in arms and _told_apart(table, name, arms, seeds, allowed.get(name, NO_ALLOWANCE))
+            if name not in arms and _told_apart(table, name, arms, seeds, schedules.get(name, NO_ALLOWANCE))
         ]
         ordered = sorted(apart, key=at.__getitem__)
         better = [name for name in ordered if at[name] < centre]

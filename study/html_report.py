@@ -228,10 +228,10 @@ def _curves(report: Report, study_dir: Path, figure: Place) -> str:
                f"{band}{together}"),
         "<h3>Differences and ranking</h3>",
         figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: a "
-               "variant that has no effect and varies as the arms do lies there in 95 % of studies, point by point. "
+               "variant of no effect, with the arms' schedule and spread, lies there in 95 % of studies, each point. "
                "Ranks: the equivalent arms share one, and with them what the verdict's rule does not tell from them.")
         or note("No ranking: the variants share no seed and point of evaluation."),
-        note(order) if (order := figures_ranking.in_words(ranks)) else "",
+        note(order) if (order := figures_ranking.in_words(report, ranks)) else "",
         "<h3>Training loss</h3>" if (training := training_curves(study_dir, used)) else "",
         figure("training", figures.loss_curves(training, each, "training", False),
                f"{band}Means over spans of training steps, from metrics.jsonl."),

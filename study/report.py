@@ -13,7 +13,7 @@ from typing import Any
 from gpt2 import record
 from ra.names import PATTERNS, is_equivalent
 from study import attention_data
-from study.allowance import NO_ALLOWANCE, NO_ALLOWANCES, Allowance, Allowances, by_decay, by_time
+from study.allowance import NO_ALLOWANCE, Allowance, Allowances, by_schedule, by_time
 from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
 from study.scores import HellaSwagScore, Items, common_items, hellaswag, left_out
@@ -70,7 +70,9 @@ class Judged:
 
     def allowed(self, interval: Interval) -> Interval:
         """The interval with room for all that the allowance may be worth."""
-        return interval.reaching(self.allowance.move or 0.0)
+        if self.allowance.move is None:
+            return Interval(interval.mean, -math.inf, math.inf, interval.count)
+        return interval.reaching(self.allowance.move)
 
     @property
     def beyond_noise(self) -> bool:
@@ -150,7 +152,7 @@ def build(study_dir: Path) -> Report:
     short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
     times = by_time(ended)
-    decays = by_decay(used, tokens) if tokens is not None else NO_ALLOWANCES
+    schedules = by_schedule(used)
     apart = {name: (seen.own, seen.arms) for name, seen in times.items() if seen.move is None}
     compared = [run for run in ended if run.variant not in apart]
     final = _table(
@@ -162,10 +164,10 @@ def build(study_dir: Path) -> Report:
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, used, short, final, level, items, times, decays) for name in variants],
+        rows=[_row(name, used, short, final, level, items, times, schedules) for name in variants],
         floor=floor,
         judged=judged,
-        judged_equal_tokens=_judge(level, decays),
+        judged_equal_tokens=_judge(level, schedules),
         equal_tokens=tokens,
         same_point=bool(used) and all(run.record["progress"]["tokens"] == tokens for run in used),
         learned=_learned(used),
@@ -247,7 +249,7 @@ def _row(
     level: Losses,
     items: Items | None,
     times: Allowances,
-    decays: Allowances,
+    schedules: Allowances,
 ) -> Row:
     """Of the variant's runs that ended their schedule; of a variant that has none, what does not depend on the end.
 
@@ -272,7 +274,7 @@ def _row(
         against_baseline=paired(final, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
         allowance=times.get(name, NO_ALLOWANCE),
-        allowance_equal_tokens=decays.get(name, NO_ALLOWANCE),
+        allowance_equal_tokens=schedules.get(name, NO_ALLOWANCE),
         hellaswag=hellaswag(records, items),
         iterations=mean(known("progress", "iterations")),
         tokens=mean(known("progress", "tokens")),

@@ -49,8 +49,9 @@ METHOD = f"""## Method
   evaluation in the last two thirds of a run to its end, since a loss falls ever more slowly in that logarithm. There
   is no verdict at the end under {100 * EARLY:.0f} % of the time, between different cards, and where no evaluation
   lies in the first third or the loss rose again (but for times that agree within {100 * (1 - EQUAL):.1f} %).
-- At equal tokens: a run of fewer steps is further on in its schedule there, so that its learning rate has decayed
-  further. The other would have gained what its loss still fell by until it was as far on in its own.
+- At equal tokens: a run of fewer steps is further on in its schedule there, and has had lower learning rates. That puts
+  it ahead late in a long training and behind in a short one, and no record tells by how much: there is a verdict
+  at equal tokens where all schedules have one length, as with CONFIG_BUDGET_EQUAL_TOKENS=y.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
   distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
   own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.
@@ -117,7 +118,7 @@ def change(
     text += _of_fewer(interval, seeds)
     if interval.contains_zero:
         return f"{text}: {CANNOT_TELL}"
-    if interval.reaching(allowance.move or 0.0).contains_zero:
+    if allowance.move is None or interval.reaching(allowance.move).contains_zero:
         return f"{text}: {CANNOT_TELL}, as training was not equal"
     return f"{text}: noise, since it is the same function class" if equivalent else text
 
@@ -145,7 +146,8 @@ def finding(judged: Judged) -> str:
     if judged.result.varies_more and judged.result.own.contains_zero is not False:
         return f"{CANNOT_TELL}: its runs vary more than the equivalent arms', and by their own spread it is noise"
     if judged.is_owed:
-        return f"{CANNOT_TELL}: {unequal(judged.allowance)}, which may be worth as much"
+        worth = ", which may be worth as much" if judged.allowance.in_seconds else ""
+        return f"{CANNOT_TELL}: {unequal(judged.allowance)}{worth}"
     return f"{CANNOT_TELL}: not beyond noise once {judged.judged_together} variants are compared"
 
 
@@ -153,8 +155,10 @@ def unequal(seen: Allowance) -> str:
     """In what its training was not that of the equivalent arms."""
     if seen.in_seconds:
         return f"it trained for {'less' if seen.own < seen.arms else 'more'} time than the equivalent arms"
-    further = "further" if seen.own > seen.arms else "less far"
-    return f"its learning rate had decayed {further} than the equivalent arms' at these tokens"
+    length = "shorter" if seen.own < seen.arms else "longer"
+    return (
+        f"its schedule is {length} than the equivalent arms', so that learning rates differ at these tokens"
+    )
 
 
 def grounds(judged: Judged) -> str:
@@ -177,17 +181,15 @@ def grounds(judged: Judged) -> str:
 def _allowed(judged: Judged) -> str:
     """What the allowance leaves of the interval, where it moves a bound visibly or decides."""
     difference, allowance = judged.result.difference, judged.allowance
-    wider = judged.allowed(difference)
+    if allowance.move is None:
+        return f"; its schedule is {allowance.own:,.0f} tokens long, the arms' {allowance.arms:,.0f}"
+    wider = difference.reaching(allowance.move)
     if difference.low is None or wider.low is None or wider.high is None:
         return ""
-    matters = abs(allowance.move or 0.0) > MATTERS * (difference.mean - difference.low)
+    matters = abs(allowance.move) > MATTERS * (difference.mean - difference.low)
     if not matters and not judged.is_owed:
         return ""
-    had = (
-        f"trained for {_times(allowance.own, allowance.arms)}"
-        if allowance.in_seconds
-        else f"{100 * allowance.own:.0f} % of its schedule done there, {100 * allowance.arms:.0f} % of the arms'"
-    )
+    had = f"trained for {_times(allowance.own, allowance.arms)}"
     return f"; {had}: with what that may be worth [{percent(wider.low)}, {percent(wider.high)}]"
 
 
