@@ -20,19 +20,27 @@ EQUAL = 0.995  # of one another's time, where nothing is known of what the rest 
 PARTS = 3  # of a run's tokens: over all but the first its loss shows what more training would have gained it
 SETTLED = 0.9  # of a run's tokens: evaluations behind it are too close to the end to show a slope
 
+# why nobody knows
+TIMES = "times too far apart"
+CARDS = "different cards"
+SLOPES = "no slope"
+SCHEDULES = "schedules of different lengths"
+
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a difference (nats, a variant's loss minus the arms') would change by, at most, with equal training.
+    """What a difference (nats, a variant's loss minus the arms') would change by, as far as can be told, with equal
+    training.
 
-    None where nobody knows. own, arms: the training that they had, in seconds or, at equal tokens, the lengths of their
-    schedules in tokens.
+    None where nobody knows; why: the reason. own, arms: the training that they had, in seconds or, at equal tokens,
+    the lengths of their schedules in tokens.
     """
 
     move: float | None = 0.0
     own: float = 0.0
     arms: float = 0.0
     in_seconds: bool = False
+    why: str = ""
 
 
 NO_ALLOWANCE = Allowance()
@@ -47,16 +55,16 @@ def by_time(ended: Sequence[Run]) -> Allowances:
 def by_schedule(used: Sequence[Run]) -> Allowances:
     """Of each real change at equal tokens: none with schedules of one length, else unknown.
 
-    A run that is further on in its schedule has had lower learning rates. That puts it ahead late in a long training
-    and behind in a short one, and nothing in the records tells by how much.
+    A run that is further on in its schedule may have had lower learning rates. That puts it ahead late in a long
+    training and behind in a short one, and nothing in the records tells by how much.
     """
     found: dict[str, Allowance] = {}
     for name, own, arms in _changes(used):
         pairs = _matched(own, arms)
-        lengths = {_scheduled(run) for run, _ in pairs}
-        theirs = {_scheduled(arm) for _, at_seed in pairs for arm in at_seed}
-        if lengths != theirs:
-            found[name] = Allowance(None, mean([*lengths]), mean([*theirs]))
+        if any(_scheduled(run) != _scheduled(arm) for run, at_seed in pairs for arm in at_seed):
+            lengths = mean([_scheduled(run) for run, _ in pairs])
+            theirs = mean([_scheduled(arm) for _, at_seed in pairs for arm in at_seed])
+            found[name] = Allowance(None, lengths, theirs, why=SCHEDULES)
     return found
 
 
@@ -64,7 +72,7 @@ def of_time(own: Sequence[Run], others: Sequence[Run]) -> Allowance:
     """Of the difference of two groups of runs at the seeds that both have; none where they ended at equal tokens.
 
     Those that trained for less time would have gained by more of it at the pace of the last part of what they had.
-    Unknown under EARLY of the time, between cards, and where no such pace is known (but for EQUAL times).
+    Unknown under EARLY of the time, between cards, and where the pace of one of them is not known, but for EQUAL times.
     """
     pairs = _matched(own, others)
     if all(_end(run) == _end(other) for run, at_seed in pairs for other in at_seed):
@@ -73,19 +81,18 @@ def of_time(own: Sequence[Run], others: Sequence[Run]) -> Allowance:
     theirs = [mean([_seconds(other) for other in at_seed]) for _, at_seed in pairs]
     unknown = Allowance(None, mean(spent), mean(theirs), in_seconds=True)
     cards = {run.record["target"]["device"] for first, at_seed in pairs for run in (first, *at_seed)}
-    if min([*spent, *theirs]) <= 0 or len(cards) > 1:
-        return unknown
-    logs = [math.log(a / b) for a, b in zip(spent, theirs, strict=True)]
-    if mean(logs) < math.log(EARLY) or mean(logs) > -math.log(EARLY):
-        return unknown
-    moves = []
-    for (run, at_seed), log in zip(pairs, logs, strict=True):
-        slopes = [_slope(member) for member in ([run] if log < 0 else at_seed)]
-        known = [slope for slope in slopes if slope is not None]
-        if not known and abs(mean(logs)) > -math.log(EQUAL):
-            return unknown
-        moves.append(log * mean(known or [0.0]))
-    return replace(unknown, move=mean(moves))
+    if len(cards) > 1:
+        return replace(unknown, why=CARDS)
+    if min([*spent, *theirs]) <= 0:
+        return replace(unknown, why=TIMES)
+    log = mean([math.log(a / b) for a, b in zip(spent, theirs, strict=True)])
+    if abs(log) > -math.log(EARLY):
+        return replace(unknown, why=TIMES)
+    shorter = [run for run, at_seed in pairs for run in ([run] if log < 0 else at_seed)]
+    slopes = [slope for run in shorter if (slope := _slope(run)) is not None]
+    if len(slopes) == len(shorter):
+        return replace(unknown, move=log * mean(slopes))
+    return replace(unknown, move=0.0) if abs(log) <= -math.log(EQUAL) else replace(unknown, why=SLOPES)
 
 
 def _slope(run: Run) -> float | None:
@@ -136,6 +143,6 @@ def _seconds(run: Run) -> float:
 
 def _scheduled(run: Run) -> float:
     """Tokens of the run's whole schedule, which a run that was cut did not end."""
-    progress, schedule = run.record["progress"], run.record["schedule"] or {}
-    made = max(progress["iterations"], 1)
-    return max(progress["tokens"] * schedule.get("iterations", made) / made, 1.0)
+    progress, schedule = run.record["progress"], run.record.get("schedule") or {}
+    made: int = progress["iterations"]
+    return progress["tokens"] * schedule.get("iterations", made) / made if made else 0.0

@@ -67,8 +67,8 @@ class Place:
 class Ranking:
     """One study's order, over seeds that all the variants in it have; other variants are left out, by name.
 
-    why_not: why there is no place, else empty. misplanned: variants that the report says ended neither at equal time
-    nor at equal tokens: they have no place either. cut: runs that the report leaves out as well, since the training
+    why_not: why there is no place, else empty. misplanned: variants of which nobody knows what unequal training may
+    be worth: they have no place either. cut: runs that the report leaves out as well, since the training
     clock ended them before the others. judged: the report's own verdicts.
     """
 
@@ -105,7 +105,8 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
 
     Equivalent arms are one class: they stand together, at their mean, and share their places. A real change is told
     from the class only by the report's own verdict (Holm-adjusted), and from another real change by a paired t test
-    over the seeds, adjusted by Holm over the pairs; in both cases only towards the side on which it is seen.
+    over the seeds, adjusted by Holm over the pairs, beyond what unequal time may be worth; in both cases only towards
+    the side on which it is seen.
     """
     names = ordered(study.variants if among is None else study.variants & set(among))
     apart = [name for name in names if name in study.report.misplanned]

@@ -131,7 +131,7 @@ ALIGNMENT = (
 RANKING = (
     "A place is known only as far as noise permits: equivalent arms stand together at their mean and share one range "
     "of places; a real change is above or below them by its study's own verdict, and two real changes are told apart "
-    "by a paired t test over the seeds, adjusted by Holm's method over the pairs."
+    "by a paired t test over the seeds, adjusted by Holm's method over the pairs, beyond what unequal time is worth."
 )
 ACROSS = "Places that noise permits, among the variants that all studies have; the studies agree on a variant where "
 ACROSS += "they tell it from the same others, towards the same side."

@@ -199,7 +199,9 @@ def ranking_note(ranking: Ranking) -> str:
         parts.append(f"left out since their schedule was cut short: {', '.join(map(inert, ranking.cut))}")
     if ranking.misplanned:
         names = ", ".join(map(inert, ranking.misplanned))
-        parts.append(f"left out since they ended neither at equal tokens nor at equal time: {names}")
+        parts.append(
+            f"left out since they ended at other tokens and what that may be worth is not known: {names}"
+        )
     if ranking.left_out and not ranking.why_not:
         parts.append(f"left out for want of these seeds: {', '.join(map(inert, ranking.left_out))}")
     told = [verdict(judged) for judged in ranking.judged] if ranking.why_not else []

@@ -46,7 +46,12 @@ def differences(report: Report) -> Figure | None:
     rows = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
     lines = [(name, interval, True, "against the arms") for name, interval in judged.items()]
     lines += [
-        (row.variant, row.against_baseline, False, f"paired with {BASELINE}")
+        (
+            row.variant,
+            row.against_baseline.reaching(row.allowance.move or 0.0),
+            False,
+            f"paired with {BASELINE}",
+        )
         for row in rows
         if row.against_baseline
     ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ra.names import is_equivalent
-from study.allowance import NO_ALLOWANCE, Allowance, Allowances, by_schedule
+from study.allowance import Allowance
 from study.evidence import Losses
 from study.figures import MARGIN, NARROW, SCALES, rounded, symbol
 from study.html import Figure, colour, text
@@ -44,7 +44,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     if len(seeds) > 1:
         ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
         hide: list[dict[str, Any]] = [{"x": [], "y": []}] if band else []
-        ranks = _ranks(tables, means, arms, seeds, by_schedule(used))
+        ranks = _ranks(tables, means, arms, seeds, _never_told(report))
         views.append({"name": "rank", "data": hide + ranks, "layout": {"yaxis": ladder}})
     return {
         "data": band + [_line(name, variants, places) for name in variants],
@@ -72,8 +72,7 @@ def in_words(report: Report, figure: Figure | None) -> str:
     }
     arms = next(own for name, own in rows.items() if is_equivalent(name))
     said = []
-    other = {text(row.variant): unequal(row.allowance_equal_tokens) for row in report.rows
-             if row.allowance_equal_tokens.move is None}  # fmt: skip
+    other = {text(name): unequal(seen) for name, seen in _never_told(report).items()}
     for name, own in rows.items():
         if name in other:
             said.append(f"{name} is not told from the equivalent arms anywhere: {other[name]}.")
@@ -138,13 +137,16 @@ def _differences(
     ]
 
 
-def _told_apart(
-    table: Losses, name: str, arms: Sequence[str], seeds: Sequence[int], allowance: Allowance
-) -> bool:
+def _told_apart(table: Losses, name: str, arms: Sequence[str], seeds: Sequence[int]) -> bool:
     """Whether a real change is told from the arms by the rule of the verdict, of itself alone."""
-    pairs = [(table[name][seed], _distinct(table, arms, seed)) for seed in seeds]
-    result = against_floor(pairs, move=allowance.move or 0.0)
-    return result is not None and Judged(name, result, result.p_value, 1, allowance).beyond_noise
+    result = against_floor([(table[name][seed], _distinct(table, arms, seed)) for seed in seeds])
+    return result is not None and Judged(name, result, result.p_value, 1).beyond_noise
+
+
+def _never_told(report: Report) -> dict[str, Allowance]:
+    """The real changes whose schedules are not those of the arms."""
+    unequal_rows = [row for row in report.rows if row.allowance_equal_tokens.move is None]
+    return {row.variant: row.allowance_equal_tokens for row in unequal_rows}
 
 
 def _ranks(
@@ -152,21 +154,18 @@ def _ranks(
     means: Sequence[dict[str, float]],
     arms: Sequence[str],
     seeds: Sequence[int],
-    schedules: Allowances,
+    never: Collection[str],
 ) -> list[dict[str, Any]]:
     """The middle of the places that a variant shares: the arms are one class, and with them what is not told apart.
 
-    schedules: the allowances at equal tokens.
+    never: the variants that are not told apart anywhere.
     """
     hover = "rank %{y} at %{x:.4s} tokens"
     rows: dict[str, list[float]] = {name: [] for name in means[0]}
     for table, at in zip(tables, means, strict=True):
         centre = _centre(at, arms)
-        apart = [
-            name
-            for name in at
-            if name not in arms and _told_apart(table, name, arms, seeds, schedules.get(name, NO_ALLOWANCE))
-        ]
+        real = [name for name in at if name not in arms and name not in never]
+        apart = [name for name in real if _told_apart(table, name, arms, seeds)]
         ordered = sorted(apart, key=at.__getitem__)
         better = [name for name in ordered if at[name] < centre]
         shared = len(better) + (len(at) - len(apart) + 1) / 2

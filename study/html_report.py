@@ -79,7 +79,8 @@ def document(report: Report, study_dir: Path) -> str:
 
 DIFFERENCES = (
     "95 % intervals. Circle: paired by seed with the baseline, t over seeds. Diamond: a real change against the mean "
-    "of the equivalent arms, by their noise; this is the verdict's. Grey: where the diamond of a variant without "
+    "of the equivalent arms, by their noise; this is the verdict's. Where training was unequal, a bar reaches as much "
+    "further as that may be worth. Grey: where the diamond of a variant without "
     "effect lies in 95 % of studies with these seeds, if its runs vary as the arms' do."
 )
 COST = (

@@ -104,12 +104,12 @@ def make_plan(
     variants: dict[str, Variant],
     time_steps: TimeSteps,
     standing: BatchPlan | None = None,
-    free: float | None = None,
+    margin: float | None = None,
 ) -> dict[str, Any]:
     """Choose the micro-batch, time each cost class and set the counts: the content of plan.json.
 
     standing: the batch of a plan that stands; the micro-batch is that one, or a smaller one where it does not fit.
-    free: the `margin` of a plan that stands.
+    margin: that of a plan that stands.
     """
     examples: dict[str, str] = {}  # cost class -> a variant of it
     for name, variant in variants.items():
@@ -130,15 +130,15 @@ def make_plan(
                 ) from error
             batch = smaller
     seconds = {cost: steady_mean(timing.seconds) for cost, timing in timings.items()}
-    if free is None:
-        free = round(margin([timing.seconds for timing in timings.values()]), 4)
+    if margin is None:
+        margin = round(speed_margin([timing.seconds for timing in timings.values()]), 4)
     unpredictable = {
         name: predictions.unpredictable(variant, batch.micro) for name, variant in variants.items()
     }
     counts = iteration_counts(
         config.budget,
         batch.tokens,
-        {cost: (1 + free) * own for cost, own in seconds.items()},
+        {cost: (1 + margin) * own for cost, own in seconds.items()},
         list(examples),
         settings.budget_equal_tokens,
     )
@@ -174,7 +174,7 @@ def make_plan(
             "interval_tokens": config.evaluation.interval_tokens,
             "grid_tokens": grid(config.evaluation.interval_tokens, max(counts.values()) * batch.tokens),
         },
-        "margin": free,
+        "margin": margin,
         "notes": [reason for reason in unpredictable.values() if reason],
     }
 
@@ -225,24 +225,21 @@ def steady_mean(samples: list[float]) -> float:
 
     Slow steps count: a run has them as well, and without them it would take longer than it may.
     """
-    return mean(_without_stalls(samples))
-
-
-def _without_stalls(samples: Sequence[float]) -> list[float]:
     longest = STALL * statistics.median(samples)
-    return [min(sample, longest) for sample in samples]
+    return mean([min(sample, longest) for sample in samples])
 
 
-def margin(timed: Sequence[Sequence[float]]) -> float:
+def speed_margin(timed: Sequence[Sequence[float]]) -> float:
     """The share of a time limit that counts leave free: by how much the machine's speed changed while it was timed.
 
-    timed: seconds of the steps of each class, in order. The relative standard deviation of means over PIECE seconds,
-    without what the noise of single steps, as it is from one to the next, makes of it; pooled within classes,
-    MOST_MARGIN at most; nothing where no class has two such pieces.
+    timed: seconds of the steps of each class, in order; stalls are left out. It is the relative standard deviation of
+    means over PIECE seconds, without what the noise of single steps, as it is from one to the next, makes of it; pooled
+    within classes, MOST_MARGIN at most; nothing where no class has two such pieces.
     """
     excess, freedom = 0.0, 0
     for samples in timed:
-        steps = _without_stalls(samples)
+        longest = STALL * statistics.median(samples)
+        steps = [sample for sample in samples if sample <= longest]
         pieces: list[list[float]] = [[]]
         for step in steps:
             pieces[-1].append(step)

@@ -295,8 +295,9 @@ def _seeds(row: Row) -> str:
 
 def _terminal_row(row: Row) -> list[str]:
     against = row.against_baseline
-    wider = against and against.reaching(row.allowance.move or 0.0)
-    unsure = wider is not None and (row.equivalent or wider.contains_zero is not False)
+    move = row.allowance.move
+    sure = against is not None and move is not None and against.reaching(move).contains_zero is False
+    unsure = row.equivalent or not sure
     return [
         plain(inert(row.variant))[:14],
         _seeds(row),

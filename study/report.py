@@ -13,7 +13,7 @@ from typing import Any
 from gpt2 import record
 from ra.names import PATTERNS, is_equivalent
 from study import attention_data
-from study.allowance import NO_ALLOWANCE, Allowance, Allowances, by_schedule, by_time
+from study.allowance import NO_ALLOWANCE, Allowance, Allowances, by_schedule, by_time, of_time
 from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
 from study.scores import HellaSwagScore, Items, common_items, hellaswag, left_out
@@ -29,6 +29,8 @@ from study.statistics import (
     noise_floor,
 )
 from study.timing import early, told_margin
+
+MATTERS = 0.1  # of half an interval: an allowance that is worth words
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Row:
     equal_tokens_loss: Interval | None
     against_baseline: Interval | None  # paired by seed, final losses
     against_baseline_equal_tokens: Interval | None
-    allowance: Allowance  # of the difference at the end
+    allowance: Allowance  # of against_baseline
     allowance_equal_tokens: Allowance
     hellaswag: HellaSwagScore
     iterations: float
@@ -81,6 +83,14 @@ class Judged:
         return apart and self.adjusted_p < 1 - CONFIDENCE
 
     @property
+    def allowance_matters(self) -> bool:
+        """Whether it moves a bound visibly, or decides."""
+        difference, move = self.result.difference, self.allowance.move
+        if move is None or difference.low is None:
+            return False
+        return self.is_owed or abs(move) > MATTERS * (difference.mean - difference.low)
+
+    @property
     def is_owed(self) -> bool:
         """Whether it is the allowance that stands between the variant and a verdict."""
         apart = all(interval.contains_zero is False for interval in self._tests)
@@ -97,8 +107,8 @@ class Report:
 
     cut: runs whose schedule the training clock cut short, where that made them end before the others: their final
     losses count in no difference, no noise floor and no verdict; at equal tokens they do.
-    early, misplanned: variants whose counts were timed on a slower machine (`study.timing`); the latter trained for
-    so much less or more than the arms that they have no difference and no verdict at the end of the budget.
+    early: variants whose counts were timed on a slower machine (`study.timing`). misplanned: real changes that ended
+    at other tokens than the arms, and nobody knows what that may be worth: no difference and no verdict there.
     """
 
     study: str
@@ -118,7 +128,7 @@ class Report:
     notes: list[str]
     cut: list[str]
     early: list[str]
-    misplanned: dict[str, tuple[float, float]]  # seconds of training: its own, the arms' at its seeds
+    misplanned: dict[str, Allowance]
     evidence: Evidence
 
 
@@ -153,7 +163,7 @@ def build(study_dir: Path) -> Report:
     ended = [run for run in used if run not in short]
     times = by_time(ended)
     schedules = by_schedule(used)
-    apart = {name: (seen.own, seen.arms) for name, seen in times.items() if seen.move is None}
+    apart = {name: seen for name, seen in times.items() if seen.move is None}
     compared = [run for run in ended if run.variant not in apart]
     final = _table(
         compared, [name for name in variants if name not in apart], lambda seen: seen["validation"]["loss"]
@@ -164,7 +174,7 @@ def build(study_dir: Path) -> Report:
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, used, short, final, level, items, times, schedules) for name in variants],
+        rows=[_row(name, used, short, final, level, items, schedules) for name in variants],
         floor=floor,
         judged=judged,
         judged_equal_tokens=_judge(level, schedules),
@@ -214,19 +224,23 @@ def _fewest_arms(table: Losses) -> list[int]:
 
 
 def _judge(table: Losses, allowances: Allowances) -> list[Judged]:
+    """Every real change that has arms. p-values are adjusted over those of which the allowance is known."""
     floor = noise_floor(_arms(table))
-    results = {}
+    results: dict[str, AgainstFloor] = {}
+    tested: dict[str, float | None] = {}
     for name, own in table.items():
         if not is_equivalent(name) and floor:
-            move = allowances.get(name, NO_ALLOWANCE).move or 0.0
+            move = allowances.get(name, NO_ALLOWANCE).move
             pairs = list(zip(own.values(), _arms(table, list(own)), strict=True))
-            result = against_floor(pairs, floor, move)
+            result = against_floor(pairs, floor, move or 0.0)
             if result:
                 results[name] = result
-    adjusted = holm([result.p_value for result in results.values()])
+                tested[name] = result.p_value if move is not None else None
+    known = {name: p for name, p in tested.items() if p is not None}
+    adjusted = dict(zip(known, holm(list(known.values())), strict=True))
     return [
-        Judged(name, result, p, len(results), allowances.get(name, NO_ALLOWANCE))
-        for (name, result), p in zip(results.items(), adjusted, strict=True)
+        Judged(name, result, adjusted.get(name, 1.0), len(known), allowances.get(name, NO_ALLOWANCE))
+        for name, result in results.items()
     ]
 
 
@@ -248,7 +262,6 @@ def _row(
     final: Losses,
     level: Losses,
     items: Items | None,
-    times: Allowances,
     schedules: Allowances,
 ) -> Row:
     """Of the variant's runs that ended their schedule; of a variant that has none, what does not depend on the end.
@@ -273,7 +286,7 @@ def _row(
         equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
         against_baseline=paired(final, name),
         against_baseline_equal_tokens=paired(level, name) if level else None,
-        allowance=times.get(name, NO_ALLOWANCE),
+        allowance=_to_baseline(name, [run for run in used if run not in short]),
         allowance_equal_tokens=schedules.get(name, NO_ALLOWANCE),
         hellaswag=hellaswag(records, items),
         iterations=mean(known("progress", "iterations")),
@@ -284,6 +297,14 @@ def _row(
         peak_memory_bytes=max(known("memory", "peak_allocated_bytes"), default=None),
         cut=sum(was_cut(run.record) for run in own),
     )
+
+
+def _to_baseline(name: str, ended: list[Run]) -> Allowance:
+    """The allowance of a real change's difference to the baseline at the end of the budget."""
+    if is_equivalent(name):
+        return NO_ALLOWANCE
+    own, base = ([run for run in ended if run.variant == variant] for variant in (name, BASELINE))
+    return of_time(own, base)
 
 
 def ended_runs(report: Report) -> list[Run]:

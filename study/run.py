@@ -229,7 +229,8 @@ class Study:
                 terminal.say(told)
             if self.session.asked:
                 saved = self.status(*run) in ("interrupted", "finished")
-                terminal.end("stopped, saved" if saved else "stopped; its last checkpoint stands")
+                stands = "stopped" if misplanned else "stopped; its last checkpoint stands"
+                terminal.end("stopped, saved" if saved else stands)
                 raise StopAsked
             again = misplanned or self.again(status, child, plan, name)
             if not again:
@@ -248,15 +249,18 @@ class Study:
 
         Trackers begin when the record says "running" and it is sure that this run stays.
         """
-        trackers = None
+        trackers, started = None, False
         for event in child.events():
             reason = watch.hear(event) if watch else ""
             if reason:
                 child.kill()  # what it would save is not needed
                 return None, reason
-            if not trackers and event["event"] in ("started", "train") and not (watch and watch.waiting):
+            started = started or event["event"] == "started"
+            if started and not trackers and not (watch and watch.waiting):
                 trackers = Trackers(directory, self.config.tracking)
             terminal.update(event)
+        if started and not trackers and not self.session.asked:  # it failed too soon to be sure of
+            trackers = Trackers(directory, self.config.tracking)
         return trackers, ""
 
     def plan_anew(self, name: str, plan: dict[str, Any], reason: str, terminal: Terminal) -> None:

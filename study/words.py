@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from study.allowance import EQUAL, NO_ALLOWANCE, Allowance
+from study.allowance import CARDS, EQUAL, NO_ALLOWANCE, SLOPES, TIMES, Allowance
 from study.evidence import ItemTest, Sensitivity, Spread, WindowDifference
 from study.report import Judged, Report
 from study.runs import BASELINE, Run
@@ -21,7 +21,12 @@ ONE_CLASS = (
     "measured noise floor."
 )
 CANNOT_TELL = "cannot tell"
-MATTERS = 0.1  # of half an interval: an allowance that is told
+UNKNOWN = {  # why a real change has no verdict at the end of its budget
+    TIMES: "it ended neither at equal tokens nor at equal time",
+    CARDS: "it ended at other tokens than the equivalent arms, on another card",
+    SLOPES: "it ended neither at equal tokens nor at equal time, and what that may be worth is not known without "
+    "an evaluation in the first third of each run (a smaller CONFIG_EVAL_INTERVAL_TOKENS), nor where a loss rose again",
+}
 ONE_SEED = "one seed, equivalent arms, differences are not evidence"
 
 METHOD = f"""## Method
@@ -42,16 +47,18 @@ METHOD = f"""## Method
   called better or worse if that interval excludes zero too.
 - Where the verdict and the difference to {BASELINE} disagree, the verdict uses more runs and the
   difference assumes less.
-- Training is not quite equal. A difference has to be beyond noise without what that may be worth, as follows.
+- Training is not quite equal. A difference has to be beyond noise without what that may be worth, as follows. HellaSwag
+  items and paired windows compare the runs as they ended, with no such allowance.
 - At the end of a time limit: counts of steps are timed before the first run, so that a variant may train for a little
-  less or more time than the equivalent arms at its seeds. Those that had less would have gained the logarithm of
-  the ratio of the times, times the fall of their own loss for each unit of the logarithm of tokens: the most from any
-  evaluation in the last two thirds of a run to its end, since a loss falls ever more slowly in that logarithm. There
-  is no verdict at the end under {100 * EARLY:.0f} % of the time, between different cards, and where no evaluation
-  lies in the first third or the loss rose again (but for times that agree within {100 * (1 - EQUAL):.1f} %).
-- At equal tokens: a run of fewer steps is further on in its schedule there, and has had lower learning rates. That puts
-  it ahead late in a long training and behind in a short one, and no record tells by how much: there is a verdict
-  at equal tokens where all schedules have one length, as with CONFIG_BUDGET_EQUAL_TOKENS=y.
+  less or more time than the equivalent arms at its seeds, and end at other tokens. Those that had less would have
+  gained the logarithm of the ratio of the times, times the fall of their own loss for each unit of the logarithm of
+  tokens: the most from any evaluation between a third and nine tenths of a run to its end, since a loss falls ever
+  more slowly in that logarithm. Seconds stand for training as far as the machine held its speed. There is no verdict
+  under {100 * EARLY:.0f} % of the time, between different cards, and where one of those that had less has no evaluation
+  in its first third or its loss rose again (but for times that agree within {100 * (1 - EQUAL):.1f} %).
+- At equal tokens: a run of fewer steps is further on in its schedule there, and may have had lower learning rates. That
+  puts it ahead late in a long training and behind in a short one, and no record tells by how much: there is a
+  verdict at equal tokens between schedules of one length, as CONFIG_BUDGET_EQUAL_TOKENS=y gives them.
 - The effect that a number of seeds can see has 80 % power in a two-sided t test at 5 %, by the noncentral t
   distribution (AS 243), the measured noise floor taken for the true one; where a variant varies more than the arms, its
   own spread has to show the effect as well. Hours are those of the runs' own clocks, all variants.
@@ -156,9 +163,7 @@ def unequal(seen: Allowance) -> str:
     if seen.in_seconds:
         return f"it trained for {'less' if seen.own < seen.arms else 'more'} time than the equivalent arms"
     length = "shorter" if seen.own < seen.arms else "longer"
-    return (
-        f"its schedule is {length} than the equivalent arms', so that learning rates differ at these tokens"
-    )
+    return f"its schedule is {length} than the equivalent arms', so that learning rates may differ at these tokens"
 
 
 def grounds(judged: Judged) -> str:
@@ -168,7 +173,9 @@ def grounds(judged: Judged) -> str:
     assert difference.high is not None
     bounds = f"[{percent(difference.low)}, {percent(difference.high)}]"
     numbers = f"perplexity {percent(difference.mean)}, 95 % interval {bounds}"
-    said = f"{numbers}; {seeds_text(difference.count)}, {p_text(judged.adjusted_p)}"
+    said = f"{numbers}; {seeds_text(difference.count)}"
+    if judged.allowance.move is not None:
+        said += f", {p_text(judged.adjusted_p)}"
     own, seen = judged.result.own, judged.result.variance
     if judged.result.varies_more and seen is not None and own.low is not None and own.high is not None:
         said += (
@@ -179,15 +186,12 @@ def grounds(judged: Judged) -> str:
 
 
 def _allowed(judged: Judged) -> str:
-    """What the allowance leaves of the interval, where it moves a bound visibly or decides."""
+    """What the allowance leaves of the interval, where it matters."""
     difference, allowance = judged.result.difference, judged.allowance
     if allowance.move is None:
         return f"; its schedule is {allowance.own:,.0f} tokens long, the arms' {allowance.arms:,.0f}"
     wider = difference.reaching(allowance.move)
-    if difference.low is None or wider.low is None or wider.high is None:
-        return ""
-    matters = abs(allowance.move) > MATTERS * (difference.mean - difference.low)
-    if not matters and not judged.is_owed:
+    if not judged.allowance_matters or wider.low is None or wider.high is None:
         return ""
     had = f"trained for {_times(allowance.own, allowance.arms)}"
     return f"; {had}: with what that may be worth [{percent(wider.low)}, {percent(wider.high)}]"
@@ -207,10 +211,8 @@ def verdict(judged: Judged, where: str = "") -> str:
 def unjudged(report: Report, variant: str) -> str:
     """What is said of a real change that has no verdict at the end of its budget."""
     if variant in report.misplanned:
-        return (
-            f"{CANNOT_TELL}: it ended neither at equal tokens nor at equal time (trained for "
-            f"{_times(*report.misplanned[variant])})"
-        )
+        seen = report.misplanned[variant]
+        return f"{CANNOT_TELL}: {UNKNOWN[seen.why]} (trained for {_times(seen.own, seen.arms)})"
     ended = " that ended their schedule" if report.cut else ""
     return f"{CANNOT_TELL}: no seed of it has equivalent arms{ended} to measure the noise with"
 
@@ -337,10 +339,11 @@ def not_of_seeds(judged: Sequence[Judged]) -> list[str]:
     """What real changes have to show beyond what seeds can."""
     return [
         f"{inert(seen.variant)}: {unequal(seen.allowance)}, which may be worth "
-        f"{percent(abs(seen.allowance.move or 0.0)).lstrip('+')} of perplexity: that much it has to show "
-        "as well, and more seeds do not make it less."
+        f"{percent(abs(seen.allowance.move or 0.0)).lstrip('+')} of perplexity: to be called "
+        f"{'worse' if (seen.allowance.move or 0.0) < 0 else 'better'} it has to be so by that much as well, and more "
+        "seeds do not make it less."
         for seen in judged
-        if _allowed(seen)
+        if seen.allowance_matters
     ]
 
 

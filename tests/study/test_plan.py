@@ -263,8 +263,8 @@ def test_the_margin_is_by_how_much_the_speed_changed_within_a_class(
     step = 1.001 * planning.PIECE / steps
     samples = [step] * 20 * steps + [speed * step] * 20 * steps
     changed = (speed - 1) / (speed + 1)
-    assert planning.margin([samples]) == pytest.approx(changed, rel=0.05, abs=1e-9)
-    assert planning.margin([samples, [slower * one for one in samples]]) == pytest.approx(
+    assert planning.speed_margin([samples]) == pytest.approx(changed, rel=0.05, abs=1e-9)
+    assert planning.speed_margin([samples, [slower * one for one in samples]]) == pytest.approx(
         changed, rel=0.05, abs=1e-9
     )
 
@@ -280,14 +280,19 @@ def test_the_margin_knows_a_change_of_speed_from_noise(step: float, drift: float
         speed = (
             1 + drift * np.repeat(draw.normal(size=count), max(round(3 * planning.PIECE / step), 1))[:count]
         )
-        found.append(planning.margin([list(step * speed * (1 + 0.05 * draw.normal(size=count)))]))
+        found.append(planning.speed_margin([list(step * speed * (1 + 0.05 * draw.normal(size=count)))]))
     assert statistics.fmean(found) == pytest.approx(drift, abs=0.012)
 
 
 def test_the_margin_of_a_stall_and_of_too_little_data() -> None:
-    assert planning.margin([[0.5] * 80 + [60.0] + [0.5] * 80]) < 0.1
-    assert planning.margin([[1.0, 1.1, 1.0]]) == planning.margin([[3.0]]) == planning.margin([]) == 0.0
-    assert planning.margin([[2.0] * 10 + [4.0] * 10]) == planning.MOST_MARGIN
+    assert planning.speed_margin([[0.5] * 80 + [60.0] + [0.5] * 80]) == 0.0
+    assert (
+        planning.speed_margin([[1.0, 1.1, 1.0]])
+        == planning.speed_margin([[3.0]])
+        == planning.speed_margin([])
+        == 0.0
+    )
+    assert planning.speed_margin([[2.0] * 10 + [4.0] * 10]) == planning.MOST_MARGIN
 
 
 def test_a_machine_whose_speed_changes_gets_fewer_iterations_of_each_class_and_says_so(
