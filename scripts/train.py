@@ -2,6 +2,7 @@
 
 python -m scripts.train STUDY_DIR VARIANT SEED                     train, or go on from the last checkpoint
 python -m scripts.train STUDY_DIR VARIANT SEED --time S --micro M  only time steps for S seconds, for the plan
+    [--beside VARIANT ...]  each of these for S seconds as well, a step of each in turn
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--time", type=float, default=0.0)
     parser.add_argument("--micro", type=int, default=0)
+    parser.add_argument("--beside", nargs="+", default=[])
     parser.add_argument(
         "--parent", type=int, default=0, help="the study's process: without it there is no run"
     )
@@ -84,14 +86,19 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
     config = Config.from_symbols(symbols)
     model = config.model
     resolved = target.make_ready(config.target, model)
-    chosen = variant(arguments.variant, config.model, AlternationSettings.from_symbols(symbols))
+    alternation = AlternationSettings.from_symbols(symbols)
+    chosen = variant(arguments.variant, config.model, alternation)
     with target.attention_context(resolved, model.dropout):
         if arguments.time:
             batch = plan_batch(config.batch.effective, arguments.micro, 1, config.model.block_size)
             if resolved.device != "cpu":
                 need = Predictions(config, resolved).peak_bytes(chosen, batch.micro)
                 require_free(resolved, need, free_bytes(resolved.device))
-            return _time_steps(config, resolved, chosen.attention, batch, arguments.time, stop)
+            timed = {name: variant(name, config.model, alternation) for name in arguments.beside}
+            attentions = {
+                name: each.attention for name, each in ({arguments.variant: chosen} | timed).items()
+            }
+            return _time_steps(config, resolved, attentions, batch, arguments.time, stop)
         plan = load_plan(arguments.study_dir)
         if plan is None:
             raise UserError(f"{arguments.study_dir} has no plan.json; start the study with `make`")
@@ -120,8 +127,11 @@ def hellaswag_source(study_dir: Path) -> Path | str:
     return Path(found["path"]) if "path" in found else str(found["absent"])
 
 
-def _time_steps(config, resolved, attention, batch, seconds: float, stop) -> int:  # type: ignore[no-untyped-def]
-    """Time whole steps on random tokens; prints {"event": "timing", "seconds": [...], "peak_bytes": N}."""
+def _time_steps(config, resolved, attentions, batch, seconds: float, stop) -> int:  # type: ignore[no-untyped-def]
+    """Time whole steps on random tokens; prints {"event": "timing", "seconds": {name: [...]}, "peak_bytes": N}.
+
+    attentions: by variant. Each makes a step in turn, so that a machine's changes of speed fall on all alike.
+    """
     import torch
 
     from gpt2.ledger import print_line
@@ -130,32 +140,37 @@ def _time_steps(config, resolved, attention, batch, seconds: float, stop) -> int
     from gpt2.train import WARM_UP_STEPS, device_synchroniser
 
     meter, synchronise = PeakMeter(resolved.device), device_synchroniser(resolved.device)
-    stepper = Stepper(
-        config.model,
-        config.optimizer,
-        batch,
-        seed=0,
-        device=resolved.device,
-        dtype=resolved.dtype,
-        compile=config.target.compile,
-        attention=attention,
-    )
+    steppers = {
+        name: Stepper(
+            config.model,
+            config.optimizer,
+            batch,
+            seed=0,
+            device=resolved.device,
+            dtype=resolved.dtype,
+            compile=config.target.compile,
+            attention=attention,
+        )
+        for name, attention in attentions.items()
+    }
     shape = (batch.effective, batch.block_size + 1)
     ids_ET = torch.randint(config.model.vocabulary, shape, generator=torch.Generator().manual_seed(0))
     ids_ET = ids_ET.to(resolved.device)
-    samples: list[float] = []
-    began = time.perf_counter()
-    while len(samples) < WARM_UP_STEPS + 3 or time.perf_counter() - began < seconds:
-        stop.check()
-        synchronise()
-        before = time.perf_counter()
-        stepper.step(ids_ET, len(samples), 10**9)  # a rate near zero: what is timed does not depend on it
-        synchronise()
-        samples.append(time.perf_counter() - before)
-        if len(samples) == WARM_UP_STEPS:
+    samples: dict[str, list[float]] = {name: [] for name in steppers}
+    turns, began = 0, time.perf_counter()
+    while turns < WARM_UP_STEPS + 3 or time.perf_counter() - began < seconds * len(steppers):
+        for name, stepper in steppers.items():
+            stop.check()
+            synchronise()
+            before = time.perf_counter()
+            stepper.step(ids_ET, turns, 10**9)  # a rate near zero: what is timed does not depend on it
+            synchronise()
+            samples[name].append(time.perf_counter() - before)
+        turns += 1
+        if turns == WARM_UP_STEPS:
             began = time.perf_counter()
-    peak = meter.peaks()["allocated"]
-    print_line({"event": "timing", "seconds": samples[WARM_UP_STEPS:], "peak_bytes": peak})
+    timed = {name: own[WARM_UP_STEPS:] for name, own in samples.items()}
+    print_line({"event": "timing", "seconds": timed, "peak_bytes": meter.peaks()["allocated"]})
     return EXIT_FINISHED
 
 

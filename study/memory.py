@@ -7,7 +7,7 @@ not change an experiment. Too little free memory when a run starts is an error o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,12 @@ class Predictions:
 
     def fits(self, variant: Variant, micro: int) -> bool:
         return self.peak_bytes(variant, micro) <= self.room_bytes
+
+    def fit_together(self, variants: Sequence[Variant], micro: int) -> bool:
+        """Whether one of each has room at the same time."""
+        if any(self.unpredictable(variant, micro) for variant in variants):
+            return False
+        return sum(self.peak_bytes(variant, micro) for variant in variants) <= self.room_bytes
 
     def largest_micro(self, variant: Variant) -> int:
         """The most sequences of a step at a time that are predicted to fit, divisor or not; 0 where one does not.

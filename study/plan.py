@@ -50,30 +50,40 @@ class DoesNotFitError(Exception):
 
 @dataclass(frozen=True)
 class Timing:
-    """What timing a cost class gave: seconds of each step, and the peak memory of one."""
+    """What timing a cost class gave: seconds of each step, and the peak memory of one, where it was timed alone."""
 
     seconds: list[float]
-    peak_bytes: int
+    peak_bytes: int | None
 
 
 # (variant, batch, seconds to spend) -> Timing; raises DoesNotFitError
 TimeSteps = Callable[[str, BatchPlan, float], Timing]
+# (variants, batch, seconds to spend on each) -> a Timing of each, step by step in turn in one process
+TimeTogether = Callable[[Sequence[str], BatchPlan, float], dict[str, Timing]]
 
 
 def timed_in_turns(
-    examples: dict[str, str], batch: BatchPlan, seconds: float, time_steps: TimeSteps
+    examples: dict[str, str],
+    batch: BatchPlan,
+    seconds: float,
+    time_steps: TimeSteps,
+    time_together: TimeTogether | None = None,
 ) -> dict[str, Timing]:
-    """Each cost class timed ROUNDS times in turn (A B A B), so that a drift of the machine falls on all alike.
+    """Each cost class timed in turn (A B A B), so that a drift of the machine falls on all alike.
 
-    seconds: of each class, over all rounds; a class alone has one round.
+    seconds: of each class; a class alone has one turn. time_together: turns of a step where there is room for all of
+    them at once; else ROUNDS turns of a process.
     """
+    if time_together and len(examples) > 1:
+        timed_steps = time_together([*examples.values()], batch, seconds)
+        return {cost: timed_steps[name] for cost, name in examples.items()}
     parts: dict[str, list[Timing]] = {cost: [] for cost in examples}
     rounds = ROUNDS if len(examples) > 1 else 1
     for _ in range(rounds):
         for cost, name in examples.items():
             parts[cost].append(time_steps(name, batch, seconds / rounds))
     return {
-        cost: Timing([s for part in timed for s in part.seconds], max(part.peak_bytes for part in timed))
+        cost: Timing([s for part in timed for s in part.seconds], max(part.peak_bytes or 0 for part in timed))
         for cost, timed in parts.items()
     }
 
@@ -105,11 +115,13 @@ def make_plan(
     time_steps: TimeSteps,
     standing: BatchPlan | None = None,
     margin: float | None = None,
+    time_together: TimeTogether | None = None,
 ) -> dict[str, Any]:
     """Choose the micro-batch, time each cost class and set the counts: the content of plan.json.
 
     standing: the batch of a plan that stands; the micro-batch is that one, or a smaller one where it does not fit.
-    margin: that of a plan that stands.
+    margin: that of a plan that stands. time_together: as `timed_in_turns` has it, on a device whose speed changes and
+    whose memory processes share; used where all classes fit at once.
     """
     examples: dict[str, str] = {}  # cost class -> a variant of it
     for name, variant in variants.items():
@@ -120,7 +132,9 @@ def make_plan(
     while config.budget.max_time_seconds:
         budget = min(max(TIMING_SHARE * config.budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
         try:
-            timings = timed_in_turns(examples, batch, budget, time_steps)
+            at_once = [variants[name] for name in examples.values()]
+            room = time_together and predictions.fit_together(at_once, batch.micro)
+            timings = timed_in_turns(examples, batch, budget, time_steps, time_together if room else None)
             break
         except DoesNotFitError as error:
             smaller = next_smaller(batch)

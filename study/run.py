@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,11 +187,27 @@ class Study:
         if self.config.budget.max_time_seconds:
             print("planning: timing steps of each kind of variant")
         return planning.make_plan(
-            self.config, self.settings, self.resolved, self.variants(), self.time_steps, batch, margin
+            self.config,
+            self.settings,
+            self.resolved,
+            self.variants(),
+            self.time_steps,
+            batch,
+            margin,
+            self.time_together if self.resolved.device_type == "cpu" else None,
         )
 
     def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> planning.Timing:
-        arguments = [str(self.directory), name, "0", "--time", str(seconds), "--micro", str(batch.micro)]
+        """Steps of one variant, in a process of its own."""
+        return self.time_together([name], batch, seconds)[name]
+
+    def time_together(
+        self, names: Sequence[str], batch: BatchPlan, seconds: float
+    ) -> dict[str, planning.Timing]:
+        """Steps of the variants in turn, in one process."""
+        first, *others = names
+        arguments = [str(self.directory), first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
+        arguments += ["--beside", *others] if others else []
         timing: dict[str, Any] = {}
         with self.session.process(arguments, self.directory / "plan.log") as child:
             for event in child.events():
@@ -202,9 +219,10 @@ class Study:
             raise planning.DoesNotFitError(child.last_words())
         if status != EXIT_FINISHED or timing.get("event") != "timing":
             raise StudyError(
-                f"timing {name} failed, {how_it_ended(status)}: {child.last_words()} (see {child.log})"
+                f"timing {', '.join(names)} failed, {how_it_ended(status)}: {child.last_words()} (see {child.log})"
             )
-        return planning.Timing(timing["seconds"], timing["peak_bytes"])
+        peak = None if others else timing["peak_bytes"]
+        return {name: planning.Timing(timing["seconds"][name], peak) for name in names}
 
     # -- a run --------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ nothing else takes any.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +91,10 @@ def waves(draw: np.random.Generator, now: float) -> float:
     return 1 + 0.2 * math.sin(now)  # every 6 s: one slower than the timing itself is no noise to it
 
 
+def slow_waves(draw: np.random.Generator, now: float) -> float:
+    return 1 + 0.15 * math.sin(now / 7)  # every 44 s: of a process's turn all steps are slow, or none
+
+
 NOISES = (steady, jitter, hiccups, waves)
 
 
@@ -104,7 +108,7 @@ class Study:
         self.config: Config = dataclasses.replace(small, evaluation=grid, checkpoint_seconds=600)
         self.resolved = resolve(self.config.target)
 
-    def plan(self, machine: Machine) -> dict[str, Any]:
+    def plan(self, machine: Machine, together: bool = False) -> dict[str, Any]:
         def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
             told: list[dict[str, Any]] = []
             machine.process(STEP[name])
@@ -113,13 +117,39 @@ class Study:
                 patch.setattr(Stepper, "step", lambda stepper, *arguments: machine.step(*arguments))
                 patch.setattr(ledger, "print_line", told.append)
                 chosen = variant(name, self.config.model, ALTERNATION)
-                command._time_steps(self.config, self.resolved, chosen.attention, batch, seconds, Stop())
+                attentions = {name: chosen.attention}
+                command._time_steps(self.config, self.resolved, attentions, batch, seconds, Stop())
             (timing,) = told
-            return Timing(timing["seconds"], timing["peak_bytes"])
+            return Timing(timing["seconds"][name], timing["peak_bytes"])
+
+        def time_together(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+            told: list[dict[str, Any]] = []
+            machine.process(math.nan)
+            known: dict[int, str] = {}
+
+            def step(stepper: Stepper, *arguments: Any) -> StepResult:
+                machine.mean = STEP[known.setdefault(id(stepper), names[len(known) % len(names)])]
+                return machine.step(*arguments)
+
+            with pytest.MonkeyPatch.context() as patch:
+                machine.patch(patch)
+                patch.setattr(Stepper, "step", step)
+                patch.setattr(ledger, "print_line", told.append)
+                attentions = {name: variant(name, self.config.model, ALTERNATION).attention for name in names}
+                command._time_steps(self.config, self.resolved, attentions, batch, seconds, Stop())
+            (timing,) = told
+            return {name: Timing(timing["seconds"][name], None) for name in names}
 
         settings = StudySettings("s", self.names, 2, self.folder, False)
         variants = {name: variant(name, self.config.model, ALTERNATION) for name in self.names}
-        return planning.make_plan(self.config, settings, self.resolved, variants, time_steps)
+        return planning.make_plan(
+            self.config,
+            settings,
+            self.resolved,
+            variants,
+            time_steps,
+            time_together=time_together if together else None,
+        )
 
     def run(self, plan: dict[str, Any], name: str, machine: Machine, slower: float = 1.0) -> dict[str, Any]:
         """The finished record of a new run; its steps take `slower` times what they took when they were timed."""
@@ -169,6 +199,21 @@ def test_a_run_trains_as_long_as_it_may_within_a_tenth_and_all_of_a_plan_take_as
         "train_seconds": seen["B"][0]["clock"]["train"]
     }
     assert seen["RAALL"][0]["progress"]["iterations"] == seen["B"][0]["progress"]["iterations"]
+
+
+@pytest.mark.parametrize("noise", [*NOISES, slow_waves])
+@pytest.mark.parametrize("started", [0.0, 11.0, 22.0, 33.0])
+def test_steps_in_turn_give_the_ratio_of_the_classes_whatever_the_machine_does(
+    study: Study, noise: Noise, started: float
+) -> None:
+    machine = Machine(1, noise)
+    machine.seconds += started
+    classes = study.plan(machine, together=True)["classes"]
+    seconds = [classes[cost]["seconds_per_iteration"] for cost in ("standard", "learned-output")]
+    assert seconds[1] / seconds[0] == pytest.approx(
+        STEP["RALEARN"] / STEP["B"], rel=0.08 if noise is hiccups else 0.04
+    )
+    assert len({len(kind["samples"]) for kind in classes.values()}) == 1
 
 
 def test_what_evaluation_saving_and_compiling_cost_changes_neither_the_count_nor_the_training_clock(

@@ -1,5 +1,6 @@
 import dataclasses
 import statistics
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,40 @@ def test_a_time_budget_becomes_counts_and_fixed_patterns_share_theirs(config: Co
     assert counts["RALEARN"] == 2880 + WARM_UP_STEPS
     assert timed == ["B", "RALEARN"] * planning.ROUNDS
     assert planning.load_plan(tmp_path) == plan
+
+
+@pytest.mark.parametrize(("gib", "together"), [(40.0, True), (4.0, False)])
+def test_where_there_is_room_classes_are_timed_step_by_step_in_one_process(
+    config: Config, tmp_path: Path, gib: float, together: bool
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def alone(name: str, batch: BatchPlan, seconds: float) -> Timing:
+        asked.append((name,))
+        return Timing([2.0] * 20, 1)
+
+    def at_once(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+        asked.append(tuple(names))
+        return {name: Timing([2.0 if name == "B" else 2.5] * 20, None) for name in names}
+
+    settings = StudySettings("s", NAMES, 3, tmp_path, False)
+    small = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=1))
+    variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
+    plan = planning.make_plan(small, settings, resolved(gib), variants, alone, time_together=at_once)
+    assert asked == ([("B", "RALEARN")] if together else [("B",), ("RALEARN",)] * planning.ROUNDS)
+    if together:
+        assert plan["variants"]["B"]["iterations"] == 3600 + WARM_UP_STEPS
+        assert plan["variants"]["RALEARN"]["iterations"] == 2880 + WARM_UP_STEPS
+        assert {kind["peak_bytes"] for kind in plan["classes"].values()} == {None}
+
+
+def test_one_variant_alone_is_timed_in_a_process_of_its_own(config: Config, tmp_path: Path) -> None:
+    settings = StudySettings("s", ("B", "RAALL"), 3, tmp_path, False)
+    variants = {name: variant(name, config.model, ALTERNATION) for name in ("B", "RAALL")}
+    plan = planning.make_plan(
+        config, settings, resolved(), variants, steady({"B": 2.0}), time_together=lambda *_: {}
+    )
+    assert plan["classes"]["standard"]["peak_bytes"] == 1
 
 
 def test_classes_within_two_percent_share_a_count_and_others_do_not() -> None:
