@@ -17,7 +17,7 @@ from study.statistics import mean
 from study.timing import EARLY
 
 EQUAL = 0.995  # of one another's time, where nothing is known of what the rest is worth
-PARTS = 3  # of a run's tokens: over all but the first its loss shows what more training would have gained it
+SAFETY = 2.0  # times what the loss's own slope says that more training would have gained
 SETTLED = 0.9  # of a run's tokens: evaluations behind it are too close to the end to show a slope
 
 # why nobody knows
@@ -96,16 +96,16 @@ def of_time(own: Sequence[Run], others: Sequence[Run]) -> Allowance:
 
 
 def _slope(run: Run) -> float | None:
-    """Nats that the loss fell by for each unit of the logarithm of tokens: the most, from any evaluation in all but the
-    first of PARTS to the end.
+    """Nats that the loss fell by for each unit of the logarithm of tokens: the most, from any evaluation in the second
+    half to the end, times SAFETY.
 
-    Losses fall ever more slowly in the logarithm, so that it is more than further training would have gained; over less
-    of the run it need not be, where the learning rate decays. None without an evaluation in the first part, and where
-    the loss rose again: it may go on rising ever faster.
+    Losses fall ever more slowly in the logarithm, but they also fall with the learning rate: measured, further training
+    gained a third to a half of it (docs/results/2026-11-22-cpu-unequal-time.md). None without an evaluation by half of the
+    tokens, and where the loss rose again: it may go on rising ever faster.
     """
     end, final = _end(run), run.record["validation"]["loss"]
     curve = {tokens: loss for tokens, loss in losses(run.record).items() if 0 < tokens < end} | {end: final}
-    start = end / PARTS
+    start = end / 2
     before = max((tokens for tokens in curve if tokens <= start), default=0)
     if not before:
         return None
@@ -114,7 +114,7 @@ def _slope(run: Run) -> float | None:
     points = {start: curve[before] + share * (curve[after] - curve[before])}
     points |= {tokens: loss for tokens, loss in curve.items() if start < tokens <= SETTLED * end}
     slopes = [(loss - final) / math.log(end / tokens) for tokens, loss in points.items()]
-    return max(slopes) if min(slopes) >= 0 else None
+    return SAFETY * max(slopes) if min(slopes) >= 0 else None
 
 
 def _changes(runs: Sequence[Run]) -> list[tuple[str, list[Run], list[Run]]]:

@@ -25,7 +25,7 @@ UNKNOWN = {  # why a real change has no verdict at the end of its budget
     TIMES: "it ended neither at equal tokens nor at equal time",
     CARDS: "it ended at other tokens than the equivalent arms, on another card",
     SLOPES: "it ended neither at equal tokens nor at equal time, and what that may be worth is not known without "
-    "an evaluation in the first third of each run (a smaller CONFIG_EVAL_INTERVAL_TOKENS), nor where a loss rose again",
+    "an evaluation in the first half of each run (a smaller CONFIG_EVAL_INTERVAL_TOKENS), nor where a loss rose again",
 }
 ONE_SEED = "one seed, equivalent arms, differences are not evidence"
 
@@ -52,10 +52,10 @@ METHOD = f"""## Method
 - At the end of a time limit: counts of steps are timed before the first run, so that a variant may train for a little
   less or more time than the equivalent arms at its seeds, and end at other tokens. Those that had less would have
   gained the logarithm of the ratio of the times, times the fall of their own loss for each unit of the logarithm of
-  tokens: the most from any evaluation between a third and nine tenths of a run to its end, since a loss falls ever
-  more slowly in that logarithm. Seconds stand for training as far as the machine held its speed. There is no verdict
-  under {100 * EARLY:.0f} % of the time, between different cards, and where one of those that had less has no evaluation
-  in its first third or its loss rose again (but for times that agree within {100 * (1 - EQUAL):.1f} %).
+  tokens, and twice that is allowed for: the most from any evaluation between half and nine tenths of a run to its
+  end. Seconds stand for training as far as the machine held its speed. There is no verdict under {100 * EARLY:.0f} % of
+  the time, between different cards, and where one of those that had less has no evaluation in its first half or its
+  loss rose again (but for times that agree within {100 * (1 - EQUAL):.1f} %).
 - At equal tokens: a run of fewer steps is further on in its schedule there, and may have had lower learning rates. That
   puts it ahead late in a long training and behind in a short one, and no record tells by how much: there is a
   verdict at equal tokens between schedules of one length, as CONFIG_BUDGET_EQUAL_TOKENS=y gives them.
