@@ -100,8 +100,8 @@ def _slope(run: Run) -> float | None:
     half to the end, times SAFETY.
 
     Losses fall ever more slowly in the logarithm, but they also fall with the learning rate: measured, further training
-    gained a third to a half of it (docs/results/2026-11-22-cpu-unequal-time.md). None without an evaluation by half of the
-    tokens, and where the loss rose again: it may go on rising ever faster.
+    gained a third to a half of it (docs/results/2026-11-22-cpu-unequal-time.md). None without an evaluation by half of
+    the tokens, and where the loss rose again: it may go on rising ever faster.
     """
     end, final = _end(run), run.record["validation"]["loss"]
     curve = {tokens: loss for tokens, loss in losses(run.record).items() if 0 < tokens < end} | {end: final}

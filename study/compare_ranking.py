@@ -13,7 +13,6 @@ from itertools import combinations
 from ra.names import PATTERNS, is_equivalent
 from study.allowance import Allowance, of_time
 from study.compare_read import Study
-from study.report import Judged
 from study.runs import Run
 from study.statistics import (
     Interval,
@@ -25,6 +24,7 @@ from study.statistics import (
     t_tail,
     what_is_left,
 )
+from study.verdict import Judged
 
 NO_ORDER = "one seed: no ranking"
 ALL_CUT = "no run ended its schedule: no ranking"

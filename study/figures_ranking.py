@@ -10,7 +10,7 @@ from study.allowance import Allowance
 from study.evidence import Losses
 from study.figures import MARGIN, NARROW, SCALES, rounded, symbol
 from study.html import Figure, colour, text
-from study.report import Judged, Report
+from study.report import Report
 from study.runs import Run, losses
 from study.statistics import (
     CONFIDENCE,
@@ -21,6 +21,7 @@ from study.statistics import (
     perplexity_percent,
     t_quantile,
 )
+from study.verdict import Judged
 from study.words import unequal
 
 

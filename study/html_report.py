@@ -25,8 +25,9 @@ from study.html import (
     text,
     typeset,
 )
-from study.report import Judged, Report, Row, ended_runs
+from study.report import Report, Row, ended_runs
 from study.runs import BASELINE, losses
+from study.verdict import Judged
 from study.words import (
     CANNOT_TELL,
     change,

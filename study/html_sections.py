@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 from study import figures_final
 from study.html import Place, bullets, marked, note, section, swatch, table, text, typeset
+from study.method import METHOD
 from study.report import Report
 from study.runs import BASELINE, Run
-from study.words import METHOD, alike, by_item, by_window, not_of_seeds, perplexity, score, sentence, visible
+from study.words import alike, by_item, by_window, not_of_seeds, perplexity, score, sentence, visible
 
 LONG = 40  # runs, above which their list is folded
 MANY = 8  # notes, above which they are

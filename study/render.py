@@ -6,12 +6,12 @@ import html
 import re
 import textwrap
 
+from study.method import METHOD
 from study.report import Report, Row
 from study.runs import BASELINE
 from study.timing import time_limit
 from study.words import (
     CANNOT_TELL,
-    METHOD,
     alike,
     by_item,
     by_window,

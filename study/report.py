@@ -18,19 +18,14 @@ from study.evidence import Evidence, Losses, gather
 from study.runs import BASELINE, Run, losses, provenance, read_runs
 from study.scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.statistics import (
-    CONFIDENCE,
-    AgainstFloor,
     Interval,
     NoiseFloor,
-    against_floor,
-    holm,
     mean,
     mean_interval,
     noise_floor,
 )
 from study.timing import early, told_margin
-
-MATTERS = 0.1  # of half an interval: an allowance that is worth words
+from study.verdict import Judged, arms_of, fewest_arms, judge, widest
 
 
 @dataclass
@@ -58,47 +53,6 @@ class Row:
     mfu: float | None
     peak_memory_bytes: int | None
     cut: int  # runs whose schedule was cut
-
-
-@dataclass
-class Judged:
-    """A variant that is a real change, against the mean of the equivalent arms at the same seeds."""
-
-    variant: str
-    result: AgainstFloor
-    adjusted_p: float  # Holm's, over the variants judged together
-    judged_together: int
-    allowance: Allowance = NO_ALLOWANCE  # of the difference; adjusted_p is of what it leaves
-
-    def allowed(self, interval: Interval) -> Interval:
-        """The interval with room for all that the allowance may be worth."""
-        if self.allowance.move is None:
-            return Interval(interval.mean, -math.inf, math.inf, interval.count)
-        return interval.reaching(self.allowance.move)
-
-    @property
-    def beyond_noise(self) -> bool:
-        """Whether more may be said than "cannot tell"; of a variant that varies more, by its own spread as well."""
-        apart = all(self.allowed(interval).contains_zero is False for interval in self._tests)
-        return apart and self.adjusted_p < 1 - CONFIDENCE
-
-    @property
-    def allowance_matters(self) -> bool:
-        """Whether it moves a bound visibly, or decides."""
-        difference, move = self.result.difference, self.allowance.move
-        if move is None or difference.low is None:
-            return False
-        return self.is_owed or abs(move) > MATTERS * (difference.mean - difference.low)
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether it is the allowance that stands between the variant and a verdict."""
-        apart = all(interval.contains_zero is False for interval in self._tests)
-        return apart and any(self.allowed(interval).contains_zero for interval in self._tests)
-
-    @property
-    def _tests(self) -> list[Interval]:
-        return [self.result.difference, *([self.result.own] if self.result.varies_more else [])]
 
 
 @dataclass
@@ -168,8 +122,8 @@ def build(study_dir: Path) -> Report:
     final = _table(
         compared, [name for name in variants if name not in apart], lambda seen: seen["validation"]["loss"]
     )
-    floor = noise_floor(_arms(final))
-    judged = _judge(final, times)
+    floor = noise_floor(arms_of(final))
+    judged = judge(final, times)
     items = common_items([run.record for run in used])
     return Report(
         study=study_dir.resolve().name,
@@ -177,7 +131,7 @@ def build(study_dir: Path) -> Report:
         rows=[_row(name, used, short, final, level, items, schedules) for name in variants],
         floor=floor,
         judged=judged,
-        judged_equal_tokens=_judge(level, schedules),
+        judged_equal_tokens=judge(level, schedules),
         equal_tokens=tokens,
         same_point=bool(used) and all(run.record["progress"]["tokens"] == tokens for run in used),
         learned=_learned(used),
@@ -191,7 +145,7 @@ def build(study_dir: Path) -> Report:
         early=early(plan["budget"], ended),
         misplanned=apart,
         evidence=gather(
-            study_dir, used, compared, final, _fewest_arms(final), floor, _widest(judged)
+            study_dir, used, compared, final, fewest_arms(final), floor, widest(judged)
         ),
     )  # fmt: skip
 
@@ -201,53 +155,6 @@ def _table(used: list[Run], variants: list[str], value: Callable[[dict[str, Any]
         name: {run.seed: value(run.record) for run in used if run.variant == name and run.seed is not None}
         for name in variants
     }
-
-
-def _arms(table: Losses, seeds: list[int] | None = None) -> list[list[float]]:
-    """The losses of the equivalent arms at each of the seeds (all by default).
-
-    Arms that agree to the last bit are one arm under two names (RALATE and RAALT on two layers): counted once, so
-    that they do not make the noise look smaller.
-    """
-    if seeds is None:
-        seeds = sorted({seed for own in table.values() for seed in own})
-    arms = {name: own for name, own in table.items() if is_equivalent(name)}
-    return [list(dict.fromkeys(own[seed] for own in arms.values() if seed in own)) for seed in seeds]
-
-
-def _fewest_arms(table: Losses) -> list[int]:
-    """How many arms each seed has, at the seeds of the real change that has the fewest; of all where there is none."""
-    changes = [list(own) for name, own in table.items() if not is_equivalent(name)]
-    at_seeds = [_arms(table, seeds) for seeds in changes] or [_arms(table)]
-    counts = [[len(arms) for arms in found if arms] for found in at_seeds]
-    return min((found for found in counts if found), key=len, default=[])
-
-
-def _judge(table: Losses, allowances: Allowances) -> list[Judged]:
-    """Every real change that has arms. p-values are adjusted over those of which the allowance is known."""
-    floor = noise_floor(_arms(table))
-    results: dict[str, AgainstFloor] = {}
-    tested: dict[str, float | None] = {}
-    for name, own in table.items():
-        if not is_equivalent(name) and floor:
-            move = allowances.get(name, NO_ALLOWANCE).move
-            pairs = list(zip(own.values(), _arms(table, list(own)), strict=True))
-            result = against_floor(pairs, floor, move or 0.0)
-            if result:
-                results[name] = result
-                tested[name] = result.p_value if move is not None else None
-    known = {name: p for name, p in tested.items() if p is not None}
-    adjusted = dict(zip(known, holm(list(known.values())), strict=True))
-    return [
-        Judged(name, result, adjusted.get(name, 1.0), len(known), allowances.get(name, NO_ALLOWANCE))
-        for name, result in results.items()
-    ]
-
-
-def _widest(judged: list[Judged]) -> tuple[str, float] | None:
-    """The variant that was seen to vary most beyond the arms, and its spread over seeds in nats."""
-    found = [(seen.result.spread or 0.0, seen.variant) for seen in judged if seen.result.varies_more]
-    return (max(found)[1], max(found)[0]) if found else None
 
 
 def was_cut(seen: dict[str, Any]) -> bool:

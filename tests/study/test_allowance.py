@@ -63,7 +63,7 @@ def bend(study: Path, runs: Sequence[str], curve: Any) -> None:
 
 
 def slope(study: Path, runs: Sequence[str]) -> float:
-    """Twice the steepest fall a unit of ln(tokens) to the end, in the second half of the tokens, by numpy's own means."""
+    """Twice the steepest fall a unit of ln(tokens) to the end, in the second half of the tokens, by numpy's means."""
     found = []
     for run in runs:
         tokens, _, loss = history(study, run)

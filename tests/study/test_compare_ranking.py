@@ -16,8 +16,8 @@ from study.allowance import NO_ALLOWANCE, Allowance
 from study.compare_html import page
 from study.compare_ranking import NO_ORDER, Ranking
 from study.compare_render import markdown, terminal
-from study.report import Judged
 from study.statistics import AgainstFloor, Interval
+from study.verdict import Judged
 from tests.study.compared import VARIANTS, Change, Settings, a_record, a_study, put, unchanged
 
 ARMS = VARIANTS[:-1]
