@@ -12,6 +12,7 @@ from study.words import (
     CANNOT_TELL,
     ONE_CLASS,
     ONE_SEED,
+    freedom_text,
     inert,
     percent,
     sentence,
@@ -186,7 +187,7 @@ def ranking_note(ranking: Ranking) -> str:
     floor = ranking.floor
     noise = (
         f"noise floor {floor.sigma:.2g} nats ({percent(floor.sigma).lstrip('+')} of perplexity, "
-        f"{floor.freedom} degree{'' if floor.freedom == 1 else 's'} of freedom)"
+        f"{freedom_text(floor.freedom)})"
         if floor
         else "no noise floor"
     )

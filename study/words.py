@@ -218,7 +218,7 @@ def verdicts(report: Report) -> list[str]:
         lines.append(
             "Noise floor: runs of equivalent arms at one seed differ by a standard deviation of "
             f"{report.floor.sigma:.2g} nats ({percent(report.floor.sigma).lstrip('+')} of perplexity), "
-            f"{report.floor.freedom} degrees of freedom."
+            f"{freedom_text(report.floor.freedom)}."
         )
     if report.rows and max(len(row.seeds) for row in report.rows) == 1:
         lines.append(
@@ -251,6 +251,10 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
+def freedom_text(freedom: int) -> str:
+    return "1 degree of freedom" if freedom == 1 else f"{freedom} degrees of freedom"
+
+
 def seeds_text(count: int) -> str:
     return "one seed" if count == 1 else f"{count:,} seeds"
 
@@ -269,11 +273,11 @@ def visible(seen: Sensitivity | None) -> list[str]:
         return [
             "What this study can see is not known: no seed has two equivalent arms that differ, so no noise floor."
         ]
-    basis = f"two-sided 5 %, before Holm; noise floor as measured, {seen.freedom} degrees of freedom"
+    basis = f"two-sided 5 %, before Holm; noise floor as measured, {freedom_text(seen.freedom)}"
     if seen.wider:
         basis = (
             f"two-sided 5 %, before Holm; by the spread of {inert(seen.wider)}'s own runs, which vary more than the "
-            f"arms', {seen.seeds - 1} degrees of freedom"
+            f"arms', {freedom_text(seen.seeds - 1)}"
         )
     if seen.smallest > math.log(2):
         found = f"even a doubling of perplexity may go unseen ({basis})."
