@@ -38,9 +38,8 @@ NONE = "no study can tell"
 ALONE = "-"  # fewer than two studies rank it
 
 Losses = dict[str, dict[int, float]]  # variant -> seed -> final loss in nats
-Between = Callable[
-    [str, str], Allowance
-]  # of the difference of two variants, the first's loss minus the second's
+# of the difference of two variants, the first's loss minus the second's
+Between = Callable[[str, str], Allowance]
 Signs = dict[
     tuple[str, str], int
 ]  # -1: the first has the lower loss beyond noise, 1: the higher; else absent

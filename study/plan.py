@@ -75,8 +75,8 @@ def timed_in_turns(
     them at once; else ROUNDS turns of a process.
     """
     if time_together and len(examples) > 1:
-        timed_steps = time_together([*examples.values()], batch, seconds)
-        return {cost: timed_steps[name] for cost, name in examples.items()}
+        by_name = time_together([*examples.values()], batch, seconds)
+        return {cost: by_name[name] for cost, name in examples.items()}
     parts: dict[str, list[Timing]] = {cost: [] for cost in examples}
     rounds = ROUNDS if len(examples) > 1 else 1
     for _ in range(rounds):
