@@ -7,10 +7,10 @@
 RUNS_NAMED := $(RUN)
 ifdef PYTHON
 override RUN := $(PYTHON)
-SETUP := $(PYTHON) -m scripts.setup --as-it-is
+SETUP := $(PYTHON) -m scripts.dev.setup --as-it-is
 else
 override RUN := .venv/bin/python
-SETUP := python3 -m scripts.setup
+SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-main setup-tools setup-dev menuconfig savedefconfig olddefconfig \
@@ -21,7 +21,7 @@ all: setup-main  ## Set up what is missing, run what is missing, resume what was
 	@$(RUN) -m scripts.study
 
 help:  ## This list, and the defconfigs
-	@$(or $(PYTHON),python3) -m scripts.help
+	@$(or $(PYTHON),python3) -m scripts.dev.help
 
 defconfig-%: setup-base  ## Write .config; behind NAME +FRAGMENT..., behind the command CONFIG_X=v ...
 	@$(RUN) -m scripts.kconfig defconfig '$*'
@@ -72,16 +72,16 @@ memory: setup-tools  ## Peak memory of each variant, predicted and measured [TAR
 	@$(RUN) -m scripts.memory --target '$(TARGET)' --variants '$(VARIANTS)'
 
 check: setup-dev  ## The tests, the linter and the type checker
-	@$(RUN) -m scripts.check
+	@$(RUN) -m scripts.dev.check
 
 faults: setup-dev  ## Kill, starve and corrupt a small study in every way, and say what came of it (half an hour)
 	@$(RUN) -m tests.faults
 
 clean:  ## Remove caches and prepared data; results and .venv stay
-	@$(or $(PYTHON),python3) -m scripts.clean caches data
+	@$(or $(PYTHON),python3) -m scripts.dev.clean caches data
 
 mrproper:  ## Remove .config and .venv as well; results stay unless RESULTS=yes
-	@$(or $(PYTHON),python3) -m scripts.clean caches data config venv $(if $(filter yes,$(RESULTS)),results)
+	@$(or $(PYTHON),python3) -m scripts.dev.clean caches data config venv $(if $(filter yes,$(RESULTS)),results)
 
 setup-base setup-main setup-tools setup-dev: setup-%:
 	@$(SETUP) $*

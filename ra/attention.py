@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.again import into_product
-from gpt2.model import CausalSelfAttention
+from gpt2.model.recompute import into_product
+from gpt2.model.transformer import CausalSelfAttention
 
 
 class ReciprocalAttention(CausalSelfAttention):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpt2.batch import BatchPlan
-from gpt2.config import ModelConfig, OptimizerConfig
-from gpt2.model import GPT2, CausalSelfAttention
-from gpt2.step import Stepper
+from gpt2.config.batch import BatchPlan
+from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.model.transformer import GPT2, CausalSelfAttention
+from gpt2.train.step import Stepper
 from ra.names import reciprocal_layers
 from ra.settings import AlternationSettings
 from ra.variants import variant

@@ -1,6 +1,6 @@
 """The names of the variants, and which layers of each are reciprocal. Needs no torch.
 
-A new arrangement of layers is a row of PATTERNS; a new attention is a file in ra/own, whose name is the variant's.
+A new arrangement of layers is a row of PATTERNS; a new attention is a file in ra/custom, whose name is the variant's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from gpt2.errors import UserError
+from gpt2.system.errors import UserError
 
 LEARNED = "RALEARN"
 
@@ -26,7 +26,7 @@ PATTERNS: dict[str, Callable[[int], frozenset[int]] | None] = {
 LISTED = re.compile(r"RA:[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 
 
-OWN = Path(__file__).with_name("own")
+OWN = Path(__file__).with_name("custom")
 
 
 class VariantError(UserError, ValueError):
@@ -34,12 +34,12 @@ class VariantError(UserError, ValueError):
 
 
 def own_variants() -> list[str]:
-    """The variants that users added: the files in ra/own, in upper case."""
+    """The variants that users added: the files in ra/custom, in upper case."""
     return sorted(path.stem.upper() for path in OWN.glob("*.py") if not path.stem.startswith("_"))
 
 
 def is_own(name: str) -> bool:
-    """Whether the name is that of a file in ra/own (and not of a built-in variant)."""
+    """Whether the name is that of a file in ra/custom (and not of a built-in variant)."""
     return name not in PATTERNS and name in own_variants()
 
 
@@ -89,3 +89,10 @@ def _listed_layers(name: str, layers: int) -> frozenset[int]:
     if twice:
         raise VariantError(f"{name}: layer {twice[0]} is listed twice; list each layer once")
     return frozenset(chosen)
+
+
+ONE_CLASS = (
+    "B, RAEARLY, RALATE, RAALL, RAALT and RA:... are one function class with one initial distribution (a reciprocal "
+    "layer is a standard layer with W_Q and W_K renamed): differences among them are noise, and their spread is the "
+    "measured noise floor."
+)

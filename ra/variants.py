@@ -1,6 +1,6 @@
 """A variant's name -> the attention of each layer.
 
-To add a variant of your own, add one file: `ra/own/<name>.py` (lower case) with a function
+To add a variant of your own, add one file: `ra/custom/<name>.py` (lower case) with a function
 
     def attention(layer: int, spec: AttentionSpec) -> torch.nn.Module: ...
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from gpt2.config import ModelConfig
-from gpt2.model import CausalSelfAttention, keyed_generator
+from gpt2.config.config import ModelConfig
+from gpt2.model.transformer import CausalSelfAttention, keyed_generator
 from ra.attention import (
     LearnedAttention,
     LearnedHardAttention,
@@ -75,7 +75,7 @@ def _own(name: str, spec: AttentionSpec) -> Variant:
     """A user's variant; whatever is wrong with its file is a VariantError that names the line."""
     path = OWN / f"{name.lower()}.py"
     try:
-        own = importlib.import_module(f"ra.own.{path.stem}")
+        own = importlib.import_module(f"ra.custom.{path.stem}")
         with keyed_generator(0, name):  # whatever it draws: nobody else's draws change by this look at it
             first = own.attention(0, spec)
         if not isinstance(first, nn.Module):
@@ -87,7 +87,7 @@ def _own(name: str, spec: AttentionSpec) -> Variant:
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise VariantError(
-            f"{name}: ra/own/{path.name}{f', line {line}' if line else ''}: {message}; right: a "
+            f"{name}: ra/custom/{path.name}{f', line {line}' if line else ''}: {message}; right: a "
             "function attention(layer, spec) that gives a torch.nn.Module (README shows one)"
         ) from error
     return Variant(name, lambda layer: own.attention(layer, spec), name)

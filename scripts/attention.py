@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpt2 import record
-from gpt2.errors import UserError, run_command
-from gpt2.target import export_environment
+from gpt2.hardware.resolve import export_environment
+from gpt2.system import files
+from gpt2.system.errors import UserError, run_command
 
 
 def numbers(text: str, what: str) -> list[int]:
@@ -32,21 +32,21 @@ def main() -> int:
     if not arguments.runs:
         raise UserError("no run was named; right: make attention RUN=results/STUDY/runs/NAME")
     export_environment()
-    from study import attention
-    from study.attention_data import as_json, halves
-    from study.attention_html import page
+    from study.attention import inspect
+    from study.attention.data import as_json, halves
+    from study.attention.page import page
 
-    runs = [attention.load(path) for path in arguments.runs]
+    runs = [inspect.load(path) for path in arguments.runs]
     deep = min(run.config.model.layers for run in runs)
     wide = min(run.config.model.heads for run in runs)
-    layers = attention.pick(layers, deep, "layer", sorted({0, deep - 1}))
-    heads = attention.pick(heads, wide, "head", [0])
-    ids, text = attention.choose_text(runs, arguments.text)
-    seen = [attention.look(run, ids, layers, heads) for run in runs]
+    layers = inspect.pick(layers, deep, "layer", sorted({0, deep - 1}))
+    heads = inspect.pick(heads, wide, "head", [0])
+    ids, text = inspect.choose_text(runs, arguments.text)
+    seen = [inspect.look(run, ids, layers, heads) for run in runs]
     try:
         for path, one in zip(arguments.runs, seen, strict=True):
-            record.write_json(path / "attention.json", as_json(one, text))
-        record.write_text(arguments.runs[0] / "attention.html", page(seen, text))
+            files.write_json(path / "attention.json", as_json(one, text))
+        files.write_text(arguments.runs[0] / "attention.html", page(seen, text))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}") from error
     print(f"{text.tokens:,} tokens: {text.source}")

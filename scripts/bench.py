@@ -14,8 +14,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2.errors import UserError, run_command
-from gpt2.target import ResolvedTarget, export_environment
+from gpt2.hardware.resolve import ResolvedTarget, export_environment
+from gpt2.system import files
+from gpt2.system.errors import UserError, run_command
 from scripts.bench_case import BLOCK, serve
 
 if TYPE_CHECKING:
@@ -38,14 +39,13 @@ def keep(
     out: Path, resolved: ResolvedTarget, found: dict[str, Any], schema: int = 1, complete: bool = True
 ) -> None:
     """Write what a bench of the family found, with when, where and under what; say so where it is all."""
-    from gpt2 import record
-    from gpt2.environment import record as environment
+    from gpt2.artifacts.provenance import record as environment
 
     out.parent.mkdir(parents=True, exist_ok=True)
     stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     card = {"device": resolved.device_name, "dtype": resolved.dtype, "target": resolved.target.name}
     head = {"schema": schema, "created": stamp, "complete": complete, **card}
-    record.write_json(out, {**head, "environment": environment(), **found})
+    files.write_json(out, {**head, "environment": environment(), **found})
     if complete:
         tell(f"written: {out}")
 
@@ -66,12 +66,12 @@ def main() -> int:
     if arguments.case:
         serve(**json.loads(arguments.case))
         return 0
-    from gpt2 import target
-    from gpt2.config import ANY_TARGET
+    from gpt2.config.config import ANY_TARGET
+    from gpt2.hardware import resolve
     from study import bench
-    from study.memory import free_bytes
+    from study.memory.micro_batch import free_bytes
 
-    resolved = target.resolve(ANY_TARGET)
+    resolved = resolve.resolve(ANY_TARGET)
     kind = resolved.device_type
     usual = bench.DEFAULTS[kind]
     rounds = usual[0] if arguments.rounds is None else arguments.rounds

@@ -15,14 +15,15 @@ from contextlib import AbstractContextManager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from gpt2.hardware import attention_kernels
 from study.bench_shapes import AGAIN, PLAIN
 
 if TYPE_CHECKING:
-    from gpt2.batch import BatchPlan
-    from gpt2.config import OptimizerConfig
-    from gpt2.memory import PeakMeter
-    from gpt2.step import Stepper
-    from gpt2.target import ResolvedTarget
+    from gpt2.config.batch import BatchPlan
+    from gpt2.config.config import OptimizerConfig
+    from gpt2.hardware.resolve import ResolvedTarget
+    from gpt2.train.peak_memory import PeakMeter
+    from gpt2.train.step import Stepper
 
 WARM_UP = 3  # steps that compile and take memory
 BLOCK = 8  # steps of a GPU from one synchronisation to the next; more where a gate's every k-th needs it
@@ -31,12 +32,11 @@ Step = Callable[[int], Any]  # of an iteration
 
 def serve(shape: dict[str, Any], case: str, micro: int) -> None:
     """Warm up, then for each line of seconds that comes in time steps for so long and answer with what was seen."""
-    from gpt2 import target
-    from gpt2.config import ANY_TARGET
-    from gpt2.memory import PeakMeter
-    from gpt2.train import device_synchroniser
+    from gpt2.config.config import ANY_TARGET
+    from gpt2.train.peak_memory import PeakMeter
+    from gpt2.train.trainer import device_synchroniser
 
-    resolved = target.make_ready(ANY_TARGET, model_of(shape))
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_of(shape))
     synchronise = device_synchroniser(resolved.device) if resolved.device != "cpu" else None
     meter = PeakMeter(resolved.device)
     step, flops, nanogpt = step_of(shape, case, micro, resolved)
@@ -119,20 +119,21 @@ def kernels(case: str, resolved: ResolvedTarget) -> AbstractContextManager[Any]:
     """Which attention kernels torch may take while a case compiles and runs: ours the target's fused ones, as in
     training; the plain step whichever torch prefers by itself, as a user would have it. And whether activations are
     made again in backward."""
-    from gpt2 import again, target
+    from gpt2.hardware import attention_kernels
+    from gpt2.model import recompute
 
     if case == PLAIN:
         return contextlib.nullcontext()
     stack = contextlib.ExitStack()
-    stack.enter_context(target.attention_context(resolved, 0.0))
+    stack.enter_context(attention_kernels.attention_context(resolved, 0.0))
     if case.endswith(AGAIN):
-        stack.enter_context(again.activations_again())
+        stack.enter_context(recompute.activations_again())
     return stack
 
 
 def batch_of(shape: dict[str, Any], micro: int) -> BatchPlan:
     """How an optimizer step is put together; BatchError where the micro-batch does not divide it."""
-    from gpt2.batch import plan_batch
+    from gpt2.config.batch import plan_batch
 
     return plan_batch(shape.get("effective") or micro, micro, 1, shape["block_size"])
 
@@ -143,7 +144,7 @@ def step_of(
     """An optimizer step on a fixed random batch, and its FLOPs a token by the project's formula and nanoGPT's."""
     import torch
 
-    from gpt2.config import VOCABULARY
+    from gpt2.config.config import VOCABULARY
 
     step, flops, nanogpt = (plain_step if case == PLAIN else our_step)(shape, case, micro, resolved)
     size_ET = (batch_of(shape, micro).effective, shape["block_size"] + 1)
@@ -155,7 +156,7 @@ def step_of(
 def plain_step(
     shape: dict[str, Any], case: str, micro: int, resolved: ResolvedTarget
 ) -> tuple[Any, float, float]:
-    from gpt2.config import PADDED_VOCABULARY
+    from gpt2.config.config import PADDED_VOCABULARY
     from study.plain import PlainShape, PlainStep
 
     sizes: dict[str, int] = {name: shape[name] for name in ("layers", "heads", "width", "block_size")}
@@ -185,7 +186,7 @@ def stepper_of(
     learning_rate: float = 1e-4,
 ) -> Stepper:
     """What makes our steps, compiled on a GPU as in training."""
-    from gpt2.step import Stepper
+    from gpt2.train.step import Stepper
 
     model, attention = model_and_attention(shape, case)
     return Stepper(
@@ -202,7 +203,7 @@ def stepper_of(
 
 def optimizer(learning_rate: float = 1e-4) -> OptimizerConfig:
     """What the plain step has as well: a constant rate, weight decay 0.1, gradients clipped at norm 1."""
-    from gpt2.config import OptimizerConfig
+    from gpt2.config.config import OptimizerConfig
 
     return OptimizerConfig(
         learning_rate=learning_rate,
@@ -217,7 +218,7 @@ def optimizer(learning_rate: float = 1e-4) -> OptimizerConfig:
 
 
 def model_of(shape: dict[str, Any]) -> Any:
-    from gpt2.config import ModelConfig
+    from gpt2.config.config import ModelConfig
 
     return ModelConfig(
         shape["name"], shape["layers"], shape["heads"], shape["width"], shape["block_size"], 0.0
@@ -241,7 +242,7 @@ def mix_of(case: str) -> tuple[str, int]:
 
 
 def our_model(shape: dict[str, Any], case: str) -> Any:
-    from gpt2.step import build_model
+    from gpt2.train.step import build_model
 
     return build_model(*model_and_attention(shape, case))
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2.errors import UserError, run_command
-from gpt2.target import export_environment
+from gpt2.hardware import attention_kernels
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
 from scripts.bench import at_least, keep, tell
 from study.bench_shapes import Sizes, named
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpt2.target import ResolvedTarget
+    from gpt2.hardware.resolve import ResolvedTarget
 
 OUT = Path("results/bench-curves.json")
 SEEDS = 3
@@ -51,14 +52,14 @@ def main() -> int:
     arguments = parser.parse_args()
     export_environment()
     at_least(2, arguments.rounds, ", since the noise is that among seeds")
-    from gpt2 import target
-    from gpt2.config import ANY_TARGET
+    from gpt2.config.config import ANY_TARGET
+    from gpt2.hardware import resolve
     from scripts.bench_case import model_of
     from study import loss_curves
 
-    kind = target.resolve(ANY_TARGET).device_type
+    kind = resolve.resolve(ANY_TARGET).device_type
     shape = named(SHAPES[kind], arguments.shape)
-    resolved = target.make_ready(ANY_TARGET, model_of(dataclasses.asdict(shape)))
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_of(dataclasses.asdict(shape)))
     if kind != "cpu" and resolved.dtype != "bfloat16":
         raise UserError(f"the plain step is bfloat16 on a GPU and ours would be {resolved.dtype} on this one")
     tell(f"{resolved.device_name}, {resolved.dtype}; {shape.name}, {shape.steps} steps")
@@ -84,8 +85,8 @@ def text_tokens() -> Tensor:
     """Token ids of the text that is always there, (n,) int64, at most TOKENS."""
     import torch
 
-    from gpt2 import tokenizer
-    from gpt2.corpus import embedded_files
+    from gpt2.data import tokenizer
+    from gpt2.data.sources import embedded_files
 
     encoding, ids = tokenizer.load(), list[int]()
     for path in embedded_files():
@@ -111,9 +112,8 @@ def both(
     shape: Shape, seed: int, batches: list[Tensor], resolved: ResolvedTarget
 ) -> tuple[list[float], list[float]]:
     """Losses of our steps and of the plain ones from the same weights on the same batches, one model at a time."""
-    from gpt2 import target
 
-    with target.attention_context(resolved, 0.0):
+    with attention_kernels.attention_context(resolved, 0.0):
         ours = losses_of(our_step(shape, seed, resolved), batches, resolved.device)
     return ours, losses_of(plain_step(shape, seed, resolved), batches, resolved.device)
 
@@ -133,9 +133,9 @@ def our_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Ten
 
 def plain_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
     """The plain step from our first weights. Its vocabulary is not padded: padding would be in its softmax."""
-    from gpt2.config import VOCABULARY
-    from gpt2.model import initialise
-    from gpt2.step import build_model
+    from gpt2.config.config import VOCABULARY
+    from gpt2.model.transformer import initialise
+    from gpt2.train.step import build_model
     from scripts.bench_case import model_of
     from study.plain import PlainShape, PlainStep, take_weights
 

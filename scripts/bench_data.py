@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpt2 import data
-from gpt2.config import DataConfig
-from gpt2.corpus import embedded_files
-from gpt2.errors import run_command
+from gpt2.config.config import DataConfig
+from gpt2.data import dataset
+from gpt2.data.sources import embedded_files
+from gpt2.system.errors import run_command
 from study.bench import BenchError
 from study.growth import columns
 
@@ -96,10 +96,10 @@ def prepare(texts: Path, into: Path) -> dict[str, Any]:
     """
     config = DataConfig("files", (str(texts / "*"),), 0, into, 0)
     began = time.perf_counter()
-    directory = data.prepare(config, report=lambda line: None)
+    directory = dataset.prepare(config, report=lambda line: None)
     seconds = time.perf_counter() - began
-    manifest = data.verify(directory)
-    tokens = sum(manifest["splits"][split]["tokens"] for split in data.SPLITS)
+    manifest = dataset.verify(directory)
+    tokens = sum(manifest["splits"][split]["tokens"] for split in dataset.SPLITS)
     unit = 1 if sys.platform == "darwin" else 1024
     return {
         "tokens": tokens,

@@ -19,19 +19,21 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gpt2.errors import run_command
-from gpt2.target import export_environment
+from gpt2.hardware import attention_kernels
+from gpt2.hardware.gpu_specs import TARGETS
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import run_command
 from scripts.bench import at_least, keep, tell
 from study.bench_shapes import Sizes, named
-from study.child import keep_heap
+from study.runner.child_process import keep_heap
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpt2.config import Config
-    from gpt2.hellaswag import Item
-    from gpt2.memory import PeakMeter
-    from gpt2.target import ResolvedTarget
+    from gpt2.config.config import Config
+    from gpt2.eval.hellaswag import Item
+    from gpt2.hardware.resolve import ResolvedTarget
+    from gpt2.train.peak_memory import PeakMeter
     from study.evaluation_cost import Sample
 
 OUT = Path("results/bench-evaluation.json")
@@ -76,14 +78,14 @@ def main() -> int:
     arguments = parser.parse_args()
     export_environment()
     at_least(1, arguments.rounds)
-    from gpt2 import target
-    from gpt2.config import ANY_TARGET
+    from gpt2.config.config import ANY_TARGET
+    from gpt2.hardware import resolve
     from scripts.bench_case import model_of
     from study import evaluation_cost as cost
 
-    kind = target.resolve(ANY_TARGET).device_type
+    kind = resolve.resolve(ANY_TARGET).device_type
     shape = named(SHAPES[kind], arguments.shape)
-    resolved = target.make_ready(ANY_TARGET, model_of(dataclasses.asdict(shape)))
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_of(dataclasses.asdict(shape)))
     print(f"{resolved.device_name}, {resolved.dtype}; {shape.name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         config = study_config(Path(folder))
@@ -109,7 +111,7 @@ def main() -> int:
     samples, rates = in_turn(shape, resolved, made, arguments.rounds, arguments.seconds, partly)
     rows = cost.table(samples, rates, whole)
     print(cost.text(rows, whole))
-    goal_card = target.TARGETS[cost.GOAL_CARD].peak_flops
+    goal_card = TARGETS[cost.GOAL_CARD].peak_flops
     if resolved.target.peak_flops and goal_card:
         print(cost.verdict(rows, resolved.target.peak_flops, goal_card))
     keep(OUT, resolved, found | {"rows": rows})
@@ -125,12 +127,11 @@ def in_turn(
     partly: Callable[[list[Sample]], None],
 ) -> tuple[list[Sample], dict[str, float]]:
     """Every case's evaluation once a round, then its training tokens/s. partly: called with all samples so far."""
-    from gpt2 import target
-    from gpt2.memory import PeakMeter
+    from gpt2.train.peak_memory import PeakMeter
 
     samples: list[Sample] = []
     rates: dict[str, float] = {}
-    with target.attention_context(resolved, 0.0):
+    with attention_kernels.attention_context(resolved, 0.0):
         meter = PeakMeter(resolved.device)
         for number in range(rounds):
             for case in CASES:
@@ -158,8 +159,8 @@ def study_config(folder: Path) -> Config:
 
 def own_items_file(default: Config) -> Path | None:
     """The items that .config names or that were downloaded before, if there are any; nothing is downloaded."""
-    from gpt2.config import load_config
-    from gpt2.hellaswag import FILE_NAME
+    from gpt2.config.config import load_config
+    from gpt2.eval.hellaswag import FILE_NAME
 
     config = load_config(".config") if Path(".config").is_file() else default
     path = config.evaluation.hellaswag_file or config.data.directory / FILE_NAME
@@ -170,8 +171,9 @@ def material(shape: Shape, validation_tokens: int, file: Path | None, seed: int 
     """Random token ids as validation windows; the items of the file, or items as long as the real ones."""
     import numpy as np
 
-    from gpt2 import hellaswag, tokenizer
-    from gpt2.config import VOCABULARY
+    from gpt2.config.config import VOCABULARY
+    from gpt2.data import tokenizer
+    from gpt2.eval import hellaswag
     from study import evaluation_cost as cost
 
     encoding = tokenizer.load()
@@ -198,8 +200,8 @@ def training_rate(shape: Shape, case: str, resolved: ResolvedTarget, seconds: fl
     """Tokens/s of training steps, compiled on a GPU: a run's speed is how many validations it comes to."""
     import torch
 
-    from gpt2.config import VOCABULARY
-    from gpt2.train import device_synchroniser
+    from gpt2.config.config import VOCABULARY
+    from gpt2.train.trainer import device_synchroniser
     from scripts.bench_case import stepper_of
 
     synchronise = device_synchroniser(resolved.device)
@@ -225,10 +227,12 @@ def one_turn(shape: Shape, case: str, resolved: ResolvedTarget, made: Material, 
     """
     import torch
 
-    from gpt2 import evaluate, hellaswag, tokenizer
-    from gpt2.model import initialise
-    from gpt2.step import autocast, build_model
-    from gpt2.train import device_synchroniser
+    from gpt2.data import tokenizer
+    from gpt2.eval import hellaswag
+    from gpt2.eval import validation as evaluate
+    from gpt2.model.transformer import initialise
+    from gpt2.train.step import autocast, build_model
+    from gpt2.train.trainer import device_synchroniser
     from scripts.bench_case import model_and_attention
     from study import evaluation_cost as cost
 

@@ -22,8 +22,8 @@ from pathlib import Path  # noqa: E402
 from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
-from gpt2.errors import UserError, run_command  # noqa: E402
-from gpt2.target import export_environment  # noqa: E402
+from gpt2.hardware.resolve import export_environment  # noqa: E402
+from gpt2.system.errors import UserError, run_command  # noqa: E402
 from scripts.bench import at_least, tell  # noqa: E402
 from study.bench_process import BenchError  # noqa: E402
 
@@ -72,7 +72,7 @@ def measure(folder: Path, name: str, rounds: int, **values: str) -> list[dict[st
 
     The study is prepared first.
     """
-    from gpt2 import record
+    from gpt2.artifacts import run_record
     from scripts.bench_studies import prepare, study_in
 
     fixed = {"HELLASWAG": "n", "GPT2_MAX_TIME": "0", "GPT2_MAX_ITERS": "20", "DATA_DIR": str(folder / "data")}
@@ -80,7 +80,7 @@ def measure(folder: Path, name: str, rounds: int, **values: str) -> list[dict[st
     prepare(study)
     variant, seen = study.settings.variants[0], []
     for number in range(rounds):
-        run_dir = study.directory / "runs" / record.run_name(variant, number)
+        run_dir = study.directory / "runs" / run_record.run_name(variant, number)
         run_dir.mkdir(parents=True)
         start = one_start([str(study.directory), variant, str(number)], run_dir / "log.txt")
         seen.append(start | {"compiles": study.config.target.compile})
@@ -89,7 +89,7 @@ def measure(folder: Path, name: str, rounds: int, **values: str) -> list[dict[st
 
 def one_start(arguments: list[str], log: Path) -> dict[str, Any]:
     """Start a training process as the study does, and hear its parts."""
-    from study.child import Child
+    from study.runner.child_process import Child
 
     began = time.monotonic()
     child = Child(arguments, log, module="scripts.bench_first_step")
@@ -104,10 +104,10 @@ def one_start(arguments: list[str], log: Path) -> dict[str, Any]:
 
 def inside() -> int:
     """scripts.train with marks at the ends of the parts; the process ends with its first step."""
-    from gpt2 import train
+    from gpt2.train import trainer
     from ra import variants  # noqa: F401  (what scripts.train imports for a run)
     from scripts import train as script
-    from study import memory, plan  # noqa: F401
+    from study.runner import plan  # noqa: F401
 
     marks = [ENTERED, time.monotonic()]
 
@@ -118,7 +118,7 @@ def inside() -> int:
                 marks.append(time.monotonic())
             value = function(*arguments, **named)
             if after:
-                train.device_synchroniser(arguments[0].device)()
+                trainer.device_synchroniser(arguments[0].device)()
                 marks.append(time.monotonic())
             return value
 
@@ -130,9 +130,9 @@ def inside() -> int:
         print(json.dumps({"event": EVENT, "marks": marks, "loaded": loaded}), flush=True)
         os._exit(0)
 
-    step = train.Stepper.step
-    train.Stepper.__init__ = marked(train.Stepper.__init__, True, True)  # type: ignore[method-assign]
-    train.Stepper.step = first_step  # type: ignore[method-assign,assignment]
+    step = trainer.Stepper.step
+    trainer.Stepper.__init__ = marked(trainer.Stepper.__init__, True, True)  # type: ignore[method-assign]
+    trainer.Stepper.step = first_step  # type: ignore[method-assign,assignment]
     return script.main()
 
 

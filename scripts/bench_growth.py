@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2.errors import UserError, run_command
+from gpt2.system.errors import UserError, run_command
 from scripts.bench import keep, tell
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def main() -> int:
         return 0
     if arguments.shape not in ("", *PARTS):
         raise UserError(f"no part is called {arguments.shape!r}; there are {', '.join(PARTS)}")
-    from gpt2 import target
-    from gpt2.config import ANY_TARGET
+    from gpt2.config.config import ANY_TARGET
+    from gpt2.hardware import resolve
     from study import growth
     from study.bench import INTERVAL
 
-    resolved = target.resolve(ANY_TARGET)
+    resolved = resolve.resolve(ANY_TARGET)
     on_cpu = resolved.device == "cpu"
     usual = DEFAULTS[resolved.device_type]
     rounds = usual[0] if arguments.rounds is None else arguments.rounds
@@ -102,7 +102,7 @@ def one_series(
 
 def numbers(series: Series, samples: dict[str, list[Sample]], on_cpu: bool) -> dict[str, Any]:
     """What is written of a series."""
-    from gpt2.loss import CHUNK_ROWS
+    from gpt2.model.loss import CHUNK_ROWS
     from study import growth
 
     rows = growth.table(series, samples)
@@ -120,12 +120,12 @@ def peak(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
     """
     import torch
 
-    from gpt2 import target
-    from gpt2.memory import PeakMeter
-    from gpt2.work import Work
+    from gpt2.hardware.cpu import cpu_threads
+    from gpt2.memory.workload import Work
+    from gpt2.train.peak_memory import PeakMeter
     from scripts.bench_case import model_and_attention, optimizer
 
-    torch.set_num_threads(target.cpu_threads(0))
+    torch.set_num_threads(cpu_threads(0))
 
     def step(layers: int, heads: int, width: int, block_size: int) -> PeakMeter:
         sizes = {"name": "bench", "layers": layers, "heads": heads, "width": width, "block_size": block_size}

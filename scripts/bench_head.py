@@ -2,7 +2,7 @@
 
 python -m scripts.bench_head [--rounds N] [--shape ROWS]   writes results/bench-head.json
 
-Of GPT-2 124M. ours: gpt2.loss, compiled where training compiles it. full: all logits at once, on a GPU compiled
+Of GPT-2 124M. ours: gpt2.model.loss, compiled where training compiles it. full: all logits at once, on a GPU compiled
 and with the padding that ours has. torch: its own linear_cross_entropy (from 2.13 on) without padding, with the chunks
 that it chooses and with as many rows as ours.
 """
@@ -21,15 +21,16 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gpt2.errors import UserError, run_command
-from gpt2.target import export_environment
+from gpt2.hardware import attention_kernels
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
 from scripts.bench import at_least, keep, tell
-from study.child import keep_heap
+from study.runner.child_process import keep_heap
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpt2.target import ResolvedTarget
+    from gpt2.hardware.resolve import ResolvedTarget
 
 OUT = Path("results/bench-head.json")
 WIDTH, HEADS = 768, 12
@@ -52,14 +53,13 @@ def main() -> int:
     at_least(1, arguments.rounds)
     if arguments.shape and not (arguments.shape.isdecimal() and int(arguments.shape)):
         raise UserError(f"--shape {arguments.shape!r}; right: a number of rows, such as {ROWS['cpu']}")
-    from gpt2 import target
-    from gpt2.config import ANY_TARGET
+    from gpt2.config.config import ANY_TARGET
     from scripts.bench_case import model_of
     from study.bench_shapes import Shape
     from study.bench_table import INTERVAL
 
     model = model_of(dataclasses.asdict(Shape("head", 1, HEADS, WIDTH, 64, ())))
-    resolved = target.make_ready(ANY_TARGET, model)
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model)
     rows = int(arguments.shape or ROWS[resolved.device_type])
     tell(f"{resolved.device_name}, {resolved.dtype}; {rows} rows of {WIDTH}, GPT-2's vocabulary")
     found = measure(ways(resolved.device), rows, arguments.rounds, resolved)
@@ -73,8 +73,8 @@ def ways(device: str) -> dict[str, Loss]:
     """By name. weight_VC has the padding that ours wants; the others get the rows of the vocabulary alone."""
     import torch
 
-    from gpt2.config import VOCABULARY
-    from gpt2.loss import CHUNK_ROWS, chunk_loss, chunk_loss_in_parts, linear_cross_entropy
+    from gpt2.config.config import VOCABULARY
+    from gpt2.model.loss import CHUNK_ROWS, chunk_loss, chunk_loss_in_parts, linear_cross_entropy
 
     on_cpu = device == "cpu"
     chunk = chunk_loss_in_parts if on_cpu else torch.compile(chunk_loss)
@@ -100,7 +100,7 @@ def ways(device: str) -> dict[str, Loss]:
 def full(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     import torch.nn.functional as F
 
-    from gpt2.config import VOCABULARY
+    from gpt2.config.config import VOCABULARY
 
     return F.cross_entropy(F.linear(x, weight[:VOCABULARY]), targets)
 
@@ -110,7 +110,7 @@ def full_padded(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     import torch
     import torch.nn.functional as F
 
-    from gpt2.config import VOCABULARY
+    from gpt2.config.config import VOCABULARY
 
     padding_V = torch.arange(weight.shape[0], device=x.device) >= VOCABULARY
     return F.cross_entropy(F.linear(x, weight).masked_fill(padding_V, float("-inf")), targets)
@@ -119,7 +119,7 @@ def full_padded(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def torchs(x: Tensor, weight: Tensor, targets: Tensor, options: Any) -> Tensor:
     import torch.nn.functional as F
 
-    from gpt2.config import VOCABULARY
+    from gpt2.config.config import VOCABULARY
 
     loss: Tensor = F.linear_cross_entropy(x, weight[:VOCABULARY], targets, options=options)
     return loss
@@ -160,7 +160,7 @@ def inputs_of(rows: int, resolved: ResolvedTarget) -> tuple[Tensor, Tensor, Tens
     """x (rows, WIDTH) and the padded head, which want gradients, in float32, and targets."""
     import torch
 
-    from gpt2.config import PADDED_VOCABULARY, VOCABULARY
+    from gpt2.config.config import PADDED_VOCABULARY, VOCABULARY
 
     draw = torch.Generator().manual_seed(0)
     x_NC = torch.randn(rows, WIDTH, generator=draw)
@@ -172,8 +172,8 @@ def inputs_of(rows: int, resolved: ResolvedTarget) -> tuple[Tensor, Tensor, Tens
 
 def one_pass(way: Loss, inputs: tuple[Tensor, Tensor, Tensor], resolved: ResolvedTarget) -> float:
     """Forward and backward in the precision of training; the loss, for which a GPU is waited for."""
-    from gpt2.step import autocast
-    from gpt2.train import device_synchroniser
+    from gpt2.train.step import autocast
+    from gpt2.train.trainer import device_synchroniser
 
     x_NC, weight_VC, targets_N = inputs
     with autocast(resolved.device, resolved.dtype):
@@ -188,7 +188,8 @@ def peak_of(work: Callable[[], Any], device: str) -> int:
     """Bytes that the allocator gave out at most while `work` ran, beyond those it had given out before."""
     import torch
 
-    from gpt2.memory import AllocatorListener, PeakMeter
+    from gpt2.memory.measure import AllocatorListener
+    from gpt2.train.peak_memory import PeakMeter
 
     meter: Any = AllocatorListener(0) if device == "cpu" else PeakMeter(device)
     before = 0 if device == "cpu" else torch.cuda.memory_allocated(device)

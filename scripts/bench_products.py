@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.errors import UserError, run_command
-from gpt2.target import export_environment
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
 from scripts.bench import at_least, keep
 from study.bench_table import told
-from study.child import keep_heap
+from study.runner.child_process import keep_heap
 
 OUT = Path("results/bench-products.json")
 WIDTHS = (64, 128, 192, 256, 320, 384, 512, 768, 1024)
@@ -44,29 +44,31 @@ def main() -> int:
     parser.add_argument("--shape", default="", help="one width only")
     arguments = parser.parse_args()
     export_environment()
-    from gpt2 import linear, target
-    from gpt2.config import TargetConfig
+    from gpt2.config.config import TargetConfig
+    from gpt2.hardware import resolve
+    from gpt2.hardware.cpu import cpu_threads
+    from gpt2.model import cpu_linear
     from study.bench import INTERVAL
 
     at_least(1, arguments.rounds)
     if arguments.shape and not arguments.shape.isdecimal():
         raise UserError(f"--shape {arguments.shape!r}; right: a width, such as {WIDTHS[-2]}")
-    if not linear.offered():
+    if not cpu_linear.offered():
         raise UserError("this torch has no oneDNN product to compare with; training uses F.linear throughout")
     cpu = TargetConfig("cpu", "float32", False, 0, "auto", False)
-    resolved = target.resolve(cpu)
+    resolved = resolve.resolve(cpu)
     widths = [int(arguments.shape)] if arguments.shape else WIDTHS
-    print(f"{resolved.device_name}, float32, {target.cpu_threads(0)} threads")
+    print(f"{resolved.device_name}, float32, {cpu_threads(0)} threads")
     import torch
 
-    torch.set_num_threads(target.cpu_threads(0))
+    torch.set_num_threads(cpu_threads(0))
     rows = []
     for width in widths:
         rows += measure(width, arguments.rounds)
         print(text(rows[-len(PARTS) :], head=width == widths[0]), flush=True)
     print(
         f"Ratio: speed of oneDNN's product over F.linear's within a round, median [{INTERVAL}]. "
-        f"oneDNN's is used from width {linear.WIDE} on, in the head from {linear.HEAD_WIDE}."
+        f"oneDNN's is used from width {cpu_linear.WIDE} on, in the head from {cpu_linear.HEAD_WIDE}."
     )
     keep(OUT, resolved, {"rows": [dataclasses.asdict(row) for row in rows]})
     return 0
@@ -77,9 +79,9 @@ def measure(width: int, rounds: int) -> list[Row]:
     import torch
     import torch.nn.functional as F
 
-    from gpt2 import linear
-    from gpt2.config import VOCABULARY
-    from gpt2.loss import CHUNK_ROWS
+    from gpt2.config.config import VOCABULARY
+    from gpt2.model import cpu_linear
+    from gpt2.model.loss import CHUNK_ROWS
     from study.bench import spread
 
     found = []
@@ -94,7 +96,7 @@ def measure(width: int, rounds: int) -> list[Row]:
             usual = lambda: torch.mm(x_NC, weight_MC.T, out=out_NM)  # noqa: B023, E731
         times: list[tuple[float, float]] = []
         for _ in range(rounds + 1):  # the first one settles caches and kernels
-            times.append((seconds(usual), seconds(lambda: linear.product(x_NC, weight_MC))))  # noqa: B023
+            times.append((seconds(usual), seconds(lambda: cpu_linear.product(x_NC, weight_MC))))  # noqa: B023
         ratio = spread([a / b for a, b in times[1:]])
         assert ratio
         flops = [2 * N * M * width / sorted(each)[rounds // 2] for each in zip(*times[1:], strict=True)]

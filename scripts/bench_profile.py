@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gpt2.errors import UserError, run_command
-from gpt2.target import export_environment
+from gpt2.hardware import attention_kernels
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
 from scripts.bench import at_least, keep, tell
 from study.bench_process import FIRST_ANSWER, BenchError, surroundings, why
 from study.bench_shapes import Shape
@@ -40,11 +41,11 @@ def main() -> int:
         print(json.dumps(profile(**json.loads(arguments.case))))
         return 0
     at_least(1, arguments.rounds)
-    from gpt2 import target
-    from gpt2.config import ANY_TARGET
+    from gpt2.config.config import ANY_TARGET
+    from gpt2.hardware import resolve
     from study import bench
 
-    resolved = target.resolve(ANY_TARGET)
+    resolved = resolve.resolve(ANY_TARGET)
     kind = resolved.device_type
     shape = bench.chosen(kind, arguments.shape, ())[0]
     micro = dict(shape.cases)[CASES[-1]]  # that of the variants: B and the plain step have others beside it
@@ -93,12 +94,11 @@ def profile(shape: dict[str, Any], case: str, micro: int, steps: int) -> dict[st
     import torch
     from torch.profiler import ProfilerActivity
 
-    from gpt2 import target
-    from gpt2.config import ANY_TARGET
-    from gpt2.train import device_synchroniser
+    from gpt2.config.config import ANY_TARGET
+    from gpt2.train.trainer import device_synchroniser
     from scripts.bench_case import WARM_UP, kernels, model_of, step_of
 
-    resolved = target.make_ready(ANY_TARGET, model_of(shape))
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_of(shape))
     synchronise = device_synchroniser(resolved.device)
     step, _, _ = step_of(shape, case, micro, resolved)
     gpu = resolved.device != "cpu"

@@ -16,12 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpt2 import record
-from gpt2.errors import run_command
-from study import report, synthetic
+from gpt2.system import files
+from gpt2.system.errors import run_command
+from study import synthetic
 from study.bench import BenchError
 from study.growth import columns
-from study.run import Study
+from study.report import build
+from study.report.markdown import markdown
+from study.report.page import document
+from study.runner.study import Study
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 GOAL_SECONDS, GOAL_RUNS = 5.0, 1000
@@ -75,10 +78,10 @@ def measure(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
 
     with contextlib.redirect_stdout(sys.stderr):
         timed("make, to the start of its next run", lambda: next_run(study))
-    built = timed("report: numbers", lambda: report.build(study.directory))
-    timed("report.json", lambda: record.finite(report.as_json(built)))
-    timed("report.md", lambda: report.render_markdown(built))
-    timed("report.html", lambda: report.render_html(built, study.directory))
+    built = timed("report: numbers", lambda: build.build_report(study.directory))
+    timed("report.json", lambda: files.finite(build.as_json(built)))
+    timed("report.md", lambda: markdown(built))
+    timed("report.html", lambda: document(built, study.directory))
     timed("make report, as a command", lambda: command(study.directory))
     bytes_ = sum(path.stat().st_size for path in (study.directory / "runs").rglob("*") if path.is_file())
     return {"runs": runs, "lines_a_run": steps, "bytes": bytes_, "used": len(built.rows), "seconds": parts}

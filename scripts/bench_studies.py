@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2 import data
-from gpt2.hardware import detected_target_name
-from gpt2.symbols import parse_lines, read_symbols, read_text
-from scripts import kconfig
-from scripts import kconfig_rules as rules
-from scripts.kconfig_arguments import parse_assignments
-from study.run import Study
+from gpt2.config.dotconfig import parse_lines, read_symbols, read_text
+from gpt2.data import dataset
+from gpt2.hardware.detect import detected_target_name
+from kconfig import commands
+from kconfig import rules as rules
+from kconfig.arguments import parse_assignments
+from study.runner.study import Study
 
 
 def study_in(folder: Path, specification: str, **values: str) -> Study:
     """The study of `NAME+FRAGMENT...` with these symbols, its results in `folder`; .config is not touched."""
     tree = rules.load_kconfig(detected_target_name())
-    layers = [parse_lines(read_text(path), kconfig.name(path)) for path in kconfig.resolve(specification)]
+    layers = [parse_lines(read_text(path), commands.name(path)) for path in commands.resolve(specification)]
     values = {"RESULTS_DIR": str(folder / "results")} | values
     layers.append(parse_assignments(tree, [f"CONFIG_{name}={value}" for name, value in values.items()]))
     entries = rules.merge(tree, layers)
@@ -29,7 +29,7 @@ def study_in(folder: Path, specification: str, **values: str) -> Study:
 
 def prepare(study: Study) -> None:
     """All that comes before the first run: data, HellaSwag, the plan."""
-    data.check(data.prepare(study.config.data, report=lambda line: None), report=lambda line: None)
+    dataset.check(dataset.prepare(study.config.data, report=lambda line: None), report=lambda line: None)
     study.directory.mkdir(parents=True, exist_ok=True)
     study.find_hellaswag()
     study.plan()

@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpt2.errors import UserError, run_command
-from study import compare
-from study.compare_render import terminal
+from gpt2.system.errors import UserError, run_command
+from study.compare import build, write
+from study.compare.markdown import terminal
 
 
-def default_folder(studies: Sequence[compare.Study]) -> Path:
+def default_folder(studies: Sequence[build.Study]) -> Path:
     """results/compare-<a>-<b>: beside the first study."""
     names = [re.sub(r"[^A-Za-z0-9._]+", "-", study.label).strip("-") for study in studies]
     return studies[0].path.resolve().parent / "-".join(["compare", *names])
@@ -26,11 +26,11 @@ def main() -> int:
     parser.add_argument("studies", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    comparison = compare.build(arguments.studies)
+    comparison = build.build_comparison(arguments.studies)
     folder = arguments.out or default_folder(comparison.studies)
     if (folder / "runs").exists() or (folder.exists() and not folder.is_dir()):
         raise UserError(f"OUT={folder} is a study or a file; right: a folder for the comparison alone")
-    print(terminal(comparison, compare.write(comparison, folder)))
+    print(terminal(comparison, write.write_comparison(comparison, folder)))
     return 0
 
 

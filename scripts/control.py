@@ -7,9 +7,10 @@ from functools import partial
 
 import numpy as np
 
-from gpt2 import data, target
-from gpt2.batch import largest_micro_batch, plan_batch
-from gpt2.errors import run_command
+from gpt2.config.batch import largest_micro_batch, plan_batch
+from gpt2.data import dataset
+from gpt2.hardware import attention_kernels, resolve
+from gpt2.system.errors import run_command
 from scripts.study import load
 
 STEPS = 60
@@ -20,27 +21,27 @@ SEQUENCES = 32  # at most; a control needs no large batch
 
 def main() -> int:
     _, config, _ = load()
-    target.export_environment(config.target.name)
+    resolve.export_environment(config.target.name)
     import torch
 
     from ra.control import Control, losses
 
     model = dataclasses.replace(config.model, dropout=0.0)
-    resolved = target.make_ready(config.target, model)
+    resolved = attention_kernels.prepare_device(config.target, model)
     effective = min(config.batch.effective, SEQUENCES)
     block = config.model.block_size
     batch = plan_batch(effective, largest_micro_batch(effective, 1, 8), 1, block)
-    corpus = data.open_corpus(data.prepare(config.data, report=print))
+    corpus = dataset.open_corpus(dataset.prepare(config.data, report=print))
 
     def batches(k: int) -> torch.Tensor:
-        return torch.from_numpy(data.global_batch(corpus.train, block, effective, 0, k).astype(np.int64))
+        return torch.from_numpy(dataset.global_batch(corpus.train, block, effective, 0, k).astype(np.int64))
 
     train = partial(
         losses, model=model, optimizer=config.optimizer, batch=batch, batches=batches, steps=STEPS, seed=0,
         device=resolved.device, dtype=resolved.dtype,
     )  # fmt: skip
     print(f"{STEPS} steps of {effective} sequences on {resolved.device_name}, {resolved.dtype}")
-    with target.attention_context(resolved):
+    with attention_kernels.attention_context(resolved):
         baseline = train("B", swap=False)
         controls = [Control(name, baseline, train(name, swap=True)) for name in NAMES]
         unswapped = Control("RAALL", baseline, train("RAALL", swap=False))

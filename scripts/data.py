@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from gpt2 import data, hellaswag
-from gpt2.errors import run_command
+from gpt2.data import dataset
+from gpt2.eval import hellaswag
+from gpt2.system.errors import run_command
 from scripts.study import load
 
 
 def main() -> int:
     _, config, _ = load()
-    directory = data.prepare(config.data, report=print, rebuild=True)
-    manifest = data.verify(directory)
-    tokens = " + ".join(f"{manifest['splits'][split]['tokens']:,} {split}" for split in data.SPLITS)
+    directory = dataset.prepare(config.data, report=print, rebuild=True)
+    manifest = dataset.verify(directory)
+    tokens = " + ".join(f"{manifest['splits'][split]['tokens']:,} {split}" for split in dataset.SPLITS)
     print(f"data: {directory}: {tokens} tokens of {manifest['documents']} documents")
     if config.evaluation.hellaswag:
         source = hellaswag.obtain(config.evaluation, config.data.directory, report=print)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gpt2.errors import UserError, run_command
+from gpt2.system.errors import UserError, run_command
 from scripts.study import CONFIG, load
 
 
@@ -12,7 +12,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         raise UserError("FACTOR is missing; right: `make extend FACTOR=2` for runs twice as long")
     _, config, settings = load()
-    from study.extend import extend, parse_factor
+    from study.runner.extend import extend, parse_factor
 
     done = extend(config, settings, CONFIG.read_text(), parse_factor(sys.argv[1]))
     print(*done, sep="\n")

@@ -15,18 +15,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gpt2 import record, target
-from gpt2.config import Config
-from gpt2.errors import UserError, run_command
-from gpt2.symbols import Entry, Symbols, parse_lines, read_symbols, read_text
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import Entry, Symbols, parse_lines, read_symbols, read_text
+from gpt2.hardware import attention_kernels
+from gpt2.hardware import resolve as target
+from gpt2.system.errors import UserError, run_command
+from gpt2.system.files import write_json
+from kconfig import commands, files
+from kconfig import rules as rules
+from ra.naive import WrittenOutAttention, full_logits_loss
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
-from ra.written_out import WrittenOutAttention, full_logits_loss
-from scripts import kconfig, kconfig_files
-from scripts import kconfig_rules as rules
-from study.child import EXACT_HEAP
-from study.memory import MARGIN, Predictions
-from study.memory_report import (
+from study.memory.micro_batch import MARGIN, Predictions
+from study.memory.page import (
     HEADER,
     Row,
     as_json,
@@ -37,7 +38,8 @@ from study.memory_report import (
     page,
     table,
 )
-from study.settings import StudySettings
+from study.runner.child_process import EXACT_HEAP
+from study.runner.settings import StudySettings
 
 CONFIG, STUDY = Path(".config"), Path("defconfigs/gpt2-ra-ablation")
 MICRO_2025 = 32
@@ -74,20 +76,20 @@ def symbols_for(name: str) -> Symbols:
                 "there is no .config; right: make defconfig-gpt2-ra-ablation, or make memory TARGET=NAME"
             )
         return read_symbols(CONFIG)
-    fragment, *more = kconfig.resolve(f"{STUDY.name}+{name}")[1:]
+    fragment, *more = commands.resolve(f"{STUDY.name}+{name}")[1:]
     if more:
         raise UserError(
             f'TARGET={name} is one machine of several kinds; right: TARGET="{name.replace("+", " ")}"'
         )
     base: dict[str, Entry] = {}
     if CONFIG.exists():
-        loaded = kconfig_files.load_strictly(read_text(CONFIG), str(CONFIG))
+        loaded = files.load_strictly(read_text(CONFIG), str(CONFIG))
         base = parse_lines(rules.render(loaded.tree, minimal=True), str(CONFIG))
     else:
-        base = parse_lines(read_text(kconfig.resolve(STUDY.name)[0]), str(STUDY))
+        base = parse_lines(read_text(commands.resolve(STUDY.name)[0]), str(STUDY))
     base = {key: entry for key, entry in base.items() if not key.startswith("TARGET_") and key != "DETECTED"}
     tree = rules.load_kconfig(name)
-    entries = rules.merge(tree, [base, parse_lines(read_text(fragment), kconfig.name(fragment))])
+    entries = rules.merge(tree, [base, parse_lines(read_text(fragment), commands.name(fragment))])
     rules.check_tree(tree, {entry.name: entry.where for entry in entries})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config"
@@ -129,7 +131,7 @@ def show(name: str, only: str) -> None:
             print(f"\n{row.name}", *table(kinds_table(row.prediction)), sep="\n")
             print(*table(modules_table(row.prediction)), sep="\n")
     folder.mkdir(parents=True, exist_ok=True)
-    record.write_json(folder / f"{resolved.target.name}.json", as_json(rows, head))
+    write_json(folder / f"{resolved.target.name}.json", as_json(rows, head))
     (folder / f"{resolved.target.name}.html").write_text(page(rows, head, NOTES))
     print(f"\ncharts: {folder / resolved.target.name}.html\n", flush=True)
 
@@ -159,7 +161,7 @@ def predicted_row(predictions: Predictions, each: Variant, variants: list[Varian
 
 def as_in_2025(predictions: Predictions, alternation: AlternationSettings) -> list[Row]:
     """The same model as the 2025 study trained it: all logits at once, and RALEARN from written-out scores."""
-    from gpt2.prediction import predict
+    from gpt2.memory.prediction import predict
 
     model = predictions.config.model
     micro = min(MICRO_2025, predictions.config.batch.effective)
@@ -207,15 +209,15 @@ def measured(name: str, micro: int) -> dict[str, dict[str, int]] | None:
 
 def measure_one(name: str, micro: int) -> int:
     """Measure a variant in this process; on a GPU also write a snapshot for pytorch.org/memory_viz."""
-    from gpt2.memory import measure
+    from gpt2.memory.measure import measure
 
     symbols = symbols_for("")
     config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
-    resolved = target.make_ready(config.target, config.model)
+    resolved = attention_kernels.prepare_device(config.target, config.model)
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
     work = Predictions(config, resolved).work_at(chosen, micro)
     path = settings.results_dir / "memory" / f"{resolved.target.name}-{name}.pickle"
-    with target.attention_context(resolved, config.model.dropout):
+    with attention_kernels.attention_context(resolved, config.model.dropout):
         found = measure(work, resolved.device, path)
     print(json.dumps(dataclasses.asdict(found)))
     return 0

@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gpt2.config import read_symbols
-from gpt2.errors import UserError, run_command
+from gpt2.config.config import read_symbols
+from gpt2.system.errors import UserError, run_command
 from scripts.study import refuse_assignments
-from study import report
-from study.settings import StudySettings
+from study.report import write
+from study.report.markdown import terminal
+from study.runner.settings import StudySettings
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
         directory = settings.results_dir / settings.name
     if not directory.is_dir():
         raise UserError(f"{directory} is no study folder; right: results/NAME of a study that was started")
-    print(report.render_terminal(report.write(directory)))
+    print(terminal(write.write_report(directory)))
     print(f"report: {directory / 'report.html'} (and .md)    numbers: {directory / 'report.json'}")
     return 0
 

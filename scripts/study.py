@@ -5,17 +5,17 @@ The first line says what it was scaled to; torch is loaded only after .config wa
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
-from gpt2.cards import TARGETS
-from gpt2.config import Config, TargetConfig, read_symbols
-from gpt2.errors import UserError, run_command
-from gpt2.symbols import Symbols
-from scripts.kconfig_files import load_strictly
-from study.output import LastingOutput
-from study.settings import StudySettings
+from gpt2.config.config import Config, TargetConfig, read_symbols
+from gpt2.config.dotconfig import Symbols
+from gpt2.hardware.gpu_specs import TARGETS
+from gpt2.system.errors import UserError, run_command
+from gpt2.system.stdout import LastingOutput
+from kconfig.arguments import refuse_assignments
+from kconfig.files import load_strictly
+from study.runner.settings import StudySettings
 
 CONFIG = Path(".config")
 
@@ -43,14 +43,6 @@ def why_cpu(target: TargetConfig) -> str:
     return f"CONFIG_TARGET_CPU=y, although {seen} was found when .config was made"
 
 
-def refuse_assignments(makeflags: str | None = None) -> None:
-    """CONFIG_X=v belongs to defconfig; anywhere else it would be ignored, so it is refused."""
-    if "CONFIG_" in (os.environ.get("MAKEFLAGS", "") if makeflags is None else makeflags):
-        raise UserError(
-            "CONFIG_X=v on the command line belongs to `make defconfig-NAME CONFIG_X=v`; it changes nothing here"
-        )
-
-
 def load() -> tuple[Symbols, Config, StudySettings]:
     """.config, read strictly; UserError where it is missing, wrong, or not what the command line says."""
     refuse_assignments()
@@ -69,7 +61,7 @@ def main() -> int:
     sys.stdout = LastingOutput(sys.stdout)  # type: ignore[assignment]
     symbols, config, settings = load()
     print(first_line(config, settings), flush=True)
-    from study.run import Study
+    from study.runner.study import Study
 
     return Study(symbols, CONFIG.read_text()).run()
 

@@ -16,8 +16,9 @@ import time
 import traceback
 from pathlib import Path
 
-from gpt2.errors import UserError
-from study.child import (
+from gpt2.hardware import attention_kernels
+from gpt2.system.errors import UserError
+from study.runner.child_process import (
     EXIT_DISK_FULL,
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -39,7 +40,7 @@ def main() -> int:
         "--parent", type=int, default=0, help="the study's process: without it there is no run"
     )
     arguments = parser.parse_args()
-    from gpt2.interrupt import Interrupted, Stop
+    from gpt2.system.signals import Interrupted, Stop
 
     stop = Stop().install(arguments.parent)
     try:
@@ -52,8 +53,8 @@ def main() -> int:
 
 def _explain(error: Exception) -> int:
     """One line on what ended the run, its last in the log, and the exit status for it."""
-    from gpt2.exhaustion import disk_full, out_of_memory
-    from gpt2.step import NotFiniteError
+    from gpt2.system.resource_errors import disk_full, out_of_memory
+    from gpt2.train.step import NotFiniteError
 
     status, text = EXIT_FAILED, f"{error}"
     if out_of_memory(error):
@@ -71,24 +72,25 @@ def _explain(error: Exception) -> int:
 
 
 def _work(arguments: argparse.Namespace, stop: object) -> int:
-    from gpt2 import record, target
-    from gpt2.batch import BatchPlan, plan_batch
-    from gpt2.config import Config, read_symbols
-    from gpt2.interrupt import Stop
-    from gpt2.train import Run, RunPlan
+    from gpt2.artifacts import run_record
+    from gpt2.config.batch import BatchPlan, plan_batch
+    from gpt2.config.config import Config, read_symbols
+    from gpt2.system.signals import Stop
+    from gpt2.train.run_plan import RunPlan
+    from gpt2.train.trainer import Run
     from ra.settings import AlternationSettings
     from ra.variants import variant
-    from study.memory import Predictions, free_bytes, require_free
-    from study.plan import load_plan
+    from study.memory.micro_batch import Predictions, free_bytes, require_free
+    from study.runner.plan import load_plan
 
     assert isinstance(stop, Stop)
     symbols = read_symbols(arguments.study_dir / "config")
     config = Config.from_symbols(symbols)
     model = config.model
-    resolved = target.make_ready(config.target, model)
+    resolved = attention_kernels.prepare_device(config.target, model)
     alternation = AlternationSettings.from_symbols(symbols)
     chosen = variant(arguments.variant, config.model, alternation)
-    with target.attention_context(resolved, model.dropout):
+    with attention_kernels.attention_context(resolved, model.dropout):
         if arguments.time:
             batch = plan_batch(config.batch.effective, arguments.micro, 1, config.model.block_size)
             if resolved.device != "cpu":
@@ -102,7 +104,10 @@ def _work(arguments: argparse.Namespace, stop: object) -> int:
         plan = load_plan(arguments.study_dir)
         if plan is None:
             raise UserError(f"{arguments.study_dir} has no plan.json; start the study with `make`")
-        row, name = plan["variants"][arguments.variant], record.run_name(arguments.variant, arguments.seed)
+        row, name = (
+            plan["variants"][arguments.variant],
+            run_record.run_name(arguments.variant, arguments.seed),
+        )
         require_free(resolved, row.get("predicted_bytes"), free_bytes(resolved.device))
         run = RunPlan(
             directory=arguments.study_dir / "runs" / name,
@@ -134,10 +139,10 @@ def _time_steps(config, resolved, attentions, batch, seconds: float, stop) -> in
     """
     import torch
 
-    from gpt2.ledger import print_line
-    from gpt2.memory import PeakMeter
-    from gpt2.step import Stepper
-    from gpt2.train import WARM_UP_STEPS, device_synchroniser
+    from gpt2.artifacts.metrics_log import print_line
+    from gpt2.train.peak_memory import PeakMeter
+    from gpt2.train.step import Stepper
+    from gpt2.train.trainer import WARM_UP_STEPS, device_synchroniser
 
     meter, synchronise = PeakMeter(resolved.device), device_synchroniser(resolved.device)
     steppers = {

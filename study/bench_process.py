@@ -15,9 +15,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from gpt2.errors import UserError
+from gpt2.system.errors import UserError
 from study.bench_shapes import PLAIN, Shape
-from study.child import KEEP_HEAP, how_it_ended
+from study.runner.child_process import KEEP_HEAP, how_it_ended
 
 COMMAND = (sys.executable, "-m", "scripts.bench", "--case")
 SLOWER = (
@@ -28,7 +28,7 @@ FIRST_ANSWER, LATER_ANSWER = (
     300.0,
 )  # seconds beside those; before the first it loads torch and compiles
 ENDING = 60.0  # seconds that a process may take to end when it is asked for nothing more
-# An exception's line in what Python writes, or the line of gpt2.errors.run_command.
+# An exception's line in what Python writes, or the line of gpt2.system.errors.run_command.
 EXCEPTION = re.compile(r"(?:error|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit))(?::|$)")
 WORDS, LETTERS = 3, 600  # lines and characters of a case's last words
 

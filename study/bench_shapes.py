@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gpt2.errors import UserError
+from gpt2.system.errors import UserError
 
 PLAIN, BASELINE = "plain", "B"
-AGAIN = ":again"  # behind a variant: activations are made again in backward (gpt2.again)
+AGAIN = ":again"  # behind a variant: activations are made again in backward (gpt2.model.recompute)
 
 
 @dataclass(frozen=True)

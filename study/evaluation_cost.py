@@ -14,7 +14,7 @@ from typing import Any
 
 import tiktoken
 
-from gpt2.hellaswag import ENDINGS, Item, encode_pair
+from gpt2.eval.hellaswag import ENDINGS, Item, encode_pair
 from study.bench import spread
 from study.growth import columns
 

@@ -1,7 +1,8 @@
 """How cost grows with the length of the text and with the model: `make bench GROWTH=1`. Needs no torch.
 
 Each case is timed in processes of its own, and those of a shape take turns, as in `study.bench`. On a CPU the peak
-comes from another process than the time: the heap that training keeps its buffers in (study.child) makes the resident
+comes from another process than the time: the heap that training keeps its buffers in
+(study.runner.child_process) makes the resident
 peak wobble with what it keeps, so that peaks are taken under EXACT_HEAP, where the resident set is what is allocated.
 """
 
@@ -21,7 +22,7 @@ from study import bench
 from study.bench import BASELINE, BenchError, Sample, Shape, ratios, spread
 from study.bench_process import last_words
 from study.bench_table import columns, told
-from study.child import EXACT_HEAP
+from study.runner.child_process import EXACT_HEAP
 
 VARIANTS = ("B", "RAALL", "RALEARN")
 LENGTHS = (256, 512, 1024, 2048, 4096)
@@ -176,7 +177,7 @@ def line(points: Sequence[tuple[int, float]]) -> Line | None:
 def lines(rows: list[dict[str, Any]], knee: int) -> dict[str, list[dict[str, float]]]:
     """Each variant's lines over T: through all points, and through those from T = `knee` on.
 
-    The loss takes its rows in chunks (gpt2.loss). knee: the least T at which a micro-batch fills one; before it a
+    The loss takes its rows in chunks (gpt2.model.loss). knee: the least T at which a micro-batch fills one; before it a
     longer text also makes the chunk larger.
     """
     found = {}

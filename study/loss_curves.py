@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from study.statistics import CONFIDENCE, Interval, mean, mean_interval, sum_of_squares
+from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, sum_of_squares
 
 END = 10  # the last tenth of the steps is the end of a curve
 

@@ -11,7 +11,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from gpt2 import record
+from gpt2.artifacts import run_record
+from gpt2.system import files
 
 NOTE = "synthetic: made up by make bench to measure reporting; no run was made"
 EVALUATIONS, UPDATE_TOKENS = 20, 512 * 1024
@@ -48,7 +49,7 @@ def synthetic_record(variant: str, seed: int, steps: int) -> dict[str, Any]:
     if variant == "RALEARN":
         path = [[point, [0.5 + 0.01 * draw.random() for _ in range(12)]] for point in points]
         values["learned"] = {"alternation_probability": path[-1][1], "history": path}
-    return record.blank(record.run_name(variant, seed), variant, seed) | values
+    return run_record.blank(run_record.run_name(variant, seed), variant, seed) | values
 
 
 def write_runs(study_dir: Path, variants: tuple[str, ...], seeds: int, steps: int) -> int:
@@ -57,12 +58,12 @@ def write_runs(study_dir: Path, variants: tuple[str, ...], seeds: int, steps: in
         lines = _metrics(random.Random(seed), steps)
         for variant in variants:
             value = synthetic_record(variant, seed, steps)
-            problems = record.validate(value)
+            problems = run_record.validate(value)
             if problems:
-                raise record.RecordError(f"a synthetic record does not follow the schema: {problems[0]}")
+                raise run_record.RecordError(f"a synthetic record does not follow the schema: {problems[0]}")
             run_dir = study_dir / "runs" / value["run"]
             run_dir.mkdir(parents=True)
-            record.write_json(run_dir / "run.json", value)
+            files.write_json(run_dir / "run.json", value)
             (run_dir / "metrics.jsonl").write_text(lines, encoding="utf-8")
     return seeds * len(variants)
 

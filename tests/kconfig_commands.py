@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.symbols import ConfigError
-from scripts import kconfig
+from gpt2.config.dotconfig import ConfigError
+from kconfig import commands
 
-BASES = sorted(path.name for path in kconfig.DEFCONFIGS.iterdir() if path.is_file())
-FRAGMENTS = sorted(path.name for path in kconfig.fragments())
+BASES = sorted(path.name for path in commands.DEFCONFIGS.iterdir() if path.is_file())
+FRAGMENTS = sorted(path.name for path in commands.fragments())
 STUDY = "gpt2-ra-ablation"
 
 
 def run(*arguments: str, makeflags: str = "") -> None:
-    assert kconfig.main(arguments, {"MAKEFLAGS": makeflags}) == 0
+    assert commands.main(arguments, {"MAKEFLAGS": makeflags}) == 0
 
 
 def defconfig(*assignments: str, spec: str = STUDY) -> str:
@@ -38,4 +38,4 @@ def own_defconfigs(monkeypatch, folder: Path, **files: str) -> None:
     (folder / "target").mkdir(parents=True)
     for file, text in files.items():
         (folder / file.replace("__", "/")).write_text(text)
-    monkeypatch.setattr(kconfig, "DEFCONFIGS", folder)
+    monkeypatch.setattr(commands, "DEFCONFIGS", folder)

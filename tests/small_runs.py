@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from gpt2.config import (
+from gpt2.config.config import (
     BatchConfig,
     BudgetConfig,
     Config,
@@ -16,7 +16,7 @@ from gpt2.config import (
     TargetConfig,
     TrackingConfig,
 )
-from gpt2.interrupt import Stop
+from gpt2.system.signals import Stop
 
 SCHEDULE = ("cosine", 0.2)  # and the share of the decay, which a cosine does not have
 

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from gpt2 import record
+from gpt2.system import files
 from tests.faults.harness import Bench, fault, outcome
 from tests.faults.workplace import PATIENCE_SECONDS, STUDY, Workplace, injected, wait_for
 
@@ -54,7 +54,7 @@ def kill_beside_a_tracker(bench: Bench) -> str:
     place = bench.workplace(WANDB="y", WANDB_MODE="online")
     process = place.start(**beside(injected(None, slower=2.0), "hang for good"))
     try:
-        wait_for(lambda: sum("gpt2.track" in words for words in place.orphans()) == 2)
+        wait_for(lambda: sum("gpt2.artifacts.experiment_loggers" in words for words in place.orphans()) == 2)
         process.kill()
         place.kill("scripts.train")
         process.wait()
@@ -200,7 +200,7 @@ def html_in_a_record(bench: Bench) -> str:
     attack = "<script>alert(1)</script><img src=x onerror=alert(1)> [a](javascript:alert(1)) | b"
     seen["target"]["device"] = attack
     seen["notes"] = [attack]
-    record.write_json(place.run_dir() / "run.json", seen)
+    files.write_json(place.run_dir() / "run.json", seen)
     done = place.command("scripts.report")
     signs = {
         ".md": ("<script>alert(1)", "<img src=x", "[a](javascript:"),

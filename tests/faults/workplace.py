@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2 import record
+from gpt2.artifacts import run_record
 from tests.small_runs import write_texts
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ class Workplace:
     def __init__(self, folder: Path, texts: Path, **changes: str) -> None:
         self.folder, self.texts = folder, texts
         folder.mkdir(parents=True, exist_ok=True)
-        for part in ("Kconfig", "gpt2", "ra", "study", "scripts", "defconfigs"):
+        for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "scripts", "defconfigs"):
             (folder / part).symlink_to(ROOT / part)
         self.configure(**changes)
 
@@ -87,12 +87,12 @@ class Workplace:
         return self.command(**injected(fault), **extra)
 
     def record(self, name: str = "B0") -> dict[str, Any]:
-        return record.load(self.run_dir(name))
+        return run_record.load(self.run_dir(name))
 
     def status(self, name: str = "B0") -> str:
         try:
             return str(self.record(name)["status"])
-        except record.RecordError as error:
+        except run_record.RecordError as error:
             return str(error)
 
     def numbers(self, name: str = "B0") -> dict[str, Any]:
@@ -128,7 +128,11 @@ class Workplace:
 
     def orphans(self) -> list[str]:
         """Processes that were started in this folder and still run."""
-        return [words for _, words in self._processes() if "scripts.train" in words or "gpt2.track" in words]
+        return [
+            words
+            for _, words in self._processes()
+            if "scripts.train" in words or "gpt2.artifacts.experiment_loggers" in words
+        ]
 
     def kill(self, named: str) -> None:
         """SIGKILL to the processes that were started in this folder with `named` in their arguments."""

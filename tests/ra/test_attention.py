@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.loss import linear_cross_entropy
-from gpt2.model import GPT2, CausalSelfAttention, initialise
-from gpt2.tracker import Tracker
+from gpt2.memory.allocation_tracker import Tracker
+from gpt2.model.loss import linear_cross_entropy
+from gpt2.model.transformer import GPT2, CausalSelfAttention, initialise
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
-from ra.written_out import WrittenOutAttention, full_logits_loss
+from ra.naive import WrittenOutAttention, full_logits_loss
 
 B, H, T, D = 2, 3, 12, 4
 WIDTH = H * D

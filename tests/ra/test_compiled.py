@@ -12,10 +12,10 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
-from gpt2.again import activations_again
-from gpt2.config import ModelConfig
-from gpt2.model import GPT2, initialise
-from gpt2.step import build_model
+from gpt2.config.config import ModelConfig
+from gpt2.model.recompute import activations_again
+from gpt2.model.transformer import GPT2, initialise
+from gpt2.train.step import build_model
 from ra.names import LEARNED, PATTERNS
 from ra.settings import AlternationSettings
 from ra.variants import variant

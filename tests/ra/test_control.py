@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpt2.batch import plan_batch
-from gpt2.config import ModelConfig, OptimizerConfig
+from gpt2.config.batch import plan_batch
+from gpt2.config.config import ModelConfig, OptimizerConfig
 from ra.control import Control, losses
 
 MODEL = ModelConfig("test", 4, 4, 32, 32, 0.0, vocabulary=97, padded_vocabulary=128)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.errors import UserError
+from gpt2.system.errors import UserError
+from pages.html import FIXED_COLOURS
 from ra.names import PATTERNS, VariantError, is_equivalent, reciprocal_layers
 
 LAYERS = st.integers(1, 60)
@@ -82,3 +83,7 @@ def test_any_text_is_a_variant_or_refused(text, layers):
     except VariantError:
         return
     assert chosen is None or all(0 <= layer < layers for layer in chosen)
+
+
+def test_every_pattern_has_a_fixed_colour_on_pages() -> None:
+    assert tuple(PATTERNS) == FIXED_COLOURS

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.symbols import ConfigError, Symbols, parse_lines
+from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines
 from ra.settings import AlternationSettings
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpt2 import target
-from gpt2.config import ANY_TARGET
-from gpt2.errors import UserError
+from gpt2.config.config import ANY_TARGET
+from gpt2.hardware import resolve
+from gpt2.system.errors import UserError
 from scripts import bench as script
 from study import bench
 from study.bench_process import BenchError
@@ -27,8 +27,8 @@ Measured = list[tuple[str, int, float]]
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the bench writes on what it takes for a GPU, with a shape of its own."""
-    resolved = dataclasses.replace(target.resolve(ANY_TARGET), device="cuda:0")
-    monkeypatch.setattr(target, "resolve", lambda config: resolved)
+    resolved = dataclasses.replace(resolve.resolve(ANY_TARGET), device="cuda:0")
+    monkeypatch.setattr(resolve, "resolve", lambda config: resolved)
     monkeypatch.setitem(SHAPES, "cuda", (SHAPE,))
     monkeypatch.setattr(script, "OUT", tmp_path / "results" / "bench.json")
     return script.OUT

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from gpt2 import target
-from gpt2.cards import AOTRITON, TargetError
-from scripts import bench, control, kconfig, memory
+from gpt2.hardware import attention_kernels, resolve
+from gpt2.hardware.gpu_specs import AOTRITON, TargetError
+from kconfig import commands
+from scripts import bench, control, memory
 from study.bench import SHAPES
 
 ROOT = Path(__file__).parents[2]
@@ -37,14 +38,14 @@ SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=16", "EFFECTIVE_BATCH=2", "EVAL_T
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a .config for whatever card is found; nothing is exported in it yet."""
-    for part in ("Kconfig", "gpt2", "ra", "study", "defconfigs"):
+    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
         (tmp_path / part).symlink_to(ROOT / part)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     monkeypatch.setenv(SWITCH, "")
     monkeypatch.delenv(SWITCH)  # and what is set by the test goes when it ends
     monkeypatch.setenv("RA_DETECTED", "cpu")
-    kconfig.main(["defconfig", "gpt2-ra-ablation-smoke", *(f"CONFIG_{line}" for line in SMALL)])
+    commands.main(["defconfig", "gpt2-ra-ablation-smoke", *(f"CONFIG_{line}" for line in SMALL)])
     return tmp_path
 
 
@@ -95,11 +96,11 @@ def test_the_fused_kernels_are_tried_before_a_step_is_made(
 ) -> None:
     asked: list[tuple[int, ...]] = []
 
-    def check(resolved: target.ResolvedTarget, *call: Any) -> target.ResolvedTarget:
+    def check(resolved: resolve.ResolvedTarget, *call: Any) -> resolve.ResolvedTarget:
         asked.append(call)
         raise TargetError("no fused attention kernel")
 
-    monkeypatch.setattr(target, "check_attention", check)
+    monkeypatch.setattr(attention_kernels, "check_attention", check)
     tiny = (2, 32, 16, 0.0)  # heads, their size, sequence, dropout
     small = SHAPES["cpu"][0]
     calls: dict[str, Any] = {

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from scripts import kconfig, setup, study
+from kconfig import commands
+from scripts import study
+from scripts.dev import setup
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for part in ("Kconfig", "gpt2", "ra", "study", "defconfigs"):
+    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
         (tmp_path / part).symlink_to(ROOT / part)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(setup, "ROOT", tmp_path)
@@ -55,7 +57,7 @@ def test_the_first_line_tells_a_cpu_that_was_chosen_from_one_that_was_all_there_
     at_setup: str,
 ) -> None:
     monkeypatch.setenv("RA_DETECTED", detected)
-    kconfig.main(["defconfig", defconfig])
+    commands.main(["defconfig", defconfig])
     _, config, settings = study.load()
     assert study.first_line(config, settings).startswith(f"{settings.name}: {scale}, ")
     capsys.readouterr()

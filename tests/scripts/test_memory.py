@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from gpt2.chart import readable
-from gpt2.config import Config
-from gpt2.errors import UserError
-from gpt2.prediction import Prediction
-from gpt2.tracker import Block, Timeline
-from scripts import kconfig, memory
-from study.memory import Predictions
-from study.memory_report import PHASES, Row, as_json, measured_table, page
+from gpt2.config.config import Config
+from gpt2.memory.allocation_tracker import Block, Timeline
+from gpt2.memory.chart import readable
+from gpt2.memory.prediction import Prediction
+from gpt2.system.errors import UserError
+from kconfig import commands
+from scripts import memory
+from study.memory.micro_batch import Predictions
+from study.memory.page import PHASES, Row, as_json, measured_table, page
 
 ROOT = Path(__file__).parents[2]
 TARGETS = sorted(path.name for path in (ROOT / "defconfigs/target").iterdir())
@@ -28,7 +29,7 @@ SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=32", "EFFECTIVE_BATCH=8", "MICRO_
 @contextlib.contextmanager
 def checkout(folder: Path) -> Iterator[None]:
     """A checkout without a .config, on a machine without a GPU, as working directory."""
-    for part in ("Kconfig", "gpt2", "ra", "study", "scripts", "defconfigs"):
+    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "scripts", "defconfigs"):
         (folder / part).symlink_to(ROOT / part)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -46,7 +47,7 @@ def empty(tmp_path: Path) -> Iterator[Path]:
 def configure(*symbols: str) -> bytes:
     """Write .config; its bytes."""
     with contextlib.redirect_stdout(io.StringIO()):
-        kconfig.main(["defconfig", "gpt2-ra-ablation", *(f"CONFIG_{symbol}" for symbol in symbols)])
+        commands.main(["defconfig", "gpt2-ra-ablation", *(f"CONFIG_{symbol}" for symbol in symbols)])
     return Path(".config").read_bytes()
 
 

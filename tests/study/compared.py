@@ -9,11 +9,12 @@ from typing import Any
 import jsonschema
 import numpy as np
 
-from gpt2 import record
+from gpt2.artifacts import run_record
+from gpt2.system import files
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
-SCHEMA = json.loads((ROOT / "gpt2" / "run.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "gpt2" / "artifacts" / "run.schema.json").read_text())
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 CONFIG = {
     "STUDY_NAME": '"one"', "VARIANTS": '"B RAEARLY RALATE RAALL RALEARN"', "SEEDS": "2",
@@ -37,7 +38,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
     hashes = dict.fromkeys(
         ("model", "data", "tokenizer", "batch", "schedule", "validation"), "0123456789abcdef"
     )
-    return record.blank(record.run_name(name, seed), name, seed) | {
+    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
         "status": "finished", "commit": "c" * 40, "dirty": False, "config_sha256": "d" * 64,
         "fingerprint": hashes | {"initial_weights": f"{seed}23456789abcdef"},
         "target": {
@@ -47,7 +48,10 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
         "environment": {
             "python": "3.11.9", "platform": "Linux x86_64", "numpy": "2.3.1", "cuda": "12.8", "rocm": None,
             "cudnn": "91002", "float32_matmul": "high", "threads": 8, "variables": {},
-            "code": {"gpt2.step": "aaaa", "gpt2.optim": "bbbb", "ra.attention": "cccc", "study.plan": "dddd"},
+            "code": {
+                "gpt2.train.step": "aaaa", "gpt2.train.optimizer": "bbbb", "ra.attention": "cccc",
+                "study.runner.plan": "dddd",
+            },
         },
         "batch": {"effective": 8, "micro": 4, "accumulation": 2, "world_size": 1, "block_size": 64},
         "parameters": 1000,
@@ -64,7 +68,7 @@ def put(folder: Path, value: dict[str, Any], config: Settings | None, curve: dic
     run_dir = folder / "runs" / value["run"]
     run_dir.mkdir(parents=True)
     jsonschema.Draft202012Validator(SCHEMA).validate(value)
-    record.write_json(run_dir / "run.json", value)
+    files.write_json(run_dir / "run.json", value)
     if config is not None:
         text = "".join(
             f"CONFIG_{n}={v}\n" if v != "n" else f"# CONFIG_{n} is not set\n" for n, v in config.items()
@@ -124,7 +128,7 @@ def published(folder: Path) -> list[Path]:
     folders = []
     for label, study in told["studies"].items():
         for name, perplexity in study["perplexity"].items():
-            value = record.blank(record.run_name(name, 0), name, 0)
+            value = run_record.blank(run_record.run_name(name, 0), name, 0)
             iterations, loss = study["iterations"], math.log(perplexity)
             tokens = iterations * study["effective_batch"] * told["block_size"]
             value |= {

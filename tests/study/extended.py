@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
-from gpt2 import checkpoint, record
-from gpt2.batch import BatchPlan, plan_batch
-from gpt2.config import Config
-from gpt2.interrupt import Stop
-from gpt2.target import resolve
-from gpt2.train import Run, RunPlan
+from gpt2.artifacts import checkpoint, run_record
+from gpt2.config.batch import BatchPlan, plan_batch
+from gpt2.config.config import Config
+from gpt2.hardware.resolve import resolve
+from gpt2.system import files
+from gpt2.system.signals import Stop
+from gpt2.train.run_plan import RunPlan
+from gpt2.train.trainer import Run
 from ra.settings import AlternationSettings
 from ra.variants import variant
-from study import space
-from study.extend import ExtendError, extend, parse_factor
-from study.guard import StudyError
-from study.plan import load_plan
-from study.settings import StudySettings
+from study.runner import space
+from study.runner.extend import ExtendError, extend, parse_factor
+from study.runner.guard import StudyError
+from study.runner.plan import load_plan
+from study.runner.settings import StudySettings
 from tests import small_runs
 
 TOKENS = 4 * 16  # of an iteration
@@ -40,14 +42,14 @@ class Place:
         self.directory.mkdir(parents=True)
         (self.directory / "config").write_text(TEXT)
         expected = {"variants": list(names), "seeds": 1}
-        record.write_json(self.directory / "expected.json", expected)
+        files.write_json(self.directory / "expected.json", expected)
         row = {"class": "any", "iterations": first, "tokens": first * TOKENS, "warmup_iterations": WARMUP}
         plan = {
             "schema": 1, "batch": dataclasses.asdict(plan_batch(4, 2, 1, 16)), "classes": {}, "notes": [],
             "budget": dataclasses.asdict(config.budget), "variants": {name: dict(row) for name in names},
             "evaluation": {"interval_tokens": 128, "grid_tokens": []},
         }  # fmt: skip
-        record.write_json(self.directory / "plan.json", plan)
+        files.write_json(self.directory / "plan.json", plan)
 
     def folder(self, name: str = "B") -> Path:
         return self.directory / "runs" / f"{name}0"
@@ -77,8 +79,8 @@ class Place:
         return str(caught.value)
 
     def alter(self, name: str = "B", **entries: Any) -> None:
-        seen = record.load(self.folder(name))
-        record.write_json(self.folder(name) / "run.json", seen | entries)
+        seen = run_record.load(self.folder(name))
+        files.write_json(self.folder(name) / "run.json", seen | entries)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -90,7 +92,7 @@ def outcome(folder: Path) -> tuple[Any, ...]:
     """Weights, optimizer, every training loss and rate, every validation loss: what must agree to the last bit."""
     loaded = checkpoint.load_latest(folder / "checkpoint")
     assert loaded
-    seen = record.load(folder)
+    seen = run_record.load(folder)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return (
         loaded.iteration,

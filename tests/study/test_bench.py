@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from gpt2.config import ModelConfig
-from gpt2.errors import UserError
-from gpt2.step import build_model
+from gpt2.config.config import ModelConfig
+from gpt2.system.errors import UserError
+from gpt2.train.step import build_model
 from study import bench
 from study.plain import PlainGPT, PlainShape, take_weights
 

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2 import again, target
-from gpt2.config import TargetConfig
-from gpt2.memory import PeakMeter
-from gpt2.model import GPT2
+from gpt2.config.config import TargetConfig
+from gpt2.hardware import attention_kernels, resolve
+from gpt2.model import recompute
+from gpt2.model.transformer import GPT2
+from gpt2.train.peak_memory import PeakMeter
 from scripts import bench_case
 from scripts.bench_case import BLOCK, WARM_UP, mix_of, model_and_attention, shares
 from study import plain
@@ -162,10 +163,10 @@ def test_the_peak_is_that_of_the_timed_steps_and_not_of_compiling(monkeypatch: p
 
 
 @pytest.fixture
-def resolved(monkeypatch: pytest.MonkeyPatch) -> target.ResolvedTarget:
+def resolved(monkeypatch: pytest.MonkeyPatch) -> resolve.ResolvedTarget:
     """A CPU; the threads of this process stay as they are."""
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    return target.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
+    return resolve.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, case: str) -> list[tuple[int, bool]]:
@@ -186,13 +187,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, case: str) -> list[tuple[int, bool]]:
 def test_only_our_step_is_held_to_the_fused_kernels(
     case: str,
     usual: bool,
-    resolved: target.ResolvedTarget,
+    resolved: resolve.ResolvedTarget,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen = watch(monkeypatch, case)
     monkeypatch.setattr("sys.stdin", io.StringIO("0\n"))
-    monkeypatch.setattr(target, "make_ready", lambda config, model: resolved)
+    monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
     bench_case.serve(dataclasses.asdict(SHAPE), case, 4)
     assert seen == [(4, usual)] * (WARM_UP + 1)
     assert '"tokens_per_second"' in capsys.readouterr().out
@@ -205,7 +206,7 @@ def test_a_step_is_as_many_sequences_in_every_case_whatever_the_micro_batch(
     effective: int,
     micro: int,
     times: int,
-    resolved: target.ResolvedTarget,
+    resolved: resolve.ResolvedTarget,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = watch(monkeypatch, case)
@@ -253,8 +254,8 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("case", "made"), [("B:again", True), ("B", False), ("RALEARN:hard:8", False)])
 def test_a_case_of_that_name_is_the_variant_with_its_activations_made_again(case: str, made: bool) -> None:
-    resolved = target.resolve(TargetConfig("cpu", "float32", False, 1, "cpu", False))
+    resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 1, "cpu", False))
     with bench_case.kernels(case, resolved):
-        assert again.activations() is made
-    assert not again.activations()
+        assert recompute.activations() is made
+    assert not recompute.activations()
     assert mix_of(case) == (("", 1) if case.startswith("B") else ("hard", 8))

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt2 import hellaswag, target, tokenizer
-from gpt2.config import TargetConfig
-from gpt2.errors import UserError
-from gpt2.hellaswag import Item
-from gpt2.memory import PeakMeter
+from gpt2.config.config import TargetConfig
+from gpt2.data import tokenizer
+from gpt2.eval import hellaswag
+from gpt2.eval.hellaswag import Item
+from gpt2.hardware import resolve
+from gpt2.system.errors import UserError
+from gpt2.train.peak_memory import PeakMeter
 from scripts import bench_evaluation as bench
 from study import evaluation_cost as cost
 from study.bench_shapes import named
@@ -169,11 +171,11 @@ def test_the_scorer_gets_every_item_once_and_validation_every_window(
         windows.append(len(ids))
         return perplexity(model, ids, *arguments)
 
-    monkeypatch.setattr("gpt2.hellaswag.score", counted)
-    monkeypatch.setattr("gpt2.evaluate.perplexity", seen)
+    monkeypatch.setattr("gpt2.eval.hellaswag.score", counted)
+    monkeypatch.setattr("gpt2.eval.validation.perplexity", seen)
     shape = dataclasses.replace(bench.TINY, items=0, windows=70)
     made = bench.material(shape, 1 << 20, FIXTURE)
-    resolved = target.resolve(TargetConfig("cpu", "auto", False, 1, "cpu", False))
+    resolved = resolve.resolve(TargetConfig("cpu", "auto", False, 1, "cpu", False))
     found = bench.one_turn(shape, "RALEARN", resolved, made, PeakMeter("cpu"))
     assert Counter(asked) == Counter(hellaswag.load_items(FIXTURE, 0))
     assert windows == [64, 70]  # one batch of 4,096 tokens to warm up, then all
@@ -182,9 +184,9 @@ def test_the_scorer_gets_every_item_once_and_validation_every_window(
 
 
 def bench_perplexity() -> Any:
-    from gpt2 import evaluate
+    from gpt2.eval import validation
 
-    return evaluate.perplexity
+    return validation.perplexity
 
 
 def test_a_share_is_of_the_items_and_the_same_at_every_run() -> None:
@@ -214,7 +216,7 @@ def test_the_command_measures_prints_and_writes(
 ) -> None:
     (elsewhere / "data").mkdir()
     shutil.copy(FIXTURE, elsewhere / "data" / hellaswag.FILE_NAME)
-    monkeypatch.setattr("gpt2.target.cpu_threads", lambda requested: 1)
+    monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda requested: 1)
     monkeypatch.setattr(sys, "argv", ["bench", "--shape", "tiny", "--rounds", "2", "--seconds", "0"])
     assert bench.main() == 0
     shown = capsys.readouterr().out

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpt2.config import VOCABULARY, TargetConfig
-from gpt2.errors import UserError
+from gpt2.config.config import VOCABULARY, TargetConfig
+from gpt2.system.errors import UserError
 from scripts import bench_head as bench
 
 ROWS = 64
@@ -19,16 +19,18 @@ def narrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head of next to no width, and results elsewhere."""
     monkeypatch.setattr(bench, "WIDTH", 8)
     monkeypatch.setattr(bench, "HEADS", 1)
-    monkeypatch.setattr("gpt2.config.ANY_TARGET", TargetConfig("cpu", "float32", False, 1, "cpu", False))
+    monkeypatch.setattr(
+        "gpt2.config.config.ANY_TARGET", TargetConfig("cpu", "float32", False, 1, "cpu", False)
+    )
     monkeypatch.setattr(bench, "OUT", tmp_path / "bench-head.json")
-    monkeypatch.setattr("gpt2.target.cpu_threads", lambda _: torch.get_num_threads())
+    monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda _: torch.get_num_threads())
 
 
 @pytest.mark.usefixtures("narrow")
 def test_every_way_gives_one_loss_and_full_logits_take_the_memory_that_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpt2.loss.CHUNK_ROWS", {"cpu": 8})
+    monkeypatch.setattr("gpt2.model.loss.CHUNK_ROWS", {"cpu": 8})
     monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "2", "--shape", str(ROWS)])
     assert bench.main() == 0
     found = json.loads(bench.OUT.read_text())["ways"]

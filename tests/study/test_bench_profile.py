@@ -11,10 +11,10 @@ import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from gpt2 import target
-from gpt2.config import ANY_TARGET, TargetConfig
-from gpt2.errors import UserError
-from gpt2.model import GPT2
+from gpt2.config.config import ANY_TARGET, TargetConfig
+from gpt2.hardware import attention_kernels, resolve
+from gpt2.model.transformer import GPT2
+from gpt2.system.errors import UserError
 from scripts import bench_profile
 from study import bench
 from study.plain import PlainGPT
@@ -104,8 +104,8 @@ def test_only_our_step_is_held_to_the_fused_kernels(
         return forward(*arguments)
 
     monkeypatch.setattr(owner, name, watched)
-    resolved = target.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
-    monkeypatch.setattr(target, "make_ready", lambda config, model: resolved)
+    resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
+    monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
     bench_profile.profile(dataclasses.asdict(SHAPE), case, 4, 1)
     assert set(allowed) == {usual}
 
@@ -116,8 +116,8 @@ def test_only_our_step_is_held_to_the_fused_kernels(
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command writes on what it takes for a GPU."""
-    resolved = dataclasses.replace(target.resolve(ANY_TARGET), device="cuda:0")
-    monkeypatch.setattr(target, "resolve", lambda config: resolved)
+    resolved = dataclasses.replace(resolve.resolve(ANY_TARGET), device="cuda:0")
+    monkeypatch.setattr(resolve, "resolve", lambda config: resolved)
     monkeypatch.setattr(bench_profile, "OUT", tmp_path / "results" / "profile.json")
     monkeypatch.setattr(sys, "argv", ["bench"])
     return bench_profile.OUT

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2 import target
-from gpt2.config import ANY_TARGET
-from gpt2.errors import UserError
+from gpt2.config.config import ANY_TARGET
+from gpt2.hardware import resolve
+from gpt2.system.errors import UserError
 from scripts import bench_growth, bench_records
 from study import bench, growth
 from study.bench import Shape
@@ -143,8 +143,8 @@ def kept_at(out: Path) -> dict[str, Any]:
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the command writes on what it takes for a GPU, with two small series."""
-    resolved = dataclasses.replace(target.resolve(ANY_TARGET), device="cuda:0")
-    monkeypatch.setattr(target, "resolve", lambda config: resolved)
+    resolved = dataclasses.replace(resolve.resolve(ANY_TARGET), device="cuda:0")
+    monkeypatch.setattr(resolve, "resolve", lambda config: resolved)
     size = growth.Series("size", "tiny", (Shape("2x16", 2, 2, 16, 8, CASES),))
     monkeypatch.setitem(growth.SERIES, "cuda", (SERIES, size))
     monkeypatch.setattr(bench_growth, "OUT", tmp_path / "results" / "growth.json")

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gpt2 import target
-from gpt2.config import TargetConfig
-from gpt2.errors import UserError
+from gpt2.config.config import TargetConfig
+from gpt2.hardware import resolve
+from gpt2.system.errors import UserError
 from scripts import bench_curves as script
 from study.loss_curves import Pair, compare, end, rows, verdict
 
@@ -87,7 +87,7 @@ def test_the_table_has_the_first_step_and_the_last_and_the_largest_differences()
 
 def test_ours_and_the_plain_step_train_alike_from_the_same_weights_on_the_same_batches() -> None:
     """With two micro-batches a step, clipping and weight decay: the losses part only as rounding grows."""
-    resolved = target.resolve(CPU)
+    resolved = resolve.resolve(CPU)
     batches = script.batches_of(TINY, torch.arange(1000) % 97)
     ours, plain = script.both(TINY, 0, batches, resolved)
     assert len(ours) == TINY.steps
@@ -116,8 +116,8 @@ def test_the_command_writes_the_curves_and_what_they_allow_one_to_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(script, "OUT", tmp_path / "bench-curves.json")
-    monkeypatch.setattr("gpt2.config.ANY_TARGET", CPU)
-    monkeypatch.setattr("gpt2.target.cpu_threads", lambda _: torch.get_num_threads())
+    monkeypatch.setattr("gpt2.config.config.ANY_TARGET", CPU)
+    monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda _: torch.get_num_threads())
     monkeypatch.setattr(script, "text_tokens", lambda: torch.arange(1000) % 97)
     monkeypatch.setattr(sys, "argv", ["bench", "--shape", "tiny", "--rounds", "2"])
     assert script.main() == 0

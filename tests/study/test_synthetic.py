@@ -5,21 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from gpt2 import record
+from gpt2.artifacts import run_record
 from scripts import bench_records
 from scripts.bench_studies import study_in
-from study import report, synthetic
+from study import synthetic
+from study.report import build
+from study.report.markdown import markdown
 
 
 def test_synthetic_records_follow_the_schema_count_and_say_what_they_are(tmp_path: Path) -> None:
     assert synthetic.write_runs(tmp_path, ("B", "RALEARN"), 3, 30) == 6
-    built = report.build(tmp_path)
+    built = build.build_report(tmp_path)
     assert [row.seeds for row in built.rows] == [[0, 1, 2], [0, 1, 2]]
     assert "RALEARN" in built.learned
     for run in built.runs:
         assert run.used
-        assert record.load(tmp_path / "runs" / run.name)["notes"] == [synthetic.NOTE]
-    assert synthetic.NOTE in report.render_markdown(built)
+        assert run_record.load(tmp_path / "runs" / run.name)["notes"] == [synthetic.NOTE]
+    assert synthetic.NOTE in markdown(built)
 
 
 def test_a_study_is_configured_in_a_folder_and_the_users_config_is_left_alone(

@@ -64,10 +64,12 @@ def install(fault: Fault, slower: float) -> None:
     sys.path.insert(0, os.getcwd())
     import torch
 
-    from gpt2 import checkpoint, diagnose, score, step
+    from gpt2.artifacts import checkpoint
+    from gpt2.eval import evaluator
+    from gpt2.train import nan_debug, step
 
     plain_step, plain_loss, plain_flush = step.Stepper.step, step.linear_cross_entropy, checkpoint._flush
-    plain_perplexity, plain_hellaswag = score.evaluate.perplexity, score.hellaswag.score
+    plain_perplexity, plain_hellaswag = evaluator.validation.perplexity, evaluator.hellaswag.score
     calls = [0]
 
     def made_step(self: Any, ids: Any, iteration: int, *rest: Any) -> Any:
@@ -116,9 +118,9 @@ def install(fault: Fault, slower: float) -> None:
         torch.compile = made_compile  # type: ignore[assignment]
 
     step.Stepper.step, step.linear_cross_entropy = made_step, made_loss  # type: ignore[method-assign, assignment]
-    diagnose.linear_cross_entropy = made_loss  # type: ignore[assignment]
+    nan_debug.linear_cross_entropy = made_loss  # type: ignore[assignment]
     checkpoint._flush = made_flush
-    score.evaluate.perplexity, score.hellaswag.score = made_perplexity, made_hellaswag
+    evaluator.validation.perplexity, evaluator.hellaswag.score = made_perplexity, made_hellaswag
     torch.manual_seed(0)
 
 

@@ -18,7 +18,14 @@ _kept: list[Path] = []
 
 def init(**options: Any) -> None:
     if os.environ["TRACKER"] == "hang for good":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)", "helper of gpt2.track"])
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import time; time.sleep(900)",
+                "helper of gpt2.artifacts.experiment_loggers",
+            ]
+        )
         time.sleep(900)
     if os.environ["TRACKER"] == "keep":
         number = len(list(Path(options["dir"]).glob("wandb/*")))

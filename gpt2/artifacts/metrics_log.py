@@ -1,0 +1,96 @@
+"""What a run writes down and tells: run.json, metrics.jsonl, and a JSON object a line on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from gpt2.artifacts import run_record
+from gpt2.system import files
+
+if TYPE_CHECKING:
+    pass
+
+ONLY_TOLD = ("started", "phase")  # these events are no numbers and not for metrics.jsonl
+TOLD_SECONDS = 0.25  # between two lines of training for the terminal; metrics.jsonl gets every one
+
+
+class Ledger:
+    """The written side of a run in `directory`. Open it (as a context) to have metrics.jsonl written as well."""
+
+    def __init__(self, directory: Path, opening: dict[str, Any], iterations: int) -> None:
+        self.directory, self.record, self.iterations = directory, opening, iterations
+        self.notes: list[str] = []
+        self._metrics: TextIO | None = None
+        self._told_at = 0.0
+
+    def __enter__(self) -> Ledger:
+        self._metrics = (self.directory / "metrics.jsonl").open("a")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._metrics:
+            self._metrics.close()
+
+    def tell(self, line: dict[str, Any], always: bool = False) -> None:
+        """Every number goes to metrics.jsonl; whoever listens hears at most four lines a second."""
+        if line["event"] not in ONLY_TOLD and self._metrics and not self._metrics.closed:
+            run_record.append_metrics(self._metrics, line)
+        now = time.monotonic()
+        if always or now - self._told_at >= TOLD_SECONDS:
+            self._told_at = now
+            print_line(line | {"iterations": self.iterations})
+
+    def note(self, iteration: int, message: str) -> None:
+        """Something that the reader of the report must know."""
+        self.notes.append(message)
+        self.tell({"event": "note", "iteration": iteration, "message": message}, always=True)
+
+    def write(self, status: str, error: str | None, entries: dict[str, Any]) -> None:
+        """Bring run.json up to date."""
+        self.record |= {"status": status, "error": error, "notes": self.notes} | entries
+        files.write_json(self.directory / "run.json", self.record)
+
+    def speeds(self) -> list[float]:
+        """Tokens per second of every step on record, of all processes of the run."""
+        lines = map(json.loads, (self.directory / "metrics.jsonl").read_text().splitlines())
+        return [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
+
+    def last_record(self) -> dict[str, Any] | None:
+        """What an earlier process of this run left; None where there is nothing readable."""
+        try:
+            return run_record.load(self.directory)
+        except run_record.RecordError:
+            return None
+
+
+def keep_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> None:
+    """Drop the lines of metrics.jsonl that will be made again, or are torn.
+
+    Those are the lines after `iteration`, and validations at other tokens than `evaluated`.
+    """
+    if not path.exists():
+        return
+    kept = []
+    for text in path.read_text(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if not isinstance(line, dict) or line.get("iteration", 0) > iteration:
+            continue
+        if line.get("event") != "validation" or line.get("tokens") in evaluated:
+            kept.append(text)
+    files.write_text(path, "".join(text + "\n" for text in kept))
+
+
+def print_line(line: dict[str, Any]) -> None:
+    """One JSON line for whoever started this process; nobody may be listening any more."""
+    try:
+        print(json.dumps(line), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,351 @@
+"""A strictly read .config -> frozen dataclasses. The ranges of floats stand here, since Kconfig has none.
+
+No default stands here: those are Kconfig's. Symbols of the attentions and of the study are read by `ra.settings`
+and `study.runner.settings` from the same `Symbols`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.config.batch import micro_batches
+from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_symbols
+
+__all__ = [
+    "ANY_TARGET",
+    "BatchConfig",
+    "BudgetConfig",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "Entry",
+    "EvaluationConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Symbols",
+    "TargetConfig",
+    "TrackingConfig",
+    "load_config",
+    "parse_lines",
+    "read_symbols",
+]
+
+VOCABULARY = 50257
+PADDED_VOCABULARY = 50304  # the next multiple of 128
+
+# symbol -> (name, layers, heads, width): GPT-2's four published sizes, and two for a CPU
+MODELS = {
+    "GPT2_MODEL_TINY": ("tiny", 2, 2, 64),
+    "GPT2_MODEL_MINI": ("mini", 4, 4, 128),
+    "GPT2_MODEL_124M": ("124m", 12, 12, 768),
+    "GPT2_MODEL_350M": ("350m", 24, 16, 1024),
+    "GPT2_MODEL_774M": ("774m", 36, 20, 1280),
+    "GPT2_MODEL_1558M": ("1558m", 48, 25, 1600),
+}
+TARGETS = {
+    "TARGET_AUTO": "auto",
+    "TARGET_A100_40G": "a100-40g",
+    "TARGET_A100_80G": "a100-80g",
+    "TARGET_H100": "h100",
+    "TARGET_H200": "h200",
+    "TARGET_W7900": "w7900",
+    "TARGET_RTX4090": "rtx4090",
+    "TARGET_MI300X": "mi300x",
+    "TARGET_CPU": "cpu",
+}
+SCHEDULES = {"SCHEDULE_COSINE": "cosine", "SCHEDULE_WSD": "wsd"}
+DTYPES = {"DTYPE_AUTO": "auto", "DTYPE_FLOAT32": "float32", "DTYPE_BFLOAT16": "bfloat16"}
+DATASETS = {
+    "DATASET_EMBEDDED": "embedded",
+    "DATASET_FINEWEB_EDU": "fineweb-edu",
+    "DATASET_OPENWEBTEXT": "openwebtext",
+    "DATASET_TINYSTORIES": "tinystories",
+    "DATASET_WIKITEXT103": "wikitext103",
+    "DATASET_LOCAL": "files",
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One of MODELS. block_size: tokens of a sequence. dropout: probability."""
+
+    size: str
+    layers: int
+    heads: int
+    width: int
+    block_size: int
+    dropout: float
+    vocabulary: int = VOCABULARY
+    padded_vocabulary: int = PADDED_VOCABULARY
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> ModelConfig:
+        size, layers, heads, width = MODELS[symbols.choice(MODELS)]
+        return cls(
+            size=size,
+            layers=layers,
+            heads=heads,
+            width=width,
+            block_size=symbols.integer("GPT2_BLOCK_SIZE"),
+            dropout=symbols.number("GPT2_DROPOUT", low=0, high=1, open_high=True),
+        )
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """Sequences per optimizer step, and per forward pass (micro 0: the planner finds it)."""
+
+    effective: int
+    micro: int
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> BatchConfig:
+        effective, micro = symbols.integer("EFFECTIVE_BATCH"), symbols.integer("MICRO_BATCH")
+        if effective < 1:
+            raise symbols.error("EFFECTIVE_BATCH", "is no batch; right: at least 1 sequence")
+        if micro and effective % micro:
+            near = sorted(sorted(micro_batches(effective, 1), key=lambda n: abs(n - micro))[:4])
+            multiples = [n for n in (effective // micro * micro, (effective // micro + 1) * micro) if n]
+            raise symbols.error(
+                "MICRO_BATCH",
+                f"does not divide CONFIG_EFFECTIVE_BATCH={effective}; nearest values that work: {_listed(near)} "
+                f"(or an effective batch of {_listed(multiples)}), or 0 to let the planner choose",
+            )
+        return cls(effective, micro)
+
+
+@dataclass(frozen=True)
+class BudgetConfig:
+    """What ends a run, whichever comes first; 0 is no limit, and at least one is set."""
+
+    max_time_seconds: int
+    max_tokens: int
+    max_iterations: int
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> BudgetConfig:
+        names = ("GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS")
+        limits = [symbols.integer(name) for name in names]
+        if not any(limits):
+            raise symbols.error(
+                names[0],
+                "and CONFIG_GPT2_MAX_TOKENS=0 and CONFIG_GPT2_MAX_ITERS=0 give no budget; set one above 0",
+            )
+        return cls(*limits)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW. warmup_fraction and decay_fraction are of the budget; grad_clip is a global norm, 0 for none.
+
+    schedule: a row of gpt2.train.optimizer.SCHEDULES; decay_fraction is of "wsd" alone.
+    What is left out here is a cosine.
+    """
+
+    learning_rate: float
+    min_learning_rate_ratio: float
+    warmup_fraction: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    grad_clip: float
+    schedule: str = "cosine"
+    decay_fraction: float = 0.0
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> OptimizerConfig:
+        schedule = SCHEDULES[symbols.choice(SCHEDULES)]
+        warmup_fraction = symbols.number("WARMUP_FRACTION", low=0, high=1, open_high=True)
+        decay_fraction = 0.0
+        if schedule == "wsd":
+            decay_fraction = symbols.number("DECAY_FRACTION", low=0, high=1, open_low=True)
+            if warmup_fraction + decay_fraction > 1:
+                raise symbols.error(
+                    "DECAY_FRACTION",
+                    f"and CONFIG_WARMUP_FRACTION={warmup_fraction:g} are more than the budget; "
+                    "right: at most 1 together",
+                )
+        return cls(
+            learning_rate=symbols.number("LEARNING_RATE", low=0, high=1, open_low=True),
+            min_learning_rate_ratio=symbols.number("MIN_LEARNING_RATE_RATIO", low=0, high=1),
+            warmup_fraction=warmup_fraction,
+            weight_decay=symbols.number("WEIGHT_DECAY", low=0, high=10),
+            beta1=symbols.number("ADAM_BETA1", low=0, high=1, open_high=True),
+            beta2=symbols.number("ADAM_BETA2", low=0, high=1, open_high=True),
+            epsilon=symbols.number("ADAM_EPSILON", low=0, high=1, open_low=True),
+            grad_clip=symbols.number("GRAD_CLIP", low=0),
+            schedule=schedule,
+            decay_fraction=decay_fraction,
+        )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where the text comes from. files: globs, of "files" alone; max_tokens 0: all; workers 0: all cores."""
+
+    dataset: str
+    files: tuple[str, ...]
+    max_tokens: int
+    directory: Path
+    workers: int
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> DataConfig:
+        member = symbols.choice(DATASETS)
+        files = tuple(symbols.text("DATASET_FILES").split())
+        if files in (("y",), ("n",)):
+            raise symbols.error("DATASET_FILES", "takes file globs, not y or n; right: such as texts/*.txt")
+        if member == "DATASET_LOCAL" and not files:
+            raise symbols.error(
+                member, "needs CONFIG_DATASET_FILES, which is empty; right: globs such as texts/*.txt"
+            )
+        if member != "DATASET_LOCAL" and files:
+            raise symbols.error(
+                "DATASET_FILES",
+                f"and CONFIG_{member}=y exclude each other; drop one (CONFIG_DATASET_LOCAL=y uses files)",
+            )
+        return cls(
+            dataset=DATASETS[member],
+            files=files,
+            max_tokens=symbols.integer("DATASET_MAX_TOKENS"),
+            directory=directory(symbols, "DATA_DIR"),
+            workers=symbols.integer("DATA_WORKERS"),
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """tokens: of validation text, each time. interval_tokens: training tokens between times, 0 for the end only."""
+
+    tokens: int
+    interval_tokens: int
+    hellaswag: bool
+    hellaswag_file: Path | None
+    hellaswag_limit: int
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> EvaluationConfig:
+        tokens, block_size = symbols.integer("EVAL_TOKENS"), symbols.integer("GPT2_BLOCK_SIZE")
+        if tokens < block_size:
+            raise symbols.error(
+                "EVAL_TOKENS",
+                f"is less than one sequence of CONFIG_GPT2_BLOCK_SIZE={block_size}; right: at least that",
+            )
+        hellaswag = symbols.flag("HELLASWAG")
+        file = symbols.text("HELLASWAG_FILE") if hellaswag else ""
+        return cls(
+            tokens=tokens,
+            interval_tokens=symbols.integer("EVAL_INTERVAL_TOKENS"),
+            hellaswag=hellaswag,
+            hellaswag_file=Path(file) if file else None,
+            hellaswag_limit=symbols.integer("HELLASWAG_LIMIT") if hellaswag else 0,
+        )
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """The hardware asked for ("auto": what the study starts on) and what was seen when .config was made."""
+
+    name: str
+    dtype: str
+    compile: bool
+    cpu_threads: int
+    detected: str
+    scale_cpu: bool
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> TargetConfig:
+        name, dtype = TARGETS[symbols.choice(TARGETS)], DTYPES[symbols.choice(DTYPES)]
+        return cls(
+            name=name,
+            dtype=dtype,
+            compile=symbols.flag("COMPILE"),
+            cpu_threads=symbols.integer("CPU_THREADS"),
+            detected=detected(symbols),
+            scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # worked out: n is not written
+        )
+
+
+# whatever is there, taken as it is: for commands that have no .config
+ANY_TARGET = TargetConfig("auto", "auto", compile=False, cpu_threads=0, detected="auto", scale_cpu=False)
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Trackers that follow a run from outside. Without wandb its mode and project are "off" and ""."""
+
+    wandb: bool
+    wandb_mode: str
+    wandb_project: str
+    trackio: bool
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> TrackingConfig:
+        wandb, mode, project = symbols.flag("WANDB"), "off", ""
+        if wandb:
+            mode, project = symbols.text("WANDB_MODE"), symbols.text("WANDB_PROJECT")
+            if mode not in ("online", "offline"):
+                raise symbols.error("WANDB_MODE", "is no mode; right: online or offline")
+            if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", project):
+                raise symbols.error("WANDB_PROJECT", "is no project name; right: letters, digits, . _ and -")
+        return cls(wandb, mode, project, symbols.flag("TRACKIO"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that one run needs. checkpoint_seconds: between checkpoints. sha256: of the symbols' values."""
+
+    model: ModelConfig
+    batch: BatchConfig
+    budget: BudgetConfig
+    optimizer: OptimizerConfig
+    data: DataConfig
+    evaluation: EvaluationConfig
+    target: TargetConfig
+    tracking: TrackingConfig
+    checkpoint_seconds: int
+    sha256: str
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> Config:
+        return cls(
+            model=ModelConfig.from_symbols(symbols),
+            batch=BatchConfig.from_symbols(symbols),
+            budget=BudgetConfig.from_symbols(symbols),
+            optimizer=OptimizerConfig.from_symbols(symbols),
+            data=DataConfig.from_symbols(symbols),
+            evaluation=EvaluationConfig.from_symbols(symbols),
+            target=TargetConfig.from_symbols(symbols),
+            tracking=TrackingConfig.from_symbols(symbols),
+            checkpoint_seconds=symbols.integer("CHECKPOINT_SECONDS"),
+            sha256=symbols.sha256,
+        )
+
+
+def load_config(path: Path | str) -> Config:
+    """The configuration in the .config at `path`; ConfigError for whatever is wrong with it."""
+    return Config.from_symbols(read_symbols(path))
+
+
+def directory(symbols: Symbols, name: str) -> Path:
+    """The folder that a string symbol names."""
+    if not symbols.text(name).strip():
+        raise symbols.error(name, "names no folder; right: a path, relative to the repository or absolute")
+    return Path(symbols.text(name))
+
+
+def detected(symbols: Symbols) -> str:
+    """The hardware that was seen when the .config was made: the name of a row of the target table."""
+    name = symbols.text("DETECTED")
+    if not re.fullmatch(r"[a-z0-9-]+", name):
+        raise symbols.error(
+            "DETECTED", "is no hardware name; right: lower-case letters, digits and -, such as cpu"
+        )
+    return name
+
+
+def _listed(values: list[int]) -> str:
+    return ", ".join(str(value) for value in values)

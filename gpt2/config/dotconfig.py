@@ -1,0 +1,219 @@
+"""The syntax of .config and defconfig files, strictly: what a line says, where it stands, and typed reads of it.
+
+Standard library only, and Kconfig's own library is not needed: what reads a .config at run time is this.
+A value is data from first to last; no shell ever sees it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.system.errors import UserError
+
+SET = re.compile(r"CONFIG_([A-Za-z0-9_]+)=(.*)")
+UNSET = re.compile(r"# CONFIG_([A-Za-z0-9_]+) is not set")
+QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
+INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class ConfigError(UserError, ValueError):
+    """The configuration is not one that this project can act on; names file, line, symbol and value."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One assignment: `CONFIG_name=value`; `# CONFIG_name is not set` counts as the value n.
+
+    value: without quotes and escapes. where: "file:line", or "command line".
+    """
+
+    name: str
+    value: str
+    quoted: bool
+    where: str
+
+    def __str__(self) -> str:
+        return f"CONFIG_{self.name}={quote(self.value) if self.quoted else self.value}"
+
+
+def quote(text: str) -> str:
+    """`text` as a string literal of .config."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def parse_value(name: str, literal: str, where: str) -> Entry:
+    """The entry for `CONFIG_name=literal`; ConfigError for a literal that is neither a word nor a quoted string."""
+    if CONTROL.search(literal):
+        raise ConfigError(
+            f"{where}: CONFIG_{name} holds a control character ({literal!r}); use printable text"
+        )
+    if match := QUOTED.fullmatch(literal):
+        return Entry(name, re.sub(r"\\(.)", r"\1", match[1]), True, where)
+    if not literal or re.search(r'["\s]', literal):
+        raise ConfigError(
+            f"{where}: CONFIG_{name}={literal} is malformed; right: y, n, a whole number, or text in double quotes "
+            '(inside them \\" and \\\\ stand for " and \\)'
+        )
+    return Entry(name, literal, False, where)
+
+
+def parse_lines(text: str, label: str) -> dict[str, Entry]:
+    """Name -> entry of every line of a .config or defconfig; ConfigError names `label`:line.
+
+    Lines are `CONFIG_X=value`, `# CONFIG_X is not set`, other comments, or empty.
+    """
+    entries: dict[str, Entry] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{label}:{number}"
+        line = line.rstrip()
+        if match := SET.fullmatch(line):
+            entry = parse_value(match[1], match[2], where)
+        elif match := UNSET.fullmatch(line):
+            entry = Entry(match[1], "n", False, where)
+        elif not line or (line.startswith("#") and not re.match(r"#\s*CONFIG_\w+ is not", line)):
+            continue
+        else:
+            raise ConfigError(
+                f"{where}: malformed line `{line}`; right: CONFIG_NAME=value (no spaces around =), "
+                "`# CONFIG_NAME is not set`, or a comment on a line of its own"
+            )
+        if entry.name in entries:
+            first = entries[entry.name]
+            raise ConfigError(
+                f"{where}: {entry} was set before, as {first} at {first.where}; keep one of the lines"
+            )
+        entries[entry.name] = entry
+    return entries
+
+
+def read_text(path: Path) -> str:
+    """The file's text; ConfigError where it is absent or not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} does not exist; `make defconfig-gpt2-ra-ablation` writes a .config"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 text (byte {error.start}); restore it, or write it anew"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
+class Symbols:
+    """A strictly parsed .config. Names are without CONFIG_; every read is typed and raises ConfigError.
+
+    `origins` may name, for a symbol, where the user asked for the value (a defconfig's line, the command line), so
+    that an error points there and not at the generated file.
+    """
+
+    def __init__(
+        self, label: str, entries: Mapping[str, Entry], origins: Mapping[str, str] | None = None
+    ) -> None:
+        self.label = label
+        self.entries = dict(entries)
+        self.origins = dict(origins or {})
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the values alone: comments, order and blank lines do not count."""
+        lines = sorted(str(entry) for entry in self.entries.values())
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def error(self, name: str, problem: str) -> ConfigError:
+        """`where: CONFIG_name=value problem`."""
+        entry = self.entries[name]
+        return ConfigError(f"{self.origins.get(name, entry.where)}: {entry} {problem}")
+
+    def _entry(self, name: str) -> Entry:
+        if name not in self.entries:
+            raise ConfigError(
+                f"{self.label}: CONFIG_{name} is missing; `make olddefconfig` adds it with its default"
+            )
+        return self.entries[name]
+
+    def text(self, name: str) -> str:
+        """The string value, which stands in double quotes."""
+        entry = self._entry(name)
+        if not entry.quoted:
+            raise self.error(name, f'is not in double quotes; right: CONFIG_{name}="{entry.value}"')
+        return entry.value
+
+    def integer(self, name: str) -> int:
+        """The whole number, 0 or more."""
+        entry = self._entry(name)
+        if entry.quoted or not INTEGER.fullmatch(entry.value) or entry.value.startswith("-"):
+            raise self.error(name, "is not a whole number of 0 or more, without quotes")
+        return int(entry.value)
+
+    def flag(self, name: str) -> bool:
+        entry = self._entry(name)
+        if entry.quoted or entry.value not in ("y", "n"):
+            raise self.error(name, "is neither y nor n, without quotes")
+        return entry.value == "y"
+
+    def number(
+        self,
+        name: str,
+        low: float | None = None,
+        high: float | None = None,
+        open_low: bool = False,
+        open_high: bool = False,
+    ) -> float:
+        """The finite float in a string symbol, within the bounds; `open_...` excludes the bound itself."""
+        literal = self.text(name)
+        span = _span(low, high, open_low, open_high)
+        listed = f",{span}" if span else ""
+        if not NUMBER.fullmatch(literal):
+            raise self.error(name, f"is not a number; right: a decimal such as 0.1 or 6e-4{listed}")
+        value = float(literal)
+        if not math.isfinite(value):
+            raise self.error(
+                name, f"is too large to be a number here; right: a decimal such as 0.1 or 6e-4{span}"
+            )
+        below = low is not None and (value <= low if open_low else value < low)
+        above = high is not None and (value >= high if open_high else value > high)
+        if below or above:
+            raise self.error(name, f"is out of range; right: a number{span}")
+        return value
+
+    def choice(self, members: Iterable[str]) -> str:
+        """The one symbol among `members` that is y."""
+        members = list(members)
+        chosen = [name for name in members if name in self.entries and self.flag(name)]
+        if not chosen:
+            names = ", ".join(f"CONFIG_{name}" for name in members)
+            raise ConfigError(
+                f"{self.label}: one of {names} must be y, and none is; `make olddefconfig` picks one"
+            )
+        if len(chosen) > 1:
+            raise self.error(chosen[1], f"and CONFIG_{chosen[0]}=y exclude each other; keep one")
+        return chosen[0]
+
+
+def _span(low: float | None, high: float | None, open_low: bool, open_high: bool) -> str:
+    """The bounds in words, with a leading space."""
+    bounds = []
+    if low is not None:
+        bounds.append(f"{'above' if open_low else 'at least'} {low:g}")
+    if high is not None:
+        bounds.append(f"{'below' if open_high else 'at most'} {high:g}")
+    return " " + " and ".join(bounds) if bounds else ""
+
+
+def read_symbols(path: Path | str) -> Symbols:
+    """The .config at `path`; ConfigError names file:line of the first thing wrong."""
+    path = Path(path)
+    return Symbols(str(path), parse_lines(read_text(path), str(path)))

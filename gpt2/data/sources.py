@@ -1,0 +1,255 @@
+"""Where documents come from: the embedded text, local files, or a data set of the Hugging Face hub.
+
+Every source gives its documents in one fixed order, so that what is prepared from it is a function of the source.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpt2.config.config import DataConfig
+from gpt2.system.errors import UserError
+
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+FEW_FILES = 20  # below this many texts a split by whole documents is too coarse: each is cut at paragraphs
+PIECE_CHARACTERS = 20_000
+PROBE_SECONDS = 5.0
+ALTERNATIVES = (
+    "right without a network: CONFIG_DATASET_FILES with local .txt, .md, .jsonl or .parquet files, "
+    "or CONFIG_DATASET_EMBEDDED=y"
+)
+
+
+class DataError(UserError, RuntimeError):
+    """The corpus cannot be had, read or trusted; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A data set of the hub; column: of the text."""
+
+    path: str
+    name: str | None
+    column: str = "text"
+
+
+HUB = {
+    "fineweb-edu": HubSource("HuggingFaceFW/fineweb-edu", "sample-10BT"),
+    "openwebtext": HubSource("Skylion007/openwebtext", None),
+    "tinystories": HubSource("roneneldan/TinyStories", None),
+    "wikitext103": HubSource("Salesforce/wikitext", "wikitext-103-raw-v1"),
+}
+VALIDATION_PERMILLE = {"embedded": 50, "files": 50, "wikitext103": 20, "tinystories": 10}  # others: 5
+
+
+def validation_permille(dataset: str) -> int:
+    """How many of a thousand documents are kept for validation: more where the corpus is small."""
+    return VALIDATION_PERMILLE.get(dataset, 5)
+
+
+def source_identity(config: DataConfig) -> dict[str, Any]:
+    """What a prepared corpus depends on; a source that changed has another identity."""
+    if config.dataset == "embedded":
+        digest = hashlib.sha256()
+        for path in embedded_files():
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        return {"dataset": "embedded", "python": sys.version.split()[0], "sha256": digest.hexdigest()}
+    if config.dataset == "files":
+        files = []
+        for path in local_files(config.files):
+            stat = path.stat()
+            files.append([os.fspath(path), stat.st_size, stat.st_mtime_ns])
+        return {"dataset": "files", "files": files}
+    source = HUB[config.dataset]
+    return {"dataset": config.dataset, "path": source.path, "name": source.name}
+
+
+def documents(config: DataConfig) -> Iterator[str]:
+    """The documents of the source, in its order."""
+    if config.dataset == "embedded":
+        return (path.read_text(encoding="utf-8", errors="replace") for path in embedded_files())
+    if config.dataset == "files":
+        return _file_documents(local_files(config.files))
+    return _hub_documents(config.dataset)
+
+
+def document_count(config: DataConfig) -> int | None:
+    """How many documents the source has, where that is known without reading it."""
+    if config.dataset == "embedded":
+        return len(embedded_files())
+    files = local_files(config.files) if config.dataset == "files" else []
+    texts = all(path.suffix in (".txt", ".md") for path in files)
+    return len(files) if texts and len(files) >= FEW_FILES else None
+
+
+# -- the embedded text ------------------------------------------------------------------------------------------
+
+
+def embedded_files() -> list[Path]:
+    """The interpreter's own standard library, its tests left out: about 12 MB of text that is always there."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
+    found = [path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts[:-1])]
+    if not found:
+        raise DataError(
+            f"this Python has no standard library as files in {root}; right: CONFIG_DATASET_FILES=..."
+        )
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+# -- local files ------------------------------------------------------------------------------------------------
+
+
+def local_files(patterns: tuple[str, ...]) -> list[Path]:
+    """The files that the globs name, each once, sorted; DataError for a glob without files and for other suffixes."""
+    found: set[Path] = set()
+    for pattern in patterns:
+        matched = [Path(name) for name in glob.glob(os.path.expanduser(pattern), recursive=True)]
+        files = [path for path in matched if path.is_file()]
+        if not files:
+            raise DataError(
+                f"CONFIG_DATASET_FILES: {pattern!r} names no file; right: globs such as texts/**/*.txt"
+            )
+        found |= set(files)
+    for path in found:
+        if path.suffix not in SUFFIXES:
+            raise DataError(
+                f"CONFIG_DATASET_FILES: {os.fspath(path)!r} is of an unknown kind; right: {', '.join(SUFFIXES)}"
+            )
+    return sorted(found)
+
+
+def _file_documents(files: list[Path]) -> Iterator[str]:
+    few = len(files) < FEW_FILES and all(path.suffix in (".txt", ".md") for path in files)
+    for path in files:
+        if path.suffix in (".txt", ".md"):
+            text = _read_text(path)
+            yield from pieces(text) if few else [text]
+        elif path.suffix == ".jsonl":
+            yield from _jsonl_documents(path)
+        else:
+            yield from _parquet_documents(path)
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut a long text at paragraph ends into pieces of about PIECE_CHARACTERS; joined they are the text again."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n\n", start + PIECE_CHARACTERS)
+        end = len(text) if end < 0 else end + 2
+        if end - start > 4 * PIECE_CHARACTERS:  # no paragraphs: cut at a line, or anywhere
+            line = text.find("\n", start + PIECE_CHARACTERS, start + 4 * PIECE_CHARACTERS)
+            end = line + 1 if line >= 0 else start + 4 * PIECE_CHARACTERS
+        yield text[start:end]
+        start = end
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{os.fspath(path)!r} is not UTF-8 text at byte {error.start}; convert it, or leave it out"
+        ) from None
+
+
+def _jsonl_documents(path: Path) -> Iterator[str]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+                text = value["text"] if "text" in value else value["content"]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise DataError(
+                    f'{os.fspath(path)!r} line {number} is no JSON object with a "text" or "content" string'
+                )
+            yield text
+
+
+def _parquet_documents(path: Path) -> Iterator[str]:
+    if importlib.util.find_spec("pyarrow") is None:
+        raise DataError(
+            f"{os.fspath(path)!r} needs pyarrow: install the `hub` extra (make does so by itself)"
+        )
+    import pyarrow.parquet as parquet
+
+    try:
+        file = parquet.ParquetFile(path)
+    except Exception as error:  # pyarrow raises several kinds for a damaged file
+        raise DataError(f"{os.fspath(path)!r} is no parquet file: {error}") from error
+    columns = [name for name in ("text", "content") if name in file.schema_arrow.names]
+    if not columns:
+        raise DataError(
+            f"{os.fspath(path)!r} has no column text or content; it has {file.schema_arrow.names}"
+        )
+    for batch in file.iter_batches(batch_size=1000, columns=columns[:1]):
+        yield from (text for text in batch.column(0).to_pylist() if text)
+
+
+# -- the hub ----------------------------------------------------------------------------------------------------
+
+
+def _hub_documents(dataset: str) -> Iterator[str]:
+    source = HUB[dataset]
+    rows = _open_hub(source)
+    texts = (row[source.column] for row in rows)
+    return articles(texts) if dataset == "wikitext103" else texts
+
+
+def _open_hub(source: HubSource) -> Any:
+    """The data set as a stream; DataError, within seconds, where the hub cannot be reached."""
+    if importlib.util.find_spec("datasets") is None:
+        raise DataError(f"{source.path} needs the package datasets: install the `hub` extra; {ALTERNATIVES}")
+    probe_hub(source.path)
+    for variable in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
+        os.environ.setdefault(variable, "20")
+    import datasets
+
+    try:
+        return datasets.load_dataset(source.path, source.name, split="train", streaming=True)
+    except Exception as error:  # the hub's client raises many kinds; each means the same to the user
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{source.path} cannot be had from the hub ({first}); {ALTERNATIVES}") from error
+
+
+def probe_hub(path: str) -> None:
+    """Fail in seconds rather than after the client's minutes of retries; behind a proxy the client itself must tell."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return
+    url = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = url.port or (80 if url.scheme == "http" else 443)
+    try:
+        socket.create_connection((url.hostname or "", port), timeout=PROBE_SECONDS).close()
+    except OSError as error:
+        raise DataError(
+            f"{path}: the hub at {url.hostname} cannot be reached ({error}); {ALTERNATIVES}"
+        ) from None
+
+
+def articles(lines: Iterator[str]) -> Iterator[str]:
+    """WikiText's lines -> its articles, which begin at a heading of the first level: ` = Title = `."""
+    article: list[str] = []
+    for line in lines:
+        if re.fullmatch(r" = [^=].* = \n?", line) and article:
+            yield "".join(article)
+            article = []
+        article.append(line)
+    if article:
+        yield "".join(article)

@@ -1,0 +1,86 @@
+"""Perplexity on fixed validation windows.
+
+Shapes: n windows, T tokens scored in each, B windows a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gpt2.model.transformer import GPT2
+
+EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # tokens of one evaluation batch
+
+
+@dataclass(frozen=True)
+class Validation:
+    """loss: mean nats a token. perplexity: exp(loss), None where that is not a finite number. tokens: scored.
+
+    window_losses: mean nats a token of each window, in the order of the windows.
+    """
+
+    loss: float
+    perplexity: float | None
+    tokens: int
+    window_losses: list[float]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """No dropout and no gradients inside; afterwards every module is in the mode it was in, errors included."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def perplexity(
+    model: GPT2,
+    windows: np.ndarray,
+    batch: int,
+    device: str,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    stop: Callable[[], None] | None = None,
+) -> Validation:
+    """Score windows (n, T+1) of token ids: T predictions each, `batch` windows at a time.
+
+    Losses of single tokens are summed in float64 and the windows' sums exactly, so that `batch` changes nothing
+    but the rounding inside the model. `stop` is called before each batch and raises to end the evaluation.
+    """
+    if windows.ndim != 2 or windows.shape[0] < 1 or windows.shape[1] < 2:
+        raise ValueError(f"windows of shape {windows.shape}; right: (n, T+1) with n and T at least 1")
+    if batch < 1:
+        raise ValueError(f"batch {batch}; right: at least 1")
+    window_losses: list[float] = []
+    with evaluating(model):
+        for start in range(0, len(windows), batch):
+            if stop is not None:
+                stop()
+            ids = torch.from_numpy(windows[start : start + batch].astype(np.int64)).to(device)
+            with autocast():
+                losses_BT = model.token_losses(ids[:, :-1], ids[:, 1:])
+            window_losses += losses_BT.double().sum(1).tolist()
+    tokens = windows.shape[0] * (windows.shape[1] - 1)
+    loss = math.fsum(window_losses) / tokens
+    means = [total / (windows.shape[1] - 1) for total in window_losses]
+    return Validation(loss=loss, perplexity=_finite_exp(loss), tokens=tokens, window_losses=means)
+
+
+def _finite_exp(loss: float) -> float | None:
+    try:
+        value = math.exp(loss)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,271 @@
+"""What hardware is here, seen without torch: quick enough for every `make defconfig`. Standard library only.
+
+NVIDIA cards come from nvidia-smi, or from /proc/driver/nvidia where it is missing or hangs; AMD cards from the
+kernel's compute topology (/sys/class/kfd). Integrated GPUs never count. Memory is total memory, never what is free.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpt2.hardware import cpu
+from gpt2.hardware.cpu import PROC, SYS, number, read
+from gpt2.hardware.gpu_specs import GIB, TARGETS, match
+from gpt2.system.errors import UserError
+
+TIMEOUT_SECONDS = 8  # of nvidia-smi: it loads the driver when no other program holds it, which takes seconds
+NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
+QUERY = "--query-gpu=uuid,name,memory.total,mig.mode.current,driver_version"
+
+# Processor graphics by LLVM target, from LLVM's AMDGPU guide. Datacentre APUs (gfx94x) are cards for our purpose.
+INTEGRATED = {
+    *(
+        "gfx801",
+        "gfx810",
+        "gfx902",
+        "gfx909",
+        "gfx90c",
+        "gfx1013",
+        "gfx1033",
+        "gfx1035",
+        "gfx1036",
+        "gfx1037",
+    ),
+    *("gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"),
+}
+LEAST_MEMORY_BYTES = 2 * GIB  # an AMD GPU with less is taken for processor graphics that the list lacks
+AMD_NAMES = {  # PCI device -> name, for the cards with a row; sysfs seldom has names
+    0x7448: "AMD Radeon PRO W7900",
+    0x744A: "AMD Radeon PRO W7900 Dual Slot",
+    0x74A1: "AMD Instinct MI300X",
+    0x74B5: "AMD Instinct MI300X VF",
+}
+
+Run = Callable[[Sequence[str]], str]
+
+
+class HardwareError(UserError, ValueError):
+    """RA_DETECTED names no row of the table."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The device that a study would use. count: discrete GPUs of its kind that are visible, 0 for a CPU.
+
+    memory_bytes: total, 0 where nothing tells. ignored: what was passed over, each with the reason in brackets.
+    """
+
+    kind: str  # "cuda", "rocm" or "cpu"
+    name: str
+    memory_bytes: int
+    count: int
+    ignored: tuple[str, ...] = ()
+    driver: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU in the driver's order. index: its number there; slices of a card (MIG) share it."""
+
+    kind: str
+    index: int
+    name: str
+    memory_bytes: int
+    uuid: str
+    integrated: bool = False
+
+
+def detected_target_name(environment: Mapping[str, str] | None = None) -> str:
+    """The row of the target table for this machine; RA_DETECTED in the environment overrides it."""
+    environment = os.environ if environment is None else environment
+    if name := environment.get("RA_DETECTED"):
+        if name not in TARGETS:
+            raise HardwareError(f"RA_DETECTED={name} is no target; right: one of {', '.join(TARGETS)}")
+        return name
+    seen = detect_hardware(environment=environment)
+    return match(seen.name, seen.memory_bytes, seen.kind).name
+
+
+def run_tool(command: Sequence[str]) -> str:
+    """A command's output; OSError where it is missing, SubprocessError where it fails or takes too long.
+
+    A tool that hangs is killed but not waited for: stuck inside a driver, it cannot even die.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, list(command), output)
+    return output
+
+
+def detect_hardware(
+    sys: Path = SYS, proc: Path = PROC, run: Run = run_tool, environment: Mapping[str, str] | None = None
+) -> Hardware:
+    """The first visible discrete GPU (NVIDIA before AMD), else the CPU. Never raises for a tool that is missing."""
+    environment = os.environ if environment is None else environment
+    ignored: list[str] = []
+    nvidia, nvidia_driver = _nvidia(proc, run, ignored)
+    if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        nvidia = _fastest_first(nvidia)
+    nvidia = _visible(nvidia, ("CUDA_VISIBLE_DEVICES",), environment, ignored)
+    amd = _visible(_amd(sys), ("ROCR_VISIBLE_DEVICES",), environment, ignored)
+    amd = [replace(card, index=index) for index, card in enumerate(amd)]
+    amd = _visible(amd, ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), environment, ignored)
+    ignored += [f"{card.name} (integrated)" for card in amd if card.integrated]
+    amd = [card for card in amd if not card.integrated]
+    for cards, others, driver in ((nvidia, amd, nvidia_driver), (amd, [], _amd_driver(sys, proc))):
+        if cards:
+            ignored += [f"{card.name} (of another maker than the first)" for card in others]
+            first = cards[0]
+            return Hardware(first.kind, first.name, first.memory_bytes, len(cards), tuple(ignored), driver)
+    return Hardware("cpu", cpu.cpu_name(proc), cpu.memory_bytes(sys, proc), 0, tuple(ignored))
+
+
+def _visible(
+    cards: list[Card], variables: Sequence[str], environment: Mapping[str, str], ignored: list[str]
+) -> list[Card]:
+    """The cards that the first variable that is set lets through, in its order; the rest go to `ignored`.
+
+    As in CUDA and HIP: indices or the beginnings of UUIDs, and what follows an invalid entry does not count.
+    """
+    variable = next((name for name in variables if name in environment), None)
+    if variable is None:
+        return cards
+    chosen: list[Card] = []
+    for entry in environment[variable].split(","):
+        entry = entry.strip()
+        fits = [
+            card
+            for card in cards
+            if card not in chosen
+            and (card.index == int(entry) if entry.isdecimal() else entry and card.uuid.startswith(entry))
+        ]
+        if not fits:
+            break
+        chosen.append(fits[0])
+    ignored += [f"{card.name} (hidden by {variable})" for card in cards if card not in chosen]
+    return chosen
+
+
+def _fastest_first(cards: list[Card]) -> list[Card]:
+    """CUDA's default order, as far as the table tells: by peak, then by memory, then as the driver has them."""
+
+    def slowness(card: Card) -> tuple[float, int]:
+        return -(match(card.name, card.memory_bytes, card.kind).peak_flops or 0), -card.memory_bytes
+
+    order = sorted(
+        {card.index for card in cards}, key=lambda i: min(slowness(c) for c in cards if c.index == i)
+    )
+    return [replace(card, index=new) for new, old in enumerate(order) for card in cards if card.index == old]
+
+
+# -- NVIDIA -----------------------------------------------------------------------------------------------------
+
+
+def _nvidia(proc: Path, run: Run, ignored: list[str]) -> tuple[list[Card], str]:
+    """NVIDIA cards and the driver's version."""
+    for tool in NVIDIA_SMI:
+        try:
+            return _from_nvidia_smi(run([tool, QUERY, "--format=csv,noheader,nounits"]), tool, run)
+        except FileNotFoundError:
+            continue
+        except subprocess.TimeoutExpired:
+            ignored.append(f"nvidia-smi (no answer within {TIMEOUT_SECONDS} s)")
+        except subprocess.CalledProcessError as error:
+            lines = (error.output or "").strip().splitlines()
+            ignored.append(f"nvidia-smi ({lines[0] if lines else f'exit status {error.returncode}'})")
+        except OSError as error:
+            ignored.append(f"nvidia-smi ({error.strerror})")
+        break
+    return _from_proc(proc), ""
+
+
+def _from_nvidia_smi(output: str, tool: str, run: Run) -> tuple[list[Card], str]:
+    cards: list[Card] = []
+    driver, slices = "", None
+    rows = [line.split(", ") for line in output.splitlines()]
+    for index, (uuid, name, memory, mig, version) in enumerate(row for row in rows if len(row) == 5):
+        driver = version
+        if mig == "Enabled":
+            slices = run([tool, "-L"]) if slices is None else slices
+            cards += _mig_slices(slices, index, uuid, name)
+        else:
+            size = (
+                int(memory) * 2**20 if memory.isdecimal() else 0
+            )  # "[N/A]" where it shares the CPU's memory
+            cards.append(Card("cuda", index, name, size, uuid))
+    return cards, driver
+
+
+def _mig_slices(listing: str, index: int, uuid: str, name: str) -> list[Card]:
+    """The slices of one card in `nvidia-smi -L`; a profile such as 3g.20gb tells the gigabytes."""
+    _, _, below = listing.partition(f"(UUID: {uuid})")
+    own = re.split(r"^GPU ", below, flags=re.MULTILINE)[0]
+    found = re.findall(r"MIG (\S*?(\d+)gb\S*)\s.*\(UUID: (\S+)\)", own)
+    return [
+        Card("cuda", index, f"{name} MIG {what}", int(gb) * GIB, slice_id) for what, gb, slice_id in found
+    ]
+
+
+def _from_proc(proc: Path) -> list[Card]:
+    """Names alone: the kernel module tells no memory."""
+    cards = []
+    for index, file in enumerate(sorted((proc / "driver/nvidia/gpus").glob("*/information"))):
+        fields = dict(re.findall(r"^([^:]+):\s+(.*)$", read(file), re.MULTILINE))
+        if "Model" in fields:
+            cards.append(Card("cuda", index, fields["Model"].strip(), 0, fields.get("GPU UUID", "").strip()))
+    return cards
+
+
+# -- AMD --------------------------------------------------------------------------------------------------------
+
+
+def _amd(sys: Path) -> list[Card]:
+    """AMD GPUs in the order of the compute topology, which is HIP's; nodes closed to this process are left out."""
+    nodes = sys / "class/kfd/kfd/topology/nodes"
+    cards: list[Card] = []
+    for node in sorted(nodes.glob("*"), key=lambda path: (len(path.name), path.name)):
+        found = dict(re.findall(r"^(\w+) (\d+)$", read(node / "properties"), re.MULTILINE))
+        values = {key: int(value) for key, value in found.items()}
+        if values.get("simd_count", 0) and values.get("vendor_id", 0x1002) == 0x1002:
+            cards.append(_amd_card(len(cards), node, values, sys))
+    return cards
+
+
+def _amd_card(index: int, node: Path, values: Mapping[str, int], sys: Path) -> Card:
+    device = sys / f"class/drm/renderD{values.get('drm_render_minor', 0)}/device"
+    version = values.get("gfx_target_version", 0)
+    target = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"  # 110000 -> gfx1100
+    banks = [read(file) for file in node.glob("mem_banks/*/properties")]
+    local = [text for text in banks if re.search(r"^heap_type [12]$", text, re.MULTILINE)]  # 0 is the host's
+    memory = sum(
+        int(size) for text in local for size in re.findall(r"^size_in_bytes (\d+)", text, re.MULTILINE)
+    )
+    memory = memory or number(device / "mem_info_vram_total")
+    name = AMD_NAMES.get(values.get("device_id", 0)) or read(device / "product_name") or f"AMD GPU {target}"
+    integrated = is_integrated(target, memory) or values.get("cpu_cores_count", 0) > 0
+    return Card("rocm", index, name, memory, f"GPU-{values.get('unique_id', 0):016x}", integrated)
+
+
+def is_integrated(target: str, memory_bytes: int, flagged: bool = False) -> bool:
+    """Whether an AMD GPU is processor graphics. target: LLVM's name; flagged: what the driver itself says."""
+    target = target.partition(":")[0]  # gfx942:sramecc+:xnack-
+    if target.startswith(("gfx94", "gfx95")):
+        return False
+    return flagged or target in INTEGRATED or 0 < memory_bytes < LEAST_MEMORY_BYTES
+
+
+def _amd_driver(sys: Path, proc: Path) -> str:
+    version = read(sys / "module/amdgpu/version") or f"Linux {read(proc / 'sys/kernel/osrelease')}"
+    return f"amdgpu {version}"

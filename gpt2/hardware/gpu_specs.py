@@ -1,0 +1,225 @@
+"""The table of hardware targets: one row a card, and which row a device is. Standard library only.
+
+Memory is the total that torch reports on the card, which is a little less than the box says. Peaks are dense
+(without 2:4 sparsity) bfloat16 matrix FLOP/s with float32 accumulation, from the vendor's own paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+
+from gpt2.system.errors import UserError
+
+GIB = 2**30
+SMALLEST_SHARE = (
+    0.9  # of a row's memory; a device with less is a slice of the card (MIG, a partition, a virtual GPU)
+)
+# torch's fused kernels in the order tried; none of them holds a T x T matrix. cuDNN's comes last although torch
+# itself prefers it on Hopper: not-a-number gradients have been reported of it.
+FUSED_CUDA = ("flash", "efficient", "cudnn")
+FUSED_ROCM = ("flash", "efficient")  # both are AOTriton's
+# AOTriton's kernels for most Radeon cards count as experimental; without this torch refuses them and takes the
+# T x T math path. torch reads it once, at the first attention.
+AOTRITON = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
+
+
+class TargetError(UserError, RuntimeError):
+    """The target that was asked for and the machine do not go together."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form factor of the same card with a peak of its own. pattern: as in Target.patterns."""
+
+    pattern: str
+    peak_flops: float
+    peak_source: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """One row. memory_bytes is None where only the machine knows it, peak_flops where there is no one figure.
+
+    patterns match a whole device name, letter case aside. attention: torch's fused attention kernels that are
+    allowed, in the order tried. environment: what must be exported before the training process starts.
+    """
+
+    name: str
+    title: str
+    kind: str  # "cuda", "rocm" or "cpu"
+    memory_bytes: int | None
+    dtype: str
+    attention: tuple[str, ...]
+    peak_flops: float | None
+    peak_source: str
+    patterns: tuple[str, ...] = ()
+    forms: tuple[Form, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def attention_backend(self) -> str:
+        """The kernel that the row expects to run on."""
+        return self.attention[0]
+
+    def named(self, device_name: str) -> bool:
+        """Whether a device of this name is this card."""
+        return any(re.fullmatch(pattern, device_name, re.IGNORECASE) for pattern in self.patterns)
+
+    def as_form(self, device_name: str) -> Target:
+        """This row with the peak of the form factor that the device's name tells."""
+        for form in self.forms:
+            if re.fullmatch(form.pattern, device_name, re.IGNORECASE):
+                return dataclasses.replace(self, peak_flops=form.peak_flops, peak_source=form.peak_source)
+        return self
+
+
+_ROWS = (
+    Target(
+        name="a100-40g",
+        title="NVIDIA A100 40 GB",
+        kind="cuda",
+        memory_bytes=int(39.5 * GIB),
+        dtype="bfloat16",
+        attention=FUSED_CUDA,
+        peak_flops=312e12,
+        peak_source="NVIDIA A100 Tensor Core GPU datasheet: BFLOAT16 Tensor Core 312 TFLOPS (624 with sparsity)",
+        patterns=(r"(NVIDIA )?A100-(SXM4?|PCIE)-40GB",),
+    ),
+    Target(
+        name="a100-80g",
+        title="NVIDIA A100 80 GB",
+        kind="cuda",
+        memory_bytes=int(79.25 * GIB),
+        dtype="bfloat16",
+        attention=FUSED_CUDA,
+        peak_flops=312e12,
+        peak_source="NVIDIA A100 Tensor Core GPU datasheet: BFLOAT16 Tensor Core 312 TFLOPS (624 with sparsity)",
+        patterns=(r"(NVIDIA )?A100-(SXM4?|PCIE)-80GB", r"(NVIDIA )?A100 80GB PCIe"),
+    ),
+    Target(
+        name="h100",
+        title="NVIDIA H100 80 GB",
+        kind="cuda",
+        memory_bytes=int(79.1 * GIB),
+        dtype="bfloat16",
+        attention=FUSED_CUDA,
+        peak_flops=989.4e12,
+        peak_source="NVIDIA H100 Tensor Core GPU Architecture paper: SXM5, BF16 Tensor Core 989.4 TFLOPS dense",
+        patterns=(r"(NVIDIA )?H100( 80GB HBM3| SXM5?| PCIe| NVL)?",),
+        forms=(
+            Form(
+                r".* PCIe",
+                756e12,
+                "NVIDIA H100 Tensor Core GPU Architecture paper: PCIe, BF16 Tensor Core 756 TFLOPS dense",
+            ),
+            Form(
+                r".* NVL",
+                835.5e12,
+                "NVIDIA H100 datasheet: NVL, BFLOAT16 Tensor Core 1,671 TFLOPS with sparsity, half of it dense",
+            ),
+        ),
+    ),
+    Target(
+        name="h200",
+        title="NVIDIA H200 141 GB",
+        kind="cuda",
+        memory_bytes=int(139.8 * GIB),
+        dtype="bfloat16",
+        attention=FUSED_CUDA,
+        peak_flops=989.5e12,
+        peak_source="NVIDIA H200 datasheet: SXM, BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense",
+        patterns=(r"(NVIDIA )?H200( SXM5?| NVL)?",),
+        forms=(
+            Form(
+                r".* NVL",
+                835.5e12,
+                "NVIDIA H200 datasheet: NVL, BFLOAT16 Tensor Core 1,671 TFLOPS with sparsity, half of it dense",
+            ),
+        ),
+    ),
+    Target(
+        name="rtx4090",
+        title="NVIDIA GeForce RTX 4090 24 GB",
+        kind="cuda",
+        memory_bytes=int(23.6 * GIB),
+        dtype="bfloat16",
+        attention=FUSED_CUDA,
+        peak_flops=165.2e12,
+        peak_source="NVIDIA Ada GPU Architecture paper: BF16 Tensor with FP32 accumulate 165.2 TFLOPS dense",
+        patterns=(r"(NVIDIA )?GeForce RTX 4090",),
+    ),
+    Target(
+        name="w7900",
+        title="AMD Radeon PRO W7900 48 GB",
+        kind="rocm",
+        memory_bytes=int(44.98 * GIB),
+        dtype="bfloat16",
+        attention=FUSED_ROCM,
+        peak_flops=122.6e12,
+        peak_source="AMD Radeon PRO W7900 data sheet: half precision 122.6 TFLOPS; bfloat16 WMMA has the same rate",
+        patterns=(r"(AMD )?Radeon (\(TM\) )?PRO W7900( Dual Slot)?",),
+        environment=AOTRITON,
+    ),
+    Target(
+        name="mi300x",
+        title="AMD Instinct MI300X 192 GB",
+        kind="rocm",
+        memory_bytes=int(191.5 * GIB),
+        dtype="bfloat16",
+        attention=FUSED_ROCM,
+        peak_flops=1307.4e12,
+        peak_source="AMD Instinct MI300X data sheet: bfloat16 matrix 1,307.4 TFLOPS (2,614.9 with sparsity)",
+        patterns=(r"(AMD )?(Instinct )?MI300X( OAM| VF| HF)?",),
+    ),
+    Target(
+        name="generic-cuda",
+        title="an NVIDIA GPU without a row of its own",
+        kind="cuda",
+        memory_bytes=None,
+        dtype="bfloat16",
+        attention=FUSED_CUDA,
+        peak_flops=None,
+        peak_source="none: the card has no row, so no utilisation is reported",
+    ),
+    Target(
+        name="generic-rocm",
+        title="an AMD GPU without a row of its own",
+        kind="rocm",
+        memory_bytes=None,
+        dtype="bfloat16",
+        attention=FUSED_ROCM,
+        peak_flops=None,
+        peak_source="none: the card has no row, so no utilisation is reported",
+        environment=AOTRITON,
+    ),
+    Target(
+        name="cpu",
+        title="the CPU",
+        kind="cpu",
+        memory_bytes=None,
+        dtype="float32",
+        attention=("flash",),
+        peak_flops=None,
+        peak_source="none: a CPU's peak depends on clock and threads, so no utilisation is reported",
+    ),
+)
+TARGETS = {row.name: row for row in _ROWS}
+
+
+def match(device_name: str, memory_bytes: int, kind: str) -> Target:
+    """The row of a device: by its name and total memory (0: unknown), else the generic row of its kind.
+
+    kind: "cuda", "rocm" or "cpu". A slice of a card (MIG, a partition) has the card's name or part of its memory,
+    and gets the generic row.
+    """
+    if kind == "cpu":
+        return TARGETS["cpu"]
+    name = " ".join(device_name.split())
+    for row in _ROWS:
+        if row.kind == kind and row.named(name):
+            whole = row.memory_bytes is not None and memory_bytes >= SMALLEST_SHARE * row.memory_bytes
+            if whole or not memory_bytes:
+                return row.as_form(name)
+    return TARGETS[f"generic-{kind}"]

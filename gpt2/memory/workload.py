@@ -1,0 +1,72 @@
+"""The piece of work whose memory is predicted and measured alike: one optimizer step in its steady state, then an
+evaluation batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gpt2.config.batch import BatchPlan
+from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.eval.validation import EVALUATION_TOKENS, evaluating
+from gpt2.model.loss import linear_cross_entropy
+from gpt2.train.step import Attention, Loss, Phases, Stepper
+
+MICRO_BATCHES = 2  # of a step: the second meets the first one's gradients, and every further one repeats it
+
+
+@dataclass(frozen=True)
+class Work:
+    """micro: sequences at a time. kind: "cuda", "rocm" or "cpu", of the device that is meant.
+
+    accumulation: micro-batches a step; more than MICRO_BATCHES are not made, since they change no peak.
+    """
+
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    attention: Attention | None
+    micro: int
+    accumulation: int
+    kind: str
+    dtype: str
+    loss: Loss = linear_cross_entropy
+
+    @property
+    def batch(self) -> BatchPlan:
+        made = min(self.accumulation, MICRO_BATCHES)
+        return BatchPlan(self.micro * made, self.micro, made, 1, self.model.block_size)
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Windows of an evaluation batch."""
+        tokens = EVALUATION_TOKENS["cpu" if self.kind == "cpu" else "cuda"]
+        return max(1, tokens // self.model.block_size)
+
+    def prepare(self, device: str) -> Stepper:
+        """Model and optimizer, whose state a first step of one token has made."""
+        stepper = Stepper(
+            self.model,
+            self.optimizer,
+            self.batch,
+            seed=0,
+            device=device,
+            dtype=self.dtype,
+            compile=False,
+            attention=self.attention,
+            loss=self.loss,
+        )
+        stepper.step(_ids(1, 1, device), 0, 2)
+        return stepper
+
+    def run(self, stepper: Stepper, phases: Phases) -> None:
+        """The step (phases forward, backward, optimizer) and the evaluation."""
+        T = self.model.block_size
+        stepper.step(_ids(self.batch.effective, T, stepper.device), 1, 2, phases)
+        ids = _ids(self.evaluation_batch, T, stepper.device)
+        with evaluating(stepper.model), phases.phase("evaluation"), stepper.autocast():
+            stepper.model.token_losses(ids[:, :-1], ids[:, 1:])
+
+
+def _ids(rows: int, tokens: int, device: str) -> torch.Tensor:
+    return torch.zeros((rows, tokens + 1), dtype=torch.int64, device=device)

@@ -1,0 +1,78 @@
+"""Peak memory of a process, over all and by phase of a training step.
+
+On a GPU the numbers are the allocator's. On a CPU they come from the resident set: its high-water mark, reset at each
+phase through /proc/self/clear_refs where the system has it. The share that the interpreter and the libraries held
+before the model was built is not counted as allocated.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def resident_bytes(peak: bool) -> int:
+    """Resident set of this process, now or at its high-water mark."""
+    if STATUS.exists():
+        found = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", STATUS.read_text())
+        if found:
+            return int(found.group(1)) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class PeakMeter:
+    """Peaks of one process, over all and by phase. Make it before the model, so that the base is known."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.by_phase: dict[str, int] = {}
+        self._base = 0 if self.device.type == "cuda" else resident_bytes(peak=False)
+        self._highest = {"allocated": 0, "reserved": 0}
+
+    def _read(self) -> dict[str, int]:
+        if self.device.type == "cuda":
+            return {
+                "allocated": torch.cuda.max_memory_allocated(self.device),
+                "reserved": torch.cuda.max_memory_reserved(self.device),
+            }
+        peak = resident_bytes(peak=True)
+        return {"allocated": max(peak - self._base, 0), "reserved": peak}
+
+    def _keep(self) -> dict[str, int]:
+        seen = self._read()
+        self._highest = {name: max(value, seen[name]) for name, value in self._highest.items()}
+        return seen
+
+    def _reset(self) -> bool:
+        """Begin a new high-water mark; False where the system does not offer it."""
+        self._keep()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return True
+        try:
+            CLEAR.write_text("5")  # see proc(5): resets VmHWM
+        except OSError:
+            return False
+        return True
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the peak of the block as `by_phase[name]`, in bytes; the highest of several counts."""
+        works = self._reset()
+        yield
+        if works:
+            self.by_phase[name] = max(self._keep()["allocated"], self.by_phase.get(name, 0))
+
+    def peaks(self) -> dict[str, int]:
+        """{"allocated", "reserved"}: the highest bytes seen in this process so far."""
+        self._keep()
+        return dict(self._highest)

@@ -1,0 +1,267 @@
+"""Write, edit and check .config.
+
+    python -m scripts.kconfig defconfig NAME[+FRAGMENT...] [CONFIG_X=v ...]
+    python -m scripts.kconfig menuconfig | olddefconfig | check | list
+    python -m scripts.kconfig savedefconfig [FILE]
+
+Under make, `CONFIG_X=v` of its command line is taken from MAKEFLAGS, so that no shell reads it on the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
+from kconfig import rules
+from kconfig.arguments import make_assignments, parse_assignments, refuse_assignments
+from kconfig.files import keep_old, load_leniently, load_strictly, write_atomically
+
+CONFIG = Path(".config")
+DEFCONFIGS = rules.ROOT / "defconfigs"
+USAGE = (
+    "usage: python -m scripts.kconfig defconfig NAME[+FRAGMENT...] [CONFIG_X=v ...] | menuconfig | "
+    "savedefconfig [FILE] | olddefconfig | check | list"
+)
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run one command; UserError for whatever the user should change."""
+    environment = os.environ if environment is None else environment
+    command, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
+    if command != "defconfig":
+        refuse_assignments(environment.get("MAKEFLAGS", ""))
+    if command == "defconfig" and rest and "=" not in rest[0]:
+        defconfig(rest[0], rest[1:], environment.get("MAKEFLAGS", ""))
+    elif command == "savedefconfig" and len(rest) <= 1:
+        savedefconfig(Path(*rest) if rest else Path("defconfig"))
+    elif command in COMMANDS and not rest:
+        COMMANDS[command]()
+    else:
+        raise ConfigError(USAGE)
+    return 0
+
+
+# ---- commands
+
+
+def defconfig(specification: str, assignments: Sequence[str] = (), makeflags: str = "") -> None:
+    """Write .config from `NAME+FRAGMENT...` and the command line's assignments."""
+    tree = rules.load_kconfig(detect())
+    assignments = [*assignments, *make_assignments(tree, makeflags, assignments)]
+    layers = [parse_lines(read_text(path), name(path)) for path in resolve(specification)]
+    layers.append(parse_assignments(tree, assignments))
+    entries = rules.merge(tree, layers)
+    config = rules.check_tree(tree, {entry.name: entry.where for entry in entries})
+    put_in_place(rules.render(tree), config, f" for {specification}")
+
+
+def menuconfig() -> None:
+    """Edit .config in menus; it is replaced only by a valid one."""
+    menus = menus_module()
+    tree = load_for_editing()
+    detected = tree.syms["DETECTED"].str_value
+    start = rules.render(tree, minimal=True)  # what is a default stays one, and follows what is edited
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / ".config"
+        draft.write_text(start, encoding="utf-8")
+        while True:
+            with rules.kconfig_environment(detected), contextlib.redirect_stdout(io.StringIO()):
+                os.environ["KCONFIG_CONFIG"] = str(draft)
+                menus.menuconfig(rules.load_kconfig(detected))
+            text = draft.read_text(encoding="utf-8")
+            if text == start:
+                print(".config stays as it was")
+                return
+            try:
+                edited = load_strictly(text, "menuconfig")
+                break
+            except ConfigError as error:
+                print(f"error: {error}", file=sys.stderr)
+                ask_again()
+                menus = importlib.reload(menus)  # it keeps nodes of the tree before
+    put_in_place(rules.render(edited.tree), edited.config, "")
+
+
+def menus_module() -> Any:
+    """Kconfig's menus; ConfigError where they cannot be shown."""
+    try:
+        import curses
+
+        import menuconfig as menus
+
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise OSError("this is none")
+        curses.setupterm()
+    except Exception as problem:  # curses.error has no base of its own, and no name where curses is missing
+        raise ConfigError(
+            f"menuconfig needs a terminal and curses ({problem}); instead: `make defconfig-NAME CONFIG_X=v`, or edit "
+            ".config and run `make olddefconfig`"
+        ) from None
+    return menus
+
+
+def ask_again() -> None:
+    """Wait for the user to go back to the menus; ConfigError where she leaves."""
+    try:
+        input("Enter goes back to the menus, Ctrl-C leaves .config as it was: ")
+    except (KeyboardInterrupt, EOFError):
+        raise ConfigError("not saved: .config stays as it was") from None
+
+
+def put_in_place(text: str, config: Config, origin: str) -> None:
+    """Replace .config, keeping the one before, and say so in two lines."""
+    kept = keep_old(CONFIG, text)
+    write_atomically(CONFIG, text)
+    print(scale_line(config), f"wrote .config{origin}{kept}", sep="\n")
+
+
+def savedefconfig(path: Path) -> None:
+    """Write the shortest defconfig that gives this .config."""
+    loaded = load_strictly(read_text(CONFIG), str(CONFIG))
+    seen = loaded.config.target.detected
+    header = f"# Saved from .config; its defaults were those for {seen}\n"
+    write_atomically(path, rules.render(loaded.tree, minimal=True, header=header))
+    print(f"wrote {path}; as defconfigs/NAME it becomes `make defconfig-NAME`")
+
+
+def olddefconfig() -> None:
+    """Bring .config up to date with the Kconfig files, and say what that changed."""
+    detected = "" if "CONFIG_DETECTED=" in read_text(CONFIG) else detect()
+    loaded = load_leniently(read_text(CONFIG), str(CONFIG), detected)
+    text = rules.render(loaded.tree)
+    if text == read_text(CONFIG):
+        print(".config is up to date")
+        return
+    write_atomically(CONFIG, text)
+    print(*loaded.notes, "wrote .config", sep="\n")
+
+
+def check() -> Config:
+    """The configuration in .config, complete and consistent; ConfigError names the first line that is not."""
+    return load_strictly(read_text(CONFIG), str(CONFIG)).config
+
+
+def print_list() -> None:
+    for title, rows in listing().items():
+        width = max(len(entry) for entry, _ in rows)
+        print(f"{title}:", *(f"  {entry:<{width}}  {text}" for entry, text in rows), sep="\n")
+
+
+def listing() -> dict[str, list[tuple[str, str]]]:
+    """The defconfigs and the fragments, each with its first comment line. Needs no kconfiglib."""
+    bases = [path for path in sorted(DEFCONFIGS.iterdir()) if path.is_file()]
+    return {
+        "defconfigs (make defconfig-NAME)": [
+            (f"defconfig-{path.name}", first_comment(path)) for path in bases
+        ],
+        "fragments (make defconfig-NAME+FRAGMENT)": [
+            (f"+{path.name}", first_comment(path)) for path in fragments()
+        ],
+    }
+
+
+# ---- defconfigs
+
+
+def fragments() -> list[Path]:
+    return [path for path in sorted(DEFCONFIGS.glob("*/*")) if path.is_file()]
+
+
+def first_comment(path: Path) -> str:
+    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def name(path: Path) -> str:
+    """The file as messages name it: relative to the repository where it lies there."""
+    return str(path.relative_to(rules.ROOT) if path.is_relative_to(rules.ROOT) else path)
+
+
+def resolve(specification: str) -> list[Path]:
+    """The files of `NAME+FRAGMENT...`; ConfigError with a close match where one does not exist."""
+    base, *rest = specification.split("+")
+    bases = {path.name: path for path in DEFCONFIGS.iterdir() if path.is_file()}
+    parts = {path.name: path for path in fragments()}
+    if base in parts:
+        raise ConfigError(
+            f"{base} is a fragment; right: a defconfig before it, such as {sorted(bases)[0]}+{base}"
+        )
+    for part in rest:
+        if part in bases:
+            raise ConfigError(
+                f"{part} is a whole defconfig, not a fragment; right: fragments of {_names(parts)}"
+            )
+        if rest.count(part) > 1:
+            raise ConfigError(f"the fragment {part} is named twice; name it once")
+    return [_lookup(bases, base, "defconfig"), *(_lookup(parts, part, "fragment") for part in rest)]
+
+
+def _lookup(files: Mapping[str, Path], wanted: str, kind: str) -> Path:
+    if wanted in files:
+        return files[wanted]
+    longer = sorted(file for file in files if wanted and file.startswith(wanted))
+    near = longer or difflib.get_close_matches(wanted, files, n=1)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {_names(files)}"
+    raise ConfigError(f'there is no {kind} "{wanted}"; {hint}')
+
+
+def _names(files: Iterable[str]) -> str:
+    return ", ".join(sorted(files))
+
+
+# ---- .config
+
+
+def detect() -> str:
+    """The name of the hardware here; RA_DETECTED in the environment overrides it, and must be one that is known."""
+    from gpt2.hardware.detect import detected_target_name
+
+    return detected_target_name()
+
+
+def load_for_editing() -> rules.Kconfig:
+    """The tree with .config's values, or with the defaults where there is none."""
+    if CONFIG.exists():
+        return load_strictly(read_text(CONFIG), str(CONFIG)).tree
+    return rules.load_kconfig(detect())
+
+
+def scale_line(config: Config) -> str:
+    """One line on the scale that .config has, and why."""
+    target, seen = config.target.name, config.target.detected
+    if target == "auto":
+        why = (
+            "no GPU found: scaled to a CPU study" if config.target.scale_cpu else f"found {seen}: a GPU study"
+        )
+    else:
+        why = f"target {target} ({seen} found here): a {'CPU' if config.target.scale_cpu else 'GPU'} study"
+    limits = [
+        f"{limit} {unit}"
+        for limit, unit in zip(
+            dataclasses.astuple(config.budget), ("s of training", "tokens", "iterations"), strict=True
+        )
+        if limit
+    ]
+    return (
+        f"{why} (model {config.model.size}, sequences of {config.model.block_size}, effective batch "
+        f"{config.batch.effective}, {' or '.join(limits)} a run, data {config.data.dataset})"
+    )
+
+
+COMMANDS: dict[str, Callable[[], object]] = {
+    "menuconfig": menuconfig,
+    "olddefconfig": olddefconfig,
+    "check": check,
+    "list": print_list,
+}

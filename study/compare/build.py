@@ -1,0 +1,181 @@
+"""Two or more studies side by side, from their records alone: only what the checklist allows. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ra.names import is_equivalent
+from study.analysis.allowance import NO_ALLOWANCE, Allowance
+from study.compare.alignment import Alignment, align
+from study.compare.checklist import FATAL, Check, blocking, checklist
+from study.compare.load import Member, Study, read_studies
+from study.compare.ranking import Across, Ranking, across, ordered, rank
+from study.records.runs import BASELINE, losses
+from study.report.build import common_tokens
+from study.stats.statistics import Interval, mean, mean_interval
+
+ARMS = "equivalent arms"
+
+
+@dataclass
+class AbsoluteRow:
+    """A variant at the last tokens at which all of its shared runs were evaluated.
+
+    losses: one for each study; differences: of each study but the first to the first, paired by seed.
+    """
+
+    variant: str
+    equivalent: bool
+    seeds: list[int]
+    tokens: int
+    losses: list[Interval]
+    differences: list[Interval]
+
+
+@dataclass
+class RelativeRow:
+    """A variant against the baseline of its own study, paired by seed; None where the study cannot say."""
+
+    variant: str
+    equivalent: bool
+    against_baseline: list[Interval | None]
+    allowances: list[Allowance]  # of these differences
+
+
+@dataclass
+class Comparison:
+    """Everything that the comparison says. absolute is empty where reasons say why."""
+
+    studies: list[Study]
+    checks: list[Check]
+    reasons: list[str]
+    absolute: list[AbsoluteRow]
+    relative: list[RelativeRow]
+    alignments: list[Alignment]
+    rankings: list[Ranking]
+    across: list[Across]
+
+
+def build_comparison(paths: Sequence[Path]) -> Comparison:
+    """Read and compare; CompareError where there is nothing of the kind to read."""
+    studies = read_studies(paths)
+    empty = [study.label for study in studies if not study.members]
+    if empty:
+        reasons = [f"{name} has no finished run" for name in empty]
+        return Comparison(studies, [], reasons, [], [], [], [], [])
+    checks = checklist(studies)
+    reasons = _reasons(checks)
+    absolute = [] if reasons else _absolute(studies)
+    if not absolute and not reasons:
+        reasons = ["the runs that they share were never evaluated at the same number of tokens"]
+    return Comparison(
+        studies=studies,
+        checks=checks,
+        reasons=reasons,
+        absolute=absolute,
+        relative=_relative(studies),
+        alignments=[line for other in studies[1:] for line in align(studies[0], other)],
+        rankings=[rank(study) for study in studies],
+        across=across(studies),
+    )
+
+
+def _reasons(checks: list[Check]) -> list[str]:
+    """Why losses must not be set side by side: what differs, one by one, then what nobody recorded."""
+    fatal = [check for check in blocking(checks) if check.status == FATAL]
+    unknown = [check.subject for check in blocking(checks) if check.status != FATAL]
+    reasons = [f"{check.subject} ({' | '.join(check.values)}): {check.reason}" for check in fatal]
+    if unknown:
+        reasons.append(f"not recorded, so that it cannot be shown to agree: {', '.join(unknown)}")
+    return reasons
+
+
+def _absolute(studies: Sequence[Study]) -> list[AbsoluteRow]:
+    """A row for each shared variant that has a point in common, and one for the equivalent arms taken together."""
+    tables = [study.keyed() for study in studies]
+    shared = set.intersection(*(set(table) for table in tables))
+    names = ordered({name for name, _ in shared})
+    groups = {name: [name] for name in names}
+    arms = [name for name in names if is_equivalent(name)]
+    if len(arms) > 1:
+        groups[ARMS] = arms
+    rows = [_absolute_row(name, members, tables, shared) for name, members in groups.items()]
+    return [row for row in rows if row]
+
+
+def _absolute_row(
+    name: str,
+    members: list[str],
+    tables: list[dict[tuple[str, int], Member]],
+    shared: set[tuple[str, int]],
+) -> AbsoluteRow | None:
+    """The mean of `members` at each seed that all of them have; None where their runs share no point."""
+    seeds = sorted(set.intersection(*({seed for own, seed in shared if own == one} for one in members)))
+    runs = [[table[one, seed].run for one in members for seed in seeds] for table in tables]
+    tokens = common_tokens([run for own in runs for run in own])
+    if tokens is None:
+        return None
+    values = [
+        [mean([losses(table[one, seed].record)[tokens] for one in members]) for seed in seeds]
+        for table in tables
+    ]
+    differences = [[b - a for a, b in zip(values[0], own, strict=True)] for own in values[1:]]
+    return AbsoluteRow(
+        variant=name,
+        equivalent=all(is_equivalent(one) for one in members),
+        seeds=seeds,
+        tokens=tokens,
+        losses=[mean_interval(own) for own in values],
+        differences=[mean_interval(own) for own in differences],
+    )
+
+
+def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
+    tables = [{row.variant: row for row in study.report.rows} for study in studies]
+    names = ordered({name for table in tables for name in table} - {BASELINE})
+    return [
+        RelativeRow(
+            name,
+            is_equivalent(name),
+            [table[name].against_baseline if name in table else None for table in tables],
+            [table[name].allowance if name in table else NO_ALLOWANCE for table in tables],
+        )
+        for name in names
+    ]
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as plain data; the records stay where they are."""
+    return {
+        "schema": 1,
+        "studies": [
+            {
+                "label": study.label,
+                "path": str(study.path),
+                "notes": study.notes,
+                "runs": [
+                    {
+                        key: getattr(run, key)
+                        for key in ("name", "variant", "seed", "status", "used", "why_not")
+                    }
+                    for run in study.report.runs
+                ],
+            }
+            for study in comparison.studies
+        ],
+        "checks": [dataclasses.asdict(check) for check in comparison.checks],
+        "reasons": comparison.reasons,
+        "absolute": [dataclasses.asdict(row) for row in comparison.absolute],
+        "relative": [dataclasses.asdict(row) for row in comparison.relative],
+        "alignments": [
+            dataclasses.asdict(line)
+            | {"within_rule": line.within_rule, "within_envelope": line.within_envelope}
+            for line in comparison.alignments
+        ],
+        "rankings": [dataclasses.asdict(ranking) for ranking in comparison.rankings],
+        "across": [dataclasses.asdict(row) for row in comparison.across],
+    }

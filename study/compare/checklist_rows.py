@@ -1,0 +1,174 @@
+"""The rows of the checklist, as data: what is read of a record, and what it means where studies differ in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from study.compare.load import Member
+from study.records.hellaswag_scores import scored_items
+
+EQUAL, HARMLESS, FATAL, NOT_RECORDED = "equal", "harmless", "fatal", "not recorded"
+NOT_SET = "not set"
+Values = dict[str, str]  # key (a seed, a variant; "" where there is one value) -> what a run says
+
+
+@dataclass(frozen=True)
+class Row:
+    """What to compare. read gives a run's values by key, None where its record lacks them; severity if they differ.
+
+    recent: records of before have no such entry; there is no row where none has it.
+    unknown: what is said where a harmless entry is not recorded.
+    """
+
+    group: str
+    subject: str
+    read: Callable[[Member], Values | None]
+    severity: str
+    reason: str
+    recent: bool = False
+    unknown: str = "a difference would be seen in the losses only"
+
+
+def fingerprint(entry: str) -> Callable[[Member], Values | None]:
+    """An entry of the fingerprint, shortened."""
+    return lambda member: _one(_short(member.record["fingerprint"][entry]))
+
+
+def _target(key: str) -> Callable[[Member], Values | None]:
+    return lambda member: _one(member.record["target"][key])
+
+
+def _environment(*keys: str) -> Callable[[Member], Values | None]:
+    """The first of the keys that has a value; "none" where the record has the environment and none of them."""
+
+    def read(member: Member) -> Values | None:
+        environment = member.record.get("environment")
+        if not environment:
+            return None
+        return {"": next((str(environment[key]) for key in keys if environment.get(key) is not None), "none")}
+
+    return read
+
+
+def _triton(member: Member) -> Values | None:
+    environment = member.record.get("environment") or {}
+    return {"": environment["triton"] or "none"} if "triton" in environment else None
+
+
+def _one(value: Any) -> Values | None:
+    return None if value is None or value == NOT_RECORDED else {"": str(value)}
+
+
+def _short(digest: str) -> str:
+    """As much of a hash as is worth reading."""
+    return digest if digest == NOT_RECORDED else digest[:12]
+
+
+def _weights(member: Member) -> Values | None:
+    value = member.record["fingerprint"]["initial_weights"]
+    return None if value == NOT_RECORDED else {f"seed {member.run.seed}": _short(value)}
+
+
+def _schedule(member: Member) -> Values | None:
+    planned = member.record.get("schedule")
+    if not planned:
+        return None
+    made = member.record["progress"]["iterations"]
+    warmup = f", {planned['warmup_iterations']:,} of warm-up" if "warmup_iterations" in planned else ""
+    return {member.run.variant: f"{made:,} of {planned['iterations']:,} iterations{warmup}"}
+
+
+def _parameters(member: Member) -> Values | None:
+    count = member.record["parameters"]
+    return None if count is None else {member.run.variant: f"{count:,}"}
+
+
+def _batch(*keys: str) -> Callable[[Member], Values | None]:
+    return lambda member: {"": " x ".join(f"{member.record['batch'][key]:,}" for key in keys)}
+
+
+def _hellaswag(member: Member) -> Values | None:
+    items = scored_items(member.record)
+    if items is None:
+        return _one("not scored")
+    return _one(str(items)) if items.sha256 else None
+
+
+VERSION = (
+    "another version may choose other kernels and sum in another order; the function computed is the same"
+)
+ROWS = (
+    Row("data", "data", fingerprint("data"), FATAL, "other text was trained on"),
+    Row("data", "tokenizer", fingerprint("tokenizer"), FATAL, "losses a token are of other tokens"),
+    Row("data", "validation set", fingerprint("validation"), FATAL, "losses are of other text"),
+    Row("data", "HellaSwag items", _hellaswag, HARMLESS,
+        "losses do not depend on them; HellaSwag accuracies are of other questions: do not set them side by side",
+        unknown="losses do not depend on them; HellaSwag accuracies cannot be shown to be of the same questions"),
+    Row("model", "model", fingerprint("model"), FATAL, "size, block size or dropout differ"),
+    Row("model", "parameters", _parameters, FATAL, "the variant is not the same model"),
+    Row("model", "initial weights", _weights, FATAL, "a seed does not mean the same start"),
+    Row("batch", "effective batch", _batch("effective"), FATAL,
+        "an optimizer step averages over another number of sequences"),
+    Row("batch", "sequence length", _batch("block_size"), FATAL, "another context length"),
+    Row("batch", "micro-batch x accumulation x processes", _batch("micro", "accumulation", "world_size"), HARMLESS,
+        "the gradient is a mean over the same sequences however they are split; only rounding differs"),
+    Row("schedule", "schedule", _schedule, FATAL,
+        "the learning rate is a function of iteration / planned iterations: the runs end at other points of it"),
+    Row("precision", "precision", _target("dtype"), FATAL, "another number format"),
+    Row("precision", "float32 products", _environment("float32_matmul"), FATAL,
+        "torch's setting: TF32 keeps 10 bits of a float32's 23"),
+    Row("precision", "attention backend", _target("attention_backend"), HARMLESS,
+        "every backend computes exact softmax attention; they sum in another order"),
+    Row("machine", "device", _target("device"), HARMLESS, "rounding differs between cards; times and memory too"),
+    Row("machine", "driver", lambda member: {"": member.record["target"]["driver"] or "none"}, HARMLESS, VERSION),
+    Row("machine", "CUDA or ROCm", _environment("cuda", "rocm"), HARMLESS, VERSION),
+    Row("machine", "cuDNN or MIOpen", _environment("cudnn"), HARMLESS, VERSION),
+    Row("machine", "CPU threads", _environment("threads"), HARMLESS, "sums are split among threads: rounding only"),
+    Row("machine", "platform", _environment("platform"), HARMLESS, VERSION),
+    Row("libraries", "torch", _target("torch"), HARMLESS, VERSION),
+    Row("libraries", "triton", _triton, HARMLESS, "it compiles kernels: " + VERSION, recent=True),
+    Row("libraries", "numpy", _environment("numpy"), HARMLESS,
+        "it shuffles the batches: if that changed, the losses part at the first step, see below"),
+    Row("libraries", "python", _environment("python"), HARMLESS, "the text it prepares is compared under data"),
+    Row("code", "commit", lambda member: _one(member.record["commit"] and member.record["commit"][:12]), HARMLESS,
+        "what differs in the code is under code"),
+    Row("code", "uncommitted changes",
+        lambda member: None if member.record["dirty"] is None else _one("yes" if member.record["dirty"] else "no"),
+        HARMLESS, "what differs in the code is under code"),
+)  # fmt: skip
+
+# Every symbol of Kconfig (of a choice in study.compare.load.CHOICES the choice) is in one of the tables below. One that
+# is in none, of another version of this project, is fatal where it differs.
+
+# Settings that rows above compare in effect, or that only name things. SCHEDULE_WSD says what SCHEDULE_COSINE does, and
+# studies from before that choice have neither.
+COVERED = (
+    "DATASET_EMBEDDED", "DATASET_FILES", "DATASET_FINEWEB_EDU", "DATASET_LOCAL", "DATASET_MAX_TOKENS",
+    "DATASET_OPENWEBTEXT", "DATASET_TINYSTORIES", "DATASET_WIKITEXT103", "DATA_DIR", "DETECTED", "DTYPE",
+    "EFFECTIVE_BATCH", "EVAL_TOKENS", "GPT2_BLOCK_SIZE", "GPT2_DROPOUT", "GPT2_MODEL", "MICRO_BATCH", "RESULTS_DIR",
+    "SCALE_CPU", "SCHEDULE_COSINE", "SEEDS", "STUDY_NAME", "TARGET", "TARGET_DETECTED_CPU", "VARIANTS",
+)  # fmt: skip
+OPTIMIZER = (
+    "LEARNING_RATE", "MIN_LEARNING_RATE_RATIO", "WARMUP_FRACTION", "DECAY_FRACTION", "SCHEDULE_WSD", "WEIGHT_DECAY",
+    "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPSILON", "GRAD_CLIP",
+)  # fmt: skip
+LIMITS = ("GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS")
+HASHED = (*OPTIMIZER, *LIMITS)  # what enters the fingerprint's hash of the schedule, and nothing else does
+LEARNED_SETTINGS = (
+    "ALTERNATION_MIX", "ALTERNATION_GATE_EVERY", "ALTERNATION_INIT", "ALTERNATION_LR_MULTIPLIER",
+)  # fmt: skip
+CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS)
+BUDGET = "a budget only sets the number of iterations, which is compared under schedule"
+SPEED = "it changes speed and rounding, not the function computed"
+ASIDE = "it changes no training step"
+WITHOUT_EFFECT = {
+    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TOKENS": BUDGET,
+    "COMPILE": SPEED, "CPU_THREADS": SPEED,
+    "ALTERNATION_RECOMPUTE": "it changes speed and memory; the numbers are the same to the bit",
+    "DATA_WORKERS": ASIDE, "EVAL_INTERVAL_TOKENS": ASIDE, "CHECKPOINT_SECONDS": ASIDE, "HELLASWAG": ASIDE,
+    "HELLASWAG_FILE": ASIDE, "HELLASWAG_LIMIT": ASIDE, "WANDB": ASIDE, "WANDB_MODE": ASIDE, "WANDB_PROJECT": ASIDE,
+    "TRACKIO": ASIDE,
+}  # fmt: skip
+LEARNED_PREFIX = "ALTERNATION_"

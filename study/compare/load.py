@@ -1,0 +1,168 @@
+"""Two or more studies as a comparison reads them: what was named, the runs that count, their settings and curves.
+
+Records only; needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpt2.config.dotconfig import ConfigError, parse_lines
+from gpt2.system.errors import UserError
+from study.records.runs import Run
+from study.report import build
+from study.report.build import Report
+
+CHOICES = (
+    "ALTERNATION_MIX_",
+    "DTYPE_",
+    "GPT2_MODEL_",
+    "TARGET_",
+)  # of one choice's members the one that is y counts
+
+
+class CompareError(UserError, ValueError):
+    """What was named cannot be compared."""
+
+
+@dataclass
+class Member:
+    """A run that counts. config: symbol -> value of the run's saved settings, None where they cannot be read."""
+
+    run: Run
+    directory: Path
+    config: dict[str, str] | None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self.run.record
+
+
+@dataclass
+class Study:
+    """One side of the comparison; label is its name, unique among the studies compared."""
+
+    label: str
+    path: Path
+    report: Report
+    members: list[Member]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def variants(self) -> set[str]:
+        return {member.run.variant for member in self.members}
+
+    @property
+    def seeds(self) -> set[int]:
+        return {member.run.seed for member in self.members if member.run.seed is not None}
+
+    def keyed(self) -> dict[tuple[str, int], Member]:
+        """(variant, seed) -> the run that counts."""
+        return {
+            (member.run.variant, member.run.seed): member
+            for member in self.members
+            if member.run.seed is not None
+        }
+
+
+def read_studies(paths: Sequence[Path]) -> list[Study]:
+    """The studies named; CompareError for one alone, one named twice, or a folder that holds no study."""
+    if len(paths) < 2:
+        given = f"{paths[0]} alone" if paths else "none"
+        raise CompareError(
+            f'{given} was named to compare; right: two or more, make compare STUDIES="results/a results/b"'
+        )
+    for path in paths:
+        if not path.is_dir():
+            raise CompareError(f"{path} is no folder; right: results/NAME of a study that was started")
+        if not (path / "runs").is_dir():
+            raise CompareError(
+                f"{path} is no study: it has no folder runs; right: results/NAME of a study that was started"
+            )
+    twice = [str(path) for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
+    if twice:
+        raise CompareError(f"{twice[0]} is named twice; right: two different studies")
+    return [_read(path, label) for path, label in zip(paths, labels(paths), strict=True)]
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """A name for each folder: its last part, with as many of the parts before as tell it from the others."""
+    parts = [path.resolve().parts for path in paths]
+    longest = max(len(part) for part in parts)
+    for count in range(1, longest + 1):
+        names = ["/".join(part[-count:]).lstrip("/") for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path.resolve()) for path in paths]
+
+
+def _read(path: Path, label: str) -> Study:
+    made = build.build_report(path)
+    notes: list[str] = []
+    members = [
+        Member(run, path / "runs" / run.name, _config(path, run.name, notes)) for run in made.runs if run.used
+    ]
+    return Study(label, path, made, members, list(dict.fromkeys(notes)))
+
+
+def _config(study_dir: Path, run: str, notes: list[str]) -> dict[str, str] | None:
+    """The run's saved settings, or the study's; choices as one symbol, without the ending underscore."""
+    for path in (study_dir / "runs" / run / "config", study_dir / "config"):
+        try:
+            entries = parse_lines(path.read_text(encoding="utf-8"), str(path))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, ConfigError) as error:
+            notes.append(f"{run}: its settings cannot be read: {error}")
+            return None
+        return folded({name: entry.value for name, entry in entries.items()})
+    return None
+
+
+def folded(values: dict[str, str]) -> dict[str, str]:
+    """The same settings with each choice of CHOICES as one symbol, whose value is the member that is y."""
+    result = {}
+    for name, value in values.items():
+        prefix = next((prefix for prefix in CHOICES if name.startswith(prefix)), None)
+        if prefix is None or name == "TARGET_DETECTED_CPU":
+            result[name] = value
+        elif value == "y":
+            result[prefix.rstrip("_")] = name.removeprefix(prefix).lower()
+    return result
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Training loss in nats at each iteration (1, 2, ...); unreadable: lines of metrics.jsonl that were passed over."""
+
+    losses: dict[int, float]
+    unreadable: int
+
+
+def read_curve(run_dir: Path) -> Curve:
+    """The training losses of metrics.jsonl; an absent file gives an empty curve, an iteration made twice its last."""
+    try:
+        text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return Curve({}, 0)
+    losses: dict[int, float] = {}
+    unreadable = 0
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+            if value["event"] != "train":
+                continue
+            iteration, loss = value["iteration"], value["loss"]
+            whole = isinstance(iteration, int) and not isinstance(iteration, bool) and iteration > 0
+            if not whole or isinstance(loss, bool) or not math.isfinite(loss):
+                raise ValueError(line)
+            losses[iteration] = float(loss)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            unreadable += 1
+    return Curve(losses, unreadable)

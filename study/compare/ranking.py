@@ -1,0 +1,267 @@
+"""The order of a study's variants as far as noise permits one, and whether the orders of several studies agree.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from ra.names import PATTERNS, is_equivalent
+from study.analysis.allowance import Allowance, of_time
+from study.analysis.verdict import Judged
+from study.compare.load import Study
+from study.records.runs import Run
+from study.stats.statistics import (
+    Interval,
+    NoiseFloor,
+    holm,
+    mean,
+    mean_interval,
+    sum_of_squares,
+    t_tail,
+    what_is_left,
+)
+
+NO_ORDER = "one seed: no ranking"
+ALL_CUT = "no run ended its schedule: no ranking"
+LEVEL = 0.05  # of a test, after Holm
+
+# Whether studies agree in what they say of a variant's order to the others.
+AGREE = "agree"
+CONTRADICT = "contradict each other"
+SOME = "no contradiction: not every study can tell"
+NONE = "no study can tell"
+ALONE = "-"  # fewer than two studies rank it
+
+Losses = dict[str, dict[int, float]]  # variant -> seed -> final loss in nats
+# of the difference of two variants, the first's loss minus the second's
+Between = Callable[[str, str], Allowance]
+Signs = dict[
+    tuple[str, str], int
+]  # -1: the first has the lower loss beyond noise, 1: the higher; else absent
+
+
+@dataclass
+class Place:
+    """A variant within one study. low to high: the places that noise permits; place, the one seen, is among them.
+
+    better_than and worse_than: the variants from which it is told apart.
+    """
+
+    variant: str
+    equivalent: bool
+    loss: Interval
+    place: int
+    low: int
+    high: int
+    better_than: list[str]
+    worse_than: list[str]
+
+
+@dataclass
+class Ranking:
+    """One study's order, over seeds that all the variants in it have; other variants are left out, by name.
+
+    why_not: why there is no place, else empty. misplanned: variants of which nobody knows what unequal training may
+    be worth: they have no place either. cut: runs that the report leaves out as well, since the training
+    clock ended them before the others. judged: the report's own verdicts.
+    """
+
+    study: str
+    seeds: list[int]
+    places: list[Place]
+    why_not: str
+    left_out: list[str]
+    misplanned: list[str]
+    cut: list[str]
+    floor: NoiseFloor | None
+    judged: list[Judged]
+    same_tokens: bool  # whether the equivalent arms in it ended at the same tokens
+
+
+@dataclass
+class Across:
+    """A variant among those that all studies have: its places (low, high) in each, None where it has none."""
+
+    variant: str
+    equivalent: bool
+    places: list[tuple[int, int] | None]
+    agreement: str
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """The variants as the project lists them, others after them by name."""
+    order = list(PATTERNS)
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
+    """The order of the variants (of those `among` them) by mean loss, and the places that noise permits each.
+
+    Equivalent arms are one class: they stand together, at their mean, and share their places. A real change is told
+    from the class only by the report's own verdict (Holm-adjusted), and from another real change by a paired t test
+    over the seeds, adjusted by Holm over the pairs, beyond what unequal time may be worth; in both cases only towards
+    the side on which it is seen.
+    """
+    names = ordered(study.variants if among is None else study.variants & set(among))
+    apart = [name for name in names if name in study.report.misplanned]
+    names = [name for name in names if name not in apart]
+    table = {name: _own_losses(study, name) for name in names}
+    seeds = _seeds(table)
+    ranked = [name for name in names if seeds and table[name].keys() >= set(seeds)]
+    why_not = "" if len(seeds) > 1 else NO_ORDER if seeds else ALL_CUT
+    ends = {
+        member.record["progress"]["tokens"]
+        for (name, seed), member in study.keyed().items()
+        if name in ranked
+        and seed in seeds
+        and is_equivalent(name)
+        and member.run.name not in study.report.cut
+    }
+    return Ranking(
+        study=study.label,
+        seeds=seeds,
+        places=[] if why_not else _places(ranked, seeds, table, study.report.judged, _between(study, seeds)),
+        why_not=why_not,
+        left_out=[name for name in names if name not in ranked],
+        misplanned=apart,
+        cut=list(study.report.cut),
+        floor=study.report.floor,
+        judged=study.report.judged,
+        same_tokens=len(ends) <= 1,
+    )
+
+
+def _between(study: Study, seeds: Sequence[int]) -> Between:
+    """The allowance of the difference of two variants of the study at the seeds."""
+    runs: dict[str, list[Run]] = {}
+    for (name, seed), member in study.keyed().items():
+        if seed in seeds and member.run.name not in study.report.cut:
+            runs.setdefault(name, []).append(member.run)
+    return lambda one, other: of_time(runs[one], runs[other])
+
+
+def _own_losses(study: Study, variant: str) -> dict[int, float]:
+    """Final losses of the runs that the report compares: those that were cut short are not among them."""
+    return {
+        seed: float(member.record["validation"]["loss"])
+        for (name, seed), member in study.keyed().items()
+        if name == variant and member.run.name not in study.report.cut
+    }
+
+
+def _seeds(table: Losses) -> list[int]:
+    """The seeds to rank over: at least two where that is possible, of as many variants as possible, and many."""
+    own = [frozenset(losses) for losses in table.values()]
+    if not own:
+        return []
+
+    def worth(seeds: frozenset[int]) -> tuple[bool, int, int, list[int]]:
+        return len(seeds) > 1, bool(seeds) * sum(seeds <= other for other in own), len(seeds), sorted(seeds)
+
+    best = max([*own, own[0].intersection(*own)], key=worth)
+    return sorted(best)
+
+
+def _places(
+    ranked: Sequence[str], seeds: Sequence[int], table: Losses, judged: Sequence[Judged], between: Between
+) -> list[Place]:
+    losses = {name: [table[name][seed] for seed in seeds] for name in ranked}
+    signs = _signs(losses, {one.variant: one for one in judged}, between)
+    level = _levels(losses)
+    order = sorted(ranked, key=lambda name: (level[name], is_equivalent(name), mean(losses[name])))
+    return [
+        Place(
+            variant=name,
+            equivalent=is_equivalent(name),
+            loss=mean_interval(losses[name]),
+            place=place,
+            low=1 + sum(signs.get((name, other)) == 1 for other in ranked),
+            high=len(ranked) - sum(signs.get((name, other)) == -1 for other in ranked),
+            better_than=[other for other in ranked if signs.get((name, other)) == -1],
+            worse_than=[other for other in ranked if signs.get((name, other)) == 1],
+        )
+        for place, name in enumerate(order, 1)
+    ]
+
+
+def _levels(losses: dict[str, list[float]]) -> dict[str, float]:
+    """The mean loss of a real change; of an equivalent arm that of its class."""
+    arms = [mean(own) for name, own in losses.items() if is_equivalent(name)]
+    return {name: mean(arms) if is_equivalent(name) else mean(own) for name, own in losses.items()}
+
+
+def _signs(losses: dict[str, list[float]], judged: dict[str, Judged], between: Between) -> Signs:
+    """Both ways round. A sign that the means over these very seeds do not show is none."""
+    level = _levels(losses)
+    real = [name for name in losses if not is_equivalent(name)]
+    told: Signs = {}
+    for name in real:
+        verdict = judged.get(name)
+        if verdict and verdict.beyond_noise:
+            sign = -1 if verdict.result.difference.mean < 0 else 1
+            told |= {(name, other): sign for other in losses if is_equivalent(other)}
+    pairs = list(combinations(real, 2))
+    differences = [[a - b for a, b in zip(losses[x], losses[y], strict=True)] for x, y in pairs]
+    adjusted = holm(
+        [paired_p(own, between(*pair).move) for pair, own in zip(pairs, differences, strict=True)]
+    )
+    for pair, own, p in zip(pairs, differences, adjusted, strict=True):
+        if p < LEVEL:
+            told[pair] = -1 if mean(own) < 0 else 1
+    told = {(x, y): sign for (x, y), sign in told.items() if sign * (level[x] - level[y]) > 0}
+    return told | {(y, x): -sign for (x, y), sign in told.items()}
+
+
+def paired_p(differences: Sequence[float], move: float | None = 0.0) -> float:
+    """The two-sided p-value of the paired t test that the differences (two or more) have mean zero.
+
+    move: what their mean may change by, which is taken off; 1 where nobody knows.
+    """
+    if move is None:
+        return 1.0
+    count, left = len(differences), what_is_left(mean(differences), move)
+    error = math.sqrt(sum_of_squares(differences) / (count - 1) / count)
+    return t_tail(left / error, count - 1) if error > 0 else float(left == 0)
+
+
+def across(studies: Sequence[Study]) -> list[Across]:
+    """A row for each variant that all studies have, ranked within each study among these variants alone."""
+    shared = set.intersection(*(study.variants for study in studies))
+    tables = [{one.variant: one for one in rank(study, shared).places} for study in studies]
+    found = []
+    for name in ordered(shared):
+        seen = [table.get(name) for table in tables]
+        found.append(
+            Across(
+                variant=name,
+                equivalent=is_equivalent(name),
+                places=[(one.low, one.high) if one else None for one in seen],
+                agreement=_agreement(name, shared, tables),
+            )
+        )
+    return found
+
+
+def _agreement(name: str, shared: Collection[str], tables: Sequence[dict[str, Place]]) -> str:
+    """Whether the studies that rank the variant tell it from the same others, towards the same side."""
+    ranked = [table for table in tables if name in table]
+    if len(ranked) < 2:
+        return ALONE
+    said = []
+    for other in sorted(shared):
+        signs = {
+            (other in table[name].worse_than) - (other in table[name].better_than)
+            for table in ranked
+            if other in table
+        }
+        said.append(signs)
+    if any({-1, 1} <= signs for signs in said):
+        return CONTRADICT
+    if all(signs <= {0} for signs in said):
+        return NONE
+    return AGREE if all(len(signs) <= 1 for signs in said) else SOME

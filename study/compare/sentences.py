@@ -1,0 +1,239 @@
+"""The sentences of a comparison: what may be said, what may not, and why."""
+
+from __future__ import annotations
+
+from ra.names import ONE_CLASS
+from study.compare.alignment import RULE, Alignment, Errors
+from study.compare.build import Comparison
+from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, blocking
+from study.compare.load import Study
+from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
+from study.records.runs import BASELINE
+from study.report.sentences import (
+    CANNOT_TELL,
+    ONE_SEED,
+    freedom_text,
+    inert,
+    percent,
+    sentence,
+    standing,
+    told_early,
+    verdict,
+)
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """What a reader takes away, the most important first."""
+    lines = [allowed(comparison)]
+    lines += [line for study in comparison.studies for line in _seeds(study)]
+    if any(sum(row.equivalent for row in study.report.rows) > 1 for study in comparison.studies):
+        lines.append(ONE_CLASS)
+    lines += [line for study in comparison.studies for line in _cut(study)]
+    lines += [line for study in comparison.studies for line in _early(study)]
+    lines += agreements(comparison)
+    lines += alignment_summary(comparison)
+    lines += [line for study in comparison.studies for line in _uncounted(study)]
+    return lines
+
+
+def allowed(comparison: Comparison) -> str:
+    """Whether losses of the studies may be set side by side."""
+    if comparison.absolute:
+        return "Losses may be compared as they are, at equal tokens: nothing on the checklist forbids it."
+    listed = "; ".join(sentence(reason).rstrip(".") for reason in comparison.reasons)
+    if not comparison.checks:
+        return f"There is nothing to compare: {listed}."
+    return f"Losses of these studies must not be compared with each other: {listed}."
+
+
+def above_table(comparison: Comparison) -> str:
+    """What the main table shows."""
+    if comparison.absolute:
+        return (
+            "Perplexity at the last tokens at which all shared runs of a variant were evaluated, mean over the shared "
+            "seeds [95 % interval]. The change is paired by seed, its intervals are one by one, and lower is better."
+        )
+    return (
+        f"Losses must not be compared between these studies ({_named(comparison)}). Instead, each study's variants "
+        f"against its own {BASELINE}, paired by seed, in percent of perplexity; lower is better. Where the studies ran "
+        "other experiments, even true effects may differ."
+    )
+
+
+def _named(comparison: Comparison) -> str:
+    """The reasons in short: what differs with its values, what is not on record by name."""
+    blocks = blocking(comparison.checks)
+    differing = [f"{check.subject} {' | '.join(check.values)}" for check in blocks if check.status == FATAL]
+    unknown = [check.subject for check in blocks if check.status != FATAL]
+    if unknown:
+        differing.append(f"{NOT_RECORDED}: {', '.join(unknown)}")
+    return inert("; ".join(differing or comparison.reasons))
+
+
+def _seeds(study: Study) -> list[str]:
+    """One seed is said wherever there is one; no order of equivalent arms is ever evidence."""
+    rows = study.report.rows
+    if not rows or max(len(row.seeds) for row in rows) > 1:
+        return []
+    name = f"**{inert(study.label)}**"
+    if all(row.equivalent for row in rows):
+        return [f"{name}: {ONE_SEED}."]
+    return [
+        f"{name}: one seed: its differences are not evidence beyond that seed, and among equivalent arms not at all."
+    ]
+
+
+def _cut(study: Study) -> list[str]:
+    """Runs that the clock ended before their schedule did."""
+    names = [
+        inert(member.run.name) for member in study.members if (member.record.get("schedule") or {}).get("cut")
+    ]
+    if not names:
+        return []
+    meaning = (
+        "They ended before the others, so their final losses count in no difference, no order and no verdict."
+        if study.report.cut
+        else "What sets them apart may be the length of training alone."
+    )
+    return [
+        f"**{inert(study.label)}**: the schedule was cut in {len(names)} of {len(study.members)} runs: "
+        f"{', '.join(names)}. {meaning}"
+    ]
+
+
+def _early(study: Study) -> list[str]:
+    """Variants that trained for much less than they were given."""
+    return [f"**{inert(study.label)}**: {line[0].lower()}{line[1:]}" for line in told_early(study.report)]
+
+
+def agreements(comparison: Comparison) -> list[str]:
+    """For each variant that is a real change: what each study's own verdict is, and whether they agree."""
+    lines = []
+    for name in sorted({judged.variant for study in comparison.studies for judged in study.report.judged}):
+        said = {}
+        for study in comparison.studies:
+            for judged in study.report.judged:
+                if judged.variant == name:
+                    difference = judged.result.difference
+                    told = judged.beyond_noise
+                    word = ("better" if difference.mean < 0 else "worse") if told else CANNOT_TELL
+                    said[study.label] = f"{word} ({percent(difference.mean)})", word
+        listed = "; ".join(f"{inert(label)}: {text}" for label, (text, _) in said.items())
+        words = {word for _, word in said.values()}
+        if len(said) < 2:
+            together = "it is judged in one study only"
+        elif words == {CANNOT_TELL}:
+            together = "no study can tell"
+        elif len(words) == 1:
+            together = "they agree"
+        elif CANNOT_TELL in words:
+            together = "not every study can tell, which is no contradiction"
+        else:
+            together = "they contradict each other"
+        lines.append(f"**{inert(name)}** against its study's equivalent arms: {listed}; {together}.")
+    return lines
+
+
+def error(value: float) -> str:
+    """A relative error in percent, in as many digits as anyone reads."""
+    return f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"
+
+
+def alignment_summary(comparison: Comparison) -> list[str]:
+    """Two sentences a pair of studies: the one-percent rule, and the A/A envelope."""
+    lines = []
+    first = comparison.studies[0].label
+    for other in comparison.studies[1:]:
+        pair = [line for line in comparison.alignments if line.studies == (first, other.label)]
+        names = f"{inert(first)} and {inert(other.label)}"
+        if not pair:
+            if comparison.checks:
+                lines.append(f"Training losses of {names}: no run has a curve in both studies.")
+            continue
+        within = sum(line.within_rule for line in pair)
+        worst = Errors(
+            *(max(getattr(line.errors, part) for line in pair) for part in ("first", "early", "late"))
+        )
+        lines.append(
+            f"Training losses of {names} at equal iterations: {within} of {len(pair)} runs agree within {error(RULE)} "
+            f"(largest error: first step {error(worst.first)}, first tenth {error(worst.early)}, last tenth "
+            f"{error(worst.late)}).{_envelope(pair)}"
+        )
+        if any(check.status == FATAL and check.group != "study" for check in comparison.checks):
+            lines.append("Where the studies ran other experiments, their curves are expected to part.")
+    return lines
+
+
+def _envelope(pair: list[Alignment]) -> str:
+    known = [line.within_envelope for line in pair if line.within_envelope is not None]
+    if not known:
+        return " No seed has two equivalent arms, so there is no A/A envelope."
+    return (
+        f" {sum(known)} of {len(known)} differ by no more than equivalent arms of one study do, at the first step and "
+        "over both tenths."
+    )
+
+
+def _uncounted(study: Study) -> list[str]:
+    runs = [run for run in study.report.runs if not run.used]
+    listed = ", ".join(f"{inert(run.name)} ({standing(run)})" for run in runs)
+    if not runs:
+        return []
+    return [f"{inert(study.label)}: {len(runs)} of {len(study.report.runs)} runs are not counted: {listed}."]
+
+
+def ranking_note(ranking: Ranking) -> str:
+    """How sure the places of one study are; of one seed, which has none, what its own verdicts are."""
+    floor = ranking.floor
+    noise = (
+        f"noise floor {floor.sigma:.2g} nats ({percent(floor.sigma).lstrip('+')} of perplexity, "
+        f"{freedom_text(floor.freedom)})"
+        if floor
+        else "no noise floor"
+    )
+    parts = [ranking.why_not or f"{len(ranking.seeds)} seeds", noise]
+    if not floor and not ranking.why_not:
+        parts[-1] += ", so no real change is told from the equivalent arms"
+    if not ranking.same_tokens:
+        parts.append("its equivalent arms ended at different tokens, so their spread is not noise alone")
+    if ranking.cut:
+        parts.append(f"left out since their schedule was cut short: {', '.join(map(inert, ranking.cut))}")
+    if ranking.misplanned:
+        names = ", ".join(map(inert, ranking.misplanned))
+        parts.append(
+            f"left out since they ended at other tokens and what that may be worth is not known: {names}"
+        )
+    if ranking.left_out and not ranking.why_not:
+        parts.append(f"left out for want of these seeds: {', '.join(map(inert, ranking.left_out))}")
+    told = [verdict(judged) for judged in ranking.judged] if ranking.why_not else []
+    return " ".join([f"{inert(ranking.study)}: {'; '.join(parts)}.", *told])
+
+
+def order_note(comparison: Comparison) -> str:
+    """Whether the studies put the variants that all of them have in one order."""
+    without = [f"{inert(one.study)} ({one.why_not})" for one in comparison.rankings if one.why_not]
+    if len(comparison.rankings) - len(without) < 2:
+        return f"There are no orders to compare: {', '.join(without)}."
+    said = {row.agreement for row in comparison.across}
+    if not said:
+        found = "The orders cannot be compared: no variant is in all of them."
+    elif CONTRADICT in said:
+        names = ", ".join(inert(row.variant) for row in comparison.across if row.agreement == CONTRADICT)
+        found = f"The orders contradict each other beyond noise: {names}."
+    elif said == {AGREE}:
+        found = "The orders agree."
+    elif said <= {NONE}:
+        found = (
+            "The orders neither agree nor contradict each other: no study tells any of the variants apart."
+        )
+    else:
+        found = "The orders do not contradict each other, but not every study can tell each variant's place."
+    return f"{found} Without an order: {', '.join(without)}." if without else found
+
+
+def counts(comparison: Comparison) -> str:
+    """How many rows of the checklist are of each kind."""
+    kinds = [check.status for check in comparison.checks]
+    return ", ".join(
+        f"{kinds.count(kind)} {kind}" for kind in (FATAL, NOT_RECORDED, HARMLESS, EQUAL) if kind in kinds
+    )

@@ -1,0 +1,25 @@
+"""Write compare.json, compare.md and compare.html."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpt2.system import files
+from study.compare.build import Comparison, as_json
+from study.compare.load import CompareError
+from study.compare.markdown import markdown
+from study.compare.page import page
+
+
+def write_comparison(comparison: Comparison, directory: Path) -> list[Path]:
+    """compare.json, compare.md and compare.html in `directory`, each replaced at once; the paths written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        files.write_json(directory / "compare.json", as_json(comparison))
+        files.write_text(directory / "compare.md", markdown(comparison))
+        files.write_text(directory / "compare.html", page(comparison))
+    except OSError as error:
+        raise CompareError(
+            f"{directory} cannot be written: {error.strerror}; right: OUT=a folder that can"
+        ) from error
+    return [directory / name for name in ("compare.json", "compare.md", "compare.html")]

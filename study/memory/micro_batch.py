@@ -1,0 +1,174 @@
+"""What a study's variants need of a device's memory, and the micro-batch that follows.
+
+The batch is planned from the device's total memory, never from what happens to be free: a neighbour's process must
+not change an experiment. Too little free memory when a run starts is an error of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt2.config.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch
+from gpt2.config.config import Config
+from gpt2.hardware.gpu_specs import GIB
+from gpt2.hardware.resolve import ResolvedTarget
+from gpt2.memory.prediction import Prediction, predict
+from gpt2.memory.workload import Work
+from gpt2.system.errors import UserError
+from ra.variants import Variant
+
+# Of the device's memory, left free: for the CUDA context (about half a GiB), for what the allocator reserves beyond
+# its peak, and for the prediction's own error.
+MARGIN = 0.10
+MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # tokens of a micro-batch beyond which a step is no faster
+_MADE: dict[tuple[Any, ...], Prediction] = {}  # by all that a prediction depends on: none is made twice
+MEMINFO = Path("/proc/meminfo")
+
+
+class MemoryPlanError(UserError, RuntimeError):
+    """The device's memory does not allow what is asked of it."""
+
+
+class Predictions:
+    """Predicted peaks of variants on one target. Variants of one cost class share theirs."""
+
+    def __init__(self, config: Config, resolved: ResolvedTarget) -> None:
+        self.config, self.resolved = config, resolved
+        self.room_bytes = int(resolved.memory_bytes * (1 - MARGIN))
+        self._failed: dict[str, str] = {}  # cost class -> why it cannot be predicted
+
+    def work_at(self, variant: Variant, micro: int) -> Work:
+        """The work at `micro` sequences at a time; two micro-batches a step where it does not divide the batch."""
+        effective = self.config.batch.effective
+        return Work(
+            self.config.model,
+            self.config.optimizer,
+            variant.attention,
+            micro,
+            2 if effective % micro else effective // micro,
+            self.resolved.target.kind,
+            self.resolved.dtype,
+        )
+
+    def of(self, variant: Variant, micro: int) -> Prediction:
+        """The prediction for `micro` sequences at a time."""
+        work = self.work_at(variant, micro)
+        key = (work.model, variant.cost_class, micro, work.batch.accumulation, work.kind, work.dtype)
+        if key not in _MADE:
+            _MADE[key] = predict(work)
+        return _MADE[key]
+
+    def peak_bytes(self, variant: Variant, micro: int) -> int:
+        return self.of(variant, micro).peak_bytes
+
+    @property
+    def block_size(self) -> int:
+        return self.config.model.block_size
+
+    def fits(self, variant: Variant, micro: int) -> bool:
+        return self.peak_bytes(variant, micro) <= self.room_bytes
+
+    def fit_together(self, variants: Sequence[Variant], micro: int) -> bool:
+        """Whether one of each has room at the same time."""
+        if any(self.unpredictable(variant, micro) for variant in variants):
+            return False
+        return sum(self.peak_bytes(variant, micro) for variant in variants) <= self.room_bytes
+
+    def largest_micro(self, variant: Variant) -> int:
+        """The most sequences of a step at a time that are predicted to fit, divisor or not; 0 where one does not.
+
+        From two chunks of the loss on, memory is a straight line in the micro-batch, or several that bend upwards:
+        chords are followed, and the last micro-batch that fits and the first that does not are both predicted.
+        """
+        if not self.fits(variant, 1):
+            return 0
+        most = self.config.batch.effective  # more at a time would be another experiment
+        low, high = 1, max(2, min(4, most))
+        while self.fits(variant, high):
+            if high >= most:
+                return most
+            before, low = low, high
+            # at most four times as many: at first the evaluation may need more than a step, and the line is flat
+            high = min(max(low + 1, self._along(variant, before, low) + 1), 4 * low, most)
+        while high - low > 1:
+            middle = min(max(self._along(variant, low, high), low + 1), high - 1)
+            if self.fits(variant, middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _along(self, variant: Variant, first: int, second: int) -> int:
+        """The last micro-batch that the line through the predictions of these two has room for."""
+        base = self.peak_bytes(variant, first)
+        rise = max(self.peak_bytes(variant, second) - base, 1) / (second - first)
+        return first + int((self.room_bytes - base) / rise)
+
+    def unpredictable(self, variant: Variant, micro: int) -> str:
+        """Why a variant's step cannot be made on fake tensors; empty where it can."""
+        if variant.cost_class not in self._failed:
+            try:
+                self.of(variant, micro)
+            except Exception as error:  # a variant of the user's own may do anything
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._failed[variant.cost_class] = (
+                    f"the memory of {variant.name} cannot be predicted ({reason})"
+                )
+        return self._failed.get(variant.cost_class, "")
+
+    def choose_batch(self, variants: Iterable[Variant], standing: BatchPlan | None = None) -> BatchPlan:
+        """The configured micro-batch, or the largest exact one at which the hungriest variant is predicted to fit.
+
+        standing: the batch of a plan that stands, which is never made larger, nor smaller where it was configured.
+        """
+        effective = self.config.batch.effective
+        if self.config.batch.micro:
+            return standing or plan_batch(effective, self.config.batch.micro, 1, self.block_size)
+        kind = "cpu" if self.resolved.target.kind == "cpu" else "gpu"
+        most = max(1, MICRO_TOKENS[kind] // self.block_size)
+        batch = standing or plan_batch(effective, largest_micro_batch(effective, 1, most), 1, self.block_size)
+        for variant in {variant.cost_class: variant for variant in variants}.values():
+            while not self.unpredictable(variant, batch.micro) and not self.fits(variant, batch.micro):
+                smaller = next_smaller(batch)
+                if smaller is None:
+                    raise MemoryPlanError(self._too_large(variant))
+                batch = smaller
+        return batch
+
+    def _too_large(self, variant: Variant) -> str:
+        model, device = self.config.model, self.resolved
+        return (
+            f"{variant.name} of size {model.size} with block size {model.block_size} needs "
+            f"{self.peak_bytes(variant, 1) / GIB:.1f} GiB for one sequence; {device.device_name} has "
+            f"{device.memory_bytes / GIB:.1f} GiB, {MARGIN:.0%} of it kept free: choose a smaller "
+            "CONFIG_GPT2_MODEL_* or CONFIG_GPT2_BLOCK_SIZE"
+        )
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory of the device that nobody holds now; None where that cannot be told."""
+    if device != "cpu":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    found = (
+        re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+        if MEMINFO.exists()
+        else None
+    )
+    return int(found.group(1)) * 1024 if found else None
+
+
+def require_free(resolved: ResolvedTarget, need_bytes: int | None, free: int | None) -> None:
+    """MemoryPlanError where less than the run's predicted peak is free: the batch is not changed for a neighbour."""
+    if need_bytes is None or free is None or free >= need_bytes:
+        return
+    listed = {"cuda": "nvidia-smi", "rocm": "rocm-smi --showpids", "cpu": "top"}[resolved.target.kind]
+    raise MemoryPlanError(
+        f"{resolved.device_name}: {free / GIB:.1f} of {resolved.memory_bytes / GIB:.1f} GiB are free, and the run "
+        f"needs {need_bytes / GIB:.1f} GiB: another process holds the rest ({listed} lists them); right: wait for "
+        "it or stop it (the micro-batch is not made smaller for it, so that the experiment stays the same)"
+    )

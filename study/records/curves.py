@@ -1,0 +1,167 @@
+"""Curves of a study's counted runs, mean and range over seeds, thin enough to be drawn. Needs no torch.
+
+metrics.jsonl is read once and only as densely as the figures need: LINES lines over all runs together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from study.records.runs import Run, losses
+from study.stats.statistics import mean
+
+LINES = 40_000  # of metrics.jsonl parsed a report, spread evenly over the runs
+BINS = 120  # of the training curve, even in the square root of the tokens: denser at the start
+POINTS = 200  # of any other curve
+
+
+@dataclass
+class Curve:
+    """Points of one variant in the order of its tokens; loss in nats, with the lowest and the highest seed."""
+
+    variant: str
+    seeds: int
+    tokens: list[float]
+    seconds: list[float]
+    loss: list[float]
+    low: list[float]
+    high: list[float]
+
+
+def thinned(places: Sequence[Any], most: int) -> list[Any]:
+    """At most `most` of them, evenly spread, first and last kept."""
+    if len(places) <= most:
+        return list(places)
+    return [places[round(number * (len(places) - 1) / (most - 1))] for number in range(most)]
+
+
+def validation_curves(used: Sequence[Run]) -> list[Curve]:
+    """The points at which every seed of a variant was evaluated, and the mean last point where that is another."""
+    curves = []
+    for variant, runs in grouped(used).items():
+        rows = [_validations(run) for run in runs]
+        shared = thinned(sorted(set.intersection(*(set(seen) for seen in rows))), POINTS)
+        points = [[(tokens, *seen[tokens]) for seen in rows] for tokens in shared]
+        last = [(max(seen), *seen[max(seen)]) for seen in rows]
+        if len({tokens for tokens, *_ in last}) > 1:
+            points = [point for point in points if point[0][0] < mean([tokens for tokens, *_ in last])]
+            points.append(last)
+        curves.append(_curve(variant, len(runs), points))
+    return curves
+
+
+def grouped(used: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs by variant."""
+    found: dict[str, list[Run]] = {}
+    for run in used:
+        found.setdefault(run.variant, []).append(run)
+    return found
+
+
+def _validations(run: Run) -> dict[int, tuple[float, float]]:
+    """Tokens -> (training seconds, loss) of each evaluation with a finite loss."""
+    known = losses(run.record)
+    return {
+        int(row[0]): (float(row[1] or 0.0), float(row[2]))
+        for row in run.record["validation"]["history"]
+        if row[0] in known and row[2] is not None
+    }
+
+
+def _curve(variant: str, seeds: int, points: list[list[tuple[float, float, float]]]) -> Curve:
+    """points: (tokens, seconds, loss) of each seed at each place."""
+    columns = [list(zip(*point, strict=True)) for point in points]
+    return Curve(
+        variant,
+        seeds,
+        [mean(tokens) for tokens, _, _ in columns],
+        [mean(seconds) for _, seconds, _ in columns],
+        [mean(loss) for _, _, loss in columns],
+        [min(loss) for _, _, loss in columns],
+        [max(loss) for _, _, loss in columns],
+    )
+
+
+def training_curves(study_dir: Path, used: Sequence[Run]) -> list[Curve]:
+    """Means over BINS spans of tokens that all variants share; a span counts where every seed has a step in it."""
+    each = max(BINS // 2, LINES // max(1, len(used)))
+    end = max((run.record["progress"]["tokens"] for run in used), default=0)
+    curves = []
+    for variant, runs in grouped(used).items():
+        binned = [
+            seen
+            for run in runs
+            if (seen := _binned(study_dir / "runs" / run.name / "metrics.jsonl", each, end))
+        ]
+        shared = sorted(set.intersection(*(set(seen) for seen in binned))) if binned else []
+        if shared:
+            curves.append(
+                _curve(variant, len(binned), [[seen[place] for seen in binned] for place in shared])
+            )
+    return curves
+
+
+def _binned(path: Path, most: int, end: float) -> dict[int, tuple[float, float, float]]:
+    """Span -> mean (tokens, seconds, loss) of the steps in it, of at most `most` lines; empty where there are none."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return {}
+    spans: dict[int, list[tuple[float, float, float]]] = {}
+    for text in lines[:: max(1, len(lines) // most)]:
+        try:
+            line = json.loads(text)
+            step = (float(line["tokens"]), float(line["train_seconds"]), float(line["loss"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+        if (
+            line.get("event") == "train"
+            and all(math.isfinite(value) for value in step)
+            and 0 < step[0] <= end
+        ):
+            spans.setdefault(min(BINS - 1, int(BINS * math.sqrt(step[0] / end))), []).append(step)
+    return {
+        place: (mean(tokens), mean(seconds), mean(loss))
+        for place, steps in spans.items()
+        for tokens, seconds, loss in [zip(*steps, strict=True)]
+    }
+
+
+@dataclass
+class Probabilities:
+    """Alternation probability of one learned variant: tokens, and a list over layers at each point; seeds' mean."""
+
+    variant: str
+    seeds: int
+    tokens: list[float]
+    layers: list[list[float]]
+
+
+def probabilities(used: Sequence[Run]) -> list[Probabilities]:
+    """Of every variant that learns one: the evaluations that all its seeds share, and the mean last one."""
+    found = []
+    for variant, runs in grouped(used).items():
+        learned = [(run.record["learned"] or {}).get("history") or [] for run in runs]
+        histories = [{int(tokens): layers for tokens, layers in history} for history in learned if history]
+        if not histories:
+            continue
+        shared = thinned(sorted(set.intersection(*(set(history) for history in histories))), POINTS)
+        points = [[(tokens, history[tokens]) for history in histories] for tokens in shared]
+        last = [(max(history), history[max(history)]) for history in histories]
+        if len({tokens for tokens, _ in last}) > 1:
+            points = [point for point in points if point[0][0] < mean([tokens for tokens, _ in last])]
+            points.append(last)
+        found.append(
+            Probabilities(
+                variant,
+                len(histories),
+                [mean([tokens for tokens, _ in point]) for point in points],
+                [[mean(layer) for layer in zip(*(p for _, p in point), strict=True)] for point in points],
+            )
+        )
+    return found

@@ -1,0 +1,85 @@
+"""HellaSwag accuracies of a variant's runs, from their records. Needs no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from study.stats.statistics import pooled_proportion
+
+CHANCE = 0.25  # four endings
+OTHER_ITEMS = "its runs were scored on other items than most"
+
+
+class Items(NamedTuple):
+    """Which items were scored: how many, and their digest; "" in a record from before it was kept."""
+
+    number: int
+    sha256: str
+
+    def __str__(self) -> str:
+        which = f"SHA-256 {self.sha256[:12]}" if self.sha256 else "which ones is not recorded"
+        return f"{self.number:,} items ({which})"
+
+
+@dataclass
+class HellaSwagScore:
+    """Mean accuracy over the runs that have one; the standard error is that of the items."""
+
+    acc: float | None
+    acc_stderr: float | None
+    acc_norm: float | None
+    acc_norm_stderr: float | None
+    items: int
+    runs: int
+    near_chance: bool
+    absent: str
+
+
+def near_chance(rate: float, error: float) -> bool:
+    """Whether a HellaSwag accuracy is within two standard errors of guessing."""
+    return abs(rate - CHANCE) <= 2 * error
+
+
+def scored_items(seen: dict[str, Any]) -> Items | None:
+    """What a record's score was taken on; None where it has none."""
+    score = seen["hellaswag"] or {}
+    if not {"acc", "acc_norm"} <= set(score) or not score.get("items"):
+        return None
+    return Items(score["items"], score.get("items_sha256", ""))
+
+
+def common_items(records: Sequence[dict[str, Any]]) -> Items | None:
+    """The items of the most records, of equally many those that come first: what a study's scores are told on."""
+    counted = Counter(items for seen in records if (items := scored_items(seen)))
+    return counted.most_common(1)[0][0] if counted else None
+
+
+def left_out(records: Sequence[dict[str, Any]]) -> list[str]:
+    """A note for each set of items that is not the common one: which runs were scored on it and do not count."""
+    common = common_items(records)
+    others: dict[Items, list[str]] = {}
+    for seen in records:
+        items = scored_items(seen)
+        if items and items != common:
+            others.setdefault(items, []).append(seen["run"])
+    return [
+        f"HellaSwag leaves out {', '.join(names)}: scored on {items}, the others on {common}"
+        for items, names in others.items()
+    ]
+
+
+def hellaswag(records: Sequence[dict[str, Any]], common: Items | None) -> HellaSwagScore:
+    """Pooled over the records that have a score on the common items; the reason where there is none."""
+    scores = [seen["hellaswag"] for seen in records if scored_items(seen)]
+    same = [seen["hellaswag"] for seen in records if common and scored_items(seen) == common]
+    if common is None or not same:
+        reasons = [r["hellaswag"]["absent"] for r in records if r["hellaswag"] and "absent" in r["hellaswag"]]
+        reason = OTHER_ITEMS if scores else (reasons or ["not asked for"])[0]
+        return HellaSwagScore(None, None, None, None, 0, 0, False, reason)
+    acc, acc_error = pooled_proportion([score["acc"] for score in same], common.number)
+    norm, norm_error = pooled_proportion([score["acc_norm"] for score in same], common.number)
+    near = near_chance(acc, acc_error) or near_chance(norm, norm_error)
+    return HellaSwagScore(acc, acc_error, norm, norm_error, common.number, len(same), near, "")

@@ -1,0 +1,138 @@
+"""A study's runs as the report reads them: which are there, which count, and why the others do not.
+
+Needs no torch. Runs that are missing, unfinished, unreadable or not comparable are named and never averaged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpt2.artifacts import run_record
+from ra.names import PATTERNS
+
+BASELINE = "B"
+# of every run; initial weights: at each seed
+SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation")
+
+
+@dataclass
+class Run:
+    """A run as the report lists it. used: whether its numbers count; why_not says otherwise."""
+
+    name: str
+    variant: str
+    seed: int | None
+    status: str
+    used: bool
+    why_not: str = ""
+    record: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+def read_runs(study_dir: Path) -> list[Run]:
+    """Every run that is there or was expected, with the reason where its numbers do not count."""
+    folder = study_dir / "runs"
+    names = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    runs = [_read(path) for path in names]
+    runs += _missing(study_dir, {run.name for run in runs})
+    _refuse_other_experiments(runs)
+    order = {name: place for place, name in enumerate(PATTERNS)}
+    runs.sort(key=lambda run: (-1 if run.seed is None else run.seed, order.get(run.variant, 99), run.name))
+    return runs
+
+
+def _read(folder: Path) -> Run:
+    try:
+        seen = run_record.load(folder)
+    except run_record.RecordError as error:
+        return Run(folder.name, "?", None, "unreadable", False, str(error))
+    status = str(seen["status"])
+    reason = _why_not(seen, folder.name)
+    return Run(folder.name, seen["variant"], seen["seed"], status, not reason, reason, seen)
+
+
+def _why_not(seen: dict[str, Any], name: str) -> str:
+    """Why the numbers of a record in folder `name` do not count; empty where they do."""
+    if seen["run"] != name or run_record.run_name(seen["variant"], seen["seed"]) != name:
+        return f"its record is that of {seen['run']} ({seen['variant']}, seed {seen['seed']}), not of this folder"
+    if seen["status"] != "finished":
+        return seen["error"] or f"it is {seen['status']}"
+    unknown = [
+        key for key in ("validation", "progress", "fingerprint", "batch", "target") if seen[key] is None
+    ]
+    if unknown:
+        return f"its record says finished but has no {', '.join(unknown)}"
+    if not isinstance(seen["validation"]["loss"], (int, float)) or not losses(seen):
+        return "it has no finite validation loss"
+    return ""
+
+
+def losses(seen: dict[str, Any]) -> dict[int, float]:
+    """Tokens -> validation loss in nats, of every evaluation of a record that gave a finite loss."""
+    rows = [row for row in seen["validation"]["history"] if len(row) == 3 and None not in (row[0], row[2])]
+    return {int(row[0]): float(row[2]) for row in rows if math.isfinite(row[2])}
+
+
+def _missing(study_dir: Path, present: set[str]) -> list[Run]:
+    try:
+        expected = json.loads((study_dir / "expected.json").read_text(encoding="utf-8"))
+        seeds, variants = range(int(expected["seeds"])), [str(name) for name in expected["variants"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [
+        Run(run_record.run_name(name, seed), name, seed, "missing", False, "it has not been run")
+        for seed in seeds
+        for name in variants
+        if name and run_record.run_name(name, seed) not in present
+    ]
+
+
+def _refuse_other_experiments(runs: list[Run]) -> None:
+    """Set aside the runs whose fingerprint is not the majority's (at its seed for the initial weights)."""
+    _refuse([run for run in runs if run.used], SHARED, "")
+    for seed in {run.seed for run in runs if run.used}:
+        members = [run for run in runs if run.used and run.seed == seed]
+        _refuse(members, ("initial_weights",), f" of seed {seed}")
+
+
+def _refuse(runs: list[Run], entries: tuple[str, ...], of: str) -> None:
+    """Where no fingerprint has the most runs, that of the baseline stands."""
+    prints = {run.name: tuple(run.record["fingerprint"][entry] for entry in entries) for run in runs}
+    count = Counter(prints.values())
+    with_baseline = {prints[run.name] for run in runs if run.variant == BASELINE}
+    usual = max(count, key=lambda seen: (count[seen], seen in with_baseline), default=())
+    for run in runs:
+        pairs = zip(entries, prints[run.name], usual, strict=True)
+        differing = [entry for entry, own, other in pairs if own != other]
+        if differing:
+            run.used = False
+            tie = list(count.values()).count(count[usual]) > 1
+            others = f"{'the baseline' if tie else 'most runs'}{of}"
+            run.why_not = (
+                f"not comparable: its fingerprint differs in {', '.join(differing)} from that of {others}"
+            )
+
+
+def provenance(runs: list[Run]) -> list[str]:
+    """What a reader must know of where the numbers come from: commits, changes, devices that differ."""
+    said = []
+    commits = Counter(str(run.record["commit"])[:12] for run in runs)
+    if len(commits) > 1:
+        listed = ", ".join(f"{commit} ({count})" for commit, count in commits.most_common())
+        said.append(f"The runs come from different commits: {listed}.")
+    dirty = [run.name for run in runs if run.record["dirty"]]
+    if dirty:
+        said.append(f"{len(dirty)} of {len(runs)} runs were made with uncommitted changes in the repository.")
+    machines = Counter(
+        f"{run.record['target']['device']}, {run.record['target']['dtype']}" for run in runs
+    ).most_common()
+    if len(machines) > 1:
+        listed = "; ".join(f"{name} ({count})" for name, count in machines)
+        said.append(
+            f"The runs come from different devices: {listed}. Times, speeds and memory are mixed means."
+        )
+    return said

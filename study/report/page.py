@@ -1,0 +1,281 @@
+"""report.html: the study's report on one page, with figures. What it says comes from
+`study.report.sentences`. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pages.html import (
+    Figure,
+    Place,
+    bullets,
+    colour,
+    legend,
+    marked,
+    note,
+    page,
+    plot,
+    section,
+    swatch,
+    table,
+    text,
+    typeset,
+)
+from study.analysis.verdict import Judged
+from study.attention.data import read_study
+from study.attention.page import report_section
+from study.records.curves import probabilities, thinned, training_curves, validation_curves
+from study.records.runs import BASELINE, losses
+from study.report import figures, figures_final, figures_ranking, page_sections
+from study.report.build import Report, Row, ended_runs
+from study.report.sentences import (
+    CANNOT_TELL,
+    change,
+    finding,
+    grounds,
+    hours_text,
+    inert,
+    score,
+    shown,
+    unjudged,
+    verdicts,
+)
+
+
+def document(report: Report, study_dir: Path) -> str:
+    """The whole page of a study's report."""
+    drawn: dict[str, Figure] = {}
+
+    def figure(name: str, made: Figure | None, caption: str) -> str:
+        if made is None:
+            return ""
+        drawn[name] = made
+        return plot(name, made, caption)
+
+    names = [row.variant for row in report.rows]
+    parts = [_header(report), _verdicts(report, names)]
+    if report.rows:
+        parts += [
+            _results(report, names),
+            legend(names),
+            section(
+                "Final differences", figure("differences", figures_final.differences(report), DIFFERENCES)
+            ),
+            _curves(report, study_dir, figure),
+            section("What this study can see", page_sections.power(report, names)),
+            page_sections.hellaswag(report, names, figure),
+            section(
+                "Speed and memory", figure("cost", figures_final.cost(report), COST), _cost(report, names)
+            ),
+            _alternation(report, figure),
+            _attention(study_dir, names, figure),
+        ]
+    parts += [
+        page_sections.runs(report),
+        page_sections.notes(report),
+        page_sections.method(report),
+    ]
+    return page(f"{report.study}: attention ablation", "\n".join(part for part in parts if part), drawn)
+
+
+DIFFERENCES = (
+    "95 % intervals. Circle: paired by seed with the baseline, t over seeds. Diamond: a real change against the mean "
+    "of the equivalent arms, by their noise; this is the verdict's. Where training was unequal, a bar reaches as much "
+    "further as that may be worth. Grey: where the diamond of a variant without "
+    "effect lies in 95 % of studies with these seeds, if its runs vary as the arms' do."
+)
+COST = (
+    "Means over the runs that ended their schedule, or over those that were cut where a variant has no other; memory "
+    "is the highest peak that one of them allocated."
+)
+
+
+def _header(report: Report) -> str:
+    counted = sum(run.used for run in report.runs)
+    seeds = len({run.seed for run in report.runs if run.used})
+    target = report.target or {}
+    where = ", ".join(text(str(target[key])) for key in ("device", "dtype") if target.get(key))
+    said = [
+        f"GPT-2 attention on {where}" if where else "GPT-2 attention",
+        f"{counted} of {len(report.runs)} runs counted",
+        f"{seeds} seed{'' if seeds == 1 else 's'}",
+    ]
+    return f"<header><h1>{text(report.study)}</h1><p>{' · '.join(part for part in said if part)}</p></header>"
+
+
+def _verdicts(report: Report, names: Sequence[str]) -> str:
+    """One sentence a variant, then what holds for all of them."""
+    if not report.rows:
+        return '<p class="warning">No finished run yet: there is nothing to compare.</p>' + bullets(
+            [marked(line) for line in verdicts(report)]
+        )
+    judged = {seen.variant: seen for seen in report.judged}
+    level = {} if report.same_point else {seen.variant: seen for seen in report.judged_equal_tokens}
+    ordered = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
+    items = "".join(
+        _verdict(row, judged.get(row.variant), level.get(row.variant), report, names) for row in ordered
+    )
+    bold = tuple(f"**{inert(row.variant)}**" for row in report.rows)
+    others = bullets([marked(line) for line in verdicts(report) if not line.startswith(bold)])
+    return f'<ul class="verdicts">{items}</ul><div class="context">{others}</div>'
+
+
+def _verdict(
+    row: Row, judged: Judged | None, level: Judged | None, report: Report, names: Sequence[str]
+) -> str:
+    """judged: at the end of the budget; level: at equal tokens, where that is another point."""
+    kind, more = "same", ""
+    if row.variant == BASELINE:
+        said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
+    elif row.equivalent:
+        said, measured = (
+            f"{BASELINE} with W_Q and W_K renamed: noise",
+            change(row.against_baseline, True, len(row.seeds)),
+        )
+    elif judged:
+        at = "At the end of its budget: " if level else ""
+        said, measured = finding(judged), f"{at}{grounds(judged)}"
+        kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
+    else:
+        said = unjudged(report, row.variant)
+        kind = "unsure"
+        measured = (
+            f"at the end of its budget: perplexity {shown(row.final_loss, len(row.seeds))}"
+            if row.variant in report.misplanned
+            else change(row.against_baseline, False, len(row.seeds), row.allowance)
+        )
+    if level:
+        told = f"At equal tokens ({report.equal_tokens or 0:,}): {finding(level)}; {grounds(level)}"
+        more = f'<span class="numbers">{typeset(told)}</span>'
+    return (
+        f'<li class="{kind}" style="--variant: {colour(row.variant, names)}"><span><strong>{text(row.variant)}</strong>'
+        f'<span class="said">{text(said)}</span></span><span class="numbers">{typeset(measured)}</span>{more}</li>'
+    )
+
+
+def _results(report: Report, names: Sequence[str]) -> str:
+    rows = [
+        [
+            swatch(row.variant, names),
+            ", ".join(str(seed) for seed in row.seeds) if len(row.seeds) < 6 else f"{len(row.seeds)} seeds",
+            _two_lines(shown(row.final_loss, len(row.seeds))),
+            _two_lines(shown(row.best_loss, len(row.seeds))),
+            _two_lines(change(row.against_baseline, row.equivalent, len(row.seeds), row.allowance)),
+            score(row.hellaswag, norm=True),
+        ]
+        for row in report.rows
+    ]
+    headings = [
+        "variant",
+        "seeds",
+        "final perplexity",
+        "best perplexity",
+        f"final against {BASELINE}",
+        "HellaSwag (norm)",
+    ]
+    return section("Results", table(headings, rows), _equal_tokens(report, names))
+
+
+def _two_lines(cell: str) -> str:
+    """A number, and its interval and what it means in smaller type under it."""
+    place = min((cell.find(sign) for sign in (" [", " (") if sign in cell), default=-1)
+    return (
+        typeset(cell) if place < 0 else f"{typeset(cell[:place])}<small>{typeset(cell[place + 1 :])}</small>"
+    )
+
+
+def _equal_tokens(report: Report, names: Sequence[str]) -> str:
+    if report.equal_tokens is None:
+        return note("At equal tokens: the runs share no point of evaluation.")
+    if report.same_point:
+        return note(f"Every run ended at {report.equal_tokens:,} tokens.")
+    rows = [
+        [
+            swatch(row.variant, names),
+            _two_lines(shown(row.equal_tokens_loss)),
+            _two_lines(
+                change(
+                    row.against_baseline_equal_tokens, row.equivalent, allowance=row.allowance_equal_tokens
+                )
+            ),
+        ]
+        for row in report.rows
+    ]
+    return (
+        f"<h3>At equal tokens ({report.equal_tokens:,})</h3>"
+        + table(["variant", "perplexity", f"against {BASELINE}"], rows)
+        + note(
+            "The last point at which every counted run was evaluated; the learning rate had not finished its decay "
+            "there in runs that went on."
+        )
+    )
+
+
+def _curves(report: Report, study_dir: Path, figure: Place) -> str:
+    used = [run for run in report.runs if run.used]
+    each = (
+        report.effective_batch * report.block_size if report.effective_batch and report.block_size else None
+    )
+    several = len({run.seed for run in used}) > 1
+    band = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. " if several else ""
+    together = (
+        "Seeds move all variants together; the differences below do not contain that." if several else ""
+    )
+    places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in used))), 100)
+    ranks = figures_ranking.over_training(report, places)
+    return section(
+        "Over training",
+        "<h3>Validation</h3>",
+        figure("validation", figures.loss_curves(validation_curves(ended_runs(report)), each, "validation", True),
+               f"{band}{together}"),
+        "<h3>Differences and ranking</h3>",
+        figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: a "
+               "variant of no effect, with the arms' schedule and spread, lies there in 95 % of studies, each point. "
+               "Ranks: the equivalent arms share one, and with them what the verdict's rule does not tell from them.")
+        or note("No ranking: the variants share no seed and point of evaluation."),
+        note(order) if (order := figures_ranking.in_words(report, ranks)) else "",
+        "<h3>Training loss</h3>" if (training := training_curves(study_dir, used)) else "",
+        figure("training", figures.loss_curves(training, each, "training", False),
+               f"{band}Means over spans of training steps, from metrics.jsonl."),
+    )  # fmt: skip
+
+
+def _cost(report: Report, names: Sequence[str]) -> str:
+    rows = [
+        [
+            swatch(row.variant, names),
+            f"{row.iterations:,.0f}",
+            f"{row.tokens:,.0f}",
+            hours_text(row.train_seconds / 3600)
+            if row.train_seconds >= 90
+            else f"{row.train_seconds:,.1f} s",
+            f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-",
+            f"{100 * row.mfu:.1f} %" if row.mfu is not None else "-",
+            f"{row.peak_memory_bytes / 2**30:.2f}" if row.peak_memory_bytes is not None else "-",
+            f"{row.cut} of {len(row.seeds)}" if row.cut else "-",
+        ]
+        for row in report.rows
+    ]
+    headings = ["variant", "updates", "tokens", "training", "tokens/s", "MFU", "peak GiB", "schedule cut"]
+    return table(headings, rows)
+
+
+def _alternation(report: Report, figure: Place) -> str:
+    made = [
+        figure(f"alternation{number}", figures.alternation(found),
+               f"{text(found.variant)}: mean over {found.seeds} seed{'' if found.seeds == 1 else 's'}. "
+               "From blue, the first layer, to orange, the last.")
+        for number, found in enumerate(probabilities([run for run in report.runs if run.used]))
+    ]  # fmt: skip
+    return section("What was learned", *made)
+
+
+def _attention(study_dir: Path, names: Sequence[str], figure: Place) -> str:
+    kept = read_study(study_dir)
+    return (
+        report_section([one for one in kept[0] if one.variant in names], kept[1], names, figure)
+        if kept
+        else ""
+    )

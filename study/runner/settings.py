@@ -1,0 +1,63 @@
+"""What .config says about the study: its name, its variants and seeds, where results go. Needs no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.config.config import BudgetConfig, ModelConfig, directory
+from gpt2.config.dotconfig import Symbols
+from ra.names import VariantError, reciprocal_layers
+
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """name: the folder under results_dir. variants: in the order of running. seeds: how many, 0 .. seeds-1.
+
+    budget_equal_tokens: every variant gets the slowest one's iterations.
+    """
+
+    name: str
+    variants: tuple[str, ...]
+    seeds: int
+    results_dir: Path
+    budget_equal_tokens: bool
+
+    @classmethod
+    def from_symbols(cls, symbols: Symbols) -> StudySettings:
+        """ConfigError where the name is no safe folder, a variant does not exist, or nothing limits a run."""
+        BudgetConfig.from_symbols(symbols)
+        name, seeds = symbols.text("STUDY_NAME"), symbols.integer("SEEDS")
+        if not SAFE_NAME.fullmatch(name):
+            raise symbols.error(
+                "STUDY_NAME",
+                "is no safe folder name; right: up to 64 letters, digits, . _ and -, the first a letter or digit",
+            )
+        if seeds < 1:
+            raise symbols.error("SEEDS", "leaves nothing to run; right: at least 1")
+        return cls(
+            name=name,
+            variants=_variants(symbols),
+            seeds=seeds,
+            results_dir=directory(symbols, "RESULTS_DIR"),
+            budget_equal_tokens=symbols.flag("BUDGET_EQUAL_TOKENS"),
+        )
+
+
+def _variants(symbols: Symbols) -> tuple[str, ...]:
+    """The variants, each one of this model's and named once."""
+    names = symbols.text("VARIANTS").split()
+    layers = ModelConfig.from_symbols(symbols).layers
+    if not names:
+        raise symbols.error("VARIANTS", "names no variant; right: such as B RAALL RALEARN")
+    for position, name in enumerate(names):
+        try:
+            reciprocal_layers(name, layers)
+        except VariantError as error:
+            raise symbols.error("VARIANTS", f"cannot be run: {error}") from None
+        if name in names[:position]:
+            raise symbols.error("VARIANTS", f"names {name} twice; name each variant once")
+    return tuple(names)

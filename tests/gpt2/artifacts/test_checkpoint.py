@@ -1,0 +1,158 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2.artifacts import checkpoint
+from gpt2.artifacts.checkpoint import CheckpointError
+
+
+def state(value: float) -> dict[str, object]:
+    return {"model": {"w": torch.full((3, 4), value)}, "optimizer": {"step": 7, "lr": value}}
+
+
+def save(root: Path, *iterations: int) -> None:
+    for iteration in iterations:
+        checkpoint.save(root, iteration, state(float(iteration)), {"cut": False, "losses": [[1, 2.0, 3.0]]})
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    save(tmp_path, 5)
+    loaded = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded.iteration == 5
+    assert torch.equal(loaded.state["model"]["w"], torch.full((3, 4), 5.0))
+    assert loaded.state["optimizer"] == {"step": 7, "lr": 5.0}
+    assert loaded.meta["losses"] == [[1, 2.0, 3.0]]
+    assert loaded.passed_over == []
+
+
+def test_without_a_checkpoint_there_is_nothing_to_load(tmp_path: Path) -> None:
+    assert checkpoint.load_latest(tmp_path / "nowhere") is None
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, 10)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000003", "00000010"]
+
+
+def test_the_same_iteration_can_be_saved_again(tmp_path: Path) -> None:
+    save(tmp_path, 4)
+    checkpoint.save(tmp_path, 4, state(9.0), {"cut": True})
+    loaded = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded.meta["cut"] is True
+    for _ in range(12):
+        checkpoint.save(tmp_path, 4, state(9.0), {"cut": False})
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000004.12", "00000004.13"]
+
+
+def test_saving_an_iteration_again_never_leaves_a_moment_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 4)
+    seen = []
+    rename = Path.rename
+
+    def look_then_rename(self: Path, target: Path) -> Path:
+        loaded = checkpoint.load_latest(tmp_path)
+        seen.append(loaded is not None and loaded.iteration == 4)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", look_then_rename)
+    save(tmp_path, 4)
+    assert seen
+    assert all(seen)
+
+
+def test_a_damaged_newer_checkpoint_does_not_push_out_a_good_one(tmp_path: Path) -> None:
+    save(tmp_path, 100, 200)
+    (tmp_path / "00000200" / "state.pt").write_bytes(b"")
+    loaded = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded.iteration == 100
+    save(tmp_path, 150)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000100", "00000150"]
+    later = checkpoint.load_latest(tmp_path)
+    assert later is not None
+    assert later.passed_over == []
+
+
+@pytest.mark.parametrize("name", ["state.pt", "meta.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_named(
+    tmp_path: Path, name: str, damage: str
+) -> None:
+    save(tmp_path, 1, 2)
+    file = tmp_path / "00000002" / name
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 4
+        file.write_bytes(content)
+    elif damage == "truncate":
+        file.write_bytes(content[:-3])
+    else:
+        file.unlink()
+    if name == "manifest.json" and damage == "flip" and json_is_unchanged(file):
+        pytest.fail("the flip did not change the manifest")
+    loaded = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded.iteration == 1
+    assert "00000002" in loaded.passed_over[0]
+
+
+def json_is_unchanged(file: Path) -> bool:
+    try:
+        files = json.loads(file.read_bytes())["files"]
+    except (ValueError, KeyError):
+        return False
+    return all(
+        checkpoint._describe(file.parent / name) == files.get(name) for name in ("state.pt", "meta.json")
+    )
+
+
+def test_when_no_whole_checkpoint_is_left_it_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "00000001" / "state.pt").unlink()
+    with pytest.raises(CheckpointError, match="no whole checkpoint is left"):
+        checkpoint.load_latest(tmp_path)
+
+
+def test_a_failed_save_keeps_the_one_before_and_leaves_nothing_half_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+
+    def disk_full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", disk_full)
+        with pytest.raises(CheckpointError, match="No space left"):
+            save(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
+    loaded = checkpoint.load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded.iteration == 1
+
+
+def test_leftovers_of_a_killed_process_are_never_loaded_and_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".00000009.123.tmp").mkdir(parents=True)
+    (tmp_path / ".00000009.123.tmp" / "state.pt").write_bytes(b"half")
+    assert checkpoint.load_latest(tmp_path) is None
+    save(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (Path.touch, (Path("owned"),))  # type: ignore[return-value]
+
+
+def test_a_checkpoint_that_carries_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save(tmp_path / "c", 1, {"model": Malicious()}, {})
+    with pytest.raises(CheckpointError):
+        checkpoint.load(tmp_path / "c" / "00000001")
+    assert not (tmp_path / "owned").exists()

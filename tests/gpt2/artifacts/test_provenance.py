@@ -1,0 +1,42 @@
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gpt2.artifacts import provenance, run_record
+
+SCHEMA = json.loads(Path(run_record.__file__).with_name("run.schema.json").read_text())
+ROOT = Path(run_record.__file__).parents[2]
+
+
+def test_the_environment_follows_the_schema_and_has_all_of_its_keys() -> None:
+    seen = provenance.record({})
+    assert set(seen) == set(SCHEMA["properties"]["environment"]["properties"])
+    assert run_record.validate(run_record.blank("B0", "B", 0) | {"environment": seen}) == []
+    assert (seen["numpy"], seen["threads"]) == (np.__version__, torch.get_num_threads())
+
+
+def test_a_record_without_an_environment_is_still_read() -> None:
+    assert run_record.validate(run_record.blank("B0", "B", 0)) == []
+    assert "environment" not in SCHEMA["required"]
+
+
+def test_only_variables_that_change_numbers_are_kept_and_never_a_secret_beside_them() -> None:
+    given = {"NVIDIA_TF32_OVERRIDE": "0", "API_TOKEN": "secret", "OMP_NUM_THREADS": "2"}
+    assert provenance.record(given)["variables"] == {"NVIDIA_TF32_OVERRIDE": "0", "OMP_NUM_THREADS": "2"}
+
+
+def test_the_code_on_record_is_that_of_the_loaded_modules_and_of_no_other_package() -> None:
+    code = provenance.loaded_code()
+    source = (ROOT / "gpt2" / "artifacts" / "provenance.py").read_bytes()
+    assert hashlib.sha256(source).hexdigest().startswith(code["gpt2.artifacts.provenance"])
+    assert not {name for name in code if name.split(".")[0] in ("torch", "numpy", "json")}
+
+
+def test_importing_the_names_of_the_variables_loads_no_torch() -> None:
+    code = "import sys, gpt2.artifacts.provenance; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

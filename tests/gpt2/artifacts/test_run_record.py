@@ -1,0 +1,149 @@
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2.artifacts import run_record
+from gpt2.system import files
+
+SCHEMA = json.loads((Path(run_record.__file__).with_name("run.schema.json")).read_text())
+
+
+def full() -> dict[str, Any]:
+    hashes = dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "ab")
+    return run_record.blank("RALEARN0", "RALEARN", 0) | {
+        "status": "finished",
+        "fingerprint": hashes,
+        "target": {
+            "name": "cpu", "device": "a processor", "memory_bytes": 1, "dtype": "float32",
+            "attention_backend": "flash", "torch": "2.13.0", "driver": None,
+        },
+        "batch": {"effective": 512, "micro": 32, "accumulation": 16, "world_size": 1, "block_size": 1024},
+        "parameters": 124439808,
+        "progress": {"iterations": 10, "tokens": 1000, "train_seconds": 1.5},
+        "clock": {"train": 1.5, "compile": 1, "evaluate": 0.5, "checkpoint": 0.1, "data": 0.0},
+        "validation": {
+            "loss": 3.2, "perplexity": 24.5, "best_perplexity": 24.5, "tokens": 4096, "history": [[1000, 1.5, 3.2]],
+        },
+        "hellaswag": {"acc": 0.3, "acc_stderr": 0.01, "acc_norm": 0.31, "acc_norm_stderr": 0.01, "items": 10042},
+        "memory": {
+            "peak_allocated_bytes": 1, "peak_reserved_bytes": 2, "predicted_bytes": None,
+            "by_phase": {"forward": 1, "backward": 1, "optimizer": None},
+        },
+        "throughput": {"tokens_per_second": 100.0, "mfu": None},
+        "learned": {"alternation_probability": [0.5, 0.4], "history": [[1000, [0.5, 0.4]]]},
+        "schedule": {"iterations": 10, "cut": False},
+    }  # fmt: skip
+
+
+def agrees(value: Any) -> bool:
+    """The independent validator's verdict, after checking that ours is the same."""
+    theirs = jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
+    assert (run_record.validate(value) == []) == theirs
+    return theirs
+
+
+def test_a_full_and_a_blank_record_follow_the_schema() -> None:
+    assert agrees(full())
+    assert agrees(run_record.blank("B0", "B", 0))
+
+
+def test_a_score_may_name_its_items_and_those_of_older_records_do_not() -> None:
+    value = full()
+    assert "items_sha256" not in value["hellaswag"]
+    value["hellaswag"]["items_sha256"] = "ab" * 32
+    assert agrees(value)
+    for wrong in ("", 7, None):
+        value["hellaswag"]["items_sha256"] = wrong
+        assert not agrees(value)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in items for place in places(item, (*path, key)))]
+
+
+ODD = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.floats(-2, 2), st.text(max_size=3),
+    st.just([]), st.just({}), st.just({"absent": "no network"}), st.just("finished"), st.just([1, 2.0]),
+    st.lists(st.one_of(st.integers(-1, 2), st.none(), st.lists(st.floats(-1, 2), max_size=2)), max_size=4),
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(place=st.sampled_from(places(full())[1:]), odd=ODD, remove=st.booleans(), extra=st.booleans())
+def test_our_validator_agrees_with_jsonschema_on_changed_records(
+    place: tuple[Any, ...], odd: Any, remove: bool, extra: bool
+) -> None:
+    value = copy.deepcopy(full())
+    holder: Any = value
+    for key in place[:-1]:
+        holder = holder[key]
+    if remove and isinstance(holder, dict):
+        del holder[place[-1]]
+    else:
+        holder[place[-1]] = odd
+    if extra and isinstance(holder, dict):
+        holder["unheard_of"] = odd
+    agrees(value)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "run.json", full())
+    assert run_record.load(tmp_path) == full()
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
+    value = full()
+    value["validation"]["loss"] = math.nan
+    value["validation"]["perplexity"] = math.inf
+    files.write_json(tmp_path / "run.json", value)
+    seen = run_record.load(tmp_path)["validation"]
+    assert seen["loss"] is None
+    assert seen["perplexity"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "does not exist"),
+        ("{", "cannot be read"),
+        ("[]", "is of schema 'list'"),
+        ('{"schema": 2}', "is of schema 2; this version reads schema 1"),
+        ('{"schema": 1}', "does not follow the schema"),
+        ("\x00\xff", "cannot be read"),
+        ('{"schema": 1, "seed": NaN}', "NaN is not a finite number"),
+        ('{"schema": 1, "seed": 1e999}', "1e999 is not a finite number"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_refused_with_its_path(
+    tmp_path: Path, text: str | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(run_record.RecordError, match=message) as caught:
+        run_record.load(tmp_path)
+    assert "run.json" in str(caught.value)
+
+
+def test_a_failed_write_keeps_the_record_before(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "run.json", full())
+    with pytest.raises(TypeError):
+        files.write_json(tmp_path / "run.json", {"bad": object()})
+    assert run_record.load(tmp_path) == full()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["B", "RAALL", "RA:1", "RA:11", "RA:1-2,3", "X2"]), st.integers(0, 111)),
+                min_size=2, max_size=2, unique=True))  # fmt: skip
+def test_no_two_runs_share_a_folder(runs: list[tuple[str, int]]) -> None:
+    names = {run_record.run_name(*run) for run in runs}
+    assert len(names) == 2
+    assert not any(set(name) & set("/:, ") for name in names)

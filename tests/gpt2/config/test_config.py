@@ -1,0 +1,368 @@
+"""The strict reader of .config and the dataclasses that it fills."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2.config.config import (
+    MODELS,
+    Config,
+    ConfigError,
+    DataConfig,
+    Symbols,
+    load_config,
+    parse_lines,
+    read_symbols,
+)
+from gpt2.config.dotconfig import quote
+from gpt2.system.errors import UserError
+
+VALUES = {
+    "DETECTED": '"cpu"',
+    "SCALE_CPU": "y",
+    "TARGET_AUTO": "y",
+    "DTYPE_AUTO": "y",
+    "COMPILE": "n",
+    "CPU_THREADS": "0",
+    "GPT2_MODEL_MINI": "y",
+    "GPT2_BLOCK_SIZE": "128",
+    "GPT2_DROPOUT": '"0.0"',
+    "GPT2_MAX_TIME": "40",
+    "GPT2_MAX_TOKENS": "0",
+    "GPT2_MAX_ITERS": "0",
+    "EFFECTIVE_BATCH": "16",
+    "MICRO_BATCH": "0",
+    "LEARNING_RATE": '"1e-3"',
+    "MIN_LEARNING_RATE_RATIO": '"0.1"',
+    "SCHEDULE_COSINE": "y",
+    "WARMUP_FRACTION": '"0.05"',
+    "WEIGHT_DECAY": '"0.1"',
+    "ADAM_BETA1": '"0.9"',
+    "ADAM_BETA2": '"0.95"',
+    "ADAM_EPSILON": '"1e-8"',
+    "GRAD_CLIP": '"1.0"',
+    "DATASET_EMBEDDED": "y",
+    "DATASET_FILES": '""',
+    "DATASET_MAX_TOKENS": "0",
+    "DATA_DIR": '"data"',
+    "DATA_WORKERS": "0",
+    "EVAL_TOKENS": "65536",
+    "EVAL_INTERVAL_TOKENS": "131072",
+    "HELLASWAG": "y",
+    "HELLASWAG_FILE": '"items.jsonl"',
+    "HELLASWAG_LIMIT": "200",
+    "CHECKPOINT_SECONDS": "30",
+    "WANDB": "n",
+    "TRACKIO": "n",
+}
+
+
+def symbols(**changes: str | None) -> Symbols:
+    """VALUES with changes (None takes a symbol out), read from text."""
+    values = {name: value for name, value in (VALUES | changes).items() if value is not None}
+    return Symbols(
+        "c", parse_lines("".join(f"CONFIG_{name}={value}\n" for name, value in values.items()), "c")
+    )
+
+
+def refusal(**changes: str | None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Config.from_symbols(symbols(**changes))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_config_fills_every_field():
+    config = Config.from_symbols(symbols())
+    assert (config.model.size, config.model.layers, config.model.heads, config.model.width) == (
+        "mini",
+        4,
+        4,
+        128,
+    )
+    assert (config.model.vocabulary, config.model.padded_vocabulary) == (50257, 50304)
+    assert (config.batch.effective, config.batch.micro) == (16, 0)
+    assert config.budget.max_time_seconds == 40
+    assert dataclasses.astuple(config.optimizer)[:8] == (1e-3, 0.1, 0.05, 0.1, 0.9, 0.95, 1e-8, 1.0)
+    assert config.data == DataConfig("embedded", (), 0, Path("data"), 0)
+    assert config.evaluation.hellaswag_file == Path("items.jsonl")
+    assert dataclasses.astuple(config.target) == ("auto", "auto", False, 0, "cpu", True)
+    assert dataclasses.astuple(config.tracking) == (False, "off", "", False)
+    assert config.checkpoint_seconds == 30
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config.from_symbols(symbols()).model.width = 3
+
+
+def test_config_errors_are_user_errors_and_value_errors():
+    assert issubclass(ConfigError, UserError)
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_every_size_has_heads_that_divide_its_width_and_the_padding_is_a_multiple_of_128():
+    for _, layers, heads, width in MODELS.values():
+        assert layers > 0
+        assert width % heads == 0
+    model = Config.from_symbols(symbols()).model
+    assert model.padded_vocabulary % 128 == 0
+    assert 0 <= model.padded_vocabulary - model.vocabulary < 128
+
+
+@pytest.mark.parametrize("missing", sorted(set(VALUES) - {"SCALE_CPU"}))
+def test_a_missing_symbol_is_named(missing):
+    message = refusal(**{missing: None})
+    assert missing in message
+    assert "make olddefconfig" in message
+
+
+def test_a_worked_out_symbol_that_is_n_is_not_written_and_need_not_be():
+    assert Config.from_symbols(symbols(SCALE_CPU=None)).target.scale_cpu is False
+
+
+WSD = {"SCHEDULE_COSINE": "n", "SCHEDULE_WSD": "y", "DECAY_FRACTION": '"0.2"'}
+
+
+def test_a_decay_stands_in_the_configuration_of_wsd_alone():
+    assert Config.from_symbols(symbols()).optimizer.schedule == "cosine"
+    optimizer = Config.from_symbols(symbols(**WSD)).optimizer
+    assert (optimizer.schedule, optimizer.decay_fraction) == ("wsd", 0.2)
+    assert "make olddefconfig" in refusal(**WSD | {"DECAY_FRACTION": None})
+
+
+@pytest.mark.parametrize(
+    ("decay", "word"), [("0", "above 0"), ("1.1", "at most 1"), ("0.96", "at most 1 together")]
+)
+def test_a_decay_is_a_part_of_the_budget_that_the_warm_up_leaves(decay, word):
+    message = refusal(**WSD | {"DECAY_FRACTION": f'"{decay}"'})
+    assert "CONFIG_DECAY_FRACTION" in message
+    assert word in message
+
+
+FLOATS = {
+    "GPT2_DROPOUT": ("0", "1", False, True),
+    "LEARNING_RATE": ("0", "1", True, False),
+    "MIN_LEARNING_RATE_RATIO": ("0", "1", False, False),
+    "WARMUP_FRACTION": ("0", "1", False, True),
+    "WEIGHT_DECAY": ("0", "10", False, False),
+    "ADAM_BETA1": ("0", "1", False, True),
+    "ADAM_BETA2": ("0", "1", False, True),
+    "ADAM_EPSILON": ("0", "1", True, False),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FLOATS))
+def test_the_bounds_of_a_float_are_kept_and_told(name):
+    low, high, open_low, open_high = FLOATS[name]
+    for bound, is_open in ((low, open_low), (high, open_high)):
+        if is_open:
+            assert f'CONFIG_{name}="{bound}" is out of range' in refusal(**{name: f'"{bound}"'})
+        else:
+            Config.from_symbols(symbols(**{name: f'"{bound}"'}))
+    for outside in ("-0.001", f"{float(high) + 0.001}"):
+        message = refusal(**{name: f'"{outside}"'})
+        assert f'CONFIG_{name}="{outside}" is out of range' in message
+        assert ("above" if open_low else "at least") + " 0" in message
+        assert ("below " if open_high else "at most ") + high in message
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_finite_float_is_read_as_python_reads_it(value):
+    assert symbols(GRAD_CLIP=f'"{value!r}"').number("GRAD_CLIP") == value
+
+
+@given(
+    st.floats(-1e6, 1e6),
+    st.floats(-1e6, 1e6),
+    st.floats(-1e6, 1e6),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_number_is_accepted_exactly_when_it_lies_within_its_bounds(value, one, other, open_low, open_high):
+    low, high = sorted((one, other))
+    inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
+    source = symbols(GRAD_CLIP=f'"{value!r}"')
+    try:
+        accepted = source.number("GRAD_CLIP", low, high, open_low, open_high) == value
+    except ConfigError:
+        accepted = False
+    assert accepted == inside
+
+
+@given(st.text(max_size=12))
+def test_text_is_a_number_or_a_config_error_and_never_anything_else(text):
+    try:
+        value = Symbols("c", {"X": parse_lines("CONFIG_X=" + quote(text), "c")["X"]}).number("X")
+    except ConfigError:
+        return
+    assert math.isfinite(value)
+    assert value == float(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["nan", "inf", "-inf", "1e999", "1_0", " 1", "1,5", "0x1p3", "", "١", "1e", "e3"]
+)
+def test_what_is_no_plain_decimal_is_refused(text):
+    message = refusal(GRAD_CLIP=f'"{text}"')
+    assert message.startswith("c:")
+    assert f'CONFIG_GRAD_CLIP="{text}"' in message
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30))
+def test_a_quoted_string_comes_back_as_it_was(text):
+    entry = parse_lines(f"CONFIG_X={quote(text)}", "c")["X"]
+    assert (entry.value, entry.quoted) == (text, True)
+
+
+@given(st.text(max_size=60))
+def test_any_text_parses_or_is_refused_with_its_line(text):
+    try:
+        places = [entry.where for entry in parse_lines(text, "c").values()]
+    except ConfigError as error:
+        places = [str(error)]
+    assert all(place.startswith("c:") for place in places)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X=1",
+        "CONFIG_X",
+        "CONFIG_X =1",
+        " CONFIG_X=1",
+        'CONFIG_X="a',
+        'CONFIG_X="\\n"',
+        "CONFIG_X=",
+        "CONFIG_X=a b",
+    ],
+)
+def test_a_malformed_line_is_named_with_its_number_and_what_would_be_right(line):
+    with pytest.raises(ConfigError, match=r"^some/file:3: .*right: ") as caught:
+        parse_lines(f"# comment\nCONFIG_A=y\n{line}\n", "some/file")
+    assert line.strip() in str(caught.value)
+
+
+def test_a_duplicate_names_both_lines():
+    with pytest.raises(ConfigError, match=r"^c:3: CONFIG_A=n .*CONFIG_A=y at c:1"):
+        parse_lines("CONFIG_A=y\n\n# CONFIG_A is not set\n", "c")
+
+
+def test_a_file_that_is_absent_or_not_text_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"does not exist; `make defconfig-"):
+        load_config(tmp_path / ".config")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+    (tmp_path / ".config").write_bytes(b"CONFIG_A=\xff")
+    with pytest.raises(ConfigError, match=r"not UTF-8 text \(byte 9\)"):
+        read_symbols(tmp_path / ".config")
+
+
+def test_windows_line_ends_are_read(tmp_path):
+    (tmp_path / ".config").write_bytes(b'CONFIG_A=y\r\nCONFIG_B="x"\r\n')
+    read = read_symbols(tmp_path / ".config")
+    assert (read.flag("A"), read.text("B")) == (True, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CPU_THREADS", v) for v in ("-1", "1.5", '"1"', "0x10", "01", "y", "9" * 30)]
+)
+def test_what_is_no_whole_number_is_refused(name, value):
+    assert f"c:6: CONFIG_{name}={value} is not a whole number" in refusal(**{name: value})
+
+
+def test_a_flag_is_y_or_n_unquoted():
+    for value in ("1", "yes", '"y"'):
+        assert "neither y nor n" in refusal(COMPILE=value)
+
+
+def test_a_choice_has_exactly_one_member():
+    assert "must be y, and none is" in refusal(TARGET_AUTO="n")
+    message = refusal(TARGET_CPU="y")
+    assert "CONFIG_TARGET_CPU=y and CONFIG_TARGET_AUTO=y exclude each other" in message
+    assert Config.from_symbols(symbols(TARGET_AUTO="n", TARGET_A100_40G="y")).target.name == "a100-40g"
+
+
+@given(st.integers(1, 5000), st.integers(0, 5000))
+def test_the_micro_batch_divides_the_effective_batch_or_the_nearest_that_do_are_named(effective, micro):
+    changes = {"EFFECTIVE_BATCH": str(effective), "MICRO_BATCH": str(micro)}
+    if micro == 0 or effective % micro == 0:
+        batch = Config.from_symbols(symbols(**changes)).batch
+        assert (batch.effective, batch.micro) == (effective, micro)
+        return
+    message = refusal(**changes)
+    values, others = message.split("nearest values that work: ")[1].split(" (or an effective batch of ")
+    near = [int(value) for value in values.split(", ")]
+    assert all(effective % value == 0 for value in near)
+    best = min(abs(value - micro) for value in range(1, effective + 1) if effective % value == 0)
+    assert min(abs(value - micro) for value in near) == best
+    assert all(int(value) % micro == 0 for value in others.split(")")[0].split(", "))
+
+
+def test_a_run_without_any_limit_is_refused():
+    assert "give no budget" in refusal(GPT2_MAX_TIME="0")
+    for name in ("GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"):
+        Config.from_symbols(symbols(**{"GPT2_MAX_TIME": "0", name: "7"}))
+
+
+def test_files_and_the_data_set_agree():
+    local = {"DATASET_EMBEDDED": "n", "DATASET_LOCAL": "y"}
+    data = Config.from_symbols(symbols(**local, DATASET_FILES='"a/*.txt  b.md"')).data
+    assert (data.dataset, data.files) == ("files", ("a/*.txt", "b.md"))
+    assert "which is empty" in refusal(**local)
+    assert "exclude each other" in refusal(DATASET_FILES='"a.txt"')
+    assert "takes file globs" in refusal(**local, DATASET_FILES='"y"')
+
+
+def test_validation_holds_at_least_one_sequence():
+    assert "CONFIG_GPT2_BLOCK_SIZE=128" in refusal(EVAL_TOKENS="127")
+
+
+def test_hellaswag_settings_are_read_only_where_they_matter():
+    evaluation = Config.from_symbols(
+        symbols(HELLASWAG="n", HELLASWAG_FILE=None, HELLASWAG_LIMIT=None)
+    ).evaluation
+    assert (evaluation.hellaswag, evaluation.hellaswag_file) == (False, None)
+    assert Config.from_symbols(symbols(HELLASWAG_FILE='""')).evaluation.hellaswag_file is None
+
+
+def test_tracking_is_online_or_offline():
+    on = {"WANDB": "y", "WANDB_MODE": '"offline"', "WANDB_PROJECT": '"p"'}
+    assert dataclasses.astuple(Config.from_symbols(symbols(**on)).tracking) == (True, "offline", "p", False)
+    assert "right: online or offline" in refusal(**on | {"WANDB_MODE": '"maybe"'})
+    assert "WANDB_PROJECT" in refusal(**on | {"WANDB_PROJECT": '"a b"'})
+
+
+def test_the_hash_is_of_the_values_alone():
+    text = "CONFIG_A=y\nCONFIG_B=3\n# CONFIG_C is not set\n"
+
+    def sha(text: str) -> str:
+        return Symbols("c", parse_lines(text, "c")).sha256
+
+    assert sha(text) == sha("# a comment\n\nCONFIG_B=3\nCONFIG_C=n\nCONFIG_A=y\n")
+    assert (
+        len({sha(text), sha(text.replace("3", "4")), sha(text.replace("3", '"3"')), sha("CONFIG_A=y\n")}) == 4
+    )
+
+
+def test_an_error_points_to_where_the_user_asked_for_the_value():
+    source = symbols(LEARNING_RATE='"2"')
+    source.origins["LEARNING_RATE"] = "command line"
+    with pytest.raises(ConfigError, match=r'^command line: CONFIG_LEARNING_RATE="2" is out of range'):
+        Config.from_symbols(source)
+
+
+def test_reading_a_config_needs_neither_torch_nor_kconfiglib():
+    program = (
+        "import sys; sys.modules |= dict.fromkeys(['torch', 'kconfiglib', 'numpy'])\n"
+        "import gpt2.config.config, ra.names, ra.settings, study.runner.settings"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])

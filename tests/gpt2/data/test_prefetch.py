@@ -1,0 +1,36 @@
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from gpt2.data.prefetch import Feed
+
+
+def test_batches_come_in_order_from_where_the_run_stands() -> None:
+    with Feed(lambda k: np.full((2, 3), k, dtype=np.uint16), 4, 9, "cpu") as feed:
+        got = [feed.get() for _ in range(5)]
+    assert [int(batch[0, 0]) for batch in got] == [4, 5, 6, 7, 8]
+    assert got[0].dtype == torch.int64
+    assert got[0].shape == (2, 3)
+
+
+def test_an_error_while_making_a_batch_reaches_the_training_thread() -> None:
+    def make(k: int) -> np.ndarray:
+        if k == 2:
+            raise OSError("shard gone")
+        return np.zeros((1, 2), dtype=np.uint16)
+
+    with Feed(make, 0, 10, "cpu") as feed:
+        feed.get()
+        feed.get()
+        with pytest.raises(OSError, match="shard gone"):
+            feed.get()
+
+
+def test_a_closed_feed_leaves_no_thread() -> None:
+    before = threading.active_count()
+    feed = Feed(lambda k: np.zeros((1, 2), dtype=np.uint16), 0, 10**6, "cpu")
+    feed.get()
+    feed.close()
+    assert threading.active_count() == before

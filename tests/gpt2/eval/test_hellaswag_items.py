@@ -1,0 +1,253 @@
+"""HellaSwag's items: how a file is read, what a set of them is known by, and how the file is come by."""
+
+import hashlib
+import http.server
+import json
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt2.config.config import EvaluationConfig
+from gpt2.eval import hellaswag
+from gpt2.eval.hellaswag import Absent, HellaSwagError
+from tests.hellaswag_items import FIXTURE, real_items
+
+
+def test_wikihow_marks_are_taken_out() -> None:
+    found = hellaswag.prepare(" Boil it [title] Wait. [step] Go on [a [b] c] ")
+    assert found == "Boil it. Wait. Go on c]"
+
+
+def test_a_limit_picks_items_spread_over_the_file() -> None:
+    everything = hellaswag.load_items(FIXTURE, 0)
+    assert len(everything) == 12
+    assert hellaswag.load_items(FIXTURE, 5) == [everything[i] for i in (0, 2, 4, 7, 9)]
+    assert hellaswag.load_items(FIXTURE, 12) == hellaswag.load_items(FIXTURE, 99) == everything
+
+
+def test_a_limit_on_the_real_file_keeps_its_mix() -> None:
+    everything, some = real_items(0), real_items(200)
+    assert len(everything) == 10042
+    assert len(some) == 200
+    where = {id_: n for n, id_ in enumerate((item.query, item.endings) for item in everything)}
+    captions = sum(where[item.query, item.endings] < 3243 for item in some)
+    assert captions == pytest.approx(200 * 3243 / 10042, abs=1)
+
+
+GOOD = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (json.dumps({k: v for k, v in GOOD.items() if k != "ctx_b"}), '"ctx_b" is missing'),
+        (json.dumps({k: v for k, v in GOOD.items() if k != "label"}), '"label" is missing'),
+        (json.dumps(GOOD | {"label": ""}), '"label" is ""; right: 0 .. 3'),
+        (json.dumps(GOOD | {"label": 4}), '"label" is 4'),
+        (json.dumps(GOOD | {"label": True}), '"label" is true'),
+        (json.dumps(GOOD | {"label": 1.0}), '"label" is 1.0'),
+        (json.dumps(GOOD | {"endings": ["a", "b"]}), "a list of 4 texts"),
+        (json.dumps(GOOD | {"endings": "abcd"}), "a list of 4 texts"),
+        (json.dumps(GOOD | {"endings": ["a", "b", "[x]", "d"]}), '"endings"[2] has no text'),
+        (json.dumps(GOOD | {"ctx_a": None}), '"ctx_a" is null; right: a text'),
+        ("[1, 2]", "list instead of a JSON object"),
+        ('{"ind": 3, "activity', "not JSON"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n" + line + "\n", encoding="utf-8")
+    with pytest.raises(HellaSwagError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(message)) as caught:
+        hellaswag.load_items(path, 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_an_empty_file_and_no_file_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_bytes(b'{"ctx_a": "\xff\xfe"}\n')
+    with pytest.raises(HellaSwagError, match=r"items\.jsonl:1: not JSON in UTF-8"):
+        hellaswag.load_items(path, 0)
+    path.write_bytes(b"\n")
+    with pytest.raises(HellaSwagError, match="has no items"):
+        hellaswag.load_items(path, 0)
+    with pytest.raises(HellaSwagError, match="cannot be read"):
+        hellaswag.load_items(tmp_path / "none.jsonl", 0)
+
+
+def test_digits_of_a_label_are_a_label(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_text(json.dumps(GOOD | {"label": "3"}), encoding="utf-8")
+    assert hellaswag.load_items(path, 0)[0].label == 3
+
+
+# --- which items they were
+
+
+def rewritten(path: Path, line_end: str = "\n", **changes: object) -> Path:
+    """The fixture in other words of JSON: other line ends, keys backwards, spaces, escapes; its first item changed."""
+    rows = [json.loads(line) for line in FIXTURE.read_text(encoding="utf-8").splitlines()]
+    rows[0] |= changes
+    lines = [json.dumps(dict(reversed(row.items())), indent=None, separators=(" , ", " :  ")) for row in rows]
+    path.write_bytes("".join(line + line_end for line in lines).encode())
+    return path
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\n\n"])
+def test_the_digest_is_of_the_items_and_not_of_how_their_file_is_written(
+    tmp_path: Path, line_end: str
+) -> None:
+    again = rewritten(tmp_path / "items.jsonl", line_end)
+    for limit in (0, 5):
+        ours, theirs = hellaswag.load_items(FIXTURE, limit), hellaswag.load_items(again, limit)
+        assert hellaswag.digest(ours) == hellaswag.digest(theirs)
+
+
+def test_whatever_changes_a_question_changes_the_digest(tmp_path: Path) -> None:
+    items = hellaswag.load_items(FIXTURE, 0)
+    first = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
+    endings = first["endings"]
+    changes = [{"label": (int(first["label"]) + 1) % 4}, {"ctx_a": first["ctx_a"] + " Then"}, {"activity_label": "No"},
+               {"endings": endings[::-1]}, {"endings": [*endings[:3], endings[3] + "!"]}]  # fmt: skip
+    edited = [
+        hellaswag.load_items(rewritten(tmp_path / f"{number}.jsonl", **change), 0)
+        for number, change in enumerate(changes)
+    ]
+    others = [*edited, items[::-1], items[:-1], [*items, items[0]], hellaswag.load_items(FIXTURE, 5)]
+    assert len({hellaswag.digest(seen) for seen in [items, *others]}) == 1 + len(others)
+
+
+# --- getting the file
+
+CONTENT = FIXTURE.read_bytes()
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        released: threading.Event = self.server.released
+        self.server.requests += 1
+        if self.path == "/silent":
+            released.wait(30)
+            return
+        if self.path == "/missing":
+            self.send_error(404)
+            return
+        body = CONTENT if self.path != "/other" else b"not the items"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.path == "/trickle":
+            for place in range(300):
+                self.wfile.write(body[place : place + 1])
+                if released.wait(0.1):
+                    return
+        self.wfile.write(body[:500] if self.path == "/truncated" else body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the test's output clean."""
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.released = threading.Event()
+        self.requests = 0
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that gives up is what some tests are about."""
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.server_port}/{path}"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "*")
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.released.set()
+        server.shutdown()
+        thread.join()
+
+
+def evaluation(file: Path | None = None) -> EvaluationConfig:
+    return EvaluationConfig(
+        tokens=1024, interval_tokens=0, hellaswag=True, hellaswag_file=file, hellaswag_limit=0
+    )
+
+
+def obtain(directory: Path, url: str, timeout_seconds: float = 10.0) -> Path | Absent:
+    return hellaswag.obtain(
+        evaluation(), directory, lambda text: None, url=url, timeout_seconds=timeout_seconds, sha256=DIGEST
+    )
+
+
+def test_a_download_is_kept_and_used_again(server: Server, tmp_path: Path) -> None:
+    found = obtain(tmp_path / "data", server.url("good"))
+    assert found == tmp_path / "data" / "hellaswag_val.jsonl"
+    assert found.read_bytes() == CONTENT
+    assert obtain(tmp_path / "data", server.url("good")) == found
+    assert server.requests == 1
+    assert [path.name for path in found.parent.iterdir()] == ["hellaswag_val.jsonl"]
+
+
+def test_a_damaged_file_is_replaced(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "hellaswag_val.jsonl"
+    path.write_bytes(CONTENT[:-9])
+    assert obtain(tmp_path, server.url("good")) == path
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("path", "timeout_seconds", "reason"),
+    [
+        ("other", 10, "has SHA-256"),
+        ("truncated", 10, f"after 500 of {len(CONTENT)} bytes"),
+        ("missing", 10, "404"),
+        ("silent", 1, "timed out|within 1 s"),
+        ("trickle", 1, "within 1 s|time was up"),
+    ],
+)
+def test_a_download_that_fails_is_absent_with_its_reason(
+    server: Server, tmp_path: Path, path: str, timeout_seconds: float, reason: str
+) -> None:
+    found = obtain(tmp_path, server.url(path), timeout_seconds)
+    assert isinstance(found, Absent)
+    assert re.search(reason, found.reason)
+    assert "CONFIG_HELLASWAG_FILE" in found.reason
+    assert "\n" not in found.reason
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_connection_and_a_bad_address_are_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        found = obtain(tmp_path, f"http://127.0.0.1:{taken.getsockname()[1]}/")
+    assert isinstance(found, Absent)
+    assert "CONFIG_HELLASWAG_FILE" in found.reason
+    assert isinstance(obtain(tmp_path, "nonsense"), Absent)
+
+
+def test_a_folder_that_cannot_be_written_is_absent(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file where the folder should be")
+    assert isinstance(obtain(tmp_path / "data", server.url("good")), Absent)
+
+
+def test_a_named_file_is_used_as_it_is_and_must_exist(tmp_path: Path) -> None:
+    def unused(text: str) -> None:
+        raise AssertionError(text)
+
+    assert hellaswag.obtain(evaluation(FIXTURE), tmp_path, unused) == FIXTURE
+    with pytest.raises(HellaSwagError, match=r"CONFIG_HELLASWAG_FILE=.*none\.jsonl is not a file"):
+        hellaswag.obtain(evaluation(tmp_path / "none.jsonl"), tmp_path, unused)

@@ -1,0 +1,336 @@
+"""Detection on fake machines: trees for /sys and /proc, and a stand-in for nvidia-smi."""
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpt2.hardware import detect as hardware
+from gpt2.hardware.detect import (
+    Hardware,
+    HardwareError,
+    detect_hardware,
+    detected_target_name,
+    is_integrated,
+    run_tool,
+)
+from gpt2.hardware.gpu_specs import GIB, TARGETS, match
+
+A100 = "GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960, Disabled, 550.54.15"
+RTX4090 = "GPU-bbbb, NVIDIA GeForce RTX 4090, 24564, [N/A], 550.54.15"
+GT1030 = "GPU-cccc, NVIDIA GeForce GT 1030, 2048, [N/A], 550.54.15"
+
+
+class Machine:
+    """A fake machine: an empty one has neither tools nor cards, and 64 GiB of memory."""
+
+    def __init__(self, root: Path) -> None:
+        self.sys, self.proc = root / "sys", root / "proc"
+        self.answers: dict[str, str | Exception] = {}
+        self.put(self.proc / "meminfo", "MemTotal: 67108864 kB")
+        self.put(self.proc / "cpuinfo", "model name\t: AMD Ryzen 9 7950X")
+        self.put(self.proc / "sys/kernel/osrelease", "6.8.0")
+
+    def put(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+    def nvidia(self, *lines: str, listing: str = "") -> None:
+        self.answers = {"--query": "\n".join(lines) + "\n", "-L": listing}
+
+    def amd(self, node: int, device: int, target: int, gib: float, simds: int, cpu_cores: int = 0) -> None:
+        """One node of the compute topology as the kernel writes it."""
+        folder = self.sys / f"class/kfd/kfd/topology/nodes/{node}"
+        values = {
+            "cpu_cores_count": cpu_cores,
+            "simd_count": simds,
+            "gfx_target_version": target,
+            "vendor_id": 4098,
+            "device_id": device,
+            "drm_render_minor": 127 + node,
+            "unique_id": 0xABC0 + node,
+        }
+        self.put(folder / "properties", "\n".join(f"{key} {value}" for key, value in values.items()))
+        bank = f"heap_type 1\nsize_in_bytes {int(gib * GIB)}\nflags 0"
+        self.put(folder / "mem_banks/0/properties", bank)
+        self.put(folder / "mem_banks/1/properties", f"heap_type 0\nsize_in_bytes {64 * GIB}")  # the host's
+
+    def cpu_node(self) -> None:
+        folder = self.sys / "class/kfd/kfd/topology/nodes/0"
+        self.put(folder / "properties", "cpu_cores_count 32\nsimd_count 0\nvendor_id 0\ngfx_target_version 0")
+        self.put(folder / "mem_banks/0/properties", f"heap_type 0\nsize_in_bytes {64 * GIB}")
+
+    def workstation(self) -> None:
+        """A Radeon PRO W7900 beside a Ryzen with graphics of its own."""
+        self.cpu_node()
+        self.amd(1, 0x7448, 110000, 47.98, 192)
+        self.amd(2, 0x164E, 100306, 0.5, 4)
+
+    def run(self, command: Sequence[str]) -> str:
+        for mark, answer in self.answers.items():
+            if any(word.startswith(mark) for word in command):
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+        raise FileNotFoundError(command[0])
+
+    def detect(self, **environment: str) -> Hardware:
+        return detect_hardware(self.sys, self.proc, self.run, environment)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def row(seen: Hardware) -> str:
+    return match(seen.name, seen.memory_bytes, seen.kind).name
+
+
+def test_a_machine_with_nothing_is_a_cpu(machine: Machine) -> None:
+    assert machine.detect() == Hardware("cpu", "AMD Ryzen 9 7950X", 64 * GIB, 0)
+
+
+def test_an_a100_is_found_with_its_total_memory_and_driver(machine: Machine) -> None:
+    machine.nvidia(A100)
+    seen = machine.detect()
+    assert seen == Hardware("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1, (), "550.54.15")
+    assert row(seen) == "a100-40g"
+
+
+def test_a_ryzens_graphics_beside_a_w7900_do_not_count(machine: Machine) -> None:
+    machine.workstation()
+    seen = machine.detect()
+    assert (seen.kind, seen.name, seen.count, row(seen)) == ("rocm", "AMD Radeon PRO W7900", 1, "w7900")
+    assert seen.memory_bytes == int(47.98 * GIB)
+    assert seen.ignored == ("AMD GPU gfx1036 (integrated)",)
+    assert seen.driver == "amdgpu Linux 6.8.0"
+
+
+def test_an_integrated_gpu_listed_first_is_not_picked(machine: Machine) -> None:
+    machine.cpu_node()
+    machine.amd(1, 0x164E, 100306, 0.5, 4)
+    machine.amd(2, 0x7448, 110000, 47.98, 192)
+    assert (machine.detect().name, machine.detect().count) == ("AMD Radeon PRO W7900", 1)
+
+
+def test_an_integrated_gpu_alone_is_a_cpu_machine(machine: Machine) -> None:
+    machine.amd(0, 0x15BF, 110003, 4, 24, cpu_cores=16)
+    machine.amd(1, 0x1586, 110501, 96, 80)  # large memory carved out of the CPU's does not make it a card
+    seen = machine.detect()
+    assert (seen.kind, seen.count, len(seen.ignored)) == ("cpu", 0, 2)
+
+
+def test_eight_mi300x_are_counted_and_the_first_is_named(machine: Machine) -> None:
+    machine.cpu_node()
+    for node in range(1, 9):
+        machine.amd(node, 0x74A1, 90402, 191.98, 1216)
+    seen = machine.detect()
+    assert (seen.name, seen.count, row(seen)) == ("AMD Instinct MI300X", 8, "mi300x")
+
+
+def test_ten_nodes_keep_the_order_of_their_numbers(machine: Machine) -> None:
+    for node in range(1, 11):
+        machine.amd(node, 0x7448 if node == 2 else 0x74A1, 110000, 100, 192)
+    assert machine.detect(HIP_VISIBLE_DEVICES="1").name == "AMD Radeon PRO W7900"
+
+
+def test_an_amd_card_without_a_row_is_generic_with_what_the_kernel_calls_it(machine: Machine) -> None:
+    machine.amd(1, 0x744C, 110000, 23.98, 192)
+    assert (machine.detect().name, row(machine.detect())) == ("AMD GPU gfx1100", "generic-rocm")
+    machine.put(machine.sys / "class/drm/renderD128/device/product_name", "Radeon RX 7900 XTX")
+    assert machine.detect().name == "Radeon RX 7900 XTX"
+
+
+def test_without_memory_banks_the_graphics_driver_tells_the_memory(machine: Machine) -> None:
+    machine.amd(1, 0x7448, 110000, 0, 192)
+    machine.put(machine.sys / "class/drm/renderD128/device/mem_info_vram_total", str(48 * GIB))
+    assert machine.detect().memory_bytes == 48 * GIB
+
+
+def test_a_node_closed_to_this_container_is_left_out(machine: Machine) -> None:
+    machine.workstation()
+    (machine.sys / "class/kfd/kfd/topology/nodes/1/properties").write_text("")
+    assert machine.detect().kind == "cpu"
+
+
+def test_an_unknown_nvidia_card_is_generic_with_its_own_memory(machine: Machine) -> None:
+    machine.nvidia("GPU-dddd, NVIDIA RTX 9999, 65536, [N/A], 700.1")
+    seen = machine.detect()
+    assert (row(seen), seen.memory_bytes) == ("generic-cuda", 64 * GIB)
+
+
+def test_a_card_that_shares_the_cpus_memory_has_none_told(machine: Machine) -> None:
+    machine.nvidia("GPU-eeee, NVIDIA GB10, [N/A], [N/A], 580.95.05")
+    assert (machine.detect().memory_bytes, row(machine.detect())) == (0, "generic-cuda")
+
+
+def test_a_slice_of_a_card_is_generic_with_the_slices_memory(machine: Machine) -> None:
+    listing = (
+        "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-aaaa)\n"
+        "  MIG 3g.20gb     Device  0: (UUID: MIG-1)\n"
+        "  MIG 1g.5gb+me   Device  1: (UUID: MIG-2)\n"
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-ffff)\n"
+        "  MIG 2g.10gb     Device  0: (UUID: MIG-3)\n"
+    )
+    enabled = A100.replace("Disabled", "Enabled")
+    machine.nvidia(enabled, enabled.replace("aaaa", "ffff"), listing=listing)
+    seen = machine.detect()
+    assert (seen.name, seen.memory_bytes) == ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20 * GIB)
+    assert row(seen) == "generic-cuda"
+    assert machine.detect(CUDA_VISIBLE_DEVICES="MIG-3").memory_bytes == 10 * GIB
+    assert machine.detect(CUDA_VISIBLE_DEVICES="MIG-2").memory_bytes == 5 * GIB
+
+
+def test_the_card_that_cuda_numbers_first_is_used(machine: Machine) -> None:
+    machine.nvidia(GT1030, RTX4090)
+    assert (machine.detect().name, machine.detect().count) == ("NVIDIA GeForce RTX 4090", 2)
+    assert machine.detect(CUDA_VISIBLE_DEVICES="1").name == "NVIDIA GeForce GT 1030"
+    assert machine.detect(CUDA_DEVICE_ORDER="PCI_BUS_ID").name == "NVIDIA GeForce GT 1030"
+    assert machine.detect(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES="1").name.endswith("4090")
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("1", ["H200"]),
+        ("1,0", ["H200", "H200"]),
+        ("GPU-h1", ["H200"]),
+        ("GPU-h", ["H200"]),
+        ("1,-1,0", ["H200"]),
+        ("7", []),
+        ("-1", []),
+        ("", []),
+        ("none", []),
+    ],
+)
+def test_visible_devices_are_respected_as_cuda_does(machine: Machine, visible: str, names: list[str]) -> None:
+    machine.nvidia(*(f"GPU-h{i}, NVIDIA H200, 143771, Disabled, 570.1" for i in range(2)))
+    seen = machine.detect(CUDA_VISIBLE_DEVICES=visible)
+    assert seen.count == len(names)
+    assert seen.kind == ("cuda" if names else "cpu")
+    assert len(seen.ignored) == 2 - len(names)
+    assert all(entry == "NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES)" for entry in seen.ignored)
+
+
+@pytest.mark.parametrize(
+    ("environment", "kind"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "0"}, "rocm"),
+        ({"HIP_VISIBLE_DEVICES": "1"}, "cpu"),  # the integrated one
+        ({"HIP_VISIBLE_DEVICES": ""}, "cpu"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "cpu"),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": ""}, "rocm"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-000000000000abc1"}, "rocm"),
+        ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}, "cpu"),
+        ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, "rocm"),
+    ],
+)
+def test_visible_devices_are_respected_as_rocm_does(
+    machine: Machine, environment: dict[str, str], kind: str
+) -> None:
+    machine.workstation()
+    assert machine.detect(**environment).kind == kind
+
+
+def test_beside_an_nvidia_card_an_amd_card_is_passed_over_and_said(machine: Machine) -> None:
+    machine.workstation()
+    machine.nvidia(A100)
+    seen = machine.detect()
+    assert (seen.kind, seen.count) == ("cuda", 1)
+    assert "AMD Radeon PRO W7900 (of another maker than the first)" in seen.ignored
+
+
+PROC_INFORMATION = "Model: \t\t NVIDIA A100-SXM4-40GB\nIRQ:   \t\t 100\nGPU UUID: \t GPU-aaaa\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (subprocess.TimeoutExpired("nvidia-smi", 8), "nvidia-smi (no answer within 8 s)"),
+        (
+            subprocess.CalledProcessError(9, "nvidia-smi", "NVIDIA-SMI has failed\nmore"),
+            "nvidia-smi (NVIDIA-SMI has failed)",
+        ),
+        (subprocess.CalledProcessError(15, "nvidia-smi", ""), "nvidia-smi (exit status 15)"),
+        (PermissionError(13, "Permission denied"), "nvidia-smi (Permission denied)"),
+    ],
+)
+def test_where_nvidia_smi_fails_the_kernel_tells_the_name(
+    machine: Machine, failure: Exception, reason: str
+) -> None:
+    machine.answers = {"--query": failure}
+    assert machine.detect().kind == "cpu"
+    assert machine.detect().ignored == (reason,)
+    machine.put(machine.proc / "driver/nvidia/gpus/0000:07:00.0/information", PROC_INFORMATION)
+    seen = machine.detect()
+    assert (seen.kind, seen.name, seen.count, row(seen)) == ("cuda", "NVIDIA A100-SXM4-40GB", 1, "a100-40g")
+    assert seen.ignored == (reason,)
+    assert machine.detect(CUDA_VISIBLE_DEVICES="").kind == "cpu"
+
+
+def test_no_tool_but_the_kernel_module_is_enough(machine: Machine) -> None:
+    machine.put(machine.proc / "driver/nvidia/gpus/0000:07:00.0/information", PROC_INFORMATION)
+    assert (row(machine.detect()), machine.detect().ignored) == ("a100-40g", ())
+
+
+@pytest.mark.parametrize("output", ["", "No devices were found\n", "a, b\n", "\x00\n,,,,\n"])
+def test_an_answer_without_cards_is_no_card(machine: Machine, output: str) -> None:
+    machine.answers = {"--query": output}
+    assert machine.detect().kind == "cpu"
+
+
+def tool(folder: Path, script: str) -> None:
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_a_real_tool_that_hangs_is_given_up(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(hardware, "TIMEOUT_SECONDS", 0.2)
+    tool(tmp_path, "exec sleep 600")
+    seen = detect_hardware(machine.sys, machine.proc, run_tool, {})
+    assert (seen.kind, seen.ignored) == ("cpu", ("nvidia-smi (no answer within 0.2 s)",))
+
+
+def test_a_real_tool_is_run_and_its_complaint_is_kept(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    tool(tmp_path, f"echo '{A100}'")
+    assert detect_hardware(machine.sys, machine.proc, run_tool, {}).name == "NVIDIA A100-SXM4-40GB"
+    tool(tmp_path, "echo 'driver/library version mismatch' >&2; exit 18")
+    seen = detect_hardware(machine.sys, machine.proc, run_tool, {})
+    assert seen.ignored == ("nvidia-smi (driver/library version mismatch)",)
+
+
+@pytest.mark.parametrize(
+    ("target", "gib", "flagged", "expected"),
+    [
+        ("gfx1100", 45, False, False),
+        ("gfx1100", 45, True, True),
+        ("gfx1036", 16, False, True),
+        ("gfx942:sramecc+:xnack-", 128, True, False),  # a datacentre APU is a card for our purpose
+        ("gfx9999", 0.5, False, True),
+        ("gfx9999", 0, False, False),
+    ],
+)
+def test_processor_graphics_are_told_from_cards(
+    target: str, gib: float, flagged: bool, expected: bool
+) -> None:
+    assert is_integrated(target, int(gib * GIB), flagged) is expected
+
+
+def test_the_environment_overrides_detection_with_a_row_of_the_table() -> None:
+    for name in TARGETS:
+        assert detected_target_name({"RA_DETECTED": name}) == name
+    with pytest.raises(HardwareError, match=r"RA_DETECTED=h900 is no target; right: one of a100-40g, "):
+        detected_target_name({"RA_DETECTED": "h900"})
+
+
+def test_this_machine_has_a_row() -> None:
+    assert detected_target_name({}) in TARGETS

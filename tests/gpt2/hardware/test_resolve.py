@@ -1,0 +1,325 @@
+"""From the target that is asked for to a device, on machines that a stand-in for torch describes."""
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpt2.config.config import TARGETS as OFFERED
+from gpt2.config.config import TargetConfig
+from gpt2.hardware.detect import Hardware
+from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError
+from gpt2.hardware.resolve import environment_for, record, resolve, scale_notice, seen_by_torch
+
+CPU = Hardware("cpu", "AMD EPYC", 64 * GIB, 0)
+A100 = Hardware("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1, (), "550.54.15")
+W7900 = Hardware(
+    "rocm", "AMD Radeon PRO W7900", 48 * GIB, 1, ("AMD GPU gfx1036 (integrated)",), "amdgpu 6.12"
+)
+
+
+def config(
+    name: str = "auto", dtype: str = "auto", detected: str = "a100-40g", scale_cpu: bool | None = None
+) -> TargetConfig:
+    scale_cpu = (name == "cpu" or (name == "auto" and detected == "cpu")) if scale_cpu is None else scale_cpu
+    return TargetConfig(
+        name=name, dtype=dtype, compile=False, cpu_threads=0, detected=detected, scale_cpu=scale_cpu
+    )
+
+
+def card(
+    name: str, gib: float, major: int = 8, arch: str | None = None, integrated: int = 0
+) -> SimpleNamespace:
+    """The properties of a device as torch.cuda.get_device_properties gives them."""
+    return SimpleNamespace(
+        name=name,
+        total_memory=int(gib * GIB),
+        major=major,
+        minor=0,
+        gcnArchName=arch or name,
+        is_integrated=integrated,
+    )
+
+
+def fake_torch(*cards: Any, cuda: str | None = None, hip: str | None = None, warning: str = "") -> Any:
+    def is_available() -> bool:
+        if warning:
+            warnings.warn(warning, UserWarning, stacklevel=1)
+        return bool(cards)
+
+    return SimpleNamespace(
+        __version__="2.13.0",
+        version=SimpleNamespace(cuda=cuda, hip=hip),
+        cuda=SimpleNamespace(
+            is_available=is_available,
+            device_count=lambda: len(cards),
+            get_device_properties=lambda i: cards[i],
+        ),
+    )
+
+
+def nvidia(*cards: Any, warning: str = "") -> Any:
+    return seen_by_torch(fake_torch(*cards, cuda="12.8", warning=warning))
+
+
+def amd(*cards: Any) -> Any:
+    return seen_by_torch(fake_torch(*cards, hip="6.4"))
+
+
+CPU_BUILD = seen_by_torch(fake_torch())
+ONE_A100 = nvidia(card("NVIDIA A100-SXM4-40GB", 39.5))
+RYZEN = card("AMD Radeon Graphics", 0.5, 10, "gfx1036", 1)
+RYZEN_WITH_MUCH_MEMORY = card("AMD Radeon Graphics", 31.0, 10, "gfx1036", 0)
+PRO = card("AMD Radeon PRO W7900", 44.98, 11, "gfx1100")
+MACHINES = {  # what torch and the system say of one machine each
+    "a100-40g": (ONE_A100, A100),
+    "h200": (nvidia(card("NVIDIA H200", 139.8, 9)), Hardware("cuda", "NVIDIA H200", 140 * GIB, 1)),
+    "w7900": (amd(PRO), W7900),
+    "mi300x": (amd(card("AMD Instinct MI300X", 191.98, 9, "gfx942:sramecc+")), Hardware("rocm", "", 0, 1)),
+    "cpu": (CPU_BUILD, CPU),
+}
+
+
+def test_auto_takes_the_card_that_is_there() -> None:
+    got = resolve(config(), seen=ONE_A100, hardware=A100)
+    assert (got.target.name, got.device, got.device_name) == ("a100-40g", "cuda:0", "NVIDIA A100-SXM4-40GB")
+    assert (got.memory_bytes, got.dtype, got.attention_backend) == (int(39.5 * GIB), "bfloat16", "flash")
+    assert (got.driver, got.torch, got.note) == ("550.54.15 (CUDA 12.8)", "2.13.0", None)
+
+
+def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
+    got = resolve(config(detected="cpu"), seen=CPU_BUILD, hardware=CPU)
+    assert (got.target.name, got.device, got.device_name, got.memory_bytes) == (
+        "cpu",
+        "cpu",
+        "AMD EPYC",
+        64 * GIB,
+    )
+    assert (got.dtype, got.attention_backend, got.driver, got.note) == ("float32", "flash", None, None)
+    assert got.target.peak_flops is None
+
+
+@pytest.mark.parametrize("ryzen", [RYZEN, RYZEN_WITH_MUCH_MEMORY])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_ryzens_graphics_are_neither_used_nor_counted(ryzen: Any, first: bool) -> None:
+    got = resolve(config(), seen=amd(*((ryzen, PRO) if first else (PRO, ryzen))), hardware=W7900)
+    assert (got.target.name, got.device) == ("w7900", "cuda:1" if first else "cuda:0")
+    assert got.note == "integrated GPU ignored: AMD Radeon Graphics"
+    assert got.driver == "amdgpu 6.12 (HIP 6.4)"
+
+
+def test_a_card_that_rocm_has_no_name_for_is_known_by_the_kernels() -> None:
+    nameless = amd(card("AMD Radeon Graphics", 44.98, 11, "gfx1100"))
+    assert resolve(config(), seen=nameless, hardware=W7900).target.name == "w7900"
+    unknown = Hardware("rocm", "AMD GPU gfx1100", 24 * GIB, 1)
+    assert resolve(config(), seen=nameless, hardware=unknown).target.name == "generic-rocm"
+
+
+def test_a_datacentre_apu_is_a_card() -> None:
+    apu = amd(card("AMD Instinct MI300A", 127.5, 9, "gfx942:sramecc+:xnack-", 1))
+    assert resolve(config(), seen=apu, hardware=CPU).target.name == "generic-rocm"
+
+
+def test_an_unknown_card_gets_its_own_memory_and_a_note() -> None:
+    got = resolve(config(), seen=nvidia(card("NVIDIA RTX 9999", 64, 12)), hardware=CPU)
+    assert (got.target.name, got.memory_bytes, got.dtype) == ("generic-cuda", 64 * GIB, "bfloat16")
+    assert got.target.peak_flops is None
+    assert got.note is not None
+    assert got.note.startswith(
+        "NVIDIA RTX 9999 has no row in the table: its memory is as reported, 64.0 GiB;"
+    )
+
+
+def test_a_slice_of_a_card_is_generic() -> None:
+    got = resolve(config(), seen=nvidia(card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19.6)), hardware=A100)
+    assert (got.target.name, got.memory_bytes) == ("generic-cuda", int(19.6 * GIB))
+
+
+def test_of_several_cards_the_first_is_used_and_said() -> None:
+    seen = nvidia(card("NVIDIA H200", 139.8, 9), card("NVIDIA H200", 139.8, 9))
+    got = resolve(config(), seen=seen, hardware=A100)
+    assert (got.device, got.note) == ("cuda:0", "2 GPUs are here; a run uses one: NVIDIA H200, cuda:0")
+
+
+def test_a_named_card_is_found_among_others() -> None:
+    seen = nvidia(card("NVIDIA GeForce RTX 4090", 23.6), card("NVIDIA A100-SXM4-40GB", 39.5))
+    assert resolve(config("a100-40g"), seen=seen, hardware=A100).device == "cuda:1"
+
+
+def test_the_peak_is_that_of_the_form_factor() -> None:
+    pcie = resolve(config("h100"), seen=nvidia(card("NVIDIA H100 PCIe", 79.1, 9)), hardware=A100)
+    assert (pcie.target.name, pcie.target.peak_flops) == ("h100", 756e12)
+
+
+@pytest.mark.parametrize("here", MACHINES)
+@pytest.mark.parametrize("asked", [name for name in OFFERED.values() if name != "auto"])
+def test_a_named_target_is_what_is_here_or_refused(asked: str, here: str) -> None:
+    seen, hardware = MACHINES[here]
+    if asked in (here, "cpu"):
+        assert resolve(config(asked), seen=seen, hardware=hardware).target.name == asked
+        return
+    with pytest.raises(TargetError) as refusal:
+        resolve(config(asked), seen=seen, hardware=hardware)
+    message = str(refusal.value)
+    assert message.startswith(f"CONFIG_TARGET_{asked.upper().replace('-', '_')}=y")
+    assert "\n" not in message
+    assert "CONFIG_TARGET_AUTO=y" in message
+    assert (seen.devices[0].name if seen.devices else "AMD EPYC") in message
+
+
+def test_a_gpu_that_a_cpu_build_cannot_see_is_an_error_with_the_remedy() -> None:
+    for asked in ("auto", "a100-40g"):
+        with pytest.raises(TargetError) as refusal:
+            resolve(config(asked), seen=CPU_BUILD, hardware=A100)
+        message = str(refusal.value)
+        assert message.startswith(
+            "NVIDIA A100-SXM4-40GB is here, but torch 2.13.0 cannot use it: it was built for CPUs"
+        )
+        assert "CUDA build" in message
+        assert "make PYTHON=" in message
+
+
+def test_the_other_makers_build_is_named() -> None:
+    with pytest.raises(
+        TargetError, match=r"W7900 is here, .* built for NVIDIA GPUs; install torch's ROCm build"
+    ):
+        resolve(config(detected="w7900"), seen=nvidia(), hardware=W7900)
+
+
+def test_a_driver_that_is_too_old_is_told_in_torchs_words() -> None:
+    old = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n (Triggered in c10"
+    with pytest.raises(TargetError) as refusal:
+        resolve(config(), seen=nvidia(warning=old), hardware=A100)
+    assert "(driver 550.54.15): CUDA initialization: The NVIDIA driver on your system is too old" in str(
+        refusal.value
+    )
+    assert "is the driver new enough?" in str(refusal.value)
+
+
+def test_a_closed_kfd_is_hinted_at() -> None:
+    with pytest.raises(TargetError, match=r"may this user open /dev/kfd"):
+        resolve(config(detected="w7900"), seen=amd(), hardware=W7900)
+
+
+def test_a_config_scaled_to_a_cpu_runs_there_beside_a_gpu_that_torch_cannot_use() -> None:
+    got = resolve(config(detected="cpu"), seen=CPU_BUILD, hardware=A100)
+    assert got.device == "cpu"
+    assert got.memory_bytes > 0
+    assert got.note is not None
+    assert "NVIDIA A100-SXM4-40GB is here, which torch cannot use" in got.note
+
+
+def test_a_config_scaled_to_a_gpu_does_not_run_on_a_cpu_silently() -> None:
+    hidden = Hardware("cpu", "AMD EPYC", 64 * GIB, 0, ("NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES)",))
+    got = resolve(config(detected="h200"), seen=CPU_BUILD, hardware=hidden)
+    assert got.device == "cpu"
+    assert got.note == (
+        ".config was scaled to h200, but no GPU is here "
+        "(AMD EPYC; passed over: NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES))"
+    )
+
+
+def test_float32_on_a_gpu_takes_the_efficient_kernel_with_a_note() -> None:
+    got = resolve(config(dtype="float32"), seen=ONE_A100, hardware=A100)
+    assert (got.dtype, got.attention_backend) == ("float32", "efficient")
+    assert got.note is not None
+    assert "half precision" in got.note
+
+
+def test_bfloat16_on_a_cpu_is_allowed_with_a_note() -> None:
+    got = resolve(config("cpu", dtype="bfloat16"), seen=CPU_BUILD, hardware=CPU)
+    assert got.dtype == "bfloat16"
+    assert got.note is not None
+    assert "slower" in got.note
+
+
+def test_a_card_without_bfloat16_computes_in_float32_and_refuses_to_be_forced() -> None:
+    old = nvidia(card("Tesla V100-SXM2-16GB", 15.8, 7))
+    got = resolve(config(), seen=old, hardware=A100)
+    assert (got.target.name, got.dtype, got.attention_backend) == ("generic-cuda", "float32", "efficient")
+    with pytest.raises(
+        TargetError, match=r"Tesla V100-SXM2-16GB \(compute capability 7\.0\) has no bfloat16"
+    ):
+        resolve(config(dtype="bfloat16"), seen=old, hardware=A100)
+
+
+@pytest.mark.parametrize("name", [name for name, row in TARGETS.items() if row.memory_bytes])
+def test_planning_needs_no_machine(name: str) -> None:
+    row = TARGETS[name]
+    for asked in (config(name), config("auto", detected=name)):
+        got = resolve(asked, planning=True, hardware=CPU)
+        assert (got.target, got.memory_bytes, got.dtype) == (row, row.memory_bytes, row.dtype)
+        assert (got.torch, got.driver) == (None, None)
+
+
+def test_planning_for_a_cpu_takes_this_machines_memory() -> None:
+    for asked in (config("cpu"), config(detected="cpu")):
+        assert resolve(asked, planning=True, hardware=CPU).memory_bytes == 64 * GIB
+
+
+def test_planning_for_an_unknown_card_needs_the_card() -> None:
+    asked = config(detected="generic-cuda")
+    assert resolve(asked, planning=True, hardware=A100).memory_bytes == A100.memory_bytes
+    with pytest.raises(TargetError, match=r"generic-cuda has no memory size to plan with"):
+        resolve(asked, planning=True, hardware=CPU)
+    with pytest.raises(TargetError, match=r"CONFIG_DETECTED=h900 is no target"):
+        resolve(config(detected="h900"), planning=True, hardware=CPU)
+
+
+def test_the_record_has_the_keys_of_the_run_record() -> None:
+    got = record(resolve(config(), seen=ONE_A100, hardware=A100))
+    assert got == {
+        "name": "a100-40g",
+        "device": "NVIDIA A100-SXM4-40GB",
+        "memory_bytes": int(39.5 * GIB),
+        "dtype": "bfloat16",
+        "attention_backend": "flash",
+        "torch": "2.13.0",
+        "driver": "550.54.15 (CUDA 12.8)",
+    }
+
+
+def test_the_environment_is_the_rows_whether_named_or_detected() -> None:
+    switch = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
+    assert environment_for("w7900") == environment_for("auto", "w7900") == switch
+    assert environment_for("a100-40g") == environment_for("auto", "cpu") == {}
+    with pytest.raises(TargetError, match="h900 is no target"):
+        environment_for("h900")
+
+
+def test_the_environment_given_out_is_a_copy() -> None:
+    environment_for("w7900")["TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"] = "0"
+    assert environment_for("w7900") == {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
+
+
+def test_a_scale_that_does_not_suit_the_machine_is_told_with_the_command() -> None:
+    assert scale_notice(config(detected="cpu"), "h200") == (
+        "notice: .config was scaled to a CPU study, but NVIDIA H200 141 GB is here; "
+        "to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"
+    )
+    assert scale_notice(config(detected="h200"), "cpu") == (
+        "notice: .config was scaled to NVIDIA H200 141 GB, but no GPU is here; "
+        "to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "here"),
+    [
+        (config(detected="cpu"), "cpu"),
+        (config(detected="a100-40g"), "w7900"),  # one scale for all GPUs
+        (config("cpu", detected="h200"), "h200"),  # named by the user
+        (config("h200", detected="cpu"), "cpu"),
+    ],
+)
+def test_a_scale_that_suits_or_was_chosen_by_name_is_not_remarked_upon(
+    asked: TargetConfig, here: str
+) -> None:
+    assert scale_notice(asked, here) is None
+
+
+def test_this_machine_resolves_with_the_real_torch() -> None:
+    got = resolve(config("cpu"))
+    assert (got.device, got.dtype) == ("cpu", "float32")
+    assert got.memory_bytes > 2**28

@@ -1,0 +1,54 @@
+"""The meters: phases of their own, peaks that count what is held and nothing that was there before."""
+
+import torch
+
+from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.memory.measure import AllocatorListener, allocated_bytes, measure
+from gpt2.memory.workload import Work
+from gpt2.train.peak_memory import PeakMeter
+
+MIB = 2**20
+WORK = Work(
+    ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=300, padded_vocabulary=384),
+    OptimizerConfig(6e-4, 0.1, 0.02, 0.1, 0.9, 0.95, 1e-8, 1.0),
+    None, 3, 2, "cpu", "float32",
+)  # fmt: skip
+
+
+def test_the_resident_set_of_a_phase_holds_what_was_touched_in_it() -> None:
+    meter = PeakMeter("cpu")
+    with meter.phase("small"):
+        torch.ones(MIB)
+    with meter.phase("large"):
+        torch.ones(64 * MIB)
+    with meter.phase("small again"):
+        torch.ones(MIB)
+    assert meter.by_phase["large"] >= 250 * MIB
+    assert meter.peaks()["allocated"] >= meter.by_phase["large"]
+
+
+def test_the_allocators_peak_is_that_of_the_phase_and_counts_the_base() -> None:
+    with AllocatorListener(1000) as listener:
+        with listener.phase("one"):
+            a = torch.ones(MIB)
+            del a
+        with listener.phase("two"):
+            torch.ones(1024)
+    assert listener.by_phase == {"one": 1000 + 4 * MIB, "two": 1000 + 4096}
+
+
+def test_weights_and_optimizer_state_are_counted_once_a_storage() -> None:
+    stepper = WORK.prepare("cpu")
+    numbers = sum(parameter.numel() for parameter in stepper.model.parameters())
+    steps = 4 * len(list(stepper.model.parameters()))  # AdamW's step counters
+    assert allocated_bytes(stepper) == 3 * 4 * numbers + steps
+
+
+def test_every_phase_is_measured() -> None:
+    measured = measure(WORK, "cpu")
+    assert (
+        set(measured.allocated)
+        == set(measured.resident)
+        == {"forward", "backward", "optimizer", "evaluation"}
+    )
+    assert min(measured.allocated.values()) > 0

@@ -1,0 +1,109 @@
+"""Predictions: equal to what a real step is seen to take, never less than the weights, growing with the batch."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.memory.allocation_tracker import KINDS, Tracker
+from gpt2.memory.measure import measure
+from gpt2.memory.prediction import predict, tracked
+from gpt2.memory.workload import Work
+
+OPTIMIZER = OptimizerConfig(6e-4, 0.1, 0.02, 0.1, 0.9, 0.95, 1e-8, 1.0)
+MODEL = ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=300, padded_vocabulary=384)
+
+
+def work(micro: int = 3, accumulation: int = 2, kind: str = "cpu", dtype: str = "float32", **model) -> Work:
+    return Work(dataclasses.replace(MODEL, **model), OPTIMIZER, None, micro, accumulation, kind, dtype)
+
+
+def weights_bytes(of: Work) -> int:
+    model = of.model
+    each = 12 * model.width**2 + 13 * model.width
+    parameters = model.layers * each + (model.padded_vocabulary + model.block_size + 2) * model.width
+    return 4 * parameters
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("micro", "accumulation", "layers"), [(1, 1, 1), (3, 2, 2), (4, 1, 3)])
+def test_a_prediction_equals_what_a_real_step_is_seen_to_take(
+    dtype: str, micro: int, accumulation: int, layers: int
+) -> None:
+    made = work(micro, accumulation, dtype=dtype, layers=layers)
+    real, predicted = tracked(made, Tracker(), "cpu"), predict(made).timeline
+    assert predicted.by_phase() == real.by_phase()
+    assert predicted.by_kind(predicted.peak_event()) == real.by_kind(real.peak_event())
+    assert predicted.by_module(predicted.peak_event()) == real.by_module(real.peak_event())
+
+
+def test_a_prediction_is_within_ten_percent_of_what_the_allocator_gives_out() -> None:
+    made = work(8, 2, width=128, block_size=64, vocabulary=2000, padded_vocabulary=2048)
+    measured = measure(made, "cpu").allocated
+    predicted = predict(made).timeline.by_phase()
+    for phase in ("forward", "backward"):
+        assert predicted[phase] == pytest.approx(measured[phase], rel=0.1)
+
+
+@given(
+    micro=st.integers(1, 40),
+    layers=st.integers(1, 3),
+    kind=st.sampled_from(["cpu", "cuda", "rocm"]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+@settings(max_examples=15, deadline=None)
+def test_the_peak_holds_weights_and_optimizer_state_and_the_kinds_add_up(
+    micro: int, layers: int, kind: str, dtype: str
+) -> None:
+    made = work(micro, 2, kind, dtype, layers=layers)
+    prediction = predict(made)
+    timeline = prediction.timeline
+    kinds = timeline.by_kind(timeline.peak_event())
+    assert kinds["parameters"] >= weights_bytes(made)
+    assert kinds["optimizer state"] >= 2 * weights_bytes(made)
+    assert set(kinds) == set(KINDS)
+    assert sum(kinds.values()) == prediction.peak_bytes == max(timeline.by_phase().values())
+
+
+def test_the_peak_grows_with_the_micro_batch_and_beyond_two_chunks_of_the_loss_in_a_straight_line() -> None:
+    peaks = []
+    for micro in (32, 48, 64, 80):  # two chunks of 4096 tokens and more
+        phases = predict(work(micro, 2, "cuda", "bfloat16", block_size=256)).timeline.by_phase()
+        peaks.append([phases["forward"], phases["backward"]])
+    for phase in zip(*peaks, strict=True):
+        rises = [b - a for a, b in itertools.pairwise(phase)]
+        assert min(rises) > 0
+        assert max(rises) - min(rises) <= 2 * 512  # two tensors' rounding to the allocator's blocks
+
+
+def test_more_than_two_micro_batches_a_step_need_no_more_than_two() -> None:
+    assert predict(work(accumulation=2)).peak_bytes == predict(work(accumulation=7)).peak_bytes
+    assert predict(work(accumulation=1)).peak_bytes <= predict(work(accumulation=2)).peak_bytes
+
+
+def test_memory_grows_in_a_straight_line_with_the_sequence_length_at_a_fixed_number_of_tokens() -> None:
+    """No T x T matrix: four times the length at a quarter of the sequences needs the position table's rows more."""
+    short = predict(work(64, 2, "cuda", "bfloat16", block_size=128)).peak_bytes
+    long = predict(work(16, 2, "cuda", "bfloat16", block_size=512)).peak_bytes
+    assert long - short <= 5 * 4 * (512 - 128) * MODEL.width
+
+
+def test_dropout_on_a_gpu_does_not_write_out_scores() -> None:
+    plain = predict(work(4, 2, "cuda", "bfloat16", block_size=256)).peak_bytes
+    dropped = predict(work(4, 2, "cuda", "bfloat16", block_size=256, dropout=0.1)).peak_bytes
+    scores = 4 * MODEL.heads * 256 * 256 * 2
+    assert plain <= dropped < plain + MODEL.layers * scores
+
+
+def test_predicting_leaves_nothing_behind() -> None:
+    from gpt2.model import loss
+
+    before, state = dict(loss.CHUNK_ROWS), torch.get_rng_state()
+    predict(work(kind="cuda", dtype="bfloat16"))
+    assert before == loss.CHUNK_ROWS
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.ones(2).sum().item() == 2.0

@@ -1,0 +1,136 @@
+"""What backward makes again: the numbers to the bit, without the result of the function, and no product twice."""
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gpt2.config.config import ModelConfig
+from gpt2.model.recompute import activations, activations_again, into_product
+from gpt2.model.transformer import initialise
+from gpt2.train.step import build_model
+
+ROWS, WIDE, OUT = 6, 8, 4
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def outcome(work: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
+    """y and the gradients of input, weight and bias."""
+    draw = torch.Generator().manual_seed(1)
+    sizes = ((ROWS, WIDE), (OUT, WIDE), (OUT,))
+    x, weight, bias = (torch.randn(size, generator=draw).requires_grad_() for size in sizes)
+    y = work(x, weight, bias)
+    y.square().sum().backward()
+    assert all(tensor.grad is not None for tensor in (x, weight, bias))
+    return [y.detach(), *(tensor.grad for tensor in (x, weight, bias) if tensor.grad is not None)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_values_and_gradients_are_those_of_the_plain_way_to_the_bit(dropout: float) -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.dropout(F.gelu(x), dropout)
+
+    torch.manual_seed(2)
+    usual = outcome(lambda x, weight, bias: F.linear(function(x), weight, bias))
+    torch.manual_seed(2)
+    again = outcome(
+        lambda x, weight, bias: into_product(
+            function, lambda hidden: F.linear(hidden, weight, bias), x, random=dropout > 0
+        )
+    )
+    for one, other in zip(usual, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_functions_result_is_not_kept_and_the_product_is_made_once() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def function(x: Tensor) -> Tensor:
+        y = F.gelu(x)
+        made.append(weakref.ref(y))
+        return y
+
+    alive: list[bool] = []
+
+    def work(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        y = into_product(function, lambda hidden: F.linear(hidden, weight, bias), x)
+        alive.append(made[0]() is not None)
+        return y
+
+    with Counted() as counted:
+        outcome(work)
+    assert alive == [False]
+    assert counted.calls["addmm"] == 1
+    assert counted.calls["gelu"] == 2
+
+
+def test_without_gradients_the_function_is_called_once() -> None:
+    with Counted() as counted, torch.no_grad():
+        into_product(F.gelu, lambda hidden: hidden @ hidden.T, torch.randn(ROWS, WIDE, requires_grad=True))
+    assert counted.calls["gelu"] == 1
+
+
+def test_activations_are_made_again_where_it_is_asked_for_and_a_gradient_is_wanted() -> None:
+    assert not activations()
+    with activations_again():
+        assert activations()
+        with torch.no_grad():
+            assert not activations()
+    assert not activations()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_model_trains_to_the_same_bits_and_makes_its_gelus_again_where_it_is_asked_for(
+    asked: bool,
+) -> None:
+    model = build_model(ModelConfig("test", 2, 2, 16, 8, 0.0, vocabulary=50, padded_vocabulary=64), None)
+    initialise(model, 0)
+    model.double()
+    ids_BT = torch.arange(18).view(2, 9)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model.loss(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    usual = gradients()
+    with Counted() as counted, activations_again() if asked else contextlib.nullcontext():
+        seen = gradients()
+    assert counted.calls["gelu"] == (4 if asked else 2)
+    assert len(seen) == len(usual) > 0
+    assert all(torch.equal(one, other) for one, other in zip(usual, seen, strict=True))
+
+
+def test_a_layer_under_autocast_is_made_once_as_well() -> None:
+    """As the model calls it: three dimensions, an nn.Linear, bfloat16 whose cast of the weight is made anew."""
+    layer, x = torch.nn.Linear(WIDE, OUT), torch.randn(2, ROWS, WIDE, requires_grad=True)
+    with Counted() as counted:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = into_product(F.gelu, layer, x)
+        assert y.dtype == torch.bfloat16
+        y.sum().backward()
+    assert counted.calls["addmm"] == 1
+    assert counted.calls["gelu"] == 2

@@ -1,0 +1,85 @@
+"""Memory and disk that run out are recognised in whatever the libraries raise for it."""
+
+import errno
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2.system.resource_errors import chain, disk_full, free_bytes, gib, out_of_memory
+
+
+def test_what_torch_raises_for_memory_that_is_not_there_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert out_of_memory(caught.value)
+
+
+def test_a_real_limit_on_memory_is_out_of_memory() -> None:
+    code = (
+        "import resource, torch\n"
+        "from gpt2.system.resource_errors import out_of_memory\n"
+        "torch.ones(8) @ torch.ones(8)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
+        "held = []\n"
+        "try:\n"
+        "    while True: held.append(torch.ones(64 << 20))\n"
+        "except Exception as error:\n"
+        "    print(out_of_memory(error))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+        RuntimeError("HIP out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("std::bad_alloc"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_every_kind_of_out_of_memory_is_recognised_also_as_a_cause(error: Exception) -> None:
+    assert out_of_memory(error)
+    outer = ValueError("something else")
+    outer.__cause__ = error
+    assert out_of_memory(outer)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), OSError(errno.ENOENT, "x"), ValueError("memory")]
+)
+def test_other_errors_are_neither(error: Exception) -> None:
+    assert not out_of_memory(error)
+    assert not disk_full(error)
+
+
+def test_a_file_that_may_not_grow_is_a_full_disk_also_through_torch_save(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(RuntimeError) as caught, (tmp_path / "a.pt").open("wb") as file:
+            torch.save({"a": torch.zeros(100_000)}, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert disk_full(caught.value)
+    assert not out_of_memory(caught.value)
+
+
+def test_the_chain_ends_where_the_causes_do() -> None:
+    first, second = ValueError("first"), RuntimeError("second")
+    second.__context__ = first
+    assert list(chain(second)) == [second, first]
+    assert list(chain(None)) == []
+
+
+def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+    assert abs(free_bytes(tmp_path / "not" / "yet") - free_bytes(tmp_path)) < 2**30
+    assert gib(3 * 2**30) == "3.0 GiB"
+    assert gib(5 * 2**20) == "5 MiB"

@@ -1,0 +1,39 @@
+"""A process that is asked to stop finishes what it does; only a second Ctrl-C ends it at once."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ASKED = """
+import signal, sys
+from gpt2.system.signals import Interrupted, Stop
+stop = Stop().install()
+for name in sys.argv[1:]:
+    signal.raise_signal(signal.Signals[name])
+try:
+    stop.check()
+except Interrupted as reason:
+    print("saves, asked by", reason)
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "at_once"),
+    [
+        (["SIGTERM"], False),
+        (["SIGINT"], False),
+        (["SIGHUP", "SIGTERM", "SIGTERM"], False),
+        (["SIGTERM", "SIGINT"], False),
+        (["SIGINT", "SIGTERM"], False),
+        (["SIGINT", "SIGINT"], True),
+        (["SIGTERM", "SIGINT", "SIGHUP", "SIGINT"], True),
+    ],
+)
+def test_only_the_second_interrupt_ends_a_process_that_has_yet_to_save(
+    asked: list[str], at_once: bool
+) -> None:
+    done = subprocess.run([sys.executable, "-c", ASKED, *asked], capture_output=True, text=True)
+    assert done.returncode == (128 + signal.SIGINT if at_once else 0), done.stderr
+    assert done.stdout.startswith("saves") != at_once

@@ -1,0 +1,93 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2.train.clocks import NAMES, UNEVEN_STEPS, Clocks, unevenness
+
+
+class Time:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 1000)), max_size=40))
+def test_every_second_is_on_exactly_one_clock(steps: list[tuple[str, int]]) -> None:
+    time = Time()
+    clocks = Clocks(now=time)
+    expected = dict.fromkeys(NAMES, 0.0)
+    for name, seconds in steps:
+        clocks.switch(name)
+        time.seconds += seconds
+        expected[name] += seconds
+    assert clocks.seconds() == expected
+    assert sum(clocks.seconds().values()) == time.seconds
+
+
+def test_a_block_is_charged_to_its_clock_and_the_former_one_goes_on() -> None:
+    time = Time()
+    clocks = Clocks(now=time)
+    clocks.switch("train")
+    time.seconds += 3
+    with clocks.on("evaluate"):
+        time.seconds += 100
+        with clocks.on("data"):
+            time.seconds += 7
+    time.seconds += 2
+    assert clocks.seconds() == {"train": 5, "compile": 0, "evaluate": 100, "checkpoint": 0, "data": 7}
+
+
+def test_the_device_is_waited_for_before_the_clock_changes_hands() -> None:
+    time = Time()
+
+    def synchronise() -> None:
+        time.seconds += 10  # queued training work that ends only now
+
+    clocks = Clocks(synchronise=synchronise, now=time)
+    clocks.switch("train", synchronise=False)
+    with clocks.on("evaluate", synchronise=False):
+        time.seconds += 1
+    clocks.switch("evaluate")
+    assert clocks.read("train") == 10
+
+
+def test_clocks_continue_where_a_former_process_stopped() -> None:
+    time = Time()
+    clocks = Clocks({"train": 41.5, "evaluate": 2.0}, now=time)
+    clocks.switch("train")
+    time.seconds += 1
+    assert clocks.read("train") == 42.5
+    assert clocks.read("evaluate") == 2.0
+
+
+def test_an_unknown_clock_is_refused() -> None:
+    with pytest.raises(KeyError, match="no clock 'lunch'"):
+        Clocks().switch("lunch")
+
+
+def test_steps_that_spread_widely_are_noted_with_their_numbers() -> None:
+    note = unevenness([0.2] * 80 + [0.5] * 20)
+    assert note is not None
+    assert "0.5 s or more, 2.5 times the median of 0.2 s" in note
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        [0.2] * 95 + [9.0] * 5,  # a few slow ones: the first after a pause, a checkpoint's
+        [0.2 + 0.001 * k for k in range(100)],
+        [0.2] * 80 + [0.29] * 20,
+        [0.2, 0.9] * (UNEVEN_STEPS // 2 - 1),  # too few to say anything
+        [],
+    ],
+)
+def test_steps_that_hardly_spread_or_are_few_are_not_noted(seconds: list[float]) -> None:
+    assert unevenness(seconds) is None
+
+
+@given(st.lists(st.floats(0.01, 10.0), min_size=UNEVEN_STEPS, max_size=60), st.sampled_from([0.25, 8.0]))
+def test_the_unit_of_time_and_the_order_of_steps_do_not_matter(seconds: list[float], unit: float) -> None:
+    scaled = [unit * value for value in reversed(seconds)]
+    assert (unevenness(seconds) is None) == (unevenness(scaled) is None)

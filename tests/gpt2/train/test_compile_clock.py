@@ -1,0 +1,95 @@
+"""A step that is compiled is not charged to the budget, whenever in a process it comes."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gpt2.config.batch import plan_batch
+from gpt2.config.config import Config
+from gpt2.hardware.resolve import resolve
+from gpt2.system.signals import Stop
+from gpt2.train.run_plan import RunPlan
+from gpt2.train.trainer import WARM_UP_STEPS, Run
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from tests import small_runs
+from tests.small_runs import StopAfter
+
+ITERATIONS = 12
+EVERY = 4  # steps from one that moves the gate to the next
+FIRST = 5  # iteration from which a second process goes on: 5 and 6 are its warm-up, 8 moves the gate
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
+
+
+@pytest.fixture
+def compiled_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What torch.compile is asked for; it is left as it is."""
+    names: list[str] = []
+
+    def same(function: Callable[..., object]) -> Callable[..., object]:
+        names.append(function.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", same)
+    return names
+
+
+def make(directory: Path, texts: Path, *, compile: bool, every: int, stop: Stop | None = None) -> Run:
+    config: Config = small_runs.configuration(texts, ITERATIONS)
+    evaluation = dataclasses.replace(config.evaluation, interval_tokens=0)
+    target = dataclasses.replace(config.target, compile=compile)
+    config = dataclasses.replace(config, evaluation=evaluation, target=target)
+    plan = RunPlan(directory, "RALEARN0", "RALEARN", 0, ITERATIONS, plan_batch(4, 2, 1, 16))
+    settings = AlternationSettings("hard", 0.6, 100.0, gate_every=every)
+    attention: Callable[[int], nn.Module] = variant("RALEARN", config.model, settings).attention
+    return Run(plan, config, resolve(config.target), attention, stop or Stop())
+
+
+def clocks_of_steps(run: Run) -> list[str]:
+    """The clock that each step of this process is charged to; the run is trained to its end."""
+    seen: list[str] = []
+    step = run.stepper.step
+
+    def watched(*arguments, **options):  # type: ignore[no-untyped-def]
+        seen.append(run.clocks._running)
+        return step(*arguments, **options)
+
+    run.stepper.step = watched  # type: ignore[method-assign]
+    run.train()
+    return seen
+
+
+@pytest.mark.parametrize(("compile", "every"), [(True, EVERY), (True, 1), (False, EVERY)])
+def test_a_resumed_run_compiles_its_second_kind_of_step_on_the_compile_clock(
+    tmp_path: Path, texts: Path, compiled_names: list[str], compile: bool, every: int
+) -> None:
+    begun = make(tmp_path, texts, compile=compile, every=every, stop=StopAfter(FIRST + 1))
+    whole = clocks_of_steps(begun)
+    assert whole == ["compile"] * WARM_UP_STEPS + ["train"] * (FIRST - WARM_UP_STEPS)
+    run = make(tmp_path, texts, compile=compile, every=every)
+    clocks = clocks_of_steps(run)
+    late = [FIRST + number for number, clock in enumerate(clocks) if clock == "compile"]
+    assert late == [FIRST, FIRST + 1] + ([8] if compile and every > 1 else [])
+    assert len(clocks) == ITERATIONS - FIRST
+    assert run.timed_steps == (FIRST - WARM_UP_STEPS) + len(clocks) - len(late)
+    assert compiled_names == ["chunk_loss", "hidden"] * 2 * compile
+
+
+def test_without_compiling_no_step_is_new(tmp_path: Path, texts: Path, compiled_names: list[str]) -> None:
+    for compile in (True, False):
+        stepper = make(tmp_path / str(compile), texts, compile=compile, every=EVERY).stepper
+        ids = torch.zeros(4, 17, dtype=torch.int64)
+        new = []
+        for iteration in range(FIRST, ITERATIONS):
+            new.append(stepper.compiles(iteration))
+            assert stepper.compiles(iteration) == new[-1]  # to ask changes nothing
+            stepper.step(ids, iteration, ITERATIONS)
+        assert [FIRST + number for number, each in enumerate(new) if each] == ([5, 8] if compile else [])

@@ -1,0 +1,49 @@
+"""Loss spikes are found against a robust running scale, and a noisy but ordinary curve has none."""
+
+import math
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpt2.train.loss_spikes import LEAST, WINDOW, SpikeWatch
+
+
+def curve(seed: int, steps: int, noise: float) -> list[float]:
+    """A loss that falls from 11 to 3 as losses do, with normal noise."""
+    generator = random.Random(seed)
+    return [3 + 8 * math.exp(-k / 60) + generator.gauss(0, noise) for k in range(steps)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.3))
+def test_an_ordinary_falling_loss_has_no_spike(seed: int, noise: float) -> None:
+    watch = SpikeWatch()
+    assert [watch.spike(loss) for loss in curve(seed, 400, noise)] == [None] * 400
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), where=st.integers(150, 390), height=st.floats(3.0, 1e6))
+def test_a_loss_far_above_the_others_is_a_spike_and_only_that(seed: int, where: int, height: float) -> None:
+    losses = curve(seed, 400, 0.05)
+    losses[where] += height
+    watch = SpikeWatch()
+    found = [k for k, loss in enumerate(losses) if watch.spike(loss) is not None]
+    assert found == [where]
+
+
+def test_the_watch_continues_from_its_losses_as_if_it_had_not_stopped() -> None:
+    losses = curve(3, 300, 0.1)
+    losses[200] += 5
+    whole, first = SpikeWatch(), SpikeWatch()
+    expected = [whole.spike(loss) for loss in losses]
+    seen = [first.spike(loss) for loss in losses[:170]]
+    second = SpikeWatch(first.losses)
+    assert seen + [second.spike(loss) for loss in losses[170:]] == expected
+    assert len(second.losses) == WINDOW
+
+
+def test_nothing_is_called_a_spike_before_there_is_a_scale() -> None:
+    watch = SpikeWatch()
+    assert [watch.spike(loss) for loss in [1.0] * (LEAST - 1)] == [None] * (LEAST - 1)
+    assert watch.spike(1000.0) is None

@@ -1,0 +1,155 @@
+"""A step that is not finite is traced to the first module, micro-batch and data where it went wrong."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpt2.config.batch import plan_batch
+from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.train.nan_debug import MOST_RETRIED, FaultLog, NotFinite, first_not_finite
+from gpt2.train.step import NotFiniteError, Stepper
+
+
+def stepper(dropout: float = 0.0) -> Stepper:
+    return Stepper(
+        ModelConfig("test", 2, 2, 16, 16, dropout),
+        OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, 1.0),
+        plan_batch(6, 2, 1, 16),
+        seed=0,
+        device="cpu",
+        dtype="float32",
+        compile=False,
+        attention=None,
+    )
+
+
+def ids() -> torch.Tensor:
+    return torch.randint(0, 1000, (6, 17), generator=torch.Generator().manual_seed(1))
+
+
+class BadWhen(torch.autograd.Function):
+    """Passes its input on; NaN forward, or backward, where a token of the batch says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, bad_forward: bool, bad_backward: bool) -> torch.Tensor:
+        ctx.bad = bad_backward
+        return x * math.nan if bad_forward else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0] * math.nan if ctx.bad else gradients[0], None, None
+
+
+def spoil(made: Stepper, name: str, token: int, forward: bool) -> None:
+    """From now on `name` goes wrong in the micro-batches that contain `token`."""
+    seen: list[bool] = [False]
+    model: Any = made.model
+    model.token.register_forward_pre_hook(
+        lambda module, inputs: seen.__setitem__(0, bool((inputs[0] == token).any()))
+    )
+    module: nn.Module = model.get_submodule(name)
+    module.register_forward_hook(
+        lambda module, inputs, output: BadWhen.apply(output, forward and seen[0], not forward and seen[0])
+    )
+
+
+@pytest.mark.parametrize("name", ["blocks.0.mlp.fc", "blocks.1.mlp.proj", "blocks.1.attention", "norm"])
+@pytest.mark.parametrize("micro", [0, 1, 2])
+def test_the_first_output_that_is_not_finite_is_named_with_its_micro_batch(name: str, micro: int) -> None:
+    made, batch = stepper(), ids()
+    batch[2 * micro, 3] = 40_000
+    spoil(made, name, 40_000, forward=True)
+    with pytest.raises(NotFiniteError):
+        made.step(batch, 0, 10)
+    assert first_not_finite(made, batch, 0) == NotFinite("output", name, micro)
+
+
+def test_a_gradient_that_goes_wrong_is_named_by_the_module_that_received_it() -> None:
+    made, batch = stepper(), ids()
+    batch[3, 3] = 40_000
+    spoil(made, "blocks.1.attention", 40_000, forward=False)
+    with pytest.raises(NotFiniteError):
+        made.step(batch, 0, 10)
+    found = first_not_finite(made, batch, 0)
+    assert found.what == "gradient"
+    assert found.micro_batch == 1
+    assert found.name.startswith("blocks.1.attention")
+
+
+def test_a_weight_that_is_not_finite_is_named() -> None:
+    made = stepper()
+    with torch.no_grad():
+        made.model.get_parameter("blocks.1.mlp.fc.weight")[0, 0] = math.inf
+    assert first_not_finite(made, ids(), 0) == NotFinite("weight", "blocks.1.mlp.fc.weight")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_sound_step_has_nothing_to_name_and_is_left_as_it_was(dropout: float) -> None:
+    made, other = stepper(dropout), stepper(dropout)
+    assert first_not_finite(made, ids(), 0) == NotFinite("nothing")
+    assert made.step(ids(), 0, 10) == other.step(ids(), 0, 10)
+
+
+def test_a_fault_is_tried_again_once_and_then_known_as_repeatable() -> None:
+    made, batch = stepper(), ids()
+    batch[5, 3] = 40_000
+    spoil(made, "norm", 40_000, forward=True)
+    log = FaultLog()
+    first = log.explain(NotFiniteError("iteration 7"), made, batch, 7, [10, 11, 12, 13, 14, 15])
+    assert first.retry
+    assert "output of norm in micro-batch 2, sequences [14, 15]" in str(first)
+    again = FaultLog(log.faults).explain(NotFiniteError("iteration 7"), made, batch, 7, list(range(6)))
+    assert not again.retry
+    assert "repeatable" in str(again)
+    assert log.faults[0]["repeated"] is True
+
+
+def test_a_fault_that_does_not_come_back_is_a_passing_one() -> None:
+    made = stepper()
+    log = FaultLog()
+    log.explain(NotFiniteError("iteration 7"), made, ids(), 7, list(range(6)))
+    log.passed(7)
+    assert log.faults[0]["repeated"] is None
+    log.passed(8)
+    assert log.faults[0]["repeated"] is False
+    assert "iteration 7 was not finite once" in log.told()[0]
+    assert "passing fault" in log.told()[0]
+
+
+def test_every_fault_is_tried_again_once_until_a_run_has_had_too_many() -> None:
+    made, log, tried = stepper(), FaultLog(), []
+    for iteration in (7, 9, 12, 15, 20):
+        log = FaultLog(log.faults)  # as read from the record by the next process
+        tried.append(log.explain(NotFiniteError("x"), made, ids(), iteration, list(range(6))).retry)
+        log.passed(iteration + 1)
+    assert tried == [True] * MOST_RETRIED + [False] * (5 - MOST_RETRIED)
+    assert [fault["repeated"] for fault in log.faults] == [False] * 5
+
+
+def test_a_second_fault_that_comes_back_is_known_as_repeatable_too() -> None:
+    made, log = stepper(), FaultLog()
+
+    def explained(iteration: int) -> NotFiniteError:
+        return log.explain(NotFiniteError("x"), made, ids(), iteration, list(range(6)))
+
+    assert explained(7).retry
+    assert explained(5).retry  # going on from a checkpoint before both
+    log.passed(6)
+    assert [fault["repeated"] for fault in log.faults] == [None, False]
+    again = explained(7)
+    assert not again.retry
+    assert "repeatable" in str(again)
+    assert [fault["repeated"] for fault in log.faults] == [True, False]
+
+
+def test_no_run_goes_round_for_ever_at_an_iteration_that_fails_every_other_time() -> None:
+    made, log = stepper(), FaultLog()
+    tried = 0
+    while log.explain(NotFiniteError("x"), made, ids(), 7, list(range(6))).retry:
+        tried += 1
+        log.passed(8)
+        assert tried <= MOST_RETRIED
+    assert tried == MOST_RETRIED

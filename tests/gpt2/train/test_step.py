@@ -1,0 +1,82 @@
+"""The step that training makes, in float64: what reaches the optimizer does not depend on how the batch is split."""
+
+import pytest
+import torch
+
+from gpt2.config.batch import micro_batches, plan_batch
+from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.train.step import Stepper
+
+MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0, vocabulary=101, padded_vocabulary=128)
+
+
+def stepper(effective: int, micro: int, clip: float = 0.0) -> Stepper:
+    """A real one whose weights, and with them every product and sum, are in float64."""
+    return Stepper(
+        MODEL,
+        OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, clip, "cosine", 0.2),
+        plan_batch(effective, micro, 1, MODEL.block_size),
+        seed=3,
+        device="cpu",
+        dtype="float32",  # without autocast: the weights' own
+        compile=False,
+        attention=None,
+        alter=lambda model: model.double(),
+    )
+
+
+def batch(effective: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(2)
+    return torch.randint(MODEL.vocabulary, (effective, MODEL.block_size + 1), generator=draw)
+
+
+def gradient(made: Stepper) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in made.parameters if p.grad is not None])
+
+
+def stepped(made: Stepper, ids_ET: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+    """One step of training: the gradient that the optimizer was given, the loss and the norm that were told."""
+    caught: list[torch.Tensor] = []
+    made.optimizer.register_step_pre_hook(lambda *_: caught.append(gradient(made)))
+    result = made.step(ids_ET, 0, 10)
+    (seen,) = caught
+    assert seen.dtype == torch.float64
+    return seen, result.loss, result.gradient_norm
+
+
+def whole(effective: int) -> tuple[torch.Tensor, float]:
+    """Of the mean loss over all sequences at once, by the model's own loss and without a step."""
+    made, ids_ET = stepper(effective, effective), batch(effective)
+    loss = made.model.loss(ids_ET[:, :-1], ids_ET[:, 1:])
+    loss.backward()
+    return gradient(made), loss.item()
+
+
+@pytest.mark.parametrize("effective", [7, 12, 16])
+def test_gradient_of_the_effective_batch_is_the_same_for_every_split(effective: int) -> None:
+    expected, loss = whole(effective)
+    splits = micro_batches(effective, 1)
+    assert len(splits) == sum(effective % k == 0 for k in range(1, effective + 1))
+    for micro in splits:
+        seen, told, norm = stepped(stepper(effective, micro), batch(effective))
+        assert ((seen - expected).norm() / expected.norm()).item() < 1e-12, micro
+        assert told == pytest.approx(loss, rel=1e-12)
+        assert norm == pytest.approx(expected.norm().item(), rel=1e-12)
+
+
+def test_the_gradient_is_clipped_once_and_after_the_last_micro_batch() -> None:
+    expected, _ = whole(12)
+    limit = expected.norm().item() / 3
+    for micro in micro_batches(12, 1):
+        seen, _, norm = stepped(stepper(12, micro, clip=limit), batch(12))
+        assert norm == pytest.approx(expected.norm().item(), rel=1e-12)
+        assert (
+            3 * seen - expected
+        ).norm().item() < 1e-5 * expected.norm().item()  # torch adds 1e-6 to the norm
+
+
+def test_a_step_leaves_no_gradient_to_the_next() -> None:
+    made = stepper(12, 3)
+    for _ in range(2):
+        made.step(batch(12), 0, 10)
+        assert all(p.grad is None for p in made.parameters)

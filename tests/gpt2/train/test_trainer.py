@@ -1,0 +1,321 @@
+"""Whole runs of a very small model in this process: resuming, clocks, records."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpt2.artifacts import checkpoint, metrics_log, run_record
+from gpt2.artifacts.metrics_log import keep_metrics
+from gpt2.config.batch import plan_batch
+from gpt2.config.config import Config
+from gpt2.hardware.resolve import resolve
+from gpt2.system.signals import Stop
+from gpt2.train import trainer
+from gpt2.train.clocks import unevenness
+from gpt2.train.resume import RunError
+from gpt2.train.run_plan import RunPlan
+from gpt2.train.step import NotFiniteError
+from gpt2.train.trainer import Run
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from tests import small_runs
+from tests.small_runs import StopAfter, same
+
+ITERATIONS = 8
+# A run looks whether it is to stop once when it takes up, after each step and before each of its four validations (of
+# one batch), every two steps: 13 looks. Here are some, and the iteration after which each stops the run.
+STOPS = {1: 0, 2: 1, 4: 2, 7: 4, 12: 8, 13: 8}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
+
+
+def configuration(texts: Path, dropout: float = 0.0, seconds: int = 0) -> Config:
+    return small_runs.configuration(texts, ITERATIONS, dropout=dropout, seconds=seconds)
+
+
+def make(directory: Path, config: Config, name: str = "B", stop: Stop | None = None) -> Run:
+    alternation = AlternationSettings("output", 0.5, 100.0)
+    plan = RunPlan(directory, f"{name}0", name, 0, ITERATIONS, plan_batch(4, 2, 1, 16))
+    attention: Callable[[int], nn.Module] = variant(name, config.model, alternation).attention
+    return Run(plan, config, resolve(config.target), attention, stop or Stop())
+
+
+def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """Weights and optimizer, and what of the record and the metrics does not depend on wall-clock time."""
+    loaded = checkpoint.load_latest(directory / "checkpoint")
+    assert loaded is not None
+    seen = run_record.load(directory)
+    kept = {
+        "losses": [[tokens, loss] for tokens, _, loss in seen["validation"]["history"]],
+        "learned": seen["learned"],
+        "progress": [seen["progress"]["iterations"], seen["progress"]["tokens"]],
+        "fingerprint": seen["fingerprint"],
+    }
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    losses = [[line["iteration"], line["loss"]] for line in lines if line["event"] == "train"]
+    return loaded.state, kept, losses
+
+
+@pytest.mark.parametrize("name", ["B", "RALEARN"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_run_stopped_anywhere_resumes_to_the_same_bits(
+    tmp_path: Path, texts: Path, name: str, dropout: float
+) -> None:
+    config = configuration(texts, dropout)
+    assert make(tmp_path / "whole", config, name).train() == "finished"
+    expected = outcome(tmp_path / "whole")
+    assert len(expected[2]) == ITERATIONS
+    for looks, iteration in STOPS.items():
+        directory = tmp_path / f"stopped{looks}"
+        assert make(directory, config, name, StopAfter(looks)).train() == "interrupted", looks
+        seen = run_record.load(directory)
+        assert (seen["status"], seen["progress"]["iterations"]) == ("interrupted", iteration), looks
+        assert make(directory, config, name).train() == "finished"
+        assert same(outcome(directory), expected)
+
+
+def test_a_request_after_the_last_look_stops_nothing(tmp_path: Path, texts: Path) -> None:
+    assert make(tmp_path, configuration(texts), stop=StopAfter(max(STOPS) + 1)).train() == "finished"
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_run_says_that_it_started_even_where_no_training_is_left(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """Whoever follows its files begins then: the record must not be that of the process before."""
+    config = configuration(texts)
+    run = make(tmp_path, config, stop=StopAfter(3 if left else max(STOPS)))
+    assert run.train() == "interrupted"
+    assert (run.iteration < ITERATIONS) == left
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        metrics_log,
+        "print_line",
+        lambda line: told.append((line["event"], run_record.load(tmp_path)["status"])),
+    )
+    resumed = make(tmp_path, config)
+    assert resumed.train() == "finished"
+    assert bool(resumed.steps_made) == left
+    assert told[0] == ("started", "running")
+    assert [event for event, _ in told].count("started") == 1
+    assert '"started"' not in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_the_clocks_continue_where_they_stood(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+    make(tmp_path, config, stop=StopAfter(12)).train()
+    before = run_record.load(tmp_path)["clock"]
+    make(tmp_path, config).train()
+    after = run_record.load(tmp_path)["clock"]
+    assert before["train"] > 0
+    assert all(after[name] >= before[name] for name in before)
+
+
+def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> None:
+    make(tmp_path, configuration(texts), "RALEARN").train()
+    seen = run_record.load(tmp_path)
+    assert run_record.validate(seen) == []
+    assert seen["schedule"] == {"iterations": ITERATIONS, "cut": False}
+    assert seen["progress"]["tokens"] == ITERATIONS * 4 * 16
+    assert [row[0] for row in seen["validation"]["history"]] == [128, 256, 384, 512]
+    assert len(seen["learned"]["alternation_probability"]) == 2
+    assert seen["memory"]["peak_reserved_bytes"] > 0
+    assert json.loads((tmp_path / "memory.json").read_text())["by_phase"]["backward"] is not None
+    windows = json.loads((tmp_path / "validation_windows.json").read_text())
+    assert windows["tokens"] == seen["progress"]["tokens"]
+    assert sum(windows["losses"]) / len(windows["losses"]) == pytest.approx(
+        seen["validation"]["loss"], rel=1e-12
+    )
+
+
+def test_the_alternation_logits_move_and_their_path_is_on_record(tmp_path: Path, texts: Path) -> None:
+    make(tmp_path, configuration(texts), "RALEARN").train()
+    history = run_record.load(tmp_path)["learned"]["history"]
+    assert len(history) == 4
+    assert all(abs(p - 0.5) > 1e-4 for p in history[-1][1])
+    assert history[0][1] != history[-1][1]
+
+
+def test_all_variants_of_a_study_share_their_fingerprint(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+    runs = [make(tmp_path / name, config, name) for name in ("B", "RAALL", "RAEARLY", "RALEARN")]
+    assert len({json.dumps(run.ledger.record["fingerprint"], sort_keys=True) for run in runs}) == 1
+
+
+def test_a_time_limit_that_is_passed_cuts_the_schedule_and_says_so(tmp_path: Path, texts: Path) -> None:
+    run = make(tmp_path, configuration(texts, seconds=1))
+    run.clocks._seconds["train"] = 1.2  # as if the card had slowed down
+    assert run.train() == "finished"
+    seen = run_record.load(tmp_path)
+    assert seen["schedule"]["cut"] is True
+    assert seen["progress"]["iterations"] < ITERATIONS
+    assert any("schedule was cut" in note for note in seen["notes"])
+
+
+def test_a_count_that_was_taken_over_from_faster_variants_has_the_time_that_it_needs(
+    tmp_path: Path, texts: Path
+) -> None:
+    run = make(tmp_path, configuration(texts, seconds=10_000))
+    run.plan = dataclasses.replace(run.plan, time_factor=1.5)
+    run.clocks._seconds["train"] = (
+        14_000.0  # past 1.1 times the limit, and not past 1.1 times what was granted
+    )
+    assert run.train() == "finished"
+    assert run_record.load(tmp_path)["schedule"]["cut"] is False
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: Path, texts: Path) -> None:
+    run = make(tmp_path, configuration(texts))
+    with torch.no_grad():
+        run.stepper.model.blocks[1].mlp.fc.weight[0, 0] = float("nan")
+    before = {name: value.clone() for name, value in run.stepper.model.state_dict().items()}
+    with pytest.raises(NotFiniteError, match=r"blocks\.1\.mlp\.fc\.weight"):
+        run.train()
+    after = run.stepper.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) or name == "blocks.1.mlp.fc.weight" for name in before)
+    seen = run_record.load(tmp_path)
+    assert seen["status"] == "failed"
+    assert "NotFiniteError" in seen["error"]
+
+
+def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat')
+    keep_metrics(path, 3)
+    assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_a_validation_that_will_be_made_again_is_dropped_from_the_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"event": "validation", "iteration": k, "tokens": 10 * k} for k in (2, 4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    keep_metrics(path, 4, [20])
+    assert [json.loads(line)["tokens"] for line in path.read_text().splitlines()] == [20]
+
+
+def interrupted(directory: Path, config: Config) -> None:
+    run = make(directory, config, stop=StopAfter(5))
+    assert run.train() == "interrupted"
+    assert 0 < run.iteration < ITERATIONS
+
+
+def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+    interrupted(tmp_path / "run", config)
+    other = tmp_path / "texts"
+    other.mkdir()
+    for path in texts.glob("*.txt"):
+        (other / path.name).write_text(path.read_text() + " The end.")
+    settings = dataclasses.replace(config.data, files=(str(other / "*.txt"),))
+    changed = dataclasses.replace(config, data=settings)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")}
+    with pytest.raises(RunError, match=r"B0 was begun with another data, validation"):
+        make(tmp_path / "run", changed).train()
+    assert run_record.load(tmp_path / "run")["status"] == "failed"
+    assert before == {
+        path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")
+    }
+    assert make(tmp_path / "run", config).train() == "finished"
+
+
+def test_a_run_is_not_gone_on_with_to_another_count(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts)
+    interrupted(tmp_path, config)
+    run = make(tmp_path, config)
+    run.plan = dataclasses.replace(run.plan, iterations=2 * ITERATIONS)
+    with pytest.raises(RunError, match=rf"iterations \({ITERATIONS} -> {2 * ITERATIONS}\)"):
+        run.train()
+
+
+def altered(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """The newest checkpoint written again with its plain data changed in place."""
+    loaded = checkpoint.load_latest(directory / "checkpoint")
+    assert loaded
+    change(loaded.meta)
+    checkpoint.save(directory / "checkpoint", loaded.iteration, loaded.state, loaded.meta, keep=1)
+
+
+def test_a_checkpoint_that_does_not_say_what_it_is_of_is_refused_in_a_line(
+    tmp_path: Path, texts: Path
+) -> None:
+    config = configuration(texts)
+    interrupted(tmp_path, config)
+    altered(tmp_path, lambda meta: meta.pop("of"))
+    with pytest.raises(
+        RunError, match=r"checkpoint of B0 .*older version.*right: .*CONFIG_STUDY_NAME"
+    ) as told:
+        make(tmp_path, config).train()
+    assert "\n" not in str(told.value)
+
+
+def wsd(texts: Path) -> Config:
+    return small_runs.configuration(texts, ITERATIONS, schedule=("wsd", 0.3))
+
+
+def with_warmup(run: Run, warmup: int) -> Run:
+    plan = dataclasses.replace(run.plan, warmup_iterations=warmup)
+    return Run(plan, run.config, run.resolved, None, run.stop)
+
+
+def test_a_run_is_not_gone_on_with_at_another_warm_up(tmp_path: Path, texts: Path) -> None:
+    config = wsd(texts)
+    run = with_warmup(make(tmp_path, config, stop=StopAfter(5)), 2)
+    assert run.train() == "interrupted"
+    with pytest.raises(RunError, match=r"warmup_iterations \(2 -> 3\)"):
+        with_warmup(make(tmp_path, config), 3).train()
+    assert with_warmup(make(tmp_path, config), 2).train() == "finished"
+
+
+def test_a_checkpoint_from_before_the_warm_up_was_kept_is_gone_on_from(tmp_path: Path, texts: Path) -> None:
+    config = wsd(texts)
+    assert make(tmp_path, config, stop=StopAfter(5)).train() == "interrupted"
+    altered(tmp_path, lambda meta: meta["of"].pop("warmup_iterations"))
+    assert make(tmp_path, config).train() == "finished"
+
+
+def test_a_run_that_is_late_at_its_last_step_is_whole(tmp_path: Path, texts: Path) -> None:
+    run = make(tmp_path, configuration(texts, seconds=10_000))  # no machine is so slow that it is late before
+    step = run.one_step
+
+    def late_at_the_end(feed: Any) -> None:
+        if run.iteration == ITERATIONS - 1:
+            run.clocks._seconds["train"] = 12_000.0
+        step(feed)
+
+    run.one_step = late_at_the_end  # type: ignore[method-assign]
+    assert run.train() == "finished"
+    seen = run_record.load(tmp_path)
+    assert seen["progress"]["iterations"] == ITERATIONS
+    assert seen["schedule"]["cut"] is False
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_run_on_a_busy_machine_says_so_in_its_record(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    """The speeds on record decide: here they are written by hand, a fifth of them slow or none."""
+    monkeypatch.setattr(trainer, "unevenness", lambda seconds: seen.append(seconds) or unevenness(seconds))
+    seen: list[list[float]] = []
+    run = make(tmp_path, configuration(texts))
+    plain = run.put_on_record
+
+    def put_on_record(result: Any, seconds: float) -> None:
+        for _ in range(5):
+            plain(result, 0.5 if slow and run.iteration % 2 else 0.1)
+
+    monkeypatch.setattr(run, "put_on_record", put_on_record)
+    assert run.train() == "finished"
+    (seconds,) = seen
+    assert len(seconds) == 5 * ITERATIONS
+    assert sum(value > 0.4 for value in seconds) == (5 * ITERATIONS // 2 if slow else 0)
+    notes = [note for note in run_record.load(tmp_path)["notes"] if "step times" in note]
+    assert len(notes) == slow

@@ -1,0 +1,291 @@
+"""The commands of `scripts.kconfig`: what is typed arrives unchanged, and what is wrong is refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpt2.config.dotconfig import read_symbols
+from gpt2.system.errors import UserError
+from kconfig import commands, rules
+from kconfig.arguments import make_variables
+from tests.kconfig_commands import BASES, FRAGMENTS, STUDY, defconfig, refusal, run
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
+
+# ---- the command line
+
+
+def test_text_needs_no_inner_quotes_on_the_command_line():
+    defconfig("CONFIG_VARIANTS=B RALEARN", 'CONFIG_STUDY_NAME="quoted"', "CONFIG_LEARNING_RATE=3e-4")
+    symbols = read_symbols(".config")
+    assert [symbols.text(name) for name in ("VARIANTS", "STUDY_NAME", "LEARNING_RATE")] == [
+        "B RALEARN",
+        "quoted",
+        "3e-4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("SEEDS=3", "right: CONFIG_NAME=value"),
+        ("CONFIG_SEEDS", "right: CONFIG_NAME=value"),
+        ("CONFIG_SEEDS=", "has no value"),
+        ("CONFIG_STUDY_NAME=a\nb", "control character"),
+        ("CONFIG_DATASET_FILES=y", "takes file globs"),
+    ],
+)
+def test_a_malformed_argument_is_refused(argument, says):
+    message = refusal("defconfig", STUDY, argument)
+    assert message.startswith("command line: ")
+    assert says in message
+
+
+def test_an_argument_given_twice_is_refused():
+    assert "given twice" in refusal("defconfig", STUDY, "CONFIG_SEEDS=3", "CONFIG_SEEDS=4")
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("defconfig",), ("defconfig", "CONFIG_SEEDS=3"), ("make",), ("check", "x")]
+)
+def test_a_wrong_command_shows_the_right_ones(arguments):
+    assert refusal(*arguments).startswith("usage: ")
+
+
+def test_makes_own_variables_are_taken_and_other_ones_left_alone():
+    run(
+        "defconfig",
+        STUDY,
+        makeflags=r"s -j2 -- CONFIG_SEEDS=5 CONFIG_VARIANTS=B\ RALEARN PYTHON=python3 TARGET=w7900",
+    )
+    symbols = read_symbols(".config")
+    assert (symbols.integer("SEEDS"), symbols.text("VARIANTS")) == (5, "B RALEARN")
+
+
+@pytest.mark.parametrize("typo", ["SEEDS=5", "CONFG_SEEDS=5"])
+def test_a_make_variable_that_was_meant_as_a_symbol_is_refused(typo):
+    assert "did you mean CONFIG_SEEDS=5?" in refusal("defconfig", STUDY, makeflags=f" -- {typo}")
+
+
+HOSTILE = "a b 'q' \"d\" \\ $(touch x) `touch y` ;touch z #& |<>*?~!"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_what_is_typed_after_make_arrives_unchanged_whatever_it_holds(elsewhere):
+    program = 'import os; open("flags", "w").write(os.environ["MAKEFLAGS"])'
+    Path("Makefile").write_text(f"defconfig-%:\n\t@{sys.executable} -c '{program}'\n")
+    typed = ["CONFIG_DATASET_FILES=" + HOSTILE, "CONFIG_SEEDS=4", "PYTHON=python3"]
+    subprocess.run(["make", "-s", "defconfig-a+b", *typed], check=True)
+    assert make_variables(Path("flags").read_text()) == dict(one.split("=", 1) for one in typed)
+
+
+def test_shell_metacharacters_are_data():
+    files = {path.name for path in Path().iterdir()}
+    defconfig("CONFIG_DATASET_FILES=" + HOSTILE)
+    commands.check()
+    run("olddefconfig")
+    run("savedefconfig", "saved")
+    assert read_symbols(".config").text("DATASET_FILES") == HOSTILE
+    assert {path.name for path in Path().iterdir()} - files == {".config", "saved"}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20))
+def test_any_text_survives_the_way_into_config_and_back(elsewhere, text):
+    value = "d/" + text
+    defconfig("CONFIG_DATA_DIR=" + value)
+    assert read_symbols(".config").text("DATA_DIR") == value
+    assert commands.check().data.directory == Path(value)
+
+
+# ---- check and olddefconfig
+
+
+def edited(old: str, new: str) -> int:
+    """Edit .config by hand; the number of the line that changed."""
+    lines = Path(".config").read_text().split("\n")
+    (index,) = [index for index, line in enumerate(lines) if line == old]
+    lines[index : index + 1] = [new] if new else []
+    Path(".config").write_text("\n".join(lines))
+    return index + 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "right"),
+    [
+        ("CONFIG_SEEDS=3", "CONFIG_SEDS=3", "CONFIG_SEEDS"),
+        ("CONFIG_SEEDS=3", 'CONFIG_SEEDS="3"', "whole number"),
+        ("CONFIG_SEEDS=3", "CONFIG_SEEDS=0", "1 to 1000"),
+        ("CONFIG_SEEDS=3", "CONFIG_SEEDS = 3", "no spaces"),
+        ('CONFIG_LEARNING_RATE="1e-3"', 'CONFIG_LEARNING_RATE="2"', "at most 1"),
+        ('CONFIG_LEARNING_RATE="1e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
+        ("# CONFIG_TARGET_CPU is not set", "CONFIG_TARGET_CPU=y", "keep one"),
+        ("CONFIG_TARGET_AUTO=y", "# CONFIG_TARGET_AUTO is not set", "leaves its choice empty"),
+        ("CONFIG_MICRO_BATCH=0", "CONFIG_MICRO_BATCH=3", "nearest values that work"),
+        ("# CONFIG_WANDB is not set", 'CONFIG_WANDB="y"', "y nor n"),
+    ],
+)
+def test_a_bad_edit_by_hand_is_named_by_line_and_olddefconfig_does_not_hide_it(old, new, right):
+    defconfig()
+    line = edited(old, new)
+    for command in ("check", "olddefconfig", "savedefconfig", "check"):
+        message = refusal(command)
+        assert message.startswith(f".config:{line}: ")
+        assert right in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "symbol"),
+    [
+        ("CONFIG_SEEDS=3", "", "CONFIG_SEEDS"),
+        ("CONFIG_SCALE_CPU=y", "", "CONFIG_SCALE_CPU"),
+        ("CONFIG_SCALE_CPU=y", "# CONFIG_SCALE_CPU is not set", "CONFIG_SCALE_CPU"),
+        ('CONFIG_DETECTED="cpu"', "", "CONFIG_DETECTED"),
+        ('CONFIG_DETECTED="cpu"', 'CONFIG_DETECTED="h100"', "CONFIG_TARGET_DETECTED_CPU"),
+        ('CONFIG_DATASET_FILES=""', 'CONFIG_DATASET_FILES="a.txt"', "CONFIG_DATASET_EMBEDDED"),
+        ("CONFIG_HELLASWAG=y", "# CONFIG_HELLASWAG is not set", "CONFIG_HELLASWAG_LIMIT"),
+        ("# CONFIG_WANDB is not set", "CONFIG_WANDB=y", "CONFIG_WANDB_MODE"),
+    ],
+)
+def test_a_config_out_of_date_is_refused_and_olddefconfig_brings_it_up_to_date(old, new, symbol, capsys):
+    defconfig()
+    edited(old, new)
+    assert symbol in refusal("check")
+    run("olddefconfig")
+    assert symbol in capsys.readouterr().out
+    commands.check()
+    text = Path(".config").read_text()
+    run("olddefconfig")
+    assert Path(".config").read_text() == text
+    assert "up to date" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["check", "olddefconfig", "savedefconfig"])
+def test_without_a_config_the_way_to_one_is_named(command):
+    assert "make defconfig-gpt2-ra-ablation" in refusal(command)
+
+
+def test_a_config_that_is_not_text_is_refused():
+    Path(".config").write_bytes(b"CONFIG_SEEDS=3\n\xff\xfe")
+    assert "not UTF-8" in refusal("check")
+
+
+# ---- the other commands
+
+
+def test_menuconfig_without_a_terminal_says_what_to_do_instead():
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.kconfig", "menuconfig"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(rules.ROOT)},
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: menuconfig needs a terminal")
+    assert "make olddefconfig" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+class Menus:
+    """Kconfig's menus, with a user who sets one symbol at each visit and saves."""
+
+    def __init__(self, monkeypatch, *edits: tuple[str, str] | None) -> None:
+        self.edits = list(edits)
+        monkeypatch.setattr(commands, "menus_module", lambda: self)
+        monkeypatch.setattr(commands.importlib, "reload", lambda module: module)
+
+    def menuconfig(self, tree) -> None:
+        path = os.environ["KCONFIG_CONFIG"]
+        tree.load_config(path)
+        edit = self.edits.pop(0)
+        if edit:
+            tree.syms[edit[0]].set_value(edit[1])
+            tree.write_config(path)
+
+
+def test_menuconfig_follows_the_target_and_saves_a_valid_config(monkeypatch):
+    before = defconfig()
+    Menus(monkeypatch, ("TARGET_A100_40G", "y"))
+    run("menuconfig")
+    config = commands.check()
+    assert (config.target.name, config.model.size, config.target.detected) == ("a100-40g", "124m", "cpu")
+    assert Path(".config.old").read_text() == before
+
+
+def test_menuconfig_left_without_saving_changes_nothing(monkeypatch):
+    text = defconfig()
+    Menus(monkeypatch, None)
+    run("menuconfig")
+    assert Path(".config").read_text() == text
+    assert not Path(".config.old").exists()
+
+
+def test_menuconfig_checks_what_was_saved_and_goes_back(monkeypatch):
+    defconfig()
+    Menus(monkeypatch, ("LEARNING_RATE", "fast"), ("LEARNING_RATE", "2e-3"))
+    monkeypatch.setattr("builtins.input", lambda prompt: "")
+    run("menuconfig")
+    assert commands.check().optimizer.learning_rate == 2e-3
+
+
+def test_menuconfig_given_up_after_a_mistake_leaves_the_config(monkeypatch):
+    defconfig()
+    Menus(monkeypatch, ("LEARNING_RATE", "fast"))
+
+    def leave(prompt):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", leave)
+    assert "stays as it was" in refusal("menuconfig")
+
+
+def test_the_list_names_every_defconfig_and_fragment_and_needs_no_kconfiglib():
+    program = (
+        "import sys; sys.modules['kconfiglib'] = None; from scripts import kconfig; kconfig.main(['list'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(rules.ROOT)},
+    )
+    for name in itertools.chain((f"defconfig-{base}" for base in BASES), (f"+{part}" for part in FRAGMENTS)):
+        (row,) = [line for line in done.stdout.splitlines() if line.split()[0] == name]
+        assert len(row.split()) > 3, f"{name} has no first comment line"
+
+
+def test_configuring_needs_no_torch():
+    program = (
+        "import sys; sys.modules['torch'] = None; from scripts import kconfig; kconfig.main(sys.argv[1:], {})"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program, "defconfig", STUDY],
+        capture_output=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(rules.ROOT)},
+    )
+    assert Path(".config").exists()
+
+
+@pytest.mark.parametrize("command", ["olddefconfig", "savedefconfig", "menuconfig", "check"])
+def test_an_assignment_that_would_be_ignored_is_refused(command: str) -> None:
+    defconfig()
+    before = Path(".config").read_text()
+    with pytest.raises(
+        UserError, match="belongs to `make defconfig-NAME CONFIG_X=v`; it changes nothing here"
+    ):
+        run(command, makeflags=" -- CONFIG_SEEDS=5")
+    assert Path(".config").read_text() == before
+    assert not Path("defconfig").exists()

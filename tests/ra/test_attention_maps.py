@@ -1,0 +1,154 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import spatial
+from scipy import stats as scipy_stats
+
+from gpt2.model.transformer import GPT2, initialise
+from ra import attention_maps
+from ra.attention import LearnedAttention, ReciprocalAttention
+
+
+def draw(H: int, T: int, D: int, seed: int = 0, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (scale * torch.randn(H, T, D, generator=generator) for _ in range(2))
+    return query, key
+
+
+def explicit(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Causal attention from the definition, position by position, in float64: (H, T, T)."""
+    H, T, D = query.shape
+    result = np.zeros((H, T, T))
+    for head in range(H):
+        for i in range(T):
+            scores = np.array([query[head, i] @ key[head, j] for j in range(i + 1)]) / np.sqrt(D)
+            weights = np.exp(scores - scores.max())
+            result[head, i, : i + 1] = weights / weights.sum()
+    return result
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    T=st.integers(2, 40),
+    D=st.integers(1, 9),
+    rows=st.integers(1, 45),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+)
+def test_slices_of_rows_are_the_definition_causal_and_sum_to_one(
+    T: int, D: int, rows: int, scale: float
+) -> None:
+    query, key = draw(2, T, D, scale=scale)
+    expected = explicit(query.double().numpy(), key.double().numpy())
+    for first in range(0, T, rows):
+        last = min(first + rows, T)
+        seen = attention_maps.attention_rows(query, key, first, last).numpy()
+        np.testing.assert_allclose(seen, expected[:, first:last, :last], atol=1e-12)
+        np.testing.assert_allclose(seen.sum(2), 1, atol=1e-12)
+        later = np.arange(last)[None, :] > np.arange(first, last)[:, None]
+        assert (seen[:, later] == 0).all()
+
+
+@settings(max_examples=25, deadline=None)
+@given(T=st.integers(2, 30), rows=st.integers(1, 33), scale=st.sampled_from([0.3, 3.0]))
+def test_every_statistic_is_that_of_an_independent_implementation(T: int, rows: int, scale: float) -> None:
+    query, key = draw(3, T, 4, seed=T, scale=scale)
+    seen = attention_maps.measure(query, key, slice_rows=rows)
+    standard = explicit(query.double().numpy(), key.double().numpy())
+    reciprocal = explicit(key.double().numpy(), query.double().numpy())
+    for path, own in ((standard, seen.standard), (reciprocal, seen.reciprocal)):
+        for head in range(3):
+            chosen = range(1, T)
+            entropy = [scipy_stats.entropy(path[head, i], base=2) for i in chosen]
+            distance = [sum(path[head, i, j] * (i - j) for j in range(i + 1)) for i in chosen]
+            assert own.entropy[head] == pytest.approx(np.mean(entropy))
+            assert own.distance[head] == pytest.approx(np.mean(distance))
+            assert own.previous[head] == pytest.approx(np.mean([path[head, i, i - 1] for i in chosen]))
+            assert own.first[head] == pytest.approx(np.mean([path[head, i, 0] for i in chosen]))
+    for head in range(3):
+        rows_of = [(standard[head, i, : i + 1], reciprocal[head, i, : i + 1]) for i in range(1, T)]
+        jensen_shannon = [spatial.distance.jensenshannon(p, r, base=2) ** 2 for p, r in rows_of]
+        variation = [spatial.distance.cityblock(p, r) / 2 for p, r in rows_of]
+        assert seen.jensen_shannon[head] == pytest.approx(np.mean(jensen_shannon))
+        assert seen.total_variation[head] == pytest.approx(np.mean(variation))
+
+
+@settings(max_examples=25, deadline=None)
+@given(T=st.integers(2, 60), pixels=st.integers(1, 64), rows=st.integers(1, 61))
+def test_a_picture_is_the_map_in_blocks_and_its_rows_sum_to_one(T: int, pixels: int, rows: int) -> None:
+    query, key = draw(3, T, 4, seed=1)
+    pictures = attention_maps.measure(query, key, heads=[2, 0], pixels=pixels, slice_rows=rows).pictures
+    whole = {2: explicit(query.double().numpy(), key.double().numpy())[2]}
+    block = -(-T // pixels)
+    side = -(-T // block)
+    assert side <= pixels
+    for head, pair in pictures.items():
+        for picture in pair:
+            assert picture.shape == (side, side)
+            np.testing.assert_allclose(picture.sum(1).numpy(), 1, atol=1e-12)
+            assert torch.equal(picture, picture.tril())
+        if head in whole:
+            places = [slice(n * block, (n + 1) * block) for n in range(side)]
+            blocks = [[whole[head][a, b].sum() / whole[head][a].shape[0] for b in places] for a in places]
+            np.testing.assert_allclose(pair[0].numpy(), blocks, atol=1e-12)
+
+
+def test_exchanging_query_and_key_exchanges_the_paths_and_equal_ones_do_not_differ() -> None:
+    query, key = draw(2, 20, 4)
+    one, other = attention_maps.measure(query, key), attention_maps.measure(key, query)
+    assert torch.equal(one.standard.entropy, other.reciprocal.entropy)
+    assert torch.allclose(one.total_variation, other.total_variation)
+    same = attention_maps.measure(query, query)
+    assert float(same.total_variation.max()) == 0
+    assert float(same.jensen_shannon.max()) == pytest.approx(0, abs=1e-12)
+
+
+def test_no_tensor_of_heads_by_tokens_by_tokens_is_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    made = attention_maps.attention_rows
+
+    def watched(*arguments: torch.Tensor | int) -> torch.Tensor:
+        rows = made(*arguments)  # type: ignore[arg-type]
+        sizes.append(rows.numel())
+        return rows
+
+    monkeypatch.setattr(attention_maps, "attention_rows", watched)
+    query, key = draw(2, 512, 4)
+    seen = attention_maps.measure(query, key, heads=[0])
+    assert max(sizes) <= 2 * attention_maps.SLICE_ROWS * 512
+    assert seen.pictures[0][0].shape == (256, 256)
+
+
+def test_one_token_leaves_nothing_to_measure() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        attention_maps.measure(*draw(1, 1, 4))
+
+
+def test_what_is_caught_is_what_the_attentions_attend_with() -> None:
+    def attention(layer: int) -> torch.nn.Module:
+        if layer == 2:
+            return LearnedAttention(16, 2, initial_probability=0.3, learning_rate_multiplier=1.0)
+        return ReciprocalAttention(16, 2)
+
+    model = GPT2(
+        layers=3, heads=2, width=16, block_size=32, vocabulary=50, padded_vocabulary=64, attention=attention
+    )
+    initialise(model, 0)
+    ids = torch.arange(30) % 50
+    attended: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for block in model.blocks:
+        own = block.attention.attend
+
+        def watch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own=own) -> torch.Tensor:  # type: ignore[no-untyped-def]
+            attended.append((q[0], k[0]))
+            return own(q, k, v)
+
+        block.attention.attend = watch  # type: ignore[method-assign]
+    caught = attention_maps.queries_and_keys(model, ids)
+    assert list(caught) == [0, 1, 2]
+    for (query, key), (q, k) in zip(caught.values(), attended, strict=True):
+        assert torch.equal(query, q)
+        assert torch.equal(key, k)
+    assert list(attention_maps.queries_and_keys(model, ids, [1])) == [1]
+    assert not any(block.attention._forward_pre_hooks for block in model.blocks)

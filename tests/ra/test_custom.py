@@ -1,0 +1,94 @@
+"""A variant of one's own: the README's example works as it stands, and a broken file is named in one line."""
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2.config.config import ModelConfig
+from gpt2.model.transformer import GPT2, initialise
+from ra import names, variants
+from ra.settings import AlternationSettings
+from ra.variants import Variant, variant
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0)
+fresh = (f"own_variant_{number}" for number in itertools.count())  # a module is imported once
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ra/custom of this test."""
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.setattr(names, "OWN", own)
+    monkeypatch.setattr(variants, "OWN", own)
+    monkeypatch.setattr("ra.custom.__path__", [str(own)])
+    return own
+
+
+def made(folder: Path, text: str) -> Variant:
+    name = next(fresh)
+    (folder / f"{name}.py").write_text(text)
+    return variant(name.upper(), MODEL, AlternationSettings("output", 0.5, 100.0))
+
+
+def example() -> str:
+    found = re.search(r"`ra/custom/\w+\.py`.*?```python\n(.*?)```", README, re.DOTALL)
+    assert found
+    return found[1]
+
+
+def test_the_readme_example_is_trained_like_any_other_and_computes_what_it_says(folder: Path) -> None:
+    chosen = made(folder, example())
+    model = GPT2(
+        layers=2,
+        heads=2,
+        width=16,
+        block_size=16,
+        vocabulary=97,
+        padded_vocabulary=128,
+        attention=chosen.attention,
+    )
+    initialise(model, 0)
+    ids = torch.arange(16)[None] % 97
+    model(ids).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+    q, k, v = torch.randn(3, 1, 2, 16, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    scores = (q @ k.abs().transpose(-1, -2) / 8**0.5).masked_fill(
+        torch.ones(16, 16).triu(1).bool(), -torch.inf
+    )
+    assert torch.allclose(chosen.attention(0).attend(q, k, v), scores.softmax(-1) @ v, atol=1e-6)
+
+
+def test_the_readme_names_the_file_and_the_variant_alike() -> None:
+    found = re.search(r"`ra/custom/(\w+)\.py`[^`]*`(\w+)`", README)
+    assert found
+    assert found[1].upper() == found[2]
+    section = README.partition(found[0])[2].partition("\n## ")[0]
+    assert re.search(rf'CONFIG_VARIANTS="[^"]*\b{found[2]}\b', section)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def attention(layer, spec) return 1\n", r"line 1: SyntaxError: expected ':'"),
+        ("x = 1\n", "AttributeError: .*'attention'"),
+        ("def attention(layer, spec):\n    return 1\n", r"TypeError: attention\(0, spec\) gave int"),
+        (
+            "def attention(layer, spec):\n    y = 0\n    return spec.widht\n",
+            "line 3: AttributeError: .*widht",
+        ),
+        ("raise ValueError('two\\nlines')\n", "line 1: ValueError: two lines"),
+        ("import a_library_that_nobody_has\n", "line 1: ModuleNotFoundError"),
+        ("def attention(layer):\n    return 1\n", "TypeError: .*positional argument"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(folder: Path, text: str, message: str) -> None:
+    with pytest.raises(names.VariantError, match=message) as caught:
+        made(folder, text)
+    assert re.match(r"OWN_VARIANT_\d+: ra/custom/own_variant_\d+\.py", str(caught.value))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,75 @@
+"""`make help` is made of the Makefile and the defconfigs, so that it cannot forget one."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kconfig.commands import DEFCONFIGS
+from scripts.dev import help as makehelp
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def shown() -> list[str]:
+    """What `make help` prints, with an interpreter that has the standard library only."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            "import sys; sys.path.insert(0, '.'); import scripts.dev.help as h; h.main()",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def rows(shown: list[str], name: str) -> list[str]:
+    return [line for line in shown if re.match(rf"  {re.escape(name)}  +\S", line)]
+
+
+def test_every_target_with_a_comment_is_listed_once(shown: list[str]) -> None:
+    documented = [
+        line.split(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if "## " in line
+    ]
+    assert len(documented) > 10
+    for target in documented:
+        name = {"all": "make", "defconfig-%": "make defconfig-NAME"}.get(target, f"make {target}")
+        assert len(rows(shown, name)) == 1, name
+
+
+def test_every_target_for_the_user_has_a_comment() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    assert phony
+    names = set(phony[1].replace("\\\n", " ").split()) - {
+        "setup-base",
+        "setup-main",
+        "setup-tools",
+        "setup-dev",
+        "all",
+    }
+    assert {f"make {name}" for name in names} <= {name for name, _ in makehelp.targets(makefile)}
+
+
+def test_every_defconfig_and_fragment_is_listed_once_with_what_it_is(shown: list[str]) -> None:
+    files = [path for path in DEFCONFIGS.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    for path in files:
+        name = f"defconfig-{path.name}" if path.parent == DEFCONFIGS else f"+{path.name}"
+        assert len(rows(shown, name)) == 1, f"{name} has no line of its own, or its file no first comment"
+
+
+def test_columns_are_aligned_and_lines_fit_a_wide_terminal(shown: list[str]) -> None:
+    assert max(map(len, shown)) < 120
+    for block in "\n".join(shown).split("\n\n"):
+        starts = {m.end() for line in block.splitlines() if (m := re.match(r"  \S.*?  +(?=\S)", line))}
+        assert len(starts) <= 1

@@ -1,0 +1,348 @@
+"""Set-up against an interpreter that only writes down what it was asked: nothing is ever installed here."""
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2.hardware import detect
+from scripts.dev import setup
+
+STUB = """#!/bin/sh
+echo "$@" >> "{calls}"
+case "$*" in
+{refusals}
+esac
+exit 0
+"""
+PYPROJECT = """
+[project]
+dependencies = ["torch>=2.11,<2.14", "numpy>=2.0,<3", "kconfiglib>=14.1,<15"]
+[project.optional-dependencies]
+hub = ["datasets>=4.0,<6"]
+wandb = ["wandb>=0.20,<1"]
+trackio = ["trackio>=0.20,<1"]
+dev = ["pytest>=8.3,<10"]
+"""
+
+
+class Machine:
+    """A checkout of its own whose .venv holds the stub."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.calls_file = root, root / "calls"
+        (root / "pyproject.toml").write_text(PYPROJECT)
+        self.refuse("-c import torch")
+
+    def refuse(self, *patterns: str) -> None:
+        """Calls that begin so fail from now on; the interpreter works otherwise."""
+        python = self.root / ".venv/bin/python"
+        python.parent.mkdir(parents=True, exist_ok=True)
+        refusals = "\n".join(f'  "{p}"*) echo "refused: {p}" >&2; exit 1;;' for p in patterns)
+        python.write_text(STUB.format(calls=self.calls_file, refusals=refusals or "  none) ;;"))
+        python.chmod(0o755)
+
+    def configure(self, *lines: str) -> None:
+        (self.root / ".config").write_text("".join(line + "\n" for line in lines))
+
+    def calls(self) -> list[str]:
+        """What was asked since the last time, pip's constant arguments left out."""
+        text = self.calls_file.read_text() if self.calls_file.exists() else ""
+        self.calls_file.unlink(missing_ok=True)
+        return [line.replace("--quiet --disable-pip-version-check ", "") for line in text.splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(sys, "platform", "linux")
+    see(monkeypatch, "cpu")
+    made = Machine(tmp_path)
+    made.configure("CONFIG_SEEDS=3")
+    return made
+
+
+def see(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    seen = detect.Hardware(kind, "a device", 2**34, 1, (), "")
+    monkeypatch.setattr(detect, "detect_hardware", lambda: seen)
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a refusal prints."""
+    assert setup.main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+# -- which torch ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
+    assert setup.main(["main"]) == 0
+    assert machine.calls() == [
+        "-c ",
+        "-c import torch",
+        f"-m pip install {setup.TORCH_ON_CPU}",
+        "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15",
+    ]
+
+
+def test_without_a_gpu_the_cuda_build_is_never_installed_unasked(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.refuse("-c import torch", "-m pip install --quiet --disable-pip-version-check torch", "-m uv")
+    assert setup.main(["main"]) == 1
+    tried = [call for call in machine.calls() if "torch" in call and not call.startswith("-c")]
+    assert [call.split()[1] for call in tried] == ["pip", "uv"]
+    assert "--torch-backend cpu" in tried[1]
+    assert not any(call.endswith("install torch>=2.11,<2.14") for call in tried)
+    assert "make PYTHON=python3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("cuda", "-m pip install torch>=2.11,<2.14"),
+        ("rocm", "-m uv pip install --quiet --python {python} --torch-backend auto torch>=2.11,<2.14"),
+    ],
+)
+def test_a_gpu_gets_the_build_for_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: str
+) -> None:
+    see(monkeypatch, kind)
+    assert setup.main(["main"]) == 0
+    calls = machine.calls()
+    assert wanted.format(python=setup.python()) in calls
+    assert not any("+cpu" in call for call in calls)
+
+
+def test_a_torch_that_is_there_is_left_alone(machine: Machine) -> None:
+    machine.refuse()
+    assert setup.main(["main"]) == 0
+    assert not any("install torch" in call for call in machine.calls())
+
+
+# -- what is installed, and once --------------------------------------------------------------------------------
+
+
+def test_configuring_needs_kconfiglib_alone_and_no_config(machine: Machine) -> None:
+    (machine.root / ".config").unlink()
+    assert setup.main(["base"]) == 0
+    assert machine.calls() == ["-c ", "-m pip install kconfiglib>=14.1,<15"]
+
+
+@pytest.mark.parametrize("what", ["base", "main", "dev"])
+def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    assert setup.main([what]) == 0
+    assert machine.calls()
+    capsys.readouterr()
+    assert setup.main([what]) == 0
+    assert machine.calls() == []
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "requirement"),
+    [
+        ("CONFIG_WANDB=y", "wandb"),
+        ("CONFIG_TRACKIO=y", "trackio"),
+        ("CONFIG_DATASET_FINEWEB_EDU=y", "datasets"),
+        ('CONFIG_DATASET_FILES="texts/*.parquet"', "datasets"),
+    ],
+)
+def test_an_extra_is_installed_when_the_configuration_begins_to_ask_for_it(
+    machine: Machine, line: str, requirement: str
+) -> None:
+    machine.configure(f"# {line}", line.replace("=y", "=n").replace("parquet", "md"))
+    setup.main(["main"])
+    assert not any(f" {requirement}>" in call for call in machine.calls())
+    machine.configure(line)
+    setup.main(["main"])
+    assert any(f" {requirement}>" in call for call in machine.calls())
+
+
+def test_what_failed_is_tried_again(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.refuse("-m pip")
+    assert setup.main(["base"]) == 1
+    told = capsys.readouterr().err
+    assert "refused: -m pip" in told
+    assert "Run make again" in told
+    machine.refuse()
+    machine.calls()
+    assert setup.main(["base"]) == 0
+    assert "-m pip install kconfiglib>=14.1,<15" in machine.calls()
+
+
+def test_an_environment_whose_interpreter_is_gone_is_made_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup.main(["base"])
+    python = machine.root / ".venv/bin/python"
+    python.unlink()
+    python.symlink_to(machine.root / "python-that-was-upgraded-away")
+    fake = machine.root / "python3"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> "{machine.calls_file}"\nexit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fake))
+    machine.calls()
+    assert setup.main(["base"]) == 1
+    assert machine.calls() == [f"-m venv --clear {setup.VENV}"]
+
+
+def test_without_the_venv_module_the_remedy_is_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine.root / ".venv/bin/python").unlink()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert "python3-venv" in error_of(["base"], capsys)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["base"], ["main"], ["dev"], ["--as-it-is", "main"]])
+def test_an_old_python_is_refused_in_one_line_before_anything_else(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    (machine.root / ".config").unlink()
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
+    monkeypatch.setattr(sys, "version", "3.9.2 (default)")
+    line = error_of(arguments, capsys)
+    assert "Python 3.9.2 is too old: 3.11 or newer is needed" in line
+    assert machine.calls() == []
+
+
+def test_an_old_python_can_read_the_file_that_refuses_it() -> None:
+    """What is parsed and executed before the check must be older than what is checked for."""
+    source = Path(setup.__file__).read_text()
+    tree = ast.parse(source, feature_version=(3, 7))
+    tops = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+    assert "tomllib" not in tops
+    assert "from __future__ import annotations" in source
+
+
+def test_training_without_a_config_names_the_remedy(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine.root / ".config").unlink()
+    assert "right: make defconfig-gpt2-ra-ablation" in error_of(["main"], capsys)
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize("command", ["compare", "attention", "bench", "memory"])
+def test_a_command_that_reads_no_config_is_set_up_without_one(command: str) -> None:
+    makefile = (Path(setup.__file__).parents[2] / "Makefile").read_text()
+    assert f"\n{command}: setup-tools " in makefile
+
+
+def test_without_a_config_the_tools_get_what_training_needs_and_no_extras(machine: Machine) -> None:
+    (machine.root / ".config").unlink()
+    assert setup.main(["tools"]) == 0
+    assert machine.calls()[-2:] == [
+        f"-m pip install {setup.TORCH_ON_CPU}",
+        "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15",
+    ]
+
+
+def test_tools_and_training_share_one_environment_and_the_extras_of_the_configuration(
+    machine: Machine,
+) -> None:
+    machine.configure("CONFIG_WANDB=y")
+    assert setup.main(["tools"]) == 0
+    assert any(" wandb>" in call for call in machine.calls())
+    assert setup.main(["main"]) == 0
+    assert machine.calls() == []
+
+
+def test_as_it_is_the_tools_need_what_training_needs(
+    machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine.root / ".config").unlink()
+    assert "has no absent_one" in error_of(["--as-it-is", "tools"], capsys)
+
+
+@pytest.mark.parametrize("arguments", [[], ["everything"], ["base", "main"]])
+def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "right: one of base, main, dev, tools" in error_of(arguments, capsys)
+
+
+def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*arguments: str, **options: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup, "pip", interrupted)
+    assert setup.main(["base"]) == 130
+    assert "stopped" in capsys.readouterr().err
+
+
+# -- PYTHON= ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of modules that can be imported, in front of the real ones."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setitem(setup.MODULES, "main", ["present_one", "absent_one", "broken_one"])
+    for name in ("present_one", "absent_one", "broken_one", "absent_tracker"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (folder / "present_one.py").write_text("")
+    (folder / "broken_one.py").write_text("raise OSError('libsomething.so.7: cannot open')")
+    return folder
+
+
+def test_as_it_is_names_what_is_missing_or_broken_and_installs_nothing(
+    machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = error_of(["--as-it-is", "main"], capsys)
+    assert f"{sys.executable} has no absent_one, broken_one (OSError: libsomething.so.7: cannot open)" in line
+    assert "present_one" not in line
+    assert machine.calls() == []
+    assert not list((machine.root / ".venv").glob(".main*"))
+
+
+def test_as_it_is_with_everything_there_says_nothing(
+    machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (modules / "absent_one.py").write_text("")
+    (modules / "broken_one.py").write_text("")
+    assert setup.main(["--as-it-is", "main"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert machine.calls() == []
+
+
+def test_as_it_is_asks_for_the_extras_of_the_configuration(
+    machine: Machine, modules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(setup.MODULES, "main", ["present_one"])
+    monkeypatch.setitem(setup.EXTRA_MODULES, "wandb", ["absent_tracker"])
+    machine.configure("CONFIG_WANDB=y")
+    assert "has no absent_tracker;" in error_of(["--as-it-is", "main"], capsys)
+
+
+def test_every_requirement_of_the_project_is_looked_for() -> None:
+    """A dependency that pyproject gains must be known to --as-it-is as well."""
+    import tomllib
+
+    project = tomllib.loads((Path(setup.__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+
+    def names(lines: list[str]) -> set[str]:
+        return {line.split(">")[0].split("=")[0] for line in lines}
+
+    # without plotly the report has tables instead of figures, so an interpreter used as it is may lack it
+    assert names(project["dependencies"]) - {"plotly"} == set(setup.MODULES["main"])
+    modules = {"pillow": "PIL", "pytest-xdist": "xdist"}
+    assert {modules.get(name, name) for name in names(extras["dev"])} == set(setup.MODULES["dev"])
+    assert {extra: set(modules) for extra, modules in setup.EXTRA_MODULES.items()} == {
+        extra: names(extras[extra]) for extra in setup.EXTRAS
+    }
+    assert os.path.commonpath([setup.python(), setup.VENV]) == str(setup.VENV)

@@ -1,0 +1,274 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.artifacts import checkpoint, run_record
+from gpt2.config.config import Config, read_symbols
+from gpt2.model.transformer import GPT2, initialise
+from gpt2.system import files
+from gpt2.train.step import build_model
+from ra import attention_maps
+from ra.control import swap_query_and_key
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from study.attention import inspect
+from study.attention.data import FILE, Look, Text, as_json, halves, read_study, write_study
+from study.attention.figures import even_spread, picture, ratios
+from study.attention.inspect import AttentionError
+from study.attention.page import page
+from study.report import write
+from tests.study.sample_records import a_record, edit
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = (
+    "GPT2_MAX_ITERS=1",
+    "GPT2_BLOCK_SIZE=32",
+    "EVAL_TOKENS=256",
+    "HELLASWAG=n",
+    "DATASET_FILES=nowhere/*.txt",
+)
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workplace = tmp_path_factory.mktemp("workplace")
+    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "scripts", "defconfigs"):
+        (workplace / part).symlink_to(ROOT / part)
+    assignments = [f"CONFIG_{setting}" for setting in SETTINGS]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.kconfig",
+        "defconfig",
+        "gpt2-ra-ablation-smoke+cpu",
+        *assignments,
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+    }
+    subprocess.run(
+        command, cwd=workplace, env=environment | {"RA_DETECTED": "cpu"}, check=True, capture_output=True
+    )
+    return workplace / ".config"
+
+
+def a_run(folder: Path, config_file: Path, name: str, swap: tuple[int, ...] = (), seed: int = 0) -> Path:
+    """A run folder whose checkpoint holds initial weights, drawn wide so that attention is far from even."""
+    symbols = read_symbols(config_file)
+    config = Config.from_symbols(symbols)
+    model = build_model(
+        config.model, variant(name, config.model, AlternationSettings.from_symbols(symbols)).attention
+    )
+    initialise(model, seed)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.qkv.weight *= 15
+    swap_query_and_key(model, swap)
+    run_dir = folder / run_record.run_name(name, seed)
+    run_dir.mkdir(parents=True)
+    (run_dir / "config").write_text(config_file.read_text())
+    files.write_json(run_dir / "run.json", run_record.blank(run_dir.name, name, seed))
+    checkpoint.save(run_dir / "checkpoint", 7, {"model": model.state_dict()}, {})
+    return run_dir
+
+
+def text_of(words: str, folder: Path) -> Path:
+    path = folder / "words.txt"
+    path.write_text(words)
+    return path
+
+
+def seen_of(run_dir: Path, words: Path | None = None) -> tuple[Look, Text]:
+    run = inspect.load(run_dir)
+    ids, text = inspect.choose_text([run], words)
+    return inspect.look(run, ids, [0], [1]), text
+
+
+def near(one: Any, other: Any) -> None:
+    torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-4, rtol=1e-4)
+
+
+def test_a_swapped_reciprocal_run_is_the_baseline_with_its_paths_exchanged(
+    tmp_path: Path, config_file: Path
+) -> None:
+    base, _ = seen_of(a_run(tmp_path, config_file, "B"))
+    swapped, _ = seen_of(a_run(tmp_path, config_file, "RAALL", swap=tuple(range(base.depth))))
+    assert {layer.share for layer in base.layers.values()} == {0.0}
+    assert {layer.share for layer in swapped.layers.values()} == {1.0}
+    for number, layer in base.layers.items():
+        own, other = layer.numbers, swapped.layers[number].numbers
+        near(own["entropy_standard"], other["entropy_reciprocal"])
+        near(own["total_variation"], other["total_variation"])
+        assert min(own["total_variation"]) > 0.05
+    pairs = base.layers[0].pictures[1], swapped.layers[0].pictures[1]
+    for row, other in zip(pairs[0][0], pairs[1][1], strict=True):
+        near(row, other)
+
+
+def test_the_halves_are_means_over_the_layers_of_each(tmp_path: Path, config_file: Path) -> None:
+    seen, text = seen_of(a_run(tmp_path, config_file, "RALEARN"))
+    told = as_json(seen, text)
+    assert len(told["layers"]) == seen.depth
+    middle = len(told["layers"]) // 2
+    for key, half in told["halves"].items():
+        means = [sum(layer[key]) / len(layer[key]) for layer in told["layers"]]
+        assert half["early"] == pytest.approx(sum(means[:middle]) / middle)
+        assert half["late"] == pytest.approx(sum(means[middle:]) / len(means[middle:]))
+    assert [layer["reciprocal_share"] for layer in told["layers"]] == pytest.approx(
+        [0.5] * len(told["layers"])
+    )
+    assert (told["iteration"], told["text"]["tokens"]) == (7, 32)
+
+
+def test_the_text_is_the_files_beginning_and_else_a_sentence_where_there_are_no_data(
+    tmp_path: Path, config_file: Path
+) -> None:
+    run = inspect.load(a_run(tmp_path, config_file, "B"))
+    ids, words = inspect.choose_text([run], text_of("one two three", tmp_path))
+    assert (len(ids), words.tokens, words.pieces) == (3, 3, ["one", " two", " three"])
+    assert len(inspect.choose_text([run], text_of("word " * 500, tmp_path))[0]) == 32
+    assert inspect.choose_text([run], None)[1].source.startswith("a sentence")
+
+
+def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
+    tmp_path: Path, config_file: Path
+) -> None:
+    run_dir = a_run(tmp_path, config_file, "B")
+    run = inspect.load(run_dir)
+    empty = tmp_path / "RAALL0"
+    empty.mkdir()
+    files.write_json(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0))
+    (empty / "config").write_text(config_file.read_text())
+    other = a_run(tmp_path / "other", config_file, "RALEARN")
+    files.write_json(other / "run.json", run_record.blank("B0", "B", 0))
+    for wrong, told in (
+        (lambda: inspect.load(tmp_path / "nowhere"), "is no folder"),
+        (lambda: inspect.load(empty), "has no checkpoint"),
+        (lambda: inspect.load(other), "is not of the model"),
+        (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "cannot be read"),
+        (lambda: inspect.choose_text([run], text_of("", tmp_path)), "has 0 tokens"),
+        (lambda: inspect.pick([9], 4, "layer", [0]), "there is no layer 9; right: 0 to 3"),
+    ):
+        with pytest.raises(AttentionError, match=told) as raised:
+            wrong()
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("tokens", "pixels"), [(40, 40), (41, 8), (7, 64), (100, 33)])
+def test_an_even_spread_is_no_colour(tokens: int, pixels: int) -> None:
+    """Against the picture that `ra.attention_maps` makes of queries and keys that are all alike."""
+    even = even_spread(tokens, attention_maps.pixel_tokens(tokens, pixels))
+    nothing_HTD = torch.zeros(1, tokens, 1)
+    drawn, _ = attention_maps.measure(nothing_HTD, nothing_HTD, [0], pixels).pictures[0]
+    torch.testing.assert_close(torch.tensor(even), drawn)
+    lower = [row[: place + 1] for place, row in enumerate(drawn.tolist())]
+    assert max(abs(value) for row in ratios(lower, even) for value in row) < 1e-12
+
+
+def test_the_page_shows_every_run_and_trusts_none(tmp_path: Path, config_file: Path) -> None:
+    words = text_of("<script>alert(1)</script> is what was written", tmp_path)
+    runs = [a_run(tmp_path, config_file, name) for name in ("B", "RALEARN")]
+    shown = [seen_of(run_dir, words) for run_dir in runs]
+    shown[0][0].notes.append("<b>note</b>")
+    made = page([seen for seen, _ in shown], shown[0][1])
+    assert "<script>alert" not in made
+    assert "<b>note" not in made
+    assert all(name in made for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "map0-1"))
+    figure, _ = picture([seen for seen, _ in shown], 0, 1, shown[0][1])
+    assert len(figure["data"]) == 4
+    for trace in figure["data"]:
+        for i, row in enumerate(trace["z"]):
+            assert all((value is None) == (j > i) for j, value in enumerate(row))
+    json.dumps(figure, allow_nan=False)
+
+
+def test_a_layer_of_another_kind_is_left_out_and_the_rest_is_shown(tmp_path: Path, config_file: Path) -> None:
+    run = inspect.load(a_run(tmp_path, config_file, "B"))
+    assert isinstance(run.model, GPT2)
+    run.model.blocks[0].attention = torch.nn.Identity()  # type: ignore[union-attr]
+    ids, text = inspect.choose_text([run], None)
+    seen = inspect.look(run, ids, [0, 1], [0])
+    assert list(seen.layers) == [1]
+    assert halves(seen, "entropy", "standard")[0] is None
+    assert "map1-0" in page([seen], text)
+
+
+def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path, config_file: Path) -> None:
+    runs = [a_run(tmp_path, config_file, name) for name in ("B", "RAALL")]
+    command = [sys.executable, "-m", "scripts.attention", *map(str, runs), "--layers", "1", "--heads", "0 1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (runs[0] / "attention.html").is_file()
+    assert [json.loads((run / "attention.json").read_text())["variant"] for run in runs] == ["B", "RAALL"]
+    wrong = subprocess.run([*command[:4], "--layers", "one"], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 1
+    assert wrong.stderr == 'error: LAYERS="one" is no list of numbers; right: such as LAYERS="0 3"\n'
+
+
+def a_study(folder: Path, config_file: Path, names: tuple[str, ...]) -> Path:
+    """Finished runs, by their records, of two seeds each."""
+    for name in names:
+        for seed in (0, 1):
+            run_dir = a_run(folder / "runs", config_file, name, seed=seed)
+            files.write_json(run_dir / "run.json", a_record(name, seed, 4.0 + seed / 10))
+            edit(folder, run_dir.name, progress={"iterations": 7})  # as the checkpoint
+    return folder
+
+
+def test_a_study_keeps_the_first_run_of_each_variant_and_looks_again_only_at_what_is_new(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
+    assert inspect.look_at_study(study) == []
+    looks, text = read_study(study) or ([], None)
+    assert [one.run for one in looks] == ["B0", "RALEARN0"]
+    assert text is not None
+    for one in looks:
+        fresh = seen_of(study / "runs" / one.run)[0]
+        assert {n: layer.numbers for n, layer in fresh.layers.items()} == {
+            n: layer.numbers for n, layer in one.layers.items()
+        }
+        assert [number for number, layer in one.layers.items() if layer.pictures] == [0, one.depth - 1]
+    monkeypatch.setattr(inspect, "load", lambda path: pytest.fail("looked at what is kept already"))
+    assert inspect.look_at_study(study) == []
+    monkeypatch.undo()
+    shutil.rmtree(study / "runs" / "RALEARN0" / "checkpoint")
+    edit(study, "B0", progress={"iterations": 8})
+    (failed,) = inspect.look_at_study(study)
+    assert "RALEARN0 has no checkpoint" in failed
+    assert [one.run for one in (read_study(study) or ([], None))[0]] == ["B0"]
+
+
+def test_the_report_has_a_section_of_it_and_trusts_nothing_that_is_kept(
+    tmp_path: Path, config_file: Path
+) -> None:
+    study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
+    write.write_report(study)
+    assert "Where attention goes" not in (study / "report.html").read_text()
+    inspect.look_at_study(study)
+    write.write_report(study)
+    plain = (study / "report.html").read_text()
+    assert all(part in plain for part in ("Where attention goes", "attention-layers", "attention-map1"))
+    looks, text = read_study(study) or ([], Text("", 0))
+    looks[0].notes.append("<img src=x onerror=alert(1)>")
+    write_study(study, looks, Text("</script><b>words</b>", text.tokens))
+    write.write_report(study)
+    told = (study / "report.html").read_text()
+    assert "<img src=x" not in told
+    assert "<b>words" not in told
+    good = (study / FILE).read_text()
+    for wrong in ("{", "[]", good.replace('"schema": 1', '"schema": 2', 1), good.replace('"block": 1', '"block": 0'),
+                  good.replace('"block": 1', '"block": 2'), good.replace('"head": 0', '"head": "x"'),
+                  good.replace('"depth": ', '"depth": NaN, "x": ', 1)):  # fmt: skip
+        assert wrong != good
+        (study / FILE).write_text(wrong)
+        assert read_study(study) is None
+        write.write_report(study)
+        assert "Where attention goes" not in (study / "report.html").read_text()

@@ -1,0 +1,111 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from study.compare import alignment, build
+from study.compare.load import read_curve
+from study.compare.markdown import alignment_table, markdown, terminal
+from study.compare.page import page
+from study.compare.sentences import error
+from tests.study.compared import a_study
+
+
+def curve(values: np.ndarray[Any, Any]) -> dict[int, float]:
+    return {k: float(v) for k, v in enumerate(values, 1)}
+
+
+def test_errors_are_numpys_and_the_curves_part_where_they_were_made_to() -> None:
+    base = 3 + 7 / np.arange(1, 1001)
+    other = base.copy()
+    other[600:] *= 1.05
+    difference = alignment.relative(curve(base), curve(other))
+    seen = alignment.errors(difference)
+    expected = np.abs(other - base) / base
+    assert (seen.first, seen.early) == (0.0, 0.0)
+    assert seen.late == pytest.approx(expected[-100:].mean())
+    at = alignment.parts_at(difference, alignment.RULE)
+    assert at == 601
+    assert alignment.parts_at(difference, 0.06) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=400))
+def test_running_means_are_numpys(values: list[float]) -> None:
+    width = min(len(values), max(5, len(values) // 50))
+    expected = np.convolve(values, np.ones(width) / width, mode="valid")
+    seen = alignment.running(curve(np.array(values)))
+    assert list(seen) == list(range(1, len(expected) + 1))
+    assert list(seen.values()) == pytest.approx(expected, abs=1e-12)
+    kept = alignment.thinned(curve(np.array(values)))
+    assert len(kept) <= alignment.POINTS
+    assert {1, len(values)} <= kept.keys()
+
+
+def test_a_run_is_measured_by_one_percent_and_by_the_spread_of_equivalent_arms(
+    first: Path, tmp_path: Path
+) -> None:
+    same = build.build_comparison([first, a_study(tmp_path / "two")])
+    assert len(same.alignments) == 10
+    assert all(line.within_rule and line.within_envelope for line in same.alignments)
+    assert all(line.errors.late == 0 and line.envelope and line.envelope.late > 0 for line in same.alignments)
+
+    folder = a_study(tmp_path / "three")
+    path = folder / "runs" / "B0" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[50:]:
+        line["loss"] *= 1.2
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"event": "train", "iter')
+    made = build.build_comparison([first, folder])
+    line = next(line for line in made.alignments if line.run == "B0")
+    assert not line.within_rule
+    assert line.within_envelope is False
+    assert [one.within_envelope for one in made.alignments if one.run != "B0"] == [True] * 9
+    assert line.parts_from_rule == 51
+    assert line.unreadable == 1
+    assert sum(one.within_rule for one in made.alignments) == 9
+    assert "1 unreadable lines" in markdown(made)
+
+
+@pytest.mark.parametrize(("share", "within"), [(0.5, True), (1.5, False)])
+def test_the_first_step_alone_is_held_against_the_equivalent_arms_first_step(
+    first: Path, tmp_path: Path, share: float, within: bool
+) -> None:
+    folder = a_study(tmp_path / "two")
+    envelope = build.build_comparison([first, folder]).alignments[0].envelope
+    assert envelope
+    path = folder / "runs" / "RALEARN0" / "metrics.jsonl"  # no arm, so that the envelope stays as it is
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["loss"] *= 1 + share * envelope.first
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = build.build_comparison([first, folder])
+    line = next(line for line in made.alignments if line.run == "RALEARN0")
+    assert line.envelope == envelope
+    assert line.errors.first == pytest.approx(share * envelope.first)
+    assert line.errors.early < envelope.early
+    assert line.within_envelope is within
+    assert sum(bool(one.within_envelope) for one in made.alignments) == 9 + within
+    row = next(row for row in alignment_table(made.alignments)[1] if row[0] == "RALEARN0")
+    shown = dict(zip(alignment_table(made.alignments)[0], row, strict=True))
+    assert shown["A/A first step"] == error(envelope.first)
+    assert shown["A/A last tenth"] == error(envelope.late)
+    for text in (markdown(made), page(made)):
+        assert "A/A first step" in text
+        assert f"{9 + within} of 10 differ by no more than equivalent arms of one study do" in text
+    assert "parts: A/A" in terminal(made)
+
+
+def test_lines_that_are_no_training_losses_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"event": "train", "iteration": 1, "loss": 4.0}\n{"event": "validation", "loss": 9.0}\n[]\nnull\n'
+        '{"event": "train", "iteration": true, "loss": 4.0}\n{"event": "train", "iteration": 2, "loss": NaN}\n'
+        '{"event": "train", "iteration": 1, "loss": 5.0}\n{"event": "train", "iteration": 3}\n"x"\n{'
+    )
+    seen = read_curve(tmp_path)
+    assert seen.losses == {1: 5.0}
+    assert seen.unreadable == 7
+    assert read_curve(tmp_path / "absent").losses == {}

@@ -1,0 +1,170 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from study.compare import build
+from study.compare.load import CompareError, labels
+from study.compare.markdown import markdown, terminal
+from tests.study.compared import (
+    Settings,
+    a_study,
+    recorded,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_seeds_and_variants_are_compared_where_shared(first: Path, tmp_path: Path) -> None:
+    other = a_study(tmp_path / "two", seeds=(1, 2), variants=("B", "RAALL"))
+    made = build.build_comparison([first, other])
+    differing = {check.subject: check.status for check in made.checks if check.status != "equal"}
+    assert differing == {"variants": "harmless", "seeds": "harmless"}
+    assert [(row.variant, row.seeds) for row in made.absolute] == [
+        ("B", [1]),
+        ("RAALL", [1]),
+        (build.ARMS, [1]),
+    ]
+    apart = build.build_comparison([first, a_study(tmp_path / "three", seeds=(5,))])
+    assert [reason.split(" ")[0] for reason in apart.reasons] == ["seeds"]
+    assert apart.absolute == []
+
+
+def test_the_difference_at_equal_tokens_and_its_interval_are_scipys(first: Path, tmp_path: Path) -> None:
+    other = a_study(tmp_path / "two", seeds=(0, 1, 2), noise=1, shift=0.1)
+    row = next(row for row in build.build_comparison([first, other]).absolute if row.variant == "RALEARN")
+    values = [
+        [json.loads((folder / "runs" / f"RALEARN{seed}" / "run.json").read_text())["validation"]["loss"]
+         for seed in (0, 1)] for folder in (first, other)
+    ]  # fmt: skip
+    differences = np.subtract(values[1], values[0])
+    low, high = stats.t.interval(0.95, 1, loc=differences.mean(), scale=stats.sem(differences))
+    seen = row.differences[0]
+    assert (row.tokens, row.seeds) == (51200, [0, 1])
+    assert (seen.mean, seen.low, seen.high) == pytest.approx((differences.mean(), low, high))
+
+
+def test_each_variant_is_compared_at_the_last_tokens_that_its_own_runs_share(
+    first: Path, tmp_path: Path
+) -> None:
+    def shorter(value: dict[str, Any], config: Settings) -> None:
+        if value["variant"] == "RAALL":
+            value["validation"]["history"].pop()
+
+    made = build.build_comparison([first, a_study(tmp_path / "two", shorter)])
+    tokens = {row.variant: row.tokens for row in made.absolute}
+    assert tokens == {"B": 51200, "RAEARLY": 51200, "RALATE": 51200, "RAALL": 25600, "RALEARN": 51200,
+                      build.ARMS: 25600}  # fmt: skip
+
+
+def test_equivalent_arms_share_their_places_and_a_real_change_keeps_its_own(
+    first: Path, tmp_path: Path
+) -> None:
+    made = build.build_comparison([first, a_study(tmp_path / "two", noise=3)])
+    for ranking in made.rankings:
+        places = {one.variant: (one.low, one.high) for one in ranking.places}
+        assert places.pop("RALEARN") == (1, 1)
+        assert set(places.values()) == {(2, 5)}
+    assert "RALEARN** against its study's equivalent arms" in markdown(made)
+    assert "they agree" in markdown(made)
+    nothing = build.build_comparison([first, a_study(tmp_path / "three", effect=0.0)])
+    assert {(one.low, one.high) for one in nothing.rankings[1].places} == {(1, 5)}
+    assert "no contradiction" in markdown(nothing)
+    worse = build.build_comparison([first, a_study(tmp_path / "four", effect=0.2)])
+    assert "they contradict each other" in markdown(worse)
+
+
+def test_runs_that_do_not_count_are_named_and_change_no_number(first: Path, tmp_path: Path) -> None:
+    def spoil(value: dict[str, Any], config: Settings) -> None:
+        if value["run"] == "B0":
+            value |= {"status": "failed", "error": "NotFiniteError: loss | <b>nan</b>"}
+            value["validation"]["loss"] = 99.0
+
+    folder = a_study(tmp_path / "two", spoil)
+    (folder / "runs" / "RAALL1" / "run.json").write_text("{")
+    (folder / "runs" / "RALATE0" / "run.json").write_text('{"schema": 9}')
+    made = build.build_comparison([first, folder])
+    rows = {row.variant: row.seeds for row in made.absolute}
+    assert rows == {"B": [1], "RAEARLY": [0, 1], "RALATE": [1], "RAALL": [0], "RALEARN": [0, 1]}
+    text = markdown(made)
+    assert "3 of 10 runs are not counted: " in text
+    assert "<b>" not in text
+    assert "is of schema 9" in text
+    assert max(row.losses[1].mean for row in made.absolute) < 5
+
+
+def test_a_study_without_a_finished_run_is_said_and_nothing_is_compared(first: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "two"
+    (empty / "runs").mkdir(parents=True)
+    made = build.build_comparison([first, empty])
+    assert (made.absolute, made.relative, made.checks) == ([], [], [])
+    assert "two has no finished run" in terminal(made)
+    assert "There is nothing to compare" in markdown(made)
+
+
+def test_three_studies_are_compared_with_the_first(first: Path, tmp_path: Path) -> None:
+    made = build.build_comparison(
+        [first, a_study(tmp_path / "two", noise=1), a_study(tmp_path / "three", noise=2)]
+    )
+    assert {len(row.differences) for row in made.absolute} == {2}
+    assert {line.studies for line in made.alignments} == {("one", "two"), ("one", "three")}
+
+
+def test_what_cannot_be_compared_is_one_line_that_says_what_would_be_right(
+    first: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for paths, told in (
+        ([], "none was named"),
+        ([first], "alone was named"),
+        ([first, tmp_path / "nowhere"], "is no folder"),
+        ([first, tmp_path / "empty"], "is no study"),
+        ([first, first.parent / "." / first.name], "is named twice"),
+    ):
+        with pytest.raises(CompareError) as raised:
+            build.build_comparison(paths)
+        assert told in str(raised.value)
+        assert "right: " in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_studies_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+    assert labels([tmp_path / "a" / "results" / "x", tmp_path / "b" / "results" / "x"]) == [
+        "a/results/x",
+        "b/results/x",
+    ]
+    assert labels([tmp_path / "x", tmp_path / "y"]) == ["x", "y"]
+
+
+def test_the_command_writes_its_files_and_reads_no_torch(first: Path, tmp_path: Path) -> None:
+    other = a_study(tmp_path / "two", recorded("target", "device", to="<script>alert(1)</script>"))
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.compare",
+        str(first),
+        str(other),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.split("\nwrote ")[0].splitlines())) <= 100
+    assert "<script>" not in (tmp_path / "out" / "compare.md").read_text()
+    seen = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert seen["absolute"][0]["differences"][0]["mean"] == 0
+    html = (tmp_path / "out" / "compare.html").read_text()
+    assert "<script>alert" not in html
+    assert all(f'id="{name}"' in html for name in ("changes", "curves0"))
+    again = subprocess.run(
+        [*command[:4], str(other), "--out", str(other)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert again.returncode == 1
+    assert again.stderr.startswith("error: ")
+    code = "import sys, scripts.compare, study.compare.markdown; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

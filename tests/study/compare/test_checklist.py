@@ -1,0 +1,136 @@
+"""What the checklist makes of settings and of versions: none passes without a decision, and none hides another."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.config.config import Config
+from gpt2.train.fingerprint import schedule_digest
+from kconfig.rules import load_kconfig
+from study.compare import build
+from study.compare.checklist_rows import (
+    CHANGES_TRAINING,
+    COVERED,
+    HASHED,
+    LEARNED_PREFIX,
+    LEARNED_SETTINGS,
+    WITHOUT_EFFECT,
+)
+from study.compare.load import CHOICES, folded
+from tests.gpt2.config import test_config
+from tests.study.compared import Settings, a_study, recorded, setting
+
+HASH = "optimizer and budget, as hashed"
+
+
+def symbols_of_kconfig() -> set[str]:
+    """Every symbol that a .config of this project can have, choices as the checklist sees them."""
+    names = {symbol.name for symbol in load_kconfig("cpu").unique_defined_syms}
+    assert {"TARGET_W7900", "ALTERNATION_RECOMPUTE", "WANDB_PROJECT"} <= names
+    return set().union(*(folded({name: "y"}) for name in names))
+
+
+def test_every_symbol_of_kconfig_is_in_exactly_one_table_of_the_checklist() -> None:
+    tables = [*COVERED, *WITHOUT_EFFECT, *CHANGES_TRAINING]
+    assert sorted(set(tables)) == sorted(tables)
+    assert set(tables) == symbols_of_kconfig()
+
+
+def test_every_choice_that_is_one_symbol_here_is_a_choice_of_kconfig() -> None:
+    members = {symbol.name for choice in load_kconfig("cpu").unique_choices for symbol in choice.syms}
+    for prefix in CHOICES:
+        named = {name for name in members if name.startswith(prefix)}
+        assert len(named) > 1
+        assert (
+            len({choice for name in named for choice in [load_kconfig("cpu").syms[name].choice.name_and_loc]})
+            == 1
+        )
+
+
+def test_settings_of_the_learned_variant_that_change_it_are_named() -> None:
+    names = {name for name in symbols_of_kconfig() if name.startswith(LEARNED_PREFIX)}
+    assert names == {*LEARNED_SETTINGS, "ALTERNATION_RECOMPUTE"}
+
+
+WSD = {"SCHEDULE_COSINE": "n", "SCHEDULE_WSD": "y", "DECAY_FRACTION": '"0.2"'}
+OTHER = {"EFFECTIVE_BATCH": "32", "GPT2_BLOCK_SIZE": "64", "HELLASWAG_FILE": '"other"', "DATA_DIR": '"other"'}
+
+
+def another(name: str, value: str) -> str:
+    """A value that is allowed and differs."""
+    if name in OTHER:
+        return OTHER[name]
+    if value in ("y", "n"):
+        return "n" if value == "y" else "y"
+    return f'"{float(value[1:-1]) / 2 or 0.25}"' if value.startswith('"') else str(int(value) * 2 or 1)
+
+
+def test_the_hash_of_the_schedule_is_explained_by_what_enters_it_and_by_nothing_else() -> None:
+    values = {**test_config.VALUES, **WSD}
+
+    def digest(changes: dict[str, Any]) -> str:
+        return schedule_digest(Config.from_symbols(test_config.symbols(**changes)), 1.0)
+
+    single = ("DETECTED", "DATASET_EMBEDDED", "DATASET_FILES", "SCHEDULE_COSINE", "SCHEDULE_WSD", *CHOICES)
+    tried = {name: value for name, value in values.items() if not name.startswith(single)}
+    tried = {name: another(name, value) for name, value in tried.items() if name != "WANDB"}
+    entering = {name for name, value in tried.items() if digest(WSD | {name: value}) != digest(WSD)}
+    if digest(WSD) != digest({}):
+        entering.add("SCHEDULE_WSD")
+    assert len(tried) > 20
+    assert entering == set(HASHED)
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_a_harmless_setting_that_differs_hides_no_other_schedule(
+    first: Path, tmp_path: Path, name: str
+) -> None:
+    def both(value: dict[str, Any], config: Settings) -> None:
+        setting({name: "7"})(value, config)
+        recorded("fingerprint", "schedule", to="other")(value, config)
+
+    alone = build.build_comparison([first, a_study(tmp_path / "alone", setting({name: "7"}))])
+    assert [(c.subject, c.status) for c in alone.checks if c.status != "equal"] == [(name, "harmless")]
+    made = build.build_comparison([first, a_study(tmp_path / "both", both)])
+    differing = {check.subject: check.status for check in made.checks if check.status != "equal"}
+    if name in HASHED:  # it is what makes the hash another one
+        assert differing == {name: "harmless"}
+        assert made.absolute
+    else:
+        assert differing == {name: "harmless", HASH: "fatal"}
+        assert made.absolute == []
+        assert HASH in made.reasons[0]
+
+
+def test_another_schedule_is_fatal_also_beside_studies_from_before_there_was_a_choice(
+    first: Path, tmp_path: Path
+) -> None:
+    cosine = build.build_comparison([first, a_study(tmp_path / "cosine", setting({"SCHEDULE_COSINE": "y"}))])
+    assert cosine.absolute
+    made = build.build_comparison([first, a_study(tmp_path / "wsd", setting(WSD))])
+    assert {check.subject for check in made.checks if check.status == "fatal"} == {
+        "SCHEDULE_WSD",
+        "DECAY_FRACTION",
+    }
+
+
+def test_the_version_of_triton_is_a_row_where_a_record_has_it(first: Path, tmp_path: Path) -> None:
+    def triton(version: str | None) -> Any:
+        return lambda value, config: value["environment"].update(triton=version)
+
+    def row(*folders: Path) -> tuple[str, tuple[str, ...]] | None:
+        made = build.build_comparison(folders)
+        assert made.absolute
+        return next(((c.status, c.values) for c in made.checks if c.subject == "triton"), None)
+
+    none, old, new = (
+        a_study(tmp_path / name, triton(version))
+        for name, version in (("none", None), ("old", "3.4.0"), ("new", "3.5.0"))
+    )
+    assert row(first, a_study(tmp_path / "two")) is None
+    assert row(old, new) == ("harmless", ("3.4.0", "3.5.0"))
+    assert row(none, new) == ("harmless", ("none", "3.5.0"))
+    assert row(first, new) == ("not recorded", ("not recorded", "3.5.0"))
+    assert json.loads((new / "runs" / "B0" / "run.json").read_text())["environment"]["triton"] == "3.5.0"

@@ -1,0 +1,154 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from study.compare import build
+from study.compare.markdown import terminal
+from tests.study.compared import SCORE, Change, Settings, a_study, recorded, setting, unchanged
+
+
+def schedule(value: dict[str, Any], config: Settings) -> None:
+    value["schedule"]["iterations"] = value["progress"]["iterations"] = 200
+
+
+def own_schedule(value: dict[str, Any], config: Settings) -> None:
+    if value["variant"] == "RALEARN":
+        value["schedule"]["iterations"] = value["progress"]["iterations"] = 90
+
+
+# One thing at a time: what is changed in the second study, the row that must say so, how, and a word of it.
+ONE_THING = [
+    (recorded("fingerprint", "data", to="other"), "data", "fatal", "other"),
+    (recorded("fingerprint", "tokenizer", to="other"), "tokenizer", "fatal", "other"),
+    (recorded("fingerprint", "validation", to="other"), "validation set", "fatal", "other"),
+    (recorded("hellaswag", to=SCORE | {"items_sha256": "other"}), "HellaSwag items", "harmless", "SHA-256 other"),
+    (recorded("fingerprint", "model", to="other"), "model", "fatal", "other"),
+    (recorded("parameters", to=1001), "parameters", "fatal", "1,001"),
+    (recorded("fingerprint", "initial_weights", to="other"), "initial weights", "fatal", "other"),
+    (recorded("batch", "effective", to=16), "effective batch", "fatal", "16"),
+    (recorded("batch", "block_size", to=128), "sequence length", "fatal", "128"),
+    (recorded("batch", "micro", to=2), "micro-batch x accumulation x processes", "harmless", "2 x 2 x 1"),
+    (schedule, "schedule", "fatal", "200 of 200 iterations"),
+    (own_schedule, "schedule", "fatal", "90 of 90 iterations"),
+    (recorded("schedule", "warmup_iterations", to=7), "schedule", "fatal", "7 of warm-up"),
+    (recorded("schedule", "iterations", to=101), "schedule", "fatal", "100 of 101 iterations"),
+    (recorded("target", "dtype", to="float32"), "precision", "fatal", "float32"),
+    (recorded("environment", "float32_matmul", to="highest"), "float32 products", "fatal", "highest"),
+    (recorded("target", "attention_backend", to="efficient"), "attention backend", "harmless", "efficient"),
+    (recorded("target", "device", to="another card"), "device", "harmless", "another card"),
+    (recorded("target", "driver", to="560"), "driver", "harmless", "560"),
+    (recorded("environment", "cuda", to="13.0"), "CUDA or ROCm", "harmless", "13.0"),
+    (recorded("environment", "cudnn", to="90000"), "cuDNN or MIOpen", "harmless", "90000"),
+    (recorded("environment", "threads", to=2), "CPU threads", "harmless", "2"),
+    (recorded("environment", "platform", to="Linux aarch64"), "platform", "harmless", "aarch64"),
+    (recorded("target", "torch", to="2.12.0"), "torch", "harmless", "2.12.0"),
+    (recorded("environment", "numpy", to="2.0.0"), "numpy", "harmless", "2.0.0"),
+    (recorded("environment", "python", to="3.12.1"), "python", "harmless", "3.12.1"),
+    (recorded("commit", to="e" * 40), "commit", "harmless", "eeee"),
+    (recorded("dirty", to=True), "uncommitted changes", "harmless", "yes"),
+    (recorded("environment", "code", "gpt2.train.optimizer", to="eeee"),
+     "code that computes", "fatal", "train.optimizer eeee"),
+    (recorded("environment", "code", "ra.new", to="eeee"), "code that computes", "fatal", "ra.new"),
+    (recorded("environment", "code", "study.runner.plan", to="eeee"), "code that plans and tells", "harmless", "eeee"),
+    (recorded("environment", "variables", to={"NVIDIA_TF32_OVERRIDE": "0"}), "NVIDIA_TF32_OVERRIDE", "fatal", "0"),
+    (recorded("environment", "variables", to={"MKL_CBWR": "AVX2"}), "MKL_CBWR", "harmless", "AVX2"),
+    (recorded("fingerprint", "schedule", to="other"), "optimizer and budget, as hashed", "fatal", "other"),
+    *(
+        (setting({name: '"0.123"'}), name, "fatal", "0.123")
+        for name in (
+            "LEARNING_RATE", "MIN_LEARNING_RATE_RATIO", "WARMUP_FRACTION", "WEIGHT_DECAY", "ADAM_BETA1",
+            "ADAM_BETA2", "ADAM_EPSILON", "GRAD_CLIP", "ALTERNATION_INIT", "A_SYMBOL_OF_TOMORROW",
+        )
+    ),
+    (setting({"ALTERNATION_MIX_OUTPUT": "n", "ALTERNATION_MIX_SCORE": "y"}), "ALTERNATION_MIX", "fatal", "score"),
+    (setting({"GPT2_MAX_TIME": "90"}), "GPT2_MAX_TIME", "harmless", "90"),
+    (setting({"COMPILE": "n"}), "COMPILE", "harmless", "not set"),
+    (setting({"DATA_WORKERS": "3"}), "DATA_WORKERS", "harmless", "3"),
+    (setting({"HELLASWAG_FILE": '""'}), "HELLASWAG_FILE", "harmless", '""'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "subject", "status", "word"), ONE_THING)
+def test_one_thing_that_differs_is_caught_and_named_and_nothing_else_is(
+    first: Path, tmp_path: Path, change: Change, subject: str, status: str, word: str
+) -> None:
+    made = build.build_comparison([first, a_study(tmp_path / "two", change)])
+    differing = [check for check in made.checks if check.status != "equal"]
+    assert [(check.subject, check.status) for check in differing] == [(subject, status)]
+    assert word in differing[0].values[1]
+    assert word not in differing[0].values[0]
+    assert bool(made.absolute) == (status == "harmless")
+    assert [subject in reason for reason in made.reasons] == ([True] if status == "fatal" else [])
+    assert subject in terminal(made)
+
+
+def test_a_setting_that_a_hash_covers_as_well_is_named_once(first: Path, tmp_path: Path) -> None:
+    def rate(value: dict[str, Any], config: Settings) -> None:
+        config["LEARNING_RATE"] = '"1e-3"'
+        value["fingerprint"]["schedule"] = "other"
+
+    def size(value: dict[str, Any], config: Settings) -> None:
+        config |= {"GPT2_MODEL_124M": "n", "GPT2_MODEL_MINI": "y"}
+        value["fingerprint"]["model"] = "other"
+
+    for name, change, subject in (("two", rate, "LEARNING_RATE"), ("three", size, "model")):
+        made = build.build_comparison([first, a_study(tmp_path / name, change)])
+        assert [reason.split(" ")[0] for reason in made.reasons] == [subject]
+
+
+def test_every_row_of_the_checklist_has_been_made_to_differ(first: Path, tmp_path: Path) -> None:
+    made = build.build_comparison([first, a_study(tmp_path / "two")])
+    assert {check.status for check in made.checks} == {"equal"}
+    tried = {subject for _, subject, _, _ in ONE_THING} | {"variants", "seeds"}
+    covered = {"environment variables", "CPU_THREADS", "HELLASWAG"}  # of the kinds tried
+    assert {check.subject for check in made.checks} <= tried | covered
+
+
+def test_settings_of_a_variant_that_not_all_have_are_harmless(first: Path, tmp_path: Path) -> None:
+    change = setting({"ALTERNATION_INIT": '"0.1"'})
+    made = build.build_comparison([first, a_study(tmp_path / "two", change, variants=("B", "RAALL"))])
+    assert [check.status for check in made.checks if check.subject == "ALTERNATION_INIT"] == ["harmless"]
+
+
+def test_older_records_are_read_and_what_they_lack_is_said(first: Path, tmp_path: Path) -> None:
+    def older(value: dict[str, Any], config: Settings) -> None:
+        del value["environment"]
+
+    made = build.build_comparison([first, a_study(tmp_path / "two", older)])
+    said = {check.subject for check in made.checks if check.status == "not recorded"}
+    assert {"numpy", "python", "environment variables", "CUDA or ROCm"} <= said
+    assert made.absolute  # same commit, no uncommitted changes: the code is known
+    dirty = build.build_comparison(
+        [first, a_study(tmp_path / "three", lambda v, c: (older(v, c), v.update(dirty=True))[0])]
+    )
+    assert dirty.reasons == ["not recorded, so that it cannot be shown to agree: code that computes"]
+
+
+def test_hellaswag_on_other_items_is_said_and_forbids_no_comparison_of_losses(tmp_path: Path) -> None:
+    def scored(name: str, **items: Any) -> Path:
+        return a_study(tmp_path / name, recorded("hellaswag", to=SCORE | items))
+
+    one = scored("one", items_sha256="a" * 64)
+    for other, status in (
+        (scored("same", items_sha256="a" * 64), "equal"),
+        (scored("edited", items_sha256="b" * 64), "harmless"),
+        (scored("fewer", items_sha256="a" * 64, items=400), "harmless"),
+        (scored("older"), "not recorded"),
+    ):
+        made = build.build_comparison([one, other])
+        (check,) = [check for check in made.checks if check.subject == "HellaSwag items"]
+        assert (check.status, check.blocks) == (status, False)
+        assert ("HellaSwag accuracies" in check.reason) == (status != "equal")
+        assert made.absolute
+
+
+def test_without_saved_settings_the_hash_of_the_schedule_decides(first: Path, tmp_path: Path) -> None:
+    fixed = ("B", "RAALL")
+    same, other = (a_study(tmp_path / name, change, variants=fixed) for name, change in (
+        ("two", unchanged), ("three", recorded("fingerprint", "schedule", to="other"))))  # fmt: skip
+    for folder in (same, other):
+        for path in folder.glob("runs/*/config"):
+            path.unlink()
+    assert build.build_comparison([first, same]).absolute
+    assert "cannot be said in what" in build.build_comparison([first, other]).reasons[0]

@@ -1,0 +1,73 @@
+import math
+from pathlib import Path
+
+import pytest
+
+from ra.names import ONE_CLASS
+from study.compare import build as compare
+from study.compare import write
+from study.compare.markdown import markdown, terminal
+from study.report.markdown import terminal as render_terminal
+from study.report.write import write_report
+from tests.study.compared import published
+
+
+def test_the_published_study_is_refused_for_its_batch_and_its_schedule(tmp_path: Path) -> None:
+    made = compare.build_comparison(published(tmp_path))
+    assert made.absolute == []
+    fatal = {check.subject: check.values for check in made.checks if check.status == "fatal"}
+    assert fatal == {
+        "effective batch": ("512", "256"),
+        "schedule": ("201 of 10,000 iterations", "601 of 10,000 iterations"),
+    }
+    text = markdown(made)
+    above = text.index("Losses must not be compared between these studies")
+    assert (
+        "effective batch 512" in text[above : text.index("\n|", above)]
+    )  # the reason stands above the table
+    for text in (markdown(made), terminal(made)):
+        words = " ".join(text.split())
+        assert "must not be compared with each other" in words
+        assert "effective batch (512 " in words
+        assert "schedule (201 of 10,000 iterations" in words
+
+
+def test_the_published_gains_are_shown_against_their_own_baseline_as_no_evidence(tmp_path: Path) -> None:
+    made = compare.build_comparison(published(tmp_path))
+    text = markdown(made)
+    assert ONE_CLASS in text
+    assert text.count("the schedule was cut in 4 of 4 runs: ") == 2
+    changes = {
+        row.variant: [math.exp(i.mean) - 1 for i in row.against_baseline if i] for row in made.relative
+    }
+    assert changes["RALATE"] == pytest.approx([880.12 / 964.50 - 1, 316.04 / 335.94 - 1])
+    assert text.count("one seed: not evidence") == 6
+    assert [ranking.places for ranking in made.rankings] == [[], []]
+    assert text.count("one seed: no ranking") >= 2
+    assert "place seen" not in text
+
+
+@pytest.mark.parametrize("name", ["A100", "W7900"])
+def test_the_report_on_a_published_table_says_that_it_is_no_evidence_and_of_no_verdict(
+    tmp_path: Path, name: str
+) -> None:
+    folder = next(folder for folder in published(tmp_path) if folder.name == name)
+    made = write_report(folder)
+    said = "one seed, equivalent arms, differences are not evidence"
+    texts = [(folder / f"report.{kind}").read_text() for kind in ("md", "html")]
+    for text in (*texts, render_terminal(made)):
+        words = " ".join(text.split())
+        assert words.count(said) == 1
+        assert "a verdict is one on this seed alone" not in words
+        assert "no ranking is given" not in words
+
+
+def test_the_comparison_of_the_published_tables_says_of_each_that_it_is_no_evidence(tmp_path: Path) -> None:
+    write.write_comparison(compare.build_comparison(published(tmp_path)), tmp_path / "out")
+    said = "one seed, equivalent arms, differences are not evidence"
+    for kind, bold in (("md", "**{}**"), ("html", "<strong>{}</strong>")):
+        text = (tmp_path / "out" / f"compare.{kind}").read_text()
+        assert text.count(said) == 2
+        assert all(f"{bold.format(name)}: {said}." in text for name in ("A100", "W7900"))
+        assert "against its study's equivalent arms" not in text
+        assert "than the equivalent arms" not in text

@@ -1,0 +1,230 @@
+"""The order of the variants: as far as noise permits one, never from one seed, and across studies."""
+
+import json
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpt2.artifacts import run_record
+from study.analysis.allowance import NO_ALLOWANCE, Allowance
+from study.analysis.verdict import Judged
+from study.compare import build
+from study.compare import ranking as compare_ranking
+from study.compare.markdown import markdown, terminal
+from study.compare.page import page
+from study.compare.ranking import NO_ORDER, Ranking
+from study.stats.statistics import AgainstFloor, Interval
+from tests.study.compared import VARIANTS, Change, Settings, a_record, a_study, put, unchanged
+
+ARMS = VARIANTS[:-1]
+
+
+def cut(*names: str) -> Change:
+    """A change that ends these runs early, as the training clock does, at a loss that is far too high."""
+
+    def change(value: dict[str, Any], config: Settings) -> None:
+        if value["run"] in names:
+            value["schedule"]["cut"] = True
+            value["progress"] |= {"iterations": 60, "tokens": 30720}
+            value["validation"] |= {"loss": 9.0, "history": [[25600, 30.0, 9.5], [30720, 36.0, 9.0]]}
+
+    return change
+
+
+def rankings(folder: Path, *changes: Change, **options: Any) -> list[Ranking]:
+    """Of studies that differ by their changes alone; the first is unchanged."""
+    studies = [a_study(folder / str(n), change, **options) for n, change in enumerate((unchanged, *changes))]
+    return build.build_comparison(studies).rankings
+
+
+def consistent(ranking: Ranking) -> bool:
+    """Every place seen is one that noise permits, each is taken once, and the class is in one piece."""
+    places = ranking.places
+    mine = [one.place for one in places if one.equivalent]
+    return (
+        [one.place for one in places] == list(range(1, len(places) + 1))
+        and all(one.low <= one.place <= one.high for one in places)
+        and len({(one.low, one.high) for one in places if one.equivalent}) <= 1
+        and (not mine or max(mine) - min(mine) == len(mine) - 1)
+    )
+
+
+def test_a_run_whose_schedule_was_cut_is_in_no_order(tmp_path: Path) -> None:
+    whole, short = rankings(tmp_path, cut("RALEARN1"), seeds=(0, 1, 2))
+    assert (whole.seeds, short.seeds, short.left_out) == ([0, 1, 2], [0, 2], [])
+    seen = {one.variant: (one.place, one.low, one.high) for one in short.places}
+    assert seen["RALEARN"] == (1, 1, 1)  # the cut run's loss would have put it last
+    assert max(one.loss.mean for one in short.places) < 5
+    assert short.cut == ["RALEARN1"]
+    assert consistent(short)
+
+
+def test_a_variant_that_a_cut_left_with_one_seed_is_left_out_by_name(tmp_path: Path) -> None:
+    studies = [a_study(tmp_path / "0"), a_study(tmp_path / "1", cut("RALEARN1"))]
+    made = build.build_comparison(studies)
+    short = made.rankings[1]
+    assert (short.seeds, short.left_out) == ([0, 1], ["RALEARN"])
+    assert {one.variant for one in short.places} == set(ARMS)
+    assert consistent(short)
+    for text in (markdown(made), page(made)):
+        assert "left out since their schedule was cut short: RALEARN1" in text
+        assert "left out for want of these seeds: RALEARN" in text
+        assert "count in no difference, no order and no verdict" in text
+
+
+def test_where_every_run_was_cut_at_another_point_there_is_no_order(tmp_path: Path) -> None:
+    def all_cut(value: dict[str, Any], config: Settings) -> None:
+        value["schedule"]["cut"] = True
+        value["progress"]["tokens"] -= len(value["run"])
+
+    seen = rankings(tmp_path, all_cut)[1]
+    assert (seen.places, seen.seeds) == ([], [])
+    assert seen.why_not == compare_ranking.ALL_CUT
+
+
+@pytest.mark.parametrize("effect", [0.0, -0.006, 0.006, 0.05])
+def test_every_place_seen_is_one_that_noise_permits(tmp_path: Path, effect: float) -> None:
+    for draw in range(5):
+        names = [f"{name}{seed}" for name in VARIANTS for seed in range(3)]
+        chosen = np.random.default_rng(draw).choice(names, size=draw, replace=False)
+        options = {"seeds": (0, 1, 2), "noise": draw, "effect": effect}
+        for ranking in rankings(tmp_path / str(draw), cut(*chosen), **options):
+            assert consistent(ranking)
+
+
+def equal(one: str, other: str) -> Allowance:
+    return NO_ALLOWANCE
+
+
+def test_the_class_is_placed_by_its_mean_even_where_one_arm_is_seen_below_a_better_variant() -> None:
+    losses = {"B": [4.0, 4.0], "RAALL": [4.1, 4.1], "RALEARN": [4.02, 4.02]}
+    table = {name: dict(enumerate(own)) for name, own in losses.items()}
+    difference = Interval(-0.03, -0.04, -0.02, 2)
+    judged = [Judged("RALEARN", AgainstFloor(difference, 0.001, difference, None), 0.001, 1)]
+    places = {one.variant: one for one in compare_ranking._places(list(losses), [0, 1], table, judged, equal)}
+    assert (places["RALEARN"].place, places["RALEARN"].low, places["RALEARN"].high) == (1, 1, 1)
+    assert {(places[name].low, places[name].high) for name in ("B", "RAALL")} == {(2, 3)}
+
+
+def test_one_seed_gives_no_ranking_and_its_verdict_against_the_floor(tmp_path: Path) -> None:
+    made = build.build_comparison(
+        [a_study(tmp_path / name, seeds=(0,), noise=n) for n, name in enumerate("ab")]
+    )
+    assert [ranking.places for ranking in made.rankings] == [[], []]
+    assert [ranking.why_not for ranking in made.rankings] == [NO_ORDER, NO_ORDER]
+    for text in (markdown(made), page(made), terminal(made)):
+        words = " ".join(text.split())
+        assert words.count("one seed: no ranking") >= 2
+        assert words.count("better than the equivalent arms by more than their noise") == 2
+        assert "place seen" not in text
+        assert "places in" not in text
+    seen = build.as_json(made)
+    assert [ranking["places"] for ranking in seen["rankings"]] == [[], []]
+    assert {ranking["why_not"] for ranking in seen["rankings"]} == {"one seed: no ranking"}
+    assert [one["variant"] for one in seen["rankings"][0]["judged"]] == ["RALEARN"]
+    assert {place for row in seen["across"] for place in row["places"]} == {None}
+
+
+def with_own(folder: Path, effects: dict[str, float], seeds: int = 4, noise: int = 0) -> Path:
+    """Four equivalent arms and real changes of the given effects in nats; runs vary by 0.005."""
+    draw = np.random.default_rng(noise)
+    for seed in range(seeds):
+        for name in (*ARMS, *effects):
+            loss = 4.0 + 0.005 * float(draw.normal()) + effects.get(name, 0.0)
+            put(folder, a_record(name, seed, loss), None, None)
+    return folder
+
+
+def test_two_real_changes_are_told_apart_by_holm_over_their_pairs(tmp_path: Path) -> None:
+    effects = {"OWN_A": -0.10, "OWN_B": -0.11, "OWN_C": -0.13, "OWN_D": -0.135}
+    settled = 0
+    for draw in range(6):
+        folder = with_own(tmp_path / f"{draw}a", effects, noise=draw)
+        ranking = build.build_comparison(
+            [folder, with_own(tmp_path / f"{draw}b", effects, noise=99)]
+        ).rankings[0]
+        table = {
+            name: [json.loads((folder / "runs" / run_record.run_name(name, seed) / "run.json").read_text())
+                   ["validation"]["loss"] for seed in range(4)] for name in effects
+        }  # fmt: skip
+        pairs = list(combinations(effects, 2))
+        raw = {pair: float(stats.ttest_rel(table[pair[0]], table[pair[1]]).pvalue) for pair in pairs}
+        rejected: set[tuple[str, str]] = set()
+        for rank, pair in enumerate(sorted(pairs, key=lambda pair: raw[pair])):  # Holm, step down
+            if raw[pair] >= 0.05 / (len(pairs) - rank):
+                break
+            rejected.add(pair)
+        told = {
+            (one.variant, other)
+            for one in ranking.places
+            for other in one.better_than
+            if other in effects and one.variant in effects
+        }
+        assert {tuple(sorted(pair)) for pair in told} == rejected
+        assert all(np.mean(table[a]) < np.mean(table[b]) for a, b in told)
+        assert consistent(ranking)
+        settled += len([pair for pair in pairs if raw[pair] < 0.05]) - len(rejected)
+    assert settled > 0  # the adjustment decides something here
+
+
+def test_the_p_value_of_a_pair_is_scipys_and_a_constant_difference_is_certain() -> None:
+    values = [0.1, -0.02, 0.07, 0.03]
+    assert compare_ranking.paired_p(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    assert compare_ranking.paired_p([0.5, 0.5]) == 0
+    assert compare_ranking.paired_p([0.0, 0.0]) == 1
+
+
+def agreement(folder: Path, first: dict[str, float], second: dict[str, float]) -> tuple[dict[str, str], str]:
+    made = build.build_comparison([with_own(folder / "a", first), with_own(folder / "b", second, noise=1)])
+    return {row.variant: row.agreement for row in made.across}, markdown(made)
+
+
+def test_orders_on_two_cards_agree_contradict_or_leave_it_open(tmp_path: Path) -> None:
+    better, worse, none = {"RALEARN": -0.1}, {"RALEARN": 0.1}, {"RALEARN": 0.0}
+    said, text = agreement(tmp_path / "1", better, better)
+    assert set(said.values()) == {compare_ranking.AGREE}
+    assert "The orders agree." in text
+    said, text = agreement(tmp_path / "2", better, worse)
+    assert set(said.values()) == {compare_ranking.CONTRADICT}
+    assert "The orders contradict each other beyond noise: B, RAEARLY" in text
+    said, text = agreement(tmp_path / "3", better, none)
+    assert set(said.values()) == {compare_ranking.SOME}
+    assert "not every study can tell" in text
+    said, text = agreement(tmp_path / "4", none, none)
+    assert set(said.values()) == {compare_ranking.NONE}
+    assert "no study tells any of the variants apart" in text
+
+
+def test_studies_that_share_no_variant_have_no_orders_to_compare(tmp_path: Path) -> None:
+    one = a_study(tmp_path / "a", variants=("B", "RAEARLY", "RALEARN"))
+    made = build.build_comparison([one, a_study(tmp_path / "b", variants=("RALATE", "RAALL"), noise=1)])
+    assert made.across == []
+    assert "tells any of the variants apart" not in markdown(made)
+
+
+def test_places_across_studies_are_among_the_variants_that_all_have(tmp_path: Path) -> None:
+    first = with_own(tmp_path / "a", {"RALEARN": -0.1, "OWN": -0.3})
+    made = build.build_comparison([first, with_own(tmp_path / "b", {"RALEARN": -0.1})])
+    assert [(row.variant, row.places) for row in made.across] == [
+        *((name, [(2, 5), (2, 5)]) for name in ARMS),
+        ("RALEARN", [(1, 1), (1, 1)]),
+    ]
+    assert made.rankings[0].places[0].variant == "OWN"
+    for text in (markdown(made), page(made)):
+        assert "places in a" in text
+        assert "2 to 5" in text
+        assert compare_ranking.AGREE in text
+
+
+def test_a_study_of_one_seed_has_no_place_in_the_table_across(tmp_path: Path) -> None:
+    one = with_own(tmp_path / "a", {"RALEARN": -0.1}, seeds=1)
+    made = build.build_comparison([one, with_own(tmp_path / "b", {"RALEARN": -0.1})])
+    assert {row.places[0] for row in made.across} == {None}
+    assert {row.agreement for row in made.across} == {compare_ranking.ALONE}
+    assert "There are no orders to compare: a (one seed: no ranking)." in markdown(made)
+    assert math.isfinite(made.rankings[1].places[0].loss.mean)

@@ -1,0 +1,120 @@
+"""The micro-batch from predicted memory: the largest that fits, of total memory alone, the same for all variants."""
+
+import dataclasses
+
+import pytest
+
+from gpt2.config.batch import micro_batches
+from gpt2.config.config import Config, ModelConfig
+from gpt2.hardware.resolve import TARGETS, ResolvedTarget
+from gpt2.memory.measure import measure
+from gpt2.memory.prediction import predict
+from gpt2.memory.workload import Work
+from gpt2.model import cpu_linear
+from ra.settings import AlternationSettings
+from ra.variants import Variant, variant
+from study.memory.micro_batch import MARGIN, MemoryPlanError, Predictions, require_free
+
+MIB = 2**20
+MODEL = ModelConfig("test", 2, 2, 64, 64, 0.0, vocabulary=500, padded_vocabulary=512)
+ALTERNATION = AlternationSettings("output", 0.5, 100.0)
+NAMES = ("B", "RAEARLY", "RAALL", "RALEARN")
+VARIANTS = [variant(name, MODEL, ALTERNATION) for name in NAMES]
+
+
+@pytest.fixture
+def config(a100_config: Config) -> Config:
+    return dataclasses.replace(a100_config, model=MODEL)
+
+
+def on(config: Config, mib: int, kind: str = "a100-40g") -> Predictions:
+    row = TARGETS[kind]
+    return Predictions(
+        config, ResolvedTarget(row, "cuda:0", "a card", mib * MIB, "bfloat16", "flash", None, None)
+    )
+
+
+def hungriest(predictions: Predictions, micro: int) -> int:
+    return max(predictions.peak_bytes(each, micro) for each in VARIANTS)
+
+
+@pytest.mark.parametrize("mib", [170, 220, 260, 400])
+def test_the_largest_divisor_is_taken_at_which_the_hungriest_variant_fits(config: Config, mib: int) -> None:
+    predictions = on(config, mib)
+    batch = predictions.choose_batch(VARIANTS)
+    room = mib * MIB * (1 - MARGIN)
+    assert hungriest(predictions, batch.micro) <= room
+    larger = [n for n in micro_batches(512, 1) if batch.micro < n <= 1024]
+    assert all(hungriest(predictions, n) > room for n in larger[:1])
+    assert batch.micro * batch.accumulation == 512
+
+
+def test_the_largest_micro_batch_fits_and_one_more_does_not(config: Config) -> None:
+    predictions = on(config, 220)
+    for each in VARIANTS[::3]:
+        micro = predictions.largest_micro(each)
+        assert predictions.fits(each, micro)
+        assert not predictions.fits(each, micro + 1)
+    assert on(config, 1).largest_micro(VARIANTS[0]) == 0
+
+
+def test_variants_of_one_cost_class_need_the_same_to_the_byte(config: Config) -> None:
+    predictions = on(config, 400)
+    peaks = {predict(predictions.work_at(each, 512)).peak_bytes for each in VARIANTS[:3]}
+    assert len(peaks) == 1
+    assert predictions.peak_bytes(VARIANTS[3], 512) > peaks.pop()
+
+
+def test_what_cannot_be_predicted_is_told_and_does_not_stop_the_plan(config: Config) -> None:
+    def broken(layer: int) -> None:
+        raise RuntimeError("needs a real tensor\nsecond line")
+
+    predictions = on(config, 400)
+    own = Variant("OWN", broken, "OWN")  # type: ignore[arg-type]
+    assert predictions.choose_batch([VARIANTS[0], own]).effective == 512
+    reason = predictions.unpredictable(own, 4)
+    assert reason == "the memory of OWN cannot be predicted (RuntimeError: needs a real tensor)"
+
+
+def test_too_little_free_memory_is_one_clear_line_and_the_plan_never_asks_for_it(config: Config) -> None:
+    resolved = on(config, 40960).resolved
+    require_free(resolved, 10 * 2**30, 11 * 2**30)
+    require_free(resolved, None, 0)
+    require_free(resolved, 10 * 2**30, None)
+    with pytest.raises(
+        MemoryPlanError, match=r"a card: 3.0 of 40.0 GiB are free, .* needs 10.0 GiB: another"
+    ) as told:
+        require_free(resolved, 10 * 2**30, 3 * 2**30)
+    assert "\n" not in str(told.value)
+
+
+def test_a_model_too_large_for_the_card_is_told_with_the_remedy(config: Config) -> None:
+    with pytest.raises(
+        MemoryPlanError, match=r"needs .* GiB for one sequence; a card has .*CONFIG_GPT2_MODEL"
+    ):
+        on(config, 10).choose_batch(VARIANTS)
+
+
+def test_ralearn_needs_at_most_1_05_times_the_baseline_at_the_size_of_the_study(config: Config) -> None:
+    model = ModelConfig("124m", 12, 12, 768, 1024, 0.0)
+    predictions = on(dataclasses.replace(config, model=model), 40448)
+    baseline, learned = (
+        predictions.peak_bytes(variant(name, model, ALTERNATION), 32) for name in ("B", "RALEARN")
+    )
+    assert baseline < learned <= 1.05 * baseline
+
+
+@pytest.mark.parametrize("name", ["B", "RALEARN", "RALEARN, recomputed"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("micro", "vocabulary", "width"), [(2, 4000, 32), (8, 500, 64), (9, 600, cpu_linear.WIDE)]
+)
+def test_on_a_cpu_the_prediction_is_what_the_allocator_gives_out_phase_by_phase_to_the_byte(
+    config: Config, name: str, accumulation: int, micro: int, vocabulary: int, width: int
+) -> None:
+    """Backward's peak is at its end with few tokens and many words, and at its beginning with many tokens."""
+    model = dataclasses.replace(MODEL, width=width, vocabulary=vocabulary, padded_vocabulary=vocabulary + 12)
+    settings = dataclasses.replace(ALTERNATION, recompute="recomputed" in name)
+    attention = variant(name.split(",")[0], model, settings).attention
+    work = Work(model, config.optimizer, attention, micro, accumulation, "cpu", "float32")
+    assert predict(work).timeline.by_phase() == measure(work, "cpu").allocated

@@ -1,0 +1,264 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpt2.artifacts import run_record
+from gpt2.system import files
+from study.report import build, markdown, sentences, write
+
+VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
+Change = Callable[[dict[str, Any]], None]
+
+
+def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
+    hashes = dict.fromkeys(("model", "data", "tokenizer", "batch", "schedule", "validation"), "same")
+    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
+        "status": "finished",
+        "fingerprint": hashes | {"initial_weights": f"seed{seed}"},
+        "target": {
+            "name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
+            "attention_backend": "flash", "torch": "2.13.0", "driver": None,
+        },
+        "batch": {"effective": 512, "micro": 32, "accumulation": 16, "world_size": 1, "block_size": 1024},
+        "parameters": 124439808,
+        "progress": {"iterations": 300, "tokens": 3000, "train_seconds": 60.0},
+        "clock": {"train": 60.0, "compile": 1.0, "evaluate": 0.5, "checkpoint": 0.1, "data": 0.0},
+        "validation": {
+            "loss": loss, "perplexity": math.exp(loss), "best_perplexity": math.exp(loss - 0.01), "tokens": 4096,
+            "history": [[1000, 20.0, loss + 1], [2000, 40.0, loss - 0.01], [3000, 60.0, loss]],
+        },
+        "hellaswag": {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 10042},
+        "memory": {
+            "peak_allocated_bytes": 2**30, "peak_reserved_bytes": 2**31, "predicted_bytes": None,
+            "by_phase": {"forward": 1, "backward": 1, "optimizer": 1},
+        },
+        "throughput": {"tokens_per_second": 100.0, "mfu": None},
+        "schedule": {"iterations": 300, "cut": False},
+    }  # fmt: skip
+
+
+def a_study(
+    folder: Path, seeds: int = 3, effect: float = 0.0, change: dict[str, Change] | None = None
+) -> Path:
+    """A believable study: seeds differ by 0.02 nats, runs of one seed by 0.005; RALEARN differs by `effect`."""
+    draw = np.random.default_rng(0)
+    for seed in range(seeds):
+        base = 4.0 + 0.02 * draw.normal()
+        for name in VARIANTS:
+            loss = float(base + 0.005 * draw.normal() + (effect if name == "RALEARN" else 0.0))
+            value = a_record(name, seed, loss)
+            if name == "RALEARN":
+                value["learned"] = {
+                    "alternation_probability": [0.4, 0.6],
+                    "history": [[1000, [0.5, 0.5]], [3000, [0.4, 0.6]]],
+                }
+            if change and value["run"] in change:
+                change[value["run"]](value)
+            run_dir = folder / "runs" / value["run"]
+            run_dir.mkdir(parents=True)
+            files.write_json(run_dir / "run.json", value)
+    files.write_json(folder / "expected.json", {"variants": list(VARIANTS), "seeds": seeds})
+    return folder
+
+
+def losses(made: build.Report, name: str) -> dict[int, float]:
+    return {r.seed: r.record["validation"]["loss"] for r in made.runs
+            if r.used and r.variant == name and r.record and r.seed is not None}  # fmt: skip
+
+
+def row(made: build.Report, name: str) -> build.Row:
+    return next(r for r in made.rows if r.variant == name)
+
+
+def test_every_interval_is_scipys(tmp_path: Path) -> None:
+    made = build.build_report(a_study(tmp_path))
+    base = losses(made, "B")
+    for name in VARIANTS[1:]:
+        own = losses(made, name)
+        differences = [own[seed] - base[seed] for seed in base]
+        low, high = stats.t.interval(0.95, 2, loc=np.mean(differences), scale=stats.sem(differences))
+        seen = row(made, name).against_baseline
+        assert seen is not None
+        assert (seen.low, seen.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def test_a_real_change_is_judged_against_the_equivalent_arms(tmp_path: Path) -> None:
+    nothing = markdown.markdown(build.build_report(a_study(tmp_path / "nothing")))
+    better = markdown.markdown(build.build_report(a_study(tmp_path / "better", effect=-0.05)))
+    worse = markdown.markdown(build.build_report(a_study(tmp_path / "worse", effect=0.05)))
+    assert "**RALEARN**: cannot tell" in nothing
+    assert "**RALEARN**: better than the equivalent arms" in better
+    assert "**RALEARN**: worse than the equivalent arms" in worse
+    assert all(markdown.ONE_CLASS in text for text in (nothing, better, worse))
+
+
+def test_one_seed_gives_no_ranking_but_a_comparison_with_the_noise_floor(tmp_path: Path) -> None:
+    made = build.build_report(a_study(tmp_path, seeds=1, effect=-0.2))
+    text = markdown.markdown(made)
+    assert made.floor is not None
+    assert made.floor.freedom == 3
+    assert "**RALEARN**: better" in text
+    assert "One seed: the order of the equivalent arms is not evidence" in text
+    assert "one seed: not evidence" in text
+
+
+def test_runs_that_do_not_count_are_named_and_never_averaged(tmp_path: Path) -> None:
+    def fail(value: dict[str, Any]) -> None:
+        value |= {"status": "failed", "error": "NotFiniteError: loss nan"}
+        value["validation"]["loss"] = 99.0
+
+    def interrupt(value: dict[str, Any]) -> None:
+        value["status"] = "interrupted"
+        value["validation"]["loss"] = 99.0
+
+    def another(value: dict[str, Any]) -> None:
+        value["fingerprint"]["data"] = "other"
+        value["validation"]["loss"] = 99.0
+
+    study = a_study(tmp_path, change={"B0": fail, "RAALL1": interrupt, "RALATE2": another})
+    (study / "runs" / "RAEARLY0" / "run.json").write_text("{")
+    (study / "runs" / "RAEARLY1" / "run.json").write_text('{"schema": 9}')
+    (study / "runs" / "RAEARLY2" / "run.json").unlink()
+    (study / "runs" / "RAEARLY2").rmdir()
+    made = build.build_report(study)
+    assert {run.name: run.status for run in made.runs if not run.used} == {
+        "B0": "failed", "RAALL1": "interrupted", "RALATE2": "finished",
+        "RAEARLY0": "unreadable", "RAEARLY1": "unreadable", "RAEARLY2": "missing",
+    }  # fmt: skip
+    assert [r.variant for r in made.rows] == ["B", "RALATE", "RAALL", "RALEARN"]
+    assert max(r.final_loss.mean for r in made.rows) < 5
+    text = markdown.markdown(made)
+    for told in ("NotFiniteError", "fingerprint differs in data", "is of schema 9", "it has not been run"):
+        assert told in text
+
+
+def test_at_equal_tokens_the_last_common_point_counts(tmp_path: Path) -> None:
+    def shorter(value: dict[str, Any]) -> None:
+        value["validation"]["history"].pop()
+        value["validation"]["history"].append([2500, 60.0, 3.9])
+
+    made = build.build_report(a_study(tmp_path, change={f"RALEARN{seed}": shorter for seed in range(3)}))
+    assert made.equal_tokens == 2000
+    base = [loss - 0.01 for loss in losses(made, "B").values()]
+    seen = row(made, "B").equal_tokens_loss
+    assert seen is not None
+    assert seen.mean == pytest.approx(np.mean(base))
+
+
+def test_hellaswag_near_chance_is_said_and_absence_is_never_a_number(tmp_path: Path) -> None:
+    def near(value: dict[str, Any]) -> None:
+        value["hellaswag"] |= {"acc": 0.255, "acc_norm": 0.27}
+
+    def absent(value: dict[str, Any]) -> None:
+        value["hellaswag"] = {"absent": "no network"}
+
+    change = {f"B{seed}": near for seed in range(3)} | {f"RAALL{seed}": absent for seed in range(3)}
+    made = build.build_report(a_study(tmp_path, change=change))
+    text = markdown.markdown(made)
+    assert "Within two standard errors of chance, so no sign of skill: B." in text
+    assert "RAALL not run: no network." in text
+    assert row(made, "RAALL").hellaswag.acc is None
+    assert "not run" in markdown.terminal(made)
+
+
+def test_a_cut_schedule_is_flagged(tmp_path: Path) -> None:
+    def cut(value: dict[str, Any]) -> None:
+        value["schedule"]["cut"] = True
+
+    assert "RAALL (1 of 3)" in markdown.markdown(
+        build.build_report(a_study(tmp_path, change={"RAALL1": cut}))
+    )
+
+
+def test_strings_of_records_are_inert(tmp_path: Path) -> None:
+    def hostile(value: dict[str, Any]) -> None:
+        value |= {"status": "failed", "error": "<script>alert(1)</script> | [x](http://y) \n# heading"}
+
+    text = markdown.markdown(build.build_report(a_study(tmp_path, change={"B0": hostile})))
+    assert "<script>" not in text
+    assert "[x](" not in text
+    assert "\n# heading" not in text
+
+
+def test_a_study_without_a_finished_run_says_so(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
+    made = write.write_report(tmp_path)
+    assert "no finished run" in markdown.terminal(made)
+    assert "No finished run yet" in (tmp_path / "report.md").read_text()
+
+
+def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path) -> None:
+    table = markdown.terminal(build.build_report(a_study(tmp_path))).split("\n\n")[0]
+    assert max(len(line) for line in table.splitlines()) <= 100
+
+
+def test_report_json_holds_every_interval_of_the_report(tmp_path: Path) -> None:
+    made = write.write_report(a_study(tmp_path))
+    seen = json.loads((tmp_path / "report.json").read_text())
+    assert seen["rows"][0]["final_loss"]["low"] == made.rows[0].final_loss.low
+    assert seen["judged"][0]["result"]["difference"]["high"] == made.judged[0].result.difference.high
+    assert seen["learned"]["RALEARN"]["last"] == pytest.approx([0.4, 0.6])
+
+
+def cut_short(value: dict[str, Any]) -> None:
+    """As the training clock leaves it: fewer tokens, a much higher loss, no last evaluation on the grid."""
+    value["schedule"]["cut"] = True
+    value["progress"] |= {"iterations": 150, "tokens": 1500}
+    value["validation"]["loss"] += 2.0
+    value["validation"]["history"] = [
+        value["validation"]["history"][0],
+        [1500, 66.0, value["validation"]["loss"]],
+    ]
+
+
+def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(tmp_path: Path) -> None:
+    sound = build.build_report(a_study(tmp_path / "sound", seeds=4, effect=0.05))
+    cut = build.build_report(
+        a_study(tmp_path / "cut", seeds=4, effect=0.05, change={"RAALL1": cut_short, "RALEARN2": cut_short})
+    )
+    assert cut.cut == ["RAALL1", "RALEARN2"]
+    assert cut.floor is not None
+    assert sound.floor is not None
+    assert cut.floor.freedom == sound.floor.freedom - 1
+    assert cut.floor.sigma == pytest.approx(sound.floor.sigma, rel=0.3)
+    assert cut.judged[0].result.difference.count == 3
+    assert cut.judged[0].result.difference.mean == pytest.approx(0.05, abs=0.02)
+    assert row(cut, "RAALL").against_baseline.count == 3
+    for name in ("RAALL", "RALEARN"):
+        final, best = row(cut, name).final_loss, row(cut, name).best_loss
+        assert (final.count, best.count) == (3, 3)
+        assert final.mean < 5
+        assert row(cut, name).tokens == row(cut, "B").tokens
+        assert row(cut, name).seeds == [0, 1, 2, 3]
+        assert f"{sentences.shown(final)} (3 of 4 seeds)" in markdown.markdown(cut)
+        assert any(line.startswith(name) and "3 of 4" in line for line in markdown.terminal(cut).splitlines())
+    assert "The means are over different seeds" in markdown.markdown(cut)
+    assert "The means are over different seeds" not in markdown.markdown(sound)
+    assert {run.name for run in build.ended_runs(cut)} == {run.name for run in cut.runs} - {*cut.cut}
+    assert "cut the schedule of 2 of 20 runs short (RAALL1, RALEARN2)" in markdown.markdown(cut)
+
+
+def test_a_study_of_runs_cut_at_different_points_has_no_verdict_and_one_cut_alike_has(tmp_path: Path) -> None:
+    names = [run_record.run_name(name, seed) for name in VARIANTS for seed in range(3)]
+
+    def cut_anywhere(value: dict[str, Any]) -> None:
+        cut_short(value)
+        value["progress"]["tokens"] += names.index(value["run"])
+
+    made = build.build_report(a_study(tmp_path / "apart", change=dict.fromkeys(names, cut_anywhere)))
+    assert made.floor is None
+    assert made.judged == []
+    told = "**RALEARN**: cannot tell: no seed of it has equivalent arms that ended their schedule"
+    assert told in markdown.markdown(made)
+    assert {made_row.final_loss for made_row in made.rows} == {None}
+    assert {run.name for run in build.ended_runs(made)} == {*names}
+    alike = build.build_report(a_study(tmp_path / "alike", change=dict.fromkeys(names, cut_short)))
+    assert alike.cut == []
+    assert alike.floor is not None
+    assert len(alike.judged) == 1

@@ -1,0 +1,301 @@
+"""What a report does with records that are odd, hostile, incomplete or too many."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpt2.artifacts import run_record
+from gpt2.system import files
+from study.records import runs
+from study.report import build, markdown, sentences, write
+from tests.study.sample_records import edit
+
+VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
+
+
+def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
+    keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
+    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
+        "status": "finished",
+        "commit": "c" * 40,
+        "dirty": False,
+        "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}"},
+        "target": {
+            "name": "cpu",
+            "device": "a processor",
+            "memory_bytes": 2**34,
+            "dtype": "float32",
+            "attention_backend": "flash",
+            "torch": "2.13.0",
+            "driver": None,
+        },
+        "batch": {"effective": 16, "micro": 8, "accumulation": 2, "world_size": 1, "block_size": 128},
+        "progress": {"iterations": 30, "tokens": 3000, "train_seconds": 60.0},
+        "validation": {
+            "loss": loss,
+            "perplexity": None,
+            "best_perplexity": None,
+            "tokens": 4096,
+            "history": [[1000, 20.0, loss + 1], [3000, 60.0, loss]],
+        },
+    }
+
+
+def put(study: Path, value: dict[str, Any], folder: str = "") -> None:
+    path = study / "runs" / (folder or value["run"])
+    path.mkdir(parents=True)
+    files.write_json(path / "run.json", value)
+
+
+def a_study(study: Path, variants: tuple[str, ...] = VARIANTS, seeds: int = 3, noise: float = 0.005) -> Path:
+    """Seeds differ by 0.02 nats and runs of one seed by `noise`; no variant has an effect."""
+    draw = np.random.default_rng(0)
+    for seed in range(seeds):
+        base = 4.0 + 0.02 * float(draw.normal())
+        for name in variants:
+            put(study, a_record(name, seed, base + noise * float(draw.normal())))
+    return study
+
+
+def why_not(made: build.Report) -> dict[str, str]:
+    return {run.name: run.why_not for run in made.runs if not run.used}
+
+
+def test_parts_of_a_record_that_are_not_known_do_not_break_the_report(tmp_path: Path) -> None:
+    made = write.write_report(a_study(tmp_path))
+    assert all(run.used for run in made.runs)
+    assert {row.peak_memory_bytes for row in made.rows} == {None}
+    assert "not run" in markdown.terminal(made)
+
+
+@pytest.mark.parametrize("part", ["validation", "progress", "fingerprint", "batch", "target"])
+def test_a_finished_record_without_a_needed_part_is_named_and_not_averaged(tmp_path: Path, part: str) -> None:
+    study = a_study(tmp_path)
+    edit(study, "RAALL1", **{part: None})
+    assert part in why_not(build.build_report(study))["RAALL1"]
+
+
+def test_a_loss_that_is_not_finite_does_not_count(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    edit(study, "B1", validation={"loss": float("nan")})
+    made = build.build_report(study)
+    assert why_not(made) == {"B1": "it has no finite validation loss"}
+    assert next(row for row in made.rows if row.variant == "B").seeds == [0, 2]
+
+
+def test_a_copied_run_is_not_counted_twice(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    put(study, a_record("B", 0, 4.0), folder="B0-copy")
+    made = build.build_report(study)
+    assert "its record is that of B0" in why_not(made)["B0-copy"]
+    assert next(row for row in made.rows if row.variant == "B").seeds == [0, 1, 2]
+
+
+def test_every_differing_entry_of_a_fingerprint_is_named(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    edit(study, "RALATE1", fingerprint={"data": "other", "schedule": "other"})
+    edit(study, "RAALL2", fingerprint={"initial_weights": "other"})
+    reasons = why_not(build.build_report(study))
+    assert "differs in data, schedule from that of most runs" in reasons["RALATE1"]
+    assert "differs in initial_weights from that of most runs of seed 2" in reasons["RAALL2"]
+    assert len(reasons) == 2
+
+
+def test_without_a_majority_the_baselines_experiment_stands(tmp_path: Path) -> None:
+    study = a_study(tmp_path, variants=("ABOVE", "B"), seeds=1)
+    edit(study, "ABOVE0", fingerprint={"model": "other"})
+    reasons = why_not(build.build_report(study))
+    assert list(reasons) == ["ABOVE0"]
+    assert "from that of the baseline" in reasons["ABOVE0"]
+
+
+def test_a_variant_with_a_missing_seed_is_judged_by_the_floor_of_all_seeds(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    (study / "runs" / "RALEARN2" / "run.json").unlink()
+    made = build.build_report(study)
+    assert made.floor is not None
+    assert made.floor.freedom == 9
+    seen = made.judged[0].result.difference
+    assert seen.count == 2
+    assert seen.high is not None
+    expected = stats.t.ppf(0.975, 9) * made.floor.sigma * np.sqrt((1 + 1 / 4) / 2)
+    assert seen.high - seen.mean == pytest.approx(expected, rel=1e-8)
+
+
+def test_one_arm_under_two_names_does_not_shrink_the_noise(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    before = build.build_report(study).floor
+    twin = next(run.record for run in build.build_report(study).runs if run.name == "RALATE0")
+    put(study, a_record("RAALT", 0, twin["validation"]["loss"]))
+    assert build.build_report(study).floor == before
+
+
+def test_runs_without_any_noise_give_no_verdict(tmp_path: Path) -> None:
+    study = a_study(tmp_path, noise=0.0)
+    edit(study, "RALEARN0", validation={"loss": 3.0})
+    text = markdown.markdown(build.build_report(study))
+    assert "**RALEARN**: cannot tell" in text
+    assert "better than" not in text
+
+
+def with_spread(study: Path, differences: tuple[float, float, float]) -> build.Report:
+    """RALEARN at those distances from the mean of the equivalent arms."""
+    arms = [name for name in VARIANTS if name != "RALEARN"]
+    for seed, difference in enumerate(differences):
+        losses = [
+            json.loads((study / "runs" / f"{name}{seed}" / "run.json").read_text())["validation"]["loss"]
+            for name in arms
+        ]
+        edit(study, f"RALEARN{seed}", validation={"loss": sum(losses) / len(losses) + difference})
+    return build.build_report(study)
+
+
+def test_a_variant_that_varies_more_than_the_arms_needs_its_own_interval_as_well(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    sigma = build.build_report(study).floor.sigma  # type: ignore[union-attr]
+    wild = with_spread(study, (0.0, 5 * sigma, 10 * sigma))
+    (line,) = sentences.verdicts(wild)[:1]
+    assert "cannot tell: its runs vary more than the equivalent arms'" in line
+    assert "variance ratio" in line
+    clear = with_spread(study, (50 * sigma, 55 * sigma, 60 * sigma))
+    (line,) = sentences.verdicts(clear)[:1]
+    assert "worse than the equivalent arms" in line
+    assert "the interval of their own spread is" in line
+    even = with_spread(study, (10 * sigma, 10.5 * sigma, 11 * sigma))
+    (line,) = sentences.verdicts(even)[:1]
+    assert "worse than the equivalent arms" in line
+    assert "variance ratio" not in line
+
+
+def test_several_changes_are_judged_together(tmp_path: Path) -> None:
+    made = build.build_report(a_study(tmp_path, variants=(*VARIANTS, "MINE")))
+    assert [judged.judged_together for judged in made.judged] == [2, 2]
+    assert all(judged.adjusted_p >= judged.result.p_value for judged in made.judged)
+
+
+def test_an_equivalent_arm_outside_its_interval_is_called_noise(tmp_path: Path) -> None:
+    study = a_study(tmp_path, noise=0.0)
+    for seed, shift in enumerate((0.050, 0.051, 0.052)):
+        loss = json.loads((study / "runs" / f"B{seed}" / "run.json").read_text())["validation"]["loss"]
+        edit(study, f"RAALL{seed}", validation={"loss": loss + shift})
+    line = next(
+        line for line in markdown.markdown(build.build_report(study)).splitlines() if "| RAALL |" in line
+    )
+    assert "noise, since it is the same function class" in line
+
+
+def test_equal_time_and_equal_tokens_are_both_judged_where_they_differ(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    assert "the same numbers, since every run ended at 3,000 tokens" in markdown.markdown(
+        build.build_report(study)
+    )
+    for seed in range(3):
+        edit(study, f"RALEARN{seed}", progress={"tokens": 2000}, validation={"history": [[1000, 40.0, 5.0]]})
+    text = markdown.markdown(build.build_report(study))
+    assert "**RALEARN** at equal tokens (1,000)" in text
+    assert "At equal tokens (1,000, the last point" in text
+
+
+def test_equal_time_is_claimed_of_a_time_budget_alone(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    assert "At equal time" not in markdown.markdown(build.build_report(study))
+    files.write_json(study / "plan.json", {"budget": {"max_time_seconds": 60, "equal_tokens": False}})
+    assert "At equal time: the last step of each variant, under a budget of 60 s" in markdown.markdown(
+        build.build_report(study)
+    )
+
+
+def test_different_commits_devices_and_uncommitted_changes_are_said(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    assert build.build_report(study).notes == []
+    edit(study, "B0", commit="d" * 40, dirty=True, target={"device": "another"})
+    notes = " ".join(build.build_report(study).notes)
+    assert "different commits: cccccccccccc (14), dddddddddddd (1)" in notes
+    assert "1 of 15 runs were made with uncommitted changes" in notes
+    assert "different devices" in notes
+
+
+def test_torn_side_files_are_as_good_as_none(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    for name in ("plan.json", "expected.json"):
+        (study / name).write_bytes(b"\xff[")
+    (study / "runs" / ".DS_Store").write_text("")
+    assert len(build.build_report(study).runs) == 15
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<b>x</b>", "&lt;b&gt;x&lt;/b&gt;"),
+        ("it's", "it's"),
+        ("a|b\n# c", r"a\|b \# c"),
+        ("http://x www.y.z", r"http\://x www\.y.z"),
+        ("\x1b[31mred\u202e", r"\[31mred"),
+    ],
+)
+def test_strings_are_inert(text: str, shown: str) -> None:
+    assert sentences.inert(text) == shown
+
+
+def test_hostile_strings_are_inert_in_the_terminal_and_in_notes(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    edit(study, "B0", notes=["\x1b[2J<img src=x>"], target={"dtype": "<i>"})
+    made = build.build_report(study)
+    assert "\x1b" not in markdown.terminal(made) + markdown.markdown(made)
+    assert "<img" not in markdown.markdown(made)
+    assert "<i>" not in markdown.markdown(made)
+
+
+@pytest.mark.parametrize("loss", [0.1, 9.9, 40.0, 400.0])
+def test_everything_on_the_terminal_fits_a_hundred_columns(tmp_path: Path, loss: float) -> None:
+    study = a_study(tmp_path, seeds=2)
+    for variant in VARIANTS:
+        edit(study, f"{variant}0", validation={"loss": loss})
+    put(study, a_record("B", 0, 4.0), folder="B0-" + "copy" * 30)
+    assert max(len(line) for line in markdown.terminal(build.build_report(study)).splitlines()) <= 100
+
+
+def test_columns_move_together_and_are_cut_rather_than_wrapped() -> None:
+    rows = [["a" * 10, "b" * 10], ["c", "d"]]
+    assert markdown.columns(rows, 22) == ["a" * 10 + "  " + "b" * 10, "c" + " " * 20 + "d"]
+    assert markdown.columns(rows, 21)[0] == "a" * 10 + " " + "b" * 10
+    assert markdown.columns(rows, 15)[0] == "a" * 10 + " " + "b" * 4
+
+
+def test_chance_is_said_on_the_terminal_too(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    score = {"acc": 0.252, "acc_stderr": 0.004, "acc_norm": 0.3, "acc_norm_stderr": 0.004, "items": 10042}
+    edit(study, "B0", hellaswag=score)
+    made = build.build_report(study)
+    assert "no sign of skill: B." in markdown.terminal(made)
+    assert "| B | 25.2 ± 0.4 % † | 30.0 ± 0.5 % | 10,042 | 1 of 3 |" in markdown.markdown(made)
+
+
+def test_means_over_different_seeds_are_not_offered_for_comparison(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    assert "over different seeds" not in markdown.markdown(build.build_report(study))
+    edit(study, "RAALL1", status="running")
+    assert "over different seeds" in markdown.markdown(build.build_report(study))
+
+
+def test_a_number_keeps_its_percent_sign_on_the_terminal() -> None:
+    lines = markdown.wrap("a " * 47 + "0.35 % of it").splitlines()
+    assert not any(line.strip().startswith("%") for line in lines)
+    assert "0.35 %" in "".join(lines)
+
+
+def test_small_differences_keep_their_digits_and_zero_has_no_sign_of_its_own() -> None:
+    assert sentences.percent(0.00012) == "+0.012 %"
+    assert sentences.percent(-0.000001) == "+0.000 %"
+    assert sentences.percent(900.0).endswith(" %")
+
+
+def test_the_report_needs_no_torch() -> None:
+    code = "import sys, scripts.report, study.report.markdown; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(runs.__file__).parents[2]).returncode == 0

@@ -1,0 +1,359 @@
+"""report.html: what is on the page, without a browser."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpt2.system import files
+from pages import html
+from study.records import curves, runs
+from study.report import build, figures, figures_final, write
+from tests.study.browser import percent
+from tests.study.sample_records import ENVIRONMENT, UPDATE, VARIANTS, a_record, a_study, edit
+
+VOID = {"meta", "br", "input", "link", "img", "hr"}
+
+
+class Outline(HTMLParser):
+    """Whether every element is closed, every id there once, and what a page would load from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.loads: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            if name == "src" or (name == "href" and tag != "a"):
+                self.loads.append(str(value))
+            if name == "href" and tag == "a":
+                self.links.append(str(value))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def outline(text: str) -> Outline:
+    made = Outline()
+    made.feed(text)
+    assert made.open == []
+    assert len(set(made.ids)) == len(made.ids)
+    return made
+
+
+def page(study: Path) -> str:
+    write.write_report(study)
+    return (study / "report.html").read_text()
+
+
+def specified(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
+    assert found
+    value: dict[str, Any] = json.loads(
+        found[1], parse_constant=lambda name: pytest.fail(f"{name} in a figure")
+    )
+    return value
+
+
+def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path) -> None:
+    seen = outline(page(a_study(tmp_path)))
+    assert seen.loads == []
+    assert set(seen.links) == {f"runs/{name}{seed}/run.json" for name in VARIANTS for seed in range(3)}
+    assert all((tmp_path / link).is_file() for link in seen.links)
+
+
+def test_every_figure_that_is_specified_has_its_place(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path))
+    names = set(specified(text))
+    assert names == {
+        "validation", "training", "ranking", "differences", "hellaswag", "cost", "alternation0"
+    }  # fmt: skip
+    assert names <= set(outline(text).ids)
+
+
+def test_every_interval_that_is_drawn_is_that_of_report_json(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path, effect=-0.02))
+    made = json.loads((tmp_path / "report.json").read_text())
+    expected = {
+        (row["variant"], "circle"): row["against_baseline"] for row in made["rows"] if row["against_baseline"]
+    }
+    expected |= {(seen["variant"], "diamond"): seen["result"]["difference"] for seen in made["judged"]}
+    drawn = specified(text)["differences"]["data"]
+    assert len(drawn) == len(expected) == 5
+    for trace in drawn:
+        interval = expected[(trace["meta"]["variant"], trace["marker"]["symbol"])]
+        middle = trace["x"][0]
+        assert middle == pytest.approx(percent(interval["mean"]))
+        assert middle + trace["error_x"]["array"][0] == pytest.approx(percent(interval["high"]))
+        assert middle - trace["error_x"]["arrayminus"][0] == pytest.approx(percent(interval["low"]))
+
+
+def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path)).replace("\u2212", "-").replace("\u00a0", " ")
+    for row in json.loads((tmp_path / "report.json").read_text())["rows"]:
+        final, against = row["final_loss"], row["against_baseline"]
+        assert f"[{math.exp(final['low']):.2f}, {math.exp(final['high']):.2f}]" in text
+        if against:
+            assert f"[{percent(against['low']):+.2f} %, {percent(against['high']):+.2f} %]" in text
+
+
+def test_the_noise_bands_are_as_wide_as_the_interval_of_the_verdict(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    made = build.build_report(study)
+    wide = made.judged[0].result.difference
+    drawn = figures_final.differences(made)
+    assert drawn is not None
+    assert wide.high is not None
+    assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(wide.high - wide.mean))
+    band = specified(page(study))["ranking"]["choices"][0]["options"][0]["data"][0]["y"]
+    places = len(band) // 2  # the upper edge over training, and the lower one back
+    assert band[places - 1] == pytest.approx(percent(wide.high - wide.mean), rel=1e-4)
+    assert band[places] == pytest.approx(percent(wide.mean - wide.high), rel=1e-4)
+
+
+def test_chance_is_marked_and_a_study_without_hellaswag_says_so(tmp_path: Path) -> None:
+    figure = specified(page(a_study(tmp_path / "with")))["hellaswag"]
+    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [25.0]
+    study = a_study(tmp_path / "without", hellaswag=False)
+    text = page(study)
+    assert "hellaswag" not in specified(text)
+    assert "Not run: not asked for." in text
+
+
+def test_one_seed_has_no_ranking_and_no_band_but_a_verdict(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path, seeds=1, effect=-0.2))
+    names = [
+        option["name"] for choice in specified(text)["ranking"]["choices"] for option in choice["options"]
+    ]
+    assert "rank" not in names
+    assert "better than the equivalent arms" in text
+    assert not any("fill" in trace for trace in specified(text)["validation"]["data"])
+
+
+def test_a_study_without_a_learned_variant_has_no_alternation(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path, variants=("B", "RAALL")))
+    assert "alternation0" not in specified(text)
+    assert "What was learned" not in text
+
+
+def test_a_study_without_a_finished_run_is_a_page_too(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
+    text = page(tmp_path)
+    outline(text)
+    assert "No finished run yet" in text
+    assert "plotly" not in text
+
+
+def test_missing_failed_and_unreadable_runs_are_listed_and_not_drawn(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    edit(study, "RAALL1", status="failed", error="NotFiniteError: loss nan")
+    (study / "runs" / "RALATE2" / "run.json").write_text("{")
+    (study / "runs" / "B0" / "run.json").unlink()
+    (study / "runs" / "B0" / "metrics.jsonl").unlink()
+    (study / "runs" / "B0").rmdir()
+    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    text = page(study)
+    outline(text)
+    for told in ("NotFiniteError: loss nan", "cannot be read", "it has not been run"):
+        assert told in text
+    assert "runs/B0/run.json" not in text
+
+
+def test_variants_that_share_no_seed_have_no_ranking(tmp_path: Path) -> None:
+    study = a_study(tmp_path, variants=("B", "RALEARN"), seeds=2)
+    edit(study, "B0", status="failed", error="x")
+    edit(study, "RALEARN1", status="failed", error="x")
+    text = page(study)
+    assert "ranking" not in specified(text)
+    assert "No ranking" in text
+
+
+def test_a_variant_that_only_cut_arms_leave_unjudged_is_told_so_in_the_words_of_the_markdown(
+    tmp_path: Path,
+) -> None:
+    study = a_study(tmp_path)
+    for name in VARIANTS[:-1]:
+        for seed in range(3):
+            edit(study, f"{name}{seed}", schedule={"cut": True}, progress={"tokens": 250 * UPDATE})
+    said = (
+        "cannot tell: no seed of it has equivalent arms that ended their schedule to measure the noise with"
+    )
+    assert f'<span class="said">{said}</span>' in page(study)
+    assert f"**RALEARN**: {said}." in (study / "report.md").read_text()
+
+
+def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_follow_them(
+    tmp_path: Path,
+) -> None:
+    study = a_study(tmp_path, effect=-0.01)
+    figure = specified(page(study))["ranking"]
+    made = {run.name: run.record["validation"]["history"] for run in build.build_report(study).runs}
+    by_seed = np.array(
+        [[[row[2] for row in made[f"{name}{seed}"]] for seed in range(3)] for name in VARIANTS]
+    )
+    losses = by_seed.mean(1)
+    expected = 100 * np.expm1(losses - losses[:4].mean(0))  # the first four are the equivalent arms
+    difference, rank = figure["choices"][0]["options"]
+    lines = [place for place, trace in enumerate(figure["data"]) if "meta" in trace]
+    drawn = np.array([difference["data"][place]["y"] for place in lines])
+    assert drawn == pytest.approx(expected, rel=1e-4, abs=1e-9)
+    ranks = np.array([rank["data"][place]["y"] for place in lines])
+    band = np.array(difference["data"][0]["y"][: expected.shape[1]])
+    assert (ranks[:4] == ranks[0]).all()  # the arms share their places
+    own = by_seed[4] - by_seed[:4].mean(0)
+    variance = by_seed[:4].var(0, ddof=1).mean(0) * (1 + 1 / 4)
+    wider = stats.f.sf(own.var(0, ddof=1) / variance, 2, 9) < 0.025
+    unsure = np.abs(own.mean(0)) <= stats.t.ppf(0.975, 2) * stats.sem(own, axis=0)
+    apart = (np.abs(expected[4]) > band) & ~(wider & unsure)
+    assert apart.any()
+    assert (ranks[4] == np.where(apart, np.where(expected[4] < 0, 1, 5), 3)).all()
+    assert (ranks[0] == np.where(apart, np.where(expected[4] < 0, 3.5, 2.5), 3)).all()
+    assert [figure["data"][place]["x"][0] for place in lines] == [made["B0"][0][0]] * 5
+    better, worse = (int((apart & side).sum()) for side in (expected[4] < 0, expected[4] > 0))
+    same = len(apart) - better - worse
+    said = f"at {better}, worse at {worse} and not told from them at {same} of {len(apart)} points"
+    assert f"RALEARN is better than the equivalent arms {said}" in page(study)
+
+
+def test_training_time_is_not_written_in_milli_hours(tmp_path: Path) -> None:
+    time = specified(page(a_study(tmp_path)))["validation"]["choices"][0]["options"][1]
+    assert time["layout"]["xaxis"] == {"title": {"text": "training time (minutes)"}, "tickformat": ""}
+    assert "%{x:.2f} minutes" in time["data"][0]["hovertemplate"]
+
+
+def test_strings_of_records_have_no_effect_on_the_page(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x'"
+    edit(study, "B0", notes=[evil], commit=evil)
+    edit(study, "B1", target={"device": evil, "torch": evil})
+    edit(study, "RAALL1", status="failed", error=evil)
+    plan = {"budget": {evil: evil}, "notes": [evil]}
+    files.write_json(study / "plan.json", plan)
+    text = page(study)
+    assert outline(text).loads == []
+    outside = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert "<img" not in outside
+    assert "alert(1)</script>" not in text
+    assert 'onload="' not in outside
+
+
+def facts(text: str) -> dict[str, str]:
+    """The page's definition list, as markup."""
+    return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+
+
+def test_the_environment_is_on_the_page_each_value_once_with_its_runs_where_not_all_have_it(
+    tmp_path: Path,
+) -> None:
+    study = a_study(tmp_path, seeds=2, variants=("B", "RAALL"))
+    evil = "<img src=x onerror=alert(1)>"
+    edit(study, "B1", environment={
+        "numpy": "2.3.2", "variables": {"OMP_NUM_THREADS": evil},
+        "code": ENVIRONMENT["code"] | {"gpt2.train.step": "aaaa", evil: "bbbb"},
+    })  # fmt: skip
+    text = page(study)
+    outline(text)
+    seen = facts(text)
+    for name, key in (("Python", "python"), ("CUDA", "cuda"), ("float32 products", "float32_matmul"),
+                      ("CPU threads", "threads"), ("platform", "platform"), ("cuDNN or MIOpen", "cudnn")):  # fmt: skip
+        assert seen[name] == str(ENVIRONMENT[key])
+    assert "ROCm" not in seen
+    assert seen["NumPy"] == "2.3.1 (3 runs)<br>2.3.2 (1 run)"
+    inert = evil.replace("<", "&lt;").replace(">", "&gt;")
+    assert seen["variables"] == f"<code>OMP_NUM_THREADS={inert} (1 run)</code>"
+    step, attention = ENVIRONMENT["code"].values()
+    lines = [f"{inert} bbbb (1 run)", f"gpt2.train.step {step} (3 runs)", "gpt2.train.step aaaa (1 run)",
+             f"ra.attention {attention}"]  # fmt: skip
+    assert re.split("<br>|<code>|</code>", seen["code, SHA-256"])[1:-1] == lines
+
+
+def test_records_without_an_environment_or_a_variable_say_so_or_nothing(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1, variants=("B",))
+    assert facts(page(study))["variables"] == "none set that changes numbers"
+    edit(study, "B0", environment=None)
+    assert not {"Python", "variables", "code, SHA-256"} & set(facts(page(study)))
+
+
+def test_a_hostile_variant_is_inert_in_every_figure(tmp_path: Path) -> None:
+    name = "<a href='javascript:x'>"
+    value = a_record(name, 0, 4.0)
+    one = runs.Run(value["run"], name, 0, "finished", True, record=value)
+    for curve in (curves.validation_curves([one]),):
+        drawn = figures.loss_curves(curve, 1, "validation", True)
+        assert "<a" not in json.dumps(drawn)
+    assert "<a" not in html.legend([name])
+
+
+def test_without_the_plotting_library_the_report_is_whole_but_for_its_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    html.library.cache_clear()
+    try:
+        text = page(a_study(tmp_path))
+    finally:
+        html.library.cache_clear()
+    outline(text)
+    assert html.NO_LIBRARY in text
+    assert "<script" not in text
+    assert "Item by item" in text or "HellaSwag" in text
+    assert (tmp_path / "report.md").is_file()
+    assert len(text) < 100_000
+
+
+def test_the_page_needs_no_torch(tmp_path: Path) -> None:
+    a_study(tmp_path)
+    code = (
+        "import sys, pathlib; from study.report.write import write_report; write_report(pathlib.Path(sys.argv[1])); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    root = Path(html.__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=root).returncode == 0
+
+
+def test_validation_curves_are_the_records_means_and_ranges(tmp_path: Path) -> None:
+    used = [run for run in build.build_report(a_study(tmp_path)).runs if run.used]
+    seen = next(curve for curve in curves.validation_curves(used) if curve.variant == "RAALL")
+    histories = [run.record["validation"]["history"] for run in used if run.variant == "RAALL"]
+    for place, rows in enumerate(zip(*histories, strict=True)):
+        losses = [row[2] for row in rows]
+        assert seen.tokens[place] == rows[0][0]
+        assert seen.seconds[place] == pytest.approx(sum(row[1] for row in rows) / 3)
+        assert seen.loss[place] == pytest.approx(sum(losses) / 3)
+        assert (seen.low[place], seen.high[place]) == (min(losses), max(losses))
+
+
+def test_training_curves_are_thinned_means_of_the_steps(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    used = [run for run in build.build_report(study).runs if run.used]
+    seen = next(curve for curve in curves.training_curves(study, used) if curve.variant == "B")
+    assert len(seen.tokens) <= curves.BINS
+    assert seen.tokens == sorted(seen.tokens)
+    lines = [json.loads(line) for line in (study / "runs" / "B0" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["event"] == "train"]
+    assert min(losses) <= min(seen.loss)
+    assert max(seen.loss) <= max(losses)
+
+
+def test_torn_metrics_and_odd_lines_are_left_out(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    with (study / "runs" / "B0" / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "train", "tokens": null}\n[1]\n{"event": "train", "tokens": 2e9, "train_secon')
+    (study / "runs" / "RAALL0" / "metrics.jsonl").unlink()
+    drawn = specified(page(study))["training"]["data"]
+    assert [trace["name"] for trace in drawn] == ["B", "RAEARLY", "RALATE", "RALEARN"]

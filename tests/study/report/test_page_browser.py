@@ -1,0 +1,358 @@
+"""report.html in a real browser: it draws and prints the numbers of report.json, and nothing goes wrong.
+
+Needs Chromium; without one these tests are skipped.
+"""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from gpt2.system import files
+from pages import html
+from study.report import write
+from tests.study.browser import BROWSER, DARK, browse, empty, faultless, look, percent, printed
+from tests.study.sample_records import ENVIRONMENT, UPDATE, VARIANTS, a_study, edit
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
+Traces = list[dict[str, Any]]
+
+
+@dataclass
+class Seen:
+    """A study's page as the browser showed it, and its report.json."""
+
+    study: Path
+    page: dict[str, Any]
+    made: dict[str, Any]
+
+    def drawn(self, figure: str) -> Traces:
+        """The traces of a figure, or of a figure after a switch."""
+        traces: Traces = (self.page["drawn"] | self.page["switched"])[figure]
+        return traces
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """A study in which no two numbers of a variant are the same: RALEARN ends early and one of B's losses is low."""
+    study = a_study(tmp_path_factory.mktemp("uneven"), effect=-0.02, ends={"RALEARN": 270})
+    for place, name in enumerate(VARIANTS):
+        for seed in range(3):
+            own = json.loads((study / "runs" / f"{name}{seed}" / "run.json").read_text())
+            tokens, losses = (
+                own["progress"]["tokens"],
+                [4 + 0.1 * math.sin(7 * k + place * k) for k in range(9)],
+            )
+            value = {"tokens": tokens, "losses": losses}
+            files.write_json(study / "runs" / f"{name}{seed}" / "validation_windows.json", value)
+            edit(study, f"{name}{seed}", hellaswag={"acc": 0.27 + 0.01 * place, "acc_norm_stderr": 0.007},
+                 throughput={"tokens_per_second": 50_000.0 + place})  # fmt: skip
+    history = json.loads((study / "runs" / "B1" / "run.json").read_text())["validation"]["history"]
+    edit(study, "B1", validation={"history": [*history[:2], [*history[2][:2], 3.9], *history[3:]]})
+    write.write_report(study)
+    return Seen(study, faultless(study), json.loads((study / "report.json").read_text()))
+
+
+def by_variant(traces: Traces) -> dict[str, dict[str, Any]]:
+    """The lines that carry a name; bands do not."""
+    return {trace["variant"]: trace for trace in traces if trace.get("label")}
+
+
+def stands(trace: dict[str, Any], middle: float, low: float, high: float) -> None:
+    """The estimate and its bar are in the data, and on the screen to the pixel."""
+    assert trace["x"][0] == pytest.approx(middle)
+    assert middle + trace["plus"][0] == pytest.approx(high)
+    assert middle - trace["minus"][0] == pytest.approx(low)
+    assert trace["points"][0][0] == pytest.approx(middle, abs=trace["pixel"][0])
+    assert trace["errors"] == [pytest.approx([low, high], abs=trace["pixel"][0])]
+
+
+def ends(trace: dict[str, Any], x: float, y: float, log: bool = False) -> None:
+    """The line's last point is there, in the data and on the screen to the pixel."""
+    assert (trace["x"][-1], trace["y"][-1]) == pytest.approx((x, y), rel=1e-5)
+    at = trace["points"][-1]
+    assert at[0] == pytest.approx(x, abs=trace["pixel"][0])
+    assert at[1] == pytest.approx(math.log10(y) if log else y, abs=trace["pixel"][1])
+
+
+def test_the_watch_sees_what_a_page_would_load_and_a_figure_without_a_mark(tmp_path: Path) -> None:
+    write.write_report(a_study(tmp_path, seeds=1, variants=("B",)))
+    page = tmp_path / "report.html"
+    text = page.read_text().replace("</main>", '<img src="http://elsewhere.invalid/x.png"></main>')
+    bare = text.replace('"x":[30.0],', '"x":[],')  # HellaSwag's acc
+    assert bare != text
+    page.write_text(bare.replace('"x":[31.0],', '"x":[999],'))  # acc_norm lies outside the axis
+    page.write_text(page.read_text().replace('"nticks":8}', '"nticks":8,"range":[20,40]}'))
+    seen = look(tmp_path)
+    assert any("securitypolicyviolation" in fault for fault in seen["faults"])
+    assert empty(seen) == ["hellaswag"]
+
+
+def test_every_trace_is_drawn_and_every_switch_works(seen: Seen) -> None:
+    page = seen.page
+    assert {
+        name for name, traces in page["drawn"].items() if not all(trace["marks"] for trace in traces)
+    } == set()
+    for name in ("validation", "training", "ranking"):
+        assert page["labels"][name] == len(VARIANTS)
+    assert page["titles"]["validation-0-1"][0] == "training time (minutes)"
+    assert page["titles"]["validation-0-2"][0] == "updates"
+    assert page["titles"]["validation-1-1"][1] == "validation loss (nats)"
+    assert page["titles"]["validation-2-1"][2] == "log"
+    assert (page["left"], page["pressed"]) == ([], "false")
+
+
+def test_a_pointer_over_a_mark_is_told_its_numbers(seen: Seen) -> None:
+    told = seen.page["hovered"]
+    assert {name for name, labels in told.items() if not any(labels)} == set()
+    first = seen.made["judged"][0]["result"]["difference"]  # the topmost line of the figure
+    assert f"{percent(first['mean']):+.3f}" in "".join(told["differences"]).replace("\u2212", "-")
+
+
+def test_differences_are_drawn_at_the_intervals_of_report_json_and_the_noise_floor_with_them(
+    seen: Seen,
+) -> None:
+    expected = {
+        (row["variant"], "circle"): row["against_baseline"]
+        | {"low": row["against_baseline"]["low"] + row["allowance"]["move"]}
+        for row in seen.made["rows"][1:]
+    }
+    for one in seen.made["judged"]:  # with what less training may be worth: it ended early
+        difference, move = one["result"]["difference"], one["allowance"]["move"]
+        assert move < 0
+        expected[one["variant"], "diamond"] = difference | {"low": difference["low"] + move}
+    drawn = {(trace["variant"], trace["symbol"]): trace for trace in seen.drawn("differences")}
+    assert len(expected) == 5
+    assert set(drawn) == set(expected)
+    for name, interval in expected.items():
+        stands(drawn[name], *(percent(interval[part]) for part in ("mean", "low", "high")))
+    sigma, freedom = seen.made["floor"]["sigma"], seen.made["floor"]["freedom"]
+    half = percent(stats.t.ppf(0.975, freedom) * sigma * math.sqrt((1 + 1 / 4) / 3))
+    pixel = 1.5 * seen.drawn("differences")[0]["pixel"][0]
+    assert [-half, half] == pytest.approx(
+        max(seen.page["shapes"]["differences"], key=lambda x: x[1] - x[0]), abs=pixel
+    )
+
+
+def test_hellaswag_is_drawn_with_the_standard_errors_of_report_json(seen: Seen) -> None:
+    drawn = {(trace["variant"], trace["symbol"]): trace for trace in seen.drawn("hellaswag")}
+    assert len(drawn) == 2 * len(VARIANTS)
+    for row in seen.made["rows"]:
+        for key, symbol in (("acc", "circle"), ("acc_norm", "circle-open")):
+            rate, error = (100 * row["hellaswag"][part] for part in (key, f"{key}_stderr"))
+            stands(drawn[(row["variant"], symbol)], rate, rate - error, rate + error)
+
+
+def test_validation_curves_end_at_the_final_losses_on_each_of_their_axes(seen: Seen) -> None:
+    first, updates, loss, log = (
+        by_variant(seen.drawn(name))
+        for name in ("validation", "validation-0-2", "validation-1-1", "validation-2-1")
+    )
+    time = by_variant(seen.drawn("validation-0-1"))
+    for row in seen.made["rows"]:
+        name, final = row["variant"], row["final_loss"]["mean"]
+        ends(first[name], row["tokens"], math.exp(final), log=True)
+        ends(time[name], row["train_seconds"] / 60, math.exp(final), log=True)
+        ends(updates[name], row["iterations"], math.exp(final), log=True)
+        ends(loss[name], row["iterations"], final)
+        assert updates[name]["x"] == pytest.approx([tokens / UPDATE for tokens in first[name]["x"]], rel=1e-5)
+        assert 10 ** log[name]["points"][-1][0] == pytest.approx(row["iterations"], rel=0.02)
+
+
+def test_ranks_and_differences_end_at_those_of_report_json(seen: Seen) -> None:
+    losses = {row["variant"]: row["equal_tokens_loss"]["mean"] for row in seen.made["rows"]}
+    centre = sum(losses[name] for name in VARIANTS[:4]) / 4  # the equivalent arms
+    schedule = next(row for row in seen.made["rows"] if row["variant"] == "RALEARN")["allowance_equal_tokens"]
+    assert (
+        schedule["move"] is None
+    )  # so that it is told from the arms nowhere, and all share the middle place
+    difference, rank = (by_variant(seen.drawn(name)) for name in ("ranking", "ranking-0-1"))
+    for name in VARIANTS:
+        ends(difference[name], seen.made["equal_tokens"], percent(losses[name] - centre))
+        ends(rank[name], seen.made["equal_tokens"], 3)
+        assert all(1 <= y <= len(VARIANTS) for y in rank[name]["y"])
+
+
+def test_speed_memory_and_alternation_are_those_of_report_json(seen: Seen) -> None:
+    bars = {(trace["variant"], trace["axis"]): trace for trace in seen.drawn("cost")}
+    for row in seen.made["rows"]:
+        for axis, value in (("x", row["tokens_per_second"]), ("x2", row["peak_memory_bytes"] / 2**30)):
+            bar = bars[(row["variant"], axis)]
+            assert bar["x"] == pytest.approx([value])
+            assert bar["points"][0][0] == pytest.approx(value, abs=bar["pixel"][0])
+    layers = seen.drawn("alternation0")
+    for moment, place in (("first", 0), ("last", -1)):
+        assert [line["y"][place] for line in layers] == pytest.approx(seen.made["learned"]["RALEARN"][moment])
+
+
+def rows_under(seen: Seen, *headings: str) -> dict[str, list[str]]:
+    """The rows of the table that has these headings, by their first cell."""
+    table = next(table for table in seen.page["tables"] if set(headings) <= set(table[0]))
+    return {row[0].strip(): row for row in table[1:]}
+
+
+def test_printed_intervals_are_those_of_report_json(seen: Seen) -> None:
+    made = seen.made
+    assert not made["same_point"]
+    verdict = next(line for line in seen.page["verdicts"] if line.startswith("RALEARN"))
+    final, _, level = verdict.partition("At equal tokens")
+    printed(final, made["judged"][0]["result"]["difference"], False)
+    printed(level, made["judged_equal_tokens"][0]["result"]["difference"], False)
+    results = rows_under(seen, "final perplexity", "best perplexity")
+    at_equal = rows_under(seen, "variant", "perplexity")
+    windows = rows_under(seen, "windows")
+    by_window = {row["variant"]: row for row in made["evidence"]["windows"]}
+    assert set(by_window) == set(VARIANTS[1:])
+    for row in made["rows"]:
+        name = row["variant"]
+        printed(results[name][2], row["final_loss"], True)
+        printed(results[name][3], row["best_loss"], True)
+        printed(at_equal[name][1], row["equal_tokens_loss"], True)
+        if name != "B":
+            printed(results[name][4], row["against_baseline"], False)
+            printed(at_equal[name][2], row["against_baseline_equal_tokens"], False)
+            printed(windows[name][3], by_window[name]["difference"], False)
+            assert windows[name][1] == str(by_window[name]["windows"])
+
+
+def test_printed_scores_and_items_are_those_of_report_json(seen: Seen) -> None:
+    printed_scores = rows_under(seen, "acc", "acc_norm", "items")
+    for row in seen.made["rows"]:
+        for cell, key in zip(printed_scores[row["variant"]][1:3], ("acc", "acc_norm"), strict=True):
+            found = re.fullmatch(r"([\d.]+) ± ([\d.]+) %( †)?", " ".join(cell.split()))
+            assert found, cell
+            rate, error = (row["hellaswag"][part] for part in (key, f"{key}_stderr"))
+            assert (float(found[1]), float(found[2])) == pytest.approx((100 * rate, 100 * error), abs=0.0501)
+            assert (found[3] is not None) == (abs(rate - 0.25) <= 2 * error)
+
+
+def test_the_band_over_training_ends_at_the_noise_of_report_json(seen: Seen) -> None:
+    (band,) = (trace for trace in seen.drawn("ranking") if not trace.get("label"))
+    interval = seen.made["judged_equal_tokens"][0]["result"]["difference"]
+    last = len(band["y"]) // 2 - 1
+    assert band["x"][last] == seen.made["equal_tokens"]
+    half = interval["high"] - interval["mean"]
+    assert band["y"][last : last + 2] == pytest.approx([percent(half), percent(-half)], rel=1e-4)
+
+
+def test_a_variant_that_varies_more_is_told_with_its_own_interval_and_shares_the_arms_rank(
+    tmp_path: Path,
+) -> None:
+    """Its mean is far outside the arms' noise, but not outside its own; and its items are printed as tested."""
+    study = a_study(tmp_path, seeds=4, effect=-0.04)
+    for seed, shift in enumerate((0.12, -0.1, 0.06, -0.08)):
+        history = json.loads((study / "runs" / f"RALEARN{seed}" / "run.json").read_text())["validation"][
+            "history"
+        ]
+        moved = [[*row[:2], row[2] + shift] for row in history]
+        edit(study, f"RALEARN{seed}", validation={"history": moved, "loss": moved[-1][2]})
+    for name in VARIANTS:
+        for seed in range(4):
+            right = [(item * (seed + 2 + len(name))) % 7 < 3 for item in range(200)]
+            rate = sum(right) / len(right)
+            edit(study, f"{name}{seed}", hellaswag={"acc": rate, "acc_norm": rate, "items": len(right)})
+            kept = {"choices": [], "choices_norm": [], "correct": right, "correct_norm": right}
+            files.write_json(study / "runs" / f"{name}{seed}" / "hellaswag.json", kept)
+    write.write_report(study)
+    made = json.loads((study / "report.json").read_text())
+    page = Seen(study, faultless(study), made)
+    result = made["judged"][0]["result"]
+    assert not result["difference"]["low"] <= 0 <= result["difference"]["high"]
+    told = " ".join(next(line for line in page.page["verdicts"] if line.startswith("RALEARN")).split())
+    own = told.partition("own spread is ")[2]
+    printed(f"{percent(result['own']['mean']):.9f} {own}", result["own"], False)
+    assert f"ratio {result['variance']['ratio']:.1f}" in told
+    ranks = by_variant(page.drawn("ranking-0-1"))
+    assert {ranks[name]["y"][-1] for name in VARIANTS} == {3}
+    tested = rows_under(page, "acc: items won / lost")
+    assert len(made["evidence"]["items"]) == 2 * (len(VARIANTS) - 1)
+    for test in made["evidence"]["items"]:
+        cell = tested[test["variant"]][1 if test["measure"] == "acc" else 2].replace("\u2212", "-")
+        assert cell.startswith(f"+{test['wins']} / -{test['losses']}, p ")
+
+
+def test_nothing_overflows_a_phone(seen: Seen) -> None:
+    assert faultless(seen.study, phone=True)["width"] == [390, 390]
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    """Of rgb(...) or #......"""
+    if colour.startswith("#"):
+        return tuple(int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return tuple(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def palette(block: int, name: str) -> tuple[int, ...]:
+    """A colour of page.css; block: 0 light, 1 dark, 2 print."""
+    found = re.findall(r":root \{(.*?)\}", html.asset("page.css"), re.DOTALL)[block]
+    return rgb(found.partition(f"--{name}: ")[2])
+
+
+def test_a_dark_page_is_dark(seen: Seen) -> None:
+    for block, page in enumerate((seen.page, faultless(seen.study, DARK))):
+        assert rgb(page["background"]) == palette(block, "page")
+        assert {rgb(ink) for ink in page["ink"].values()} == {palette(block, "soft")}
+    assert max(palette(1, "page")) < 64
+
+
+def pdf_colours(pdf: bytes) -> set[tuple[int, ...]]:
+    """Every RGB colour that a PDF's content fills or strokes with."""
+    found = set()
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
+        try:
+            content = zlib.decompress(stream)
+        except zlib.error:
+            continue
+        for colour in re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) (?:rg|RG)\b", content):
+            found.add(tuple(round(255 * float(part)) for part in colour))
+    return found
+
+
+def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(seen: Seen) -> None:
+    out = seen.study / "report.pdf"
+    browse(DARK, f"--print-to-pdf={out}", "--no-pdf-header-footer", (seen.study / "report.html").as_uri())
+    pdf = out.read_bytes()
+    assert len(re.findall(rb"/Type /Page\b", pdf)) > 1
+    names = ("ink", "soft", "line", *(f"v{html.place(name, VARIANTS)}" for name in VARIANTS))
+    used = pdf_colours(pdf)
+    assert {palette(2, name) for name in names} <= used
+    assert not used & (
+        {palette(block, name) for block in (0, 1) for name in ("soft", "line")} | {palette(1, "v1")}
+    )
+    if reader := shutil.which("pdftotext"):
+        told = subprocess.run([reader, str(out), "-"], capture_output=True, text=True, check=True).stdout
+        said = " ".join(told.split())
+        verdict = next(line for line in seen.page["verdicts"] if line.startswith("RALEARN"))
+        sentence = " ".join(verdict.removeprefix("RALEARN").split("perplexity")[0].split())
+        assert sentence.startswith("better than")
+        assert sentence in said
+        assert all(digest in said for digest in ENVIRONMENT["code"].values())  # which the screen folds away
+        assert "click to hide or show" not in said
+    else:
+        assert len(pdf) > 50_000
+
+
+def test_a_partial_study_of_one_seed_is_drawn_without_a_fault(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1, hellaswag=False)
+    edit(study, "RAALL0", status="failed", error="NotFiniteError: loss nan")
+    edit(study, "RALATE0", status="interrupted")
+    (study / "runs" / "RAEARLY0" / "metrics.jsonl").unlink()
+    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    write.write_report(study)
+    faultless(study)
+
+
+def test_a_study_of_one_run_and_one_evaluation_is_drawn_without_a_fault(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1, variants=("B",))
+    value = json.loads((study / "runs" / "B0" / "run.json").read_text())
+    edit(study, "B0", validation={"history": value["validation"]["history"][-1:]})
+    write.write_report(study)
+    faultless(study)

@@ -1,0 +1,63 @@
+"""The colours of the pages: one a variant, readable, and apart for the colour-blind."""
+
+import re
+
+import numpy as np
+import pytest
+
+from pages import html
+
+
+def test_known_variants_have_one_colour_each_on_every_page() -> None:
+    names = ["B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN", "MINE", "OTHER"]
+    colours = [html.colour(name, names) for name in names]
+    assert len(set(colours)) == len(colours)
+    assert [html.colour(name, ["B"]) for name in names[:6]] == colours[:6]
+    style = html.asset("page.css")
+    assert all(style.count(f"--v{place}:") == 3 for place in range(html.COLOURS))  # light, dark, print
+
+
+def palettes() -> list[dict[str, np.ndarray]]:
+    """The colours of light, dark and print as linear RGB."""
+
+    def linear(code: str) -> np.ndarray:
+        values = np.array([int(code[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+        return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+    blocks = re.findall(r":root \{(.*?)\}", html.asset("page.css"), re.DOTALL)
+    return [
+        {name: linear(code) for name, code in re.findall(r"--([\w]+): (#[0-9a-f]{6})", block)}
+        for block in blocks
+    ]
+
+
+def test_names_in_the_variants_colours_can_be_read_in_light_dark_and_print() -> None:
+    weights = np.array([0.2126, 0.7152, 0.0722])  # WCAG 2: relative luminance, text at least 4.5 : 1
+    for palette in palettes():
+        page_colour = palette["page"] @ weights
+        inks = [*(f"v{place}" for place in range(html.COLOURS)), "ink", "soft", "good", "bad", "accent"]
+        for name in inks:
+            lighter, darker = sorted((float(palette[name] @ weights), float(page_colour)), reverse=True)
+            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, name
+
+
+def lab(colour: np.ndarray) -> np.ndarray:
+    """CIE L*a*b*, D65, of linear RGB."""
+    matrix = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    t = matrix @ np.clip(colour, 0, 1) / np.array([0.9505, 1.0, 1.089])
+    f = np.where(t > (6 / 29) ** 3, np.cbrt(t), t / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [  # Machado, Oliveira and Fernandes 2009, severity 1.0: protanopia, deuteranopia
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    ],
+)
+def test_the_known_variants_stay_apart_for_the_colour_blind(matrix: list[list[float]]) -> None:
+    for palette in palettes():
+        seen = [lab(np.array(matrix) @ palette[f"v{place}"]) for place in range(6)]
+        apart = [float(np.linalg.norm(a - b)) for place, a in enumerate(seen) for b in seen[:place]]
+        assert min(apart) > 15, apart

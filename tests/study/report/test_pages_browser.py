@@ -1,0 +1,224 @@
+"""compare.html and attention.html in a real browser: nothing goes wrong, all is drawn, nothing overflows a phone."""
+
+import base64
+import io
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from PIL import Image
+
+from ra import attention_maps
+from study.attention.data import Look, Text, write_study
+from study.attention.figures import DIVERGING
+from study.attention.inspect import READABLE, layer_look
+from study.attention.page import page
+from study.compare import build as compare
+from study.compare import write
+from study.report.write import write_report
+from tests.study import sample_records as records
+from tests.study.browser import BROWSER, faultless, percent, printed
+from tests.study.compared import a_study, published, recorded
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
+
+
+def as_report(folder: Path, name: str) -> Path:
+    """The page under the name that the watch opens."""
+    shutil.copy(folder / name, folder / "report.html")
+    return folder
+
+
+def stands_as_recorded(seen: dict[str, Any], made: dict[str, Any]) -> None:
+    """Every change of compare.json and its interval, where it has one, is drawn, to the pixel."""
+    columns = [row["differences"] for row in made["absolute"]]
+    columns = columns or [row["against_baseline"] for row in made["relative"]]
+    names = [row["variant"] for row in made["absolute"] or made["relative"]]
+    traces = seen["drawn"]["changes"]
+    assert len(traces) == len(columns[0])
+    for trace, intervals in zip(traces, zip(*columns, strict=True), strict=True):
+        pixel = trace["pixel"][0]
+        assert trace["y"] == names
+        middle = [percent(one["mean"]) for one in intervals]
+        assert trace["x"] == pytest.approx(middle, rel=1e-5)
+        assert [x for x, _ in trace["points"]] == pytest.approx(middle, abs=pixel)
+        bars = [[percent(one[end]) for end in ("low", "high")] for one in intervals if one["low"] is not None]
+        assert trace["errors"] == [pytest.approx(bar, abs=pixel) for bar in bars]
+
+
+def is_printed(seen: dict[str, Any], made: dict[str, Any]) -> None:
+    """Every interval of the main table is that of compare.json."""
+    (table,) = (table for table in seen["tables"] if table[0][0] == "variant" and "against" in table[0][-1])
+    for cells, row in zip(table[1:], made["absolute"] or made["relative"], strict=True):
+        assert cells[0].strip() == row["variant"]
+        losses, changes = row.get("losses", []), row.get("differences") or row["against_baseline"]
+        for cell, interval in zip(cells[-len(losses + changes) :], losses + changes, strict=True):
+            if interval is None or interval["low"] is None:
+                assert "[" not in cell
+            else:
+                printed(cell, interval, interval in losses)
+
+
+@pytest.mark.parametrize("phone", [False, True])
+def test_a_comparison_is_drawn_and_fits(tmp_path: Path, phone: bool) -> None:
+    other = recorded(
+        "target", "device", to="another card of a rather long name, 48 GB, in the other building"
+    )
+    studies = [a_study(tmp_path / "one"), a_study(tmp_path / "two", other, noise=1, shift=0.01)]
+    write.write_comparison(compare.build_comparison(studies), tmp_path / "out")
+    seen = faultless(as_report(tmp_path / "out", "compare.html"), phone=phone)
+    assert {"changes", "curves0"} == set(seen["drawn"])
+    made = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert made["absolute"]
+    stands_as_recorded(seen, made)
+    is_printed(seen, made)
+    curves = {trace["name"]: trace for trace in seen["drawn"]["curves0"]}
+    assert all(trace["marks"] for trace in curves.values())
+    for line in made["alignments"]:
+        assert curves[line["run"]]["x"] == [int(step) for step in line["curve"]]
+        assert curves[line["run"]]["y"] == pytest.approx([100 * e for e in line["curve"].values()], rel=1e-3)
+    assert seen["width"][0] <= seen["width"][1]
+
+
+def test_the_published_study_is_drawn_without_its_curves(tmp_path: Path) -> None:
+    write.write_comparison(compare.build_comparison(published(tmp_path)), tmp_path / "out")
+    seen = faultless(as_report(tmp_path / "out", "compare.html"), phone=True)
+    assert set(seen["drawn"]) == {"changes"}
+    made = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert not made["absolute"]
+    stands_as_recorded(seen, made)
+    is_printed(seen, made)
+    assert seen["width"][0] <= seen["width"][1]
+
+
+def a_look(name: str, variant: str, share: float, tokens: int) -> Look:
+    """Two layers of four heads, pictures of head 0."""
+    layers = {}
+    for layer in range(2):
+        query, key = torch.randn(2, 4, tokens, 8, generator=torch.Generator().manual_seed(layer))
+        layers[layer] = layer_look(attention_maps.measure(query, key, [0]), share)
+    return Look(name, variant, 0, 1, 2, attention_maps.pixel_tokens(tokens, attention_maps.PIXELS), layers)
+
+
+def a_text(tokens: int) -> Text:
+    return Text("numbers", tokens, [str(number) for number in range(tokens)] if tokens <= READABLE else [])
+
+
+@pytest.mark.parametrize("phone", [False, True])
+@pytest.mark.parametrize("tokens", [60, 40])
+def test_the_pictures_of_attention_are_drawn_and_fit(tmp_path: Path, phone: bool, tokens: int) -> None:
+    looks = [a_look("B0", "B", 0.0, tokens), a_look("RAALL0", "RAALL", 1.0, tokens)]
+    (tmp_path / "attention.html").write_text(page(looks, a_text(tokens)))
+    seen = faultless(as_report(tmp_path, "attention.html"), phone=phone)
+    assert set(seen["drawn"]) == {"layers", "map0-0", "map1-0"}
+    assert seen["width"][0] <= seen["width"][1]
+
+
+THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
+
+
+def with_looks(folder: Path) -> tuple[Path, list[Look]]:
+    """A study with a report, and what its attentions look at on 60 tokens."""
+    study = records.a_study(folder)
+    looks = [a_look(f"{name}0", name, share, 60) for name, share in THREE]
+    for place, one in enumerate(looks):  # no two runs alike
+        for layer in one.layers.values():
+            layer.numbers = {
+                name: [v * (1 + place / 10) for v in values] for name, values in layer.numbers.items()
+            }
+            for head, pair in layer.pictures.items():
+                layer.pictures[head] = tuple(_towards_the_first(path, place / 10) for path in pair)
+    write_study(study, looks, a_text(60))
+    write_report(study)
+    return study, looks
+
+
+def _towards_the_first(rows: list[list[float]], share: float) -> list[list[float]]:
+    """So much of every row's mass moved to its first column."""
+    return [
+        [(1 - share) * mass + share * sum(row) * (column == 0) for column, mass in enumerate(row)]
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("phone", [False, True])
+def test_a_report_shows_where_attention_goes(tmp_path: Path, phone: bool) -> None:
+    study, _ = with_looks(tmp_path / "study")
+    seen = faultless(study, phone=phone)
+    assert {"attention-layers", "attention-map0", "attention-map1"} < set(seen["drawn"])
+    assert seen["width"][0] <= seen["width"][1]
+
+
+def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(tmp_path: Path) -> None:
+    study, _ = with_looks(tmp_path / "study")
+    kept = json.loads((study / "attention.json").read_text())
+    runs = {one["run"]: one for one in kept["runs"]}
+    seen = faultless(study)
+    statistics = ("total_variation", "jensen_shannon", "entropy", "distance", "previous", "first")
+    for place, name in enumerate(statistics):
+        traces = {trace["name"]: trace for trace in seen["switched"][f"attention-layers-0-{place}"]}
+        assert len(traces) == 2 * len(runs)
+        for run, one in runs.items():
+            for path in ("standard", "reciprocal"):
+                trace = traces[f"{run}, {path}"]
+                found = [layer.get(f"{name}_{path}") for layer in one["layers"]]
+                if None in found:  # one number for both paths: drawn once
+                    found = [layer[name] for layer in one["layers"]]
+                    if path == "reciprocal":
+                        assert trace["points"] == []
+                        continue
+                means = [sum(heads) / len(heads) for heads in found]
+                assert trace["y"] == pytest.approx(means, rel=1e-3)
+                assert [y for _, y in trace["points"]] == pytest.approx(means, abs=2 * trace["pixel"][1])
+                assert [x for x, _ in trace["points"]] == pytest.approx([0, 1], abs=trace["pixel"][0])
+
+
+def colour_at(share: float) -> list[float]:
+    """Of the diverging scale, blue at 0 to red at 1."""
+    place = min(int(4 * share), 3)
+    low, high = ([int(DIVERGING[k][1][c : c + 2], 16) for c in (1, 3, 5)] for k in (place, place + 1))
+    return [a + (4 * share - place) * (b - a) for a, b in zip(low, high, strict=True)]
+
+
+def middles(href: str, count: int) -> list[list[tuple[int, ...]]]:
+    """Red, green, blue and opacity in the middle of each of count x count cells of a picture in a data: address."""
+    picture = Image.open(io.BytesIO(base64.b64decode(href.partition(",")[2]))).convert("RGBA")
+    places = [(cell + 0.5) / count for cell in range(count)]
+    width, height = picture.size
+    found = [[picture.getpixel((int(x * width), int(y * height))) for x in places] for y in places]
+    return cast(list[list[tuple[int, ...]]], found)
+
+
+def test_pictures_are_painted_in_the_masses_against_an_even_spread_and_never_the_future(
+    tmp_path: Path,
+) -> None:
+    study, looks = with_looks(tmp_path / "study")
+    seen = faultless(study)
+    block = looks[0].block
+    for number, layer in enumerate(looks[0].layers):
+        for place, one in enumerate(looks):
+            name = f"attention-map{number}-0-{place}"
+            for path, (trace, masses) in enumerate(
+                zip(seen["switched"][name], one.layers[layer].pictures[0], strict=True)
+            ):
+                (low, high), count = trace["reach"], len(masses)
+                cells = middles(seen["painted"][name][str(path)], count)
+                for i, row in enumerate(cells):
+                    for j, (*colour, opacity) in enumerate(row):
+                        if j > i:
+                            assert (opacity, trace["z"][i][j]) == (0, None)
+                            continue
+                        queries = range(i * block, min((i + 1) * block, 60))
+                        even = sum(
+                            len([k for k in range(j * block, (j + 1) * block) if k <= q]) / (q + 1)
+                            for q in queries
+                        ) / len(queries)
+                        value = math.log2(masses[i][j] / even)
+                        assert trace["z"][i][j] == pytest.approx(value, abs=0.0051)
+                        share = min(max((value - low) / (high - low), 0.0), 1.0)
+                        assert opacity == 255
+                        assert colour == pytest.approx(colour_at(share), abs=3)

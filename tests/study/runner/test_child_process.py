@@ -1,0 +1,108 @@
+"""The last words of a process, the lock that it holds, and which requests end it at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpt2.artifacts import run_record
+from gpt2.system import files
+from study.attention.data import Text, write_study
+from study.report import write
+from study.runner.child_process import Child, Session, StopAsked
+from study.runner.guard import StudyError, locked
+
+
+class Fake:
+    """A child that notes what is done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.process = self
+
+    def send_signal(self, number: int) -> None:
+        self.done.append(signal.Signals(number).name)
+
+    def kill(self) -> None:
+        self.done.append("killed")
+
+
+@pytest.mark.parametrize(
+    ("asked", "done"),
+    [
+        (["SIGTERM"], ["SIGTERM"]),
+        (["SIGTERM", "SIGTERM", "SIGHUP"], ["SIGTERM"]),
+        (["SIGHUP", "SIGHUP"], ["SIGTERM"]),
+        (["SIGINT", "SIGINT"], ["SIGTERM", "killed"]),
+        (["SIGTERM", "SIGINT"], ["SIGTERM"]),
+        (["SIGHUP", "SIGINT", "SIGTERM"], ["SIGTERM"]),
+        (["SIGTERM", "SIGINT", "SIGTERM", "SIGINT"], ["SIGTERM", "killed"]),
+        (["SIGINT", "SIGTERM", "SIGINT"], ["SIGTERM", "killed"]),
+    ],
+)
+def test_only_a_second_interrupt_ends_a_run_at_once(asked: list[str], done: list[str]) -> None:
+    session, child = Session(), Fake()
+    session._child = child  # type: ignore[assignment]
+    for name in asked:
+        session._ask(signal.Signals[name], None)
+    assert child.done == done
+    assert session.asked == len(asked)
+
+
+def test_without_a_process_a_request_stops_the_study_and_once_it_stops_no_other_is_heard() -> None:
+    session = Session()
+    with pytest.raises(StopAsked):
+        session._ask(signal.SIGTERM, None)
+    session.close()
+    session._ask(signal.SIGTERM, None)
+    with pytest.raises(StopAsked), session.process([], Path("log")):
+        pass
+
+
+def test_the_last_words_are_this_process_own(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    log.write_text("error: an older process's words\n")
+    child = Child([], log)  # says what arguments it misses
+    list(child.events())
+    assert child.wait() != 0
+    assert "required" in child.last_words()
+    silent = Child(["--help"], log)
+    assert "required" not in silent.last_words()
+    list(silent.events())
+    silent.wait()
+    assert "older" not in silent.last_words()
+
+
+def test_the_lock_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> None:
+    with locked(tmp_path) as lock:
+        holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
+    with (
+        pytest.raises(StudyError, match=f"process {os.getpid()} .*or by the training process that it left"),
+        locked(tmp_path),
+    ):
+        pass
+    holder.communicate(b"\n")
+    with locked(tmp_path):
+        pass
+
+
+def test_a_report_is_current_when_it_is_whole_and_newer_than_every_record(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "B0"
+    run_dir.mkdir(parents=True)
+    files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0))
+    assert not write.is_current(tmp_path)
+    time.sleep(0.01)
+    write.write_report(tmp_path)
+    assert not write.is_current(tmp_path)  # where attention goes is a part of it
+    write_study(tmp_path, [], Text("nothing", 0))
+    assert write.is_current(tmp_path)
+    (tmp_path / "report.html").unlink()
+    assert not write.is_current(tmp_path)
+    write.write_report(tmp_path)
+    later = time.time_ns() + 10**9
+    os.utime(run_dir / "run.json", ns=(later, later))
+    assert not write.is_current(tmp_path)

@@ -1,0 +1,178 @@
+"""A variant of one's own with parameters of its own: counted by the report, drawn alike in every process."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpt2.artifacts import run_record
+from gpt2.config.batch import plan_batch
+from gpt2.hardware.resolve import resolve
+from gpt2.memory.prediction import predict
+from gpt2.memory.workload import Work
+from gpt2.model.transformer import (
+    CausalSelfAttention,
+    _Linear,
+    initialise,
+    keyed_normal,
+    shared_names,
+    weights_digest,
+)
+from gpt2.system.signals import Stop
+from gpt2.train.run_plan import RunPlan
+from gpt2.train.step import build_model
+from gpt2.train.trainer import Run
+from study.records.runs import read_runs
+from tests import small_runs
+from tests.small_runs import StopAfter, same
+
+
+class Rich(CausalSelfAttention):
+    """A matrix, a bias, a norm, a 2-D and a 1-D parameter of its own, and one layer that is left unset."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 2)
+        self.extra = nn.Linear(16, 16)
+        self.own_norm = nn.LayerNorm(16)
+        nn.init.constant_(self.own_norm.weight, 0.5)
+        self.table = nn.Parameter(torch.zeros(2, 4))
+        self.scale = nn.Parameter(torch.rand(16))
+        self.unset = _Linear(16, 16)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        own = self.unset(self.own_norm(self.extra(x_BTC))) * self.scale
+        return super().forward(x_BTC) + own * (1 + self.table.sum())
+
+
+class Wider(CausalSelfAttention):
+    """Twice the heads, so that both matrices have another shape than the standard ones."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+        self.qkv, self.proj = nn.Linear(16, 96), nn.Linear(32, 16)
+
+    def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        B, T, _ = x_BTC.shape
+        q, k, v = self.qkv(x_BTC).view(B, T, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+
+class Another(nn.Module):
+    """Nothing of the standard attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(16, 16)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        mixed: Tensor = self.mix(x_BTC.cumsum(1))
+        return mixed
+
+
+OWN: dict[str, Callable[[], nn.Module]] = {"RICH": Rich, "WIDER": Wider, "ANOTHER": Another}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
+
+
+def make(study: Path, texts: Path, name: str, stop: Stop | None = None, seed: int = 0) -> Run:
+    config = small_runs.configuration(texts, 4)
+    run = run_record.run_name(name, seed)
+    plan = RunPlan(study / "runs" / run, run, name, seed, 4, plan_batch(4, 2, 1, 16))
+    module = OWN.get(name)
+    attention = None if module is None else lambda layer: module()
+    return Run(plan, config, resolve(config.target), attention, stop or Stop())
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_variant_with_parameters_of_its_own_is_counted_like_any_other(
+    tmp_path: Path, texts: Path, name: str
+) -> None:
+    for each in ("B", name):
+        assert make(tmp_path, texts, each).train() == "finished"
+    runs = read_runs(tmp_path)
+    assert [(run.variant, run.used, run.why_not) for run in runs] == [("B", True, ""), (name, True, "")]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_variant_and_a_seed_give_the_same_weights_whatever_was_drawn_before(
+    tmp_path: Path, texts: Path, name: str
+) -> None:
+    torch.manual_seed(1)
+    one = make(tmp_path / "one", texts, name).stepper.model.state_dict()
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    again = make(tmp_path / "again", texts, name).stepper.model.state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert same(dict(one), dict(again))
+    other = make(tmp_path / "other", texts, name, seed=1).stepper.model.state_dict()
+    differing = {key for key in one if not torch.equal(one[key], other[key])}
+    own = {"RICH": "scale", "WIDER": "qkv.weight", "ANOTHER": "mix.weight"}[name]
+    assert f"blocks.0.attention.{own}" in differing
+    assert not torch.equal(one[f"blocks.0.attention.{own}"], one[f"blocks.1.attention.{own}"])
+
+
+def test_a_run_with_parameters_of_its_own_resumes_to_the_same_bits(tmp_path: Path, texts: Path) -> None:
+    whole = make(tmp_path / "whole", texts, "RICH")
+    assert whole.train() == "finished"
+    assert make(tmp_path / "cut", texts, "RICH", StopAfter(3)).train() == "interrupted"
+    resumed = make(tmp_path / "cut", texts, "RICH")
+    assert resumed.train() == "finished"
+    assert same(dict(resumed.stepper.model.state_dict()), dict(whole.stepper.model.state_dict()))
+
+
+def test_own_parameters_keep_what_their_module_set_and_unset_ones_are_drawn(texts: Path) -> None:
+    config = small_runs.configuration(texts, 4)
+    plain = build_model(config.model, None)
+    model = build_model(config.model, lambda layer: Rich())
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    initialise(plain, 3)
+    named = initialise(model, 3)
+    after = dict(model.named_parameters())
+    own = [name for name in after if name not in dict(plain.named_parameters())]
+    assert len(own) == 2 * 8
+    for name in own:
+        if ".unset." in name:
+            expected = (
+                0.02 * keyed_normal(3, name, after[name].shape) if "weight" in name else 0 * after[name]
+            )
+            assert torch.equal(after[name], expected)
+            assert name in named
+        else:
+            assert torch.equal(after[name], before[name]), name
+            assert name not in named
+    for name, value in plain.named_parameters():
+        assert torch.equal(after[name], value), name
+
+
+def test_the_digest_sees_every_shared_tensor_and_no_other(texts: Path) -> None:
+    config = small_runs.configuration(texts, 4)
+    plain = build_model(config.model, None)
+    initialise(plain, 3)
+    standard = weights_digest(plain, 3)
+    for make_own in OWN.values():
+        model = build_model(config.model, lambda layer, make_own=make_own: make_own())  # type: ignore[misc]
+        initialise(model, 3)
+        assert weights_digest(model, 3) == standard
+        shared = set(shared_names(model))
+        for name, parameter in model.named_parameters():
+            with torch.no_grad():
+                value = parameter.flatten()[0].clone()
+                parameter.view(-1)[0] += 1
+                assert (weights_digest(model, 3) != standard) == (name in shared), name
+                parameter.view(-1)[0] = value
+    assert weights_digest(plain, 4) == standard  # nothing is drawn in the place of what is there
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_memory_of_a_variant_with_parameters_of_its_own_is_predicted(texts: Path, name: str) -> None:
+    config = small_runs.configuration(texts, 4)
+    before = torch.get_rng_state()
+    standard = predict(Work(config.model, config.optimizer, None, 2, 2, "cpu", "float32"))
+    work = Work(config.model, config.optimizer, lambda layer: OWN[name](), 2, 2, "cpu", "float32")
+    assert (predict(work).peak_bytes > standard.peak_bytes) == (name != "ANOTHER")
+    assert torch.equal(torch.get_rng_state(), before)

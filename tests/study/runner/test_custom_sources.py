@@ -1,0 +1,47 @@
+"""Runs of one variant are of one source, and the study keeps it."""
+
+from pathlib import Path
+
+import pytest
+
+from ra import names
+from study.runner.custom_sources import SourceError, keep_sources
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "ra-own"
+    folder.mkdir()
+    monkeypatch.setattr(names, "OWN", folder)
+    (folder / "mine.py").write_text("first idea\n")
+    return folder / "mine.py"
+
+
+def keep(tmp_path: Path, begun: bool) -> str:
+    keep_sources(tmp_path / "study", ["B", "RAALL", "RA:0", "MINE"], lambda name: begun and name == "MINE")
+    (kept,) = (tmp_path / "study/own").iterdir()
+    return kept.read_text()
+
+
+def test_the_source_is_kept_and_may_change_until_a_run_was_begun(tmp_path: Path, source: Path) -> None:
+    assert keep(tmp_path, begun=False) == "first idea\n"
+    source.write_text("a typo less\n")
+    assert keep(tmp_path, begun=False) == "a typo less\n"
+    assert keep(tmp_path, begun=True) == "a typo less\n"
+
+
+def test_a_change_behind_a_begun_run_is_refused_and_nothing_is_lost(tmp_path: Path, source: Path) -> None:
+    keep(tmp_path, begun=False)
+    source.write_text("second idea\n")
+    with pytest.raises(
+        SourceError, match=r"ra/custom/mine\.py is not what runs of MINE were begun with .*another CONFIG"
+    ):
+        keep(tmp_path, begun=True)
+    assert (tmp_path / "study/own/mine.py").read_text() == "first idea\n"
+    source.write_text("first idea\n")
+    assert keep(tmp_path, begun=True) == "first idea\n"
+
+
+def test_a_study_of_built_in_variants_keeps_nothing(tmp_path: Path) -> None:
+    keep_sources(tmp_path, ["B", "RALEARN", "RA:5-7,9"], lambda name: True)
+    assert list(tmp_path.iterdir()) == []

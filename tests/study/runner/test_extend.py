@@ -1,0 +1,211 @@
+"""Runs that are made longer: the same bits as runs that were so long from the start, and nothing lost."""
+
+import contextlib
+import dataclasses
+import shutil
+from copy import copy as copies
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.artifacts import checkpoint, run_record
+from gpt2.system import files
+from gpt2.system.signals import Interrupted
+from study.report import build
+from study.runner import extend as extending
+from study.runner.extend import finish_extension
+from study.runner.plan import load_plan
+from tests.small_runs import StopAfter, same
+from tests.study.extended import FIRST, START, WARMUP, Place, configuration, contents, outcome
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("name", ["B", "RALEARN"])
+@pytest.mark.parametrize(
+    ("first", "factors", "decay", "dropout"),
+    [
+        (10, ("2",), 0.3, 0.0),
+        (10, ("2",), 0.3, 0.2),
+        (7, ("1.3",), 0.2, 0.0),
+        (10, ("1.5", "2"), 0.5, 0.0),
+        (9, ("2.4",), 0.7, 0.0),
+    ],
+)
+def test_an_extended_run_is_the_run_that_was_so_long_from_the_start(
+    tmp_path: Path, texts: Path, name: str, first: int, factors: tuple[str, ...], decay: float, dropout: float
+) -> None:
+    config = configuration(texts, dropout, decay)
+    place = Place(tmp_path / "extended", config, (name,), first)
+    assert place.run(name) == "finished"
+    for factor in factors:
+        place.extend(factor)
+        assert place.run(name) == "finished"
+    plan = load_plan(place.directory)
+    assert plan
+    count = plan["variants"][name]["iterations"]
+    assert count > first
+    whole = Place(tmp_path / "whole", config, (name,), count)
+    assert whole.run(name) == "finished"
+    assert len(outcome(whole.folder(name))[2]) == count
+    assert same(outcome(place.folder(name)), outcome(whole.folder(name)))
+
+
+@pytest.mark.parametrize("looks", [1, 6, 14])
+def test_an_extension_that_is_interrupted_anywhere_goes_on_to_the_same_bits(
+    tmp_path: Path, texts: Path, looks: int
+) -> None:
+    config = configuration(texts)
+    whole = Place(tmp_path / "whole", config, ("RALEARN",), 20)
+    whole.run("RALEARN")
+    place = Place(tmp_path / "extended", config, ("RALEARN",))
+    while place.run("RALEARN", StopAfter(looks)) == "interrupted":
+        looks += 3
+    place.extend()
+    while place.run("RALEARN", StopAfter(looks)) == "interrupted":
+        looks += 3
+    assert same(outcome(place.folder("RALEARN")), outcome(whole.folder("RALEARN")))
+
+
+def test_the_state_where_the_decay_begins_is_kept_alone(finished: Place) -> None:
+    (kept,) = checkpoint.complete(finished.folder() / "stable")
+    assert checkpoint.load(kept).iteration == START
+    assert [path.name for path in checkpoint.complete(finished.folder() / "checkpoint")] == [f"{FIRST:08d}"]
+
+
+def test_nothing_of_the_first_budget_is_lost(finished: Place) -> None:
+    before = contents(finished.directory)
+    finished.extend()
+    after = contents(finished.directory)
+    assert after[f"plan-{FIRST}.json"] == before["plan.json"]
+    for name in ("B0", "RALEARN0"):
+        for file in ("run.json", "metrics.jsonl", "validation_windows.json"):
+            stem, ending = file.split(".")
+            assert after[f"runs/{name}/{stem}-{FIRST}.{ending}"] == before[f"runs/{name}/{file}"]
+        state = f"{FIRST:08d}/state.pt"
+        assert after[f"runs/{name}/checkpoint-{FIRST}/{state}"] == before[f"runs/{name}/checkpoint/{state}"]
+
+
+def test_an_extended_study_never_mixes_its_runs_with_shorter_ones(finished: Place) -> None:
+    short = run_record.load(finished.folder())["fingerprint"]
+    assert len([run for run in build.build_report(finished.directory).runs if run.used]) == 2
+    finished.extend()
+    runs = build.build_report(finished.directory).runs
+    assert [(run.status, run.used) for run in runs] == [("interrupted", False)] * 2
+    finished.run("B")
+    runs = {run.name: run for run in build.build_report(finished.directory).runs}
+    assert runs["B0"].used
+    assert runs["RALEARN0"].why_not == "it is interrupted"
+    finished.run("RALEARN")
+    made = build.build_report(finished.directory)
+    assert all(run.used for run in made.runs)
+    assert made.budget["max_iterations"] == 2 * FIRST
+    assert any("extended to 2 times" in note for note in made.notes)
+    long = [run_record.load(finished.folder(name))["fingerprint"] for name in ("B", "RALEARN")]
+    assert long[0] == long[1]
+    assert [key for key in short if short[key] != long[0][key]] == ["schedule"]
+
+
+def test_factors_multiply_and_count_from_the_first_budget(finished: Place) -> None:
+    for factor, count in (("1.5", 15), ("1.5", 22)):
+        finished.extend(factor)
+        plan = load_plan(finished.directory)
+        assert plan
+        assert [row["iterations"] for row in plan["variants"].values()] == [count, count]
+        assert [row["warmup_iterations"] for row in plan["variants"].values()] == [WARMUP, WARMUP]
+        finished.run("B")
+        finished.run("RALEARN")
+    assert plan["extended"] == 2.25
+    assert sorted(path.name for path in finished.directory.glob("plan-*.json")) == [
+        "plan-10.json",
+        "plan-15.json",
+    ]
+
+
+def test_an_extension_that_is_cut_off_is_completed_before_anything_runs(
+    finished: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = extending._set_back, []
+
+    def cut_off(folder: Path) -> None:
+        calls.append(folder)
+        if len(calls) == 2:
+            raise Interrupted("SIGKILL")
+        real(folder)
+
+    monkeypatch.setattr(extending, "_set_back", cut_off)
+    with pytest.raises(Interrupted):
+        finished.extend()
+    assert "`make`" in finished.refusal()
+    monkeypatch.setattr(extending, "_set_back", real)
+    finish_extension(finished.directory)
+    assert {run_record.load(finished.folder(name))["status"] for name in ("B", "RALEARN")} == {"interrupted"}
+    before = contents(finished.directory)
+    finish_extension(finished.directory)
+    assert contents(finished.directory) == before
+
+
+def test_an_extension_can_be_cut_off_at_every_step_and_begun_again(
+    finished: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write, removal and renaming is a step; what comes of it in the end is that of one that was not cut off."""
+
+    def copy(number: int) -> Place:
+        made = copies(finished)
+        made.settings = dataclasses.replace(finished.settings, results_dir=tmp_path / f"copy{number}")
+        made.directory = tmp_path / f"copy{number}" / "s"
+        shutil.copytree(finished.directory, made.directory)
+        return made
+
+    whole = copy(0)
+    whole.extend()
+    for cut_at in range(1, 100):
+        place, steps = copy(cut_at), []
+
+        def counted(function: Any, steps: list[str] = steps, cut_at: int = cut_at) -> Any:
+            def call(*arguments: Any, **named: Any) -> Any:
+                steps.append(function.__name__)
+                if len(steps) == cut_at:
+                    raise Interrupted("SIGKILL")
+                return function(*arguments, **named)
+
+            return call
+
+        with monkeypatch.context() as patch, contextlib.suppress(Interrupted):
+            patch.setattr(files, "write_text", counted(files.write_text))
+            patch.setattr(Path, "unlink", counted(Path.unlink))
+            patch.setattr(Path, "rename", counted(Path.rename))
+            place.extend()
+            break
+        if "extended" in (load_plan(place.directory) or {}):
+            finish_extension(place.directory)
+        else:
+            place.extend()
+        assert contents(place.directory) == contents(whole.directory)
+    assert cut_at > 15
+
+
+def test_the_limit_of_the_training_clock_grows_with_the_factor(tmp_path: Path, texts: Path) -> None:
+    place = Place(tmp_path, configuration(texts, seconds=100), ("B",))
+    place.run()
+    place.extend()
+    plan = load_plan(place.directory)
+    assert plan
+    assert plan["budget"]["max_time_seconds"] == 200
+    stable = place.folder() / "stable"
+    loaded = checkpoint.load_latest(stable)
+    assert loaded
+
+    def with_clock(seconds: float) -> dict[str, Any]:
+        clocks = loaded.meta["clocks"] | {"train": seconds}
+        shutil.rmtree(stable)
+        checkpoint.save(stable, START, loaded.state, loaded.meta | {"clocks": clocks}, keep=1)
+        place.run()
+        return run_record.load(place.folder())
+
+    assert with_clock(150.0)["schedule"]["cut"] is False
+    (place.folder() / "checkpoint").rename(place.folder() / "elsewhere")
+    seen = with_clock(230.0)
+    assert seen["schedule"]["cut"] is True
+    assert any("limit of 200 s" in note for note in seen["notes"])

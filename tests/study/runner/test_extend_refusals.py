@@ -1,0 +1,121 @@
+"""What cannot be made longer is refused in a line that says what would be right, and nothing is changed."""
+
+import dataclasses
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from gpt2.artifacts import run_record
+from study.runner import guard, space
+from study.runner.extend import ExtendError, parse_factor
+from study.runner.guard import StudyError, refuse_another_configuration
+from tests.study.extended import FIRST, START, TEXT, Place, configuration
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("factor", ["1", "0.5", "-2", "two", "nan", "1e3", ""])
+def test_a_factor_that_makes_nothing_longer_is_refused(factor: str) -> None:
+    with pytest.raises(ExtendError, match="FACTOR=2"):
+        parse_factor(factor)
+
+
+def test_a_factor_is_read_exactly() -> None:
+    assert parse_factor("1.1") == Fraction(11, 10)
+
+
+def test_a_factor_too_small_to_add_an_iteration_is_refused(finished: Place) -> None:
+    assert "adds no iteration" in finished.refusal("1.05")
+
+
+def test_a_cosine_is_refused_and_what_would_be_right_is_named(finished: Place) -> None:
+    finished.config = dataclasses.replace(
+        finished.config, optimizer=dataclasses.replace(finished.config.optimizer, schedule="cosine")
+    )
+    message = finished.refusal()
+    assert "ended at its count" in message
+    assert "CONFIG_SCHEDULE_WSD=y" in message
+    assert "CONFIG_STUDY_NAME" in message
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
+def test_a_run_that_is_not_finished_is_named(finished: Place, status: str) -> None:
+    finished.alter("RALEARN", status=status)
+    assert f"RALEARN0 is {status}" in finished.refusal()
+
+
+def test_a_run_that_is_missing_is_named(finished: Place) -> None:
+    finished.settings = dataclasses.replace(finished.settings, seeds=2)
+    assert "B1 is missing" in finished.refusal()
+
+
+def test_a_run_outside_the_configuration_is_extended_with_the_others(finished: Place) -> None:
+    finished.settings = dataclasses.replace(finished.settings, variants=("B",))
+    assert finished.extend()[0].endswith("not gone on with: RALEARN0")
+    assert run_record.load(finished.folder("RALEARN"))["status"] == "interrupted"
+
+
+def test_a_cut_schedule_is_refused(finished: Place) -> None:
+    finished.alter(schedule={"iterations": FIRST, "cut": True})
+    assert "B0 was cut" in finished.refusal()
+
+
+def test_a_run_of_another_plan_is_refused(finished: Place) -> None:
+    finished.alter(schedule={"iterations": FIRST - 1, "cut": False})
+    assert f"planned with {FIRST - 1} iterations" in finished.refusal()
+
+
+def test_without_the_checkpoint_of_the_decay_there_is_no_going_on(finished: Place) -> None:
+    stable = finished.folder("RALEARN") / "stable"
+    stable.rename(stable.with_name("elsewhere"))
+    assert f"no checkpoint of iteration {START}" in finished.refusal()
+
+
+def test_a_damaged_checkpoint_of_the_decay_is_found_before_anything_is_changed(finished: Place) -> None:
+    path = finished.folder("RALEARN") / "stable" / f"{START:08d}" / "state.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert "is altered" in finished.refusal()
+
+
+def test_a_study_that_was_never_run_is_refused(tmp_path: Path, texts: Path) -> None:
+    place = Place(tmp_path, configuration(texts), ("B",))
+    (place.directory / "plan.json").unlink()
+    assert "nothing to extend" in place.refusal()
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_changed(
+    finished: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "free_bytes", lambda path: 2**20)
+    assert "free space" in finished.refusal()
+
+
+def test_a_study_that_is_being_run_is_not_extended(finished: Place) -> None:
+    with guard.locked(finished.directory), pytest.raises(StudyError, match="is being run"):
+        finished.extend()
+
+
+def test_another_budget_in_the_configuration_is_refused_and_extend_is_named(finished: Place) -> None:
+    larger, smaller = (TEXT.replace("ITERS=10", f"ITERS={count}") for count in (20, 5))
+    with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 20.*make extend FACTOR=2"):
+        refuse_another_configuration(finished.directory, larger)
+    with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 5.*that it was begun with$"):
+        refuse_another_configuration(finished.directory, smaller)
+    finished.extend()  # the budget of .config is still the first one's, whatever the plan says
+    refuse_another_configuration(finished.directory, TEXT)
+    with pytest.raises(StudyError, match="make extend"):
+        refuse_another_configuration(finished.directory, TEXT.replace("ITERS=10", "ITERS=20"))
+    with pytest.raises(StudyError) as caught:
+        refuse_another_configuration(finished.directory, TEXT + "CONFIG_LEARNING_RATE=1\n")
+    assert "make extend" not in str(caught.value)
+
+
+def test_a_larger_budget_of_a_cosine_is_not_sent_to_a_command_that_would_refuse_it(tmp_path: Path) -> None:
+    text = TEXT.replace("CONFIG_SCHEDULE_WSD=y", "CONFIG_SCHEDULE_COSINE=y")
+    (tmp_path / "config").write_text(text)
+    with pytest.raises(StudyError, match="cosine schedule cannot be extended") as caught:
+        refuse_another_configuration(tmp_path, text.replace("ITERS=10", "ITERS=20"))
+    assert "make extend" not in str(caught.value)

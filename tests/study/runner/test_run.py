@@ -1,0 +1,84 @@
+"""What the study makes of the way in which a run's process ended."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.artifacts import run_record
+from gpt2.config.config import Config, read_symbols
+from gpt2.system import files
+from study.runner.child_process import Session
+from study.runner.study import Study
+from study.runner.terminal import Estimate, Terminal
+from tests.study.sample_records import a_record
+
+PLAN: dict[str, Any] = {
+    "variants": {"B": {"iterations": 300}},
+    "budget": {"max_time_seconds": 0},
+    "notes": [],
+}
+
+
+class Child:
+    """A process that writes its record and ends with a status."""
+
+    def __init__(self, folder: Path, written: dict[str, Any] | None, status: int) -> None:
+        self.folder, self.written, self.status = folder, written, status
+        self.log = folder / "log.txt"
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        if self.written:
+            files.write_json(self.folder / "run.json", self.written)
+        yield from ()
+
+    def wait(self) -> int:
+        return self.status
+
+    def last_words(self) -> str:
+        return "terminate called without an active exception"
+
+
+def ended(study: Study, status: int, written: str | None, before: str | None = None) -> dict[str, Any]:
+    """The record after a process that wrote one of status `written` ended with `status`."""
+    folder = study.run_dir("B", 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = a_record("B", 0, 4.0)
+    if before:
+        files.write_json(folder / "run.json", made | {"status": before, "error": None})
+
+    class Fake(Session):
+        @contextlib.contextmanager
+        def process(self, arguments: list[str], log: Path) -> Iterator[Any]:
+            of_this = made | {"status": written, "error": None, "notes": ["by this process"]}
+            yield Child(folder, of_this if written else None, status)
+
+    study.session = Fake()
+    study.one(("B", 0), PLAN, Terminal(Estimate(1, None), 1))
+    return run_record.load(folder)
+
+
+@pytest.fixture
+def study(a100_config: Config) -> Study:
+    return Study(read_symbols(Path(".config")), Path(".config").read_text())
+
+
+@pytest.mark.parametrize("status", [-6, -11, 120, 1])
+def test_a_run_that_was_finished_stays_finished_however_its_process_left(study: Study, status: int) -> None:
+    seen = ended(study, status, "finished", before="interrupted")
+    assert (seen["status"], seen["error"]) == ("finished", None)
+    assert study.status("B", 0) == "finished"
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", None])
+def test_a_process_that_died_before_it_was_done_has_failed(study: Study, status: str | None) -> None:
+    seen = ended(study, -6, status, before="running")
+    assert seen["status"] == "failed"
+    assert re.search("killed by SIGABRT: terminate called", seen["error"])
+
+
+def test_a_record_from_before_the_process_is_no_witness_of_its_end(study: Study) -> None:
+    assert ended(study, -6, None, before="finished")["status"] == "failed"

@@ -1,0 +1,83 @@
+"""What .config says about the study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines, quote
+from study.runner.settings import StudySettings
+
+VALUES = {
+    "STUDY_NAME": '"night-1"',
+    "VARIANTS": '"B RALEARN RA:0,2-3"',
+    "SEEDS": "3",
+    "RESULTS_DIR": '"results"',
+    "BUDGET_EQUAL_TOKENS": "n",
+    "GPT2_MAX_TIME": "40",
+    "GPT2_MAX_TOKENS": "0",
+    "GPT2_MAX_ITERS": "0",
+    "GPT2_MODEL_MINI": "y",
+    "GPT2_BLOCK_SIZE": "128",
+    "GPT2_DROPOUT": '"0.0"',
+}
+
+
+def read(**changes: str) -> StudySettings:
+    text = "".join(f"CONFIG_{name}={value}\n" for name, value in (VALUES | changes).items())
+    return StudySettings.from_symbols(Symbols("c", parse_lines(text, "c")))
+
+
+def refusal(**changes: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(**changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_settings_are_read_in_the_order_given():
+    assert read() == StudySettings("night-1", ("B", "RALEARN", "RA:0,2-3"), 3, Path("results"), False)
+    assert read(BUDGET_EQUAL_TOKENS="y").budget_equal_tokens is True
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../up", "a/b", "/abs", "-x", ".hidden", "a b", "x" * 65, "é", "$(x)"]
+)
+def test_a_name_that_is_no_safe_folder_is_refused(name):
+    assert "c:1: CONFIG_STUDY_NAME=" in refusal(STUDY_NAME=quote(name))
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
+def test_a_safe_name_stays_below_the_results_folder(name):
+    settings = read(STUDY_NAME=quote(name))
+    assert (settings.results_dir / settings.name).resolve().parent == settings.results_dir.resolve()
+
+
+@pytest.mark.parametrize(
+    ("variants", "says"),
+    [
+        ("", "names no variant"),
+        ("  ", "names no variant"),
+        ("B RAALL B", "names B twice"),
+        ("B RALERN", "did you mean RALEARN?"),
+        ("B RA:4-6", "layers 0 to 3"),
+        ("B,RAALL", "no variant"),
+    ],
+)
+def test_variants_exist_in_this_model_and_are_named_once(variants, says):
+    message = refusal(VARIANTS=quote(variants))
+    assert message.startswith("c:2: CONFIG_VARIANTS=")
+    assert says in message
+
+
+def test_there_is_something_to_run_and_somewhere_to_put_it():
+    assert "at least 1" in refusal(SEEDS="0")
+    assert "names no folder" in refusal(RESULTS_DIR='""')
+
+
+def test_a_run_without_any_limit_is_refused():
+    assert "give no budget" in refusal(GPT2_MAX_TIME="0")
+    assert read(GPT2_MAX_TIME="0", GPT2_MAX_ITERS="5").seeds == 3

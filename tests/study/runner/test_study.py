@@ -1,0 +1,155 @@
+"""A whole study of a very small model in real processes: what `make` does. What it survives is in tests/faults."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpt2.artifacts import run_record
+from tests.faults.workplace import Workplace, write_stories
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = {
+    "VARIANTS": "B RALEARN",
+    "GPT2_MAX_ITERS": "12",
+    "MICRO_BATCH": "0",
+    "EVAL_INTERVAL_TOKENS": "512",
+    "CHECKPOINT_SECONDS": "30",
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_stories(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, texts: Path) -> Workplace:
+    return Workplace(tmp_path, texts, **SETTINGS)
+
+
+def configure(place: Workplace, **changes: str) -> None:
+    place.configure(**SETTINGS | changes)
+
+
+def run(place: Workplace, *arguments: str, expect: int) -> str:
+    done = place.command(*arguments)
+    assert done.returncode == expect, done.stdout
+    return done.stdout
+
+
+def test_a_study_runs_reports_and_then_has_nothing_to_do(place: Workplace) -> None:
+    first = run(place, "scripts.study", expect=0)
+    assert "CPU study" in first.splitlines()[0]
+    study = place.study
+    assert [place.status(name) for name in ("B0", "RALEARN0")] == ["finished", "finished"]
+    assert "cannot tell" in (study / "report.md").read_text()
+    for name in ("config", "run.json", "metrics.jsonl", "memory.json", "log.txt", "checkpoint"):
+        assert (study / "runs" / "B0" / name).exists(), name
+    before = (study / "runs/B0/run.json").read_bytes()
+    again = run(place, "scripts.study", expect=0)
+    assert "nothing to run: all 2 runs" in again
+    assert (study / "runs/B0/run.json").read_bytes() == before
+    # another night: a seed and a variant more, the finished runs untouched
+    configure(place, SEEDS="2", VARIANTS="B RAALL RALEARN")
+    run(place, "scripts.study", expect=0)
+    assert (study / "runs/B0/run.json").read_bytes() == before
+    assert len(list((study / "runs").iterdir())) == 6
+    # another experiment under the same name
+    configure(place, LEARNING_RATE="2e-3")
+    assert "CONFIG_LEARNING_RATE" in run(place, "scripts.study", expect=1)
+
+
+def test_a_study_is_scored_on_one_set_of_hellaswag_items_in_all_its_nights(
+    place: Workplace, tmp_path: Path
+) -> None:
+    items = tmp_path / "items.jsonl"
+    lines = (ROOT / "tests/fixtures/hellaswag_small.jsonl").read_text(encoding="utf-8").splitlines()
+    items.write_text("\n".join(lines), encoding="utf-8")
+    few = {
+        "VARIANTS": "B",
+        "GPT2_MAX_ITERS": "4",
+        "HELLASWAG": "y",
+        "HELLASWAG_FILE": str(items),
+        "HELLASWAG_LIMIT": "3",
+    }
+    configure(place, **few)
+    run(place, "scripts.study", expect=0)
+    found = json.loads((place.study / "hellaswag.json").read_text())
+    scored = run_record.load(place.study / "runs/B0")["hellaswag"]
+    assert scored["items"] == 3
+    assert found == {"path": str(items), "items_sha256": scored["items_sha256"]}
+    configure(place, SEEDS="2", **few)
+    edited = json.loads(lines[0])
+    edited["label"] = (int(edited["label"]) + 1) % 4
+    items.write_text("\n".join([json.dumps(edited), *lines[1:]]), encoding="utf-8")
+    said = run(place, "scripts.study", expect=1)
+    assert f"{items} gives 3 items" in said
+    assert "B0 was scored on 3 items" in said
+    assert not (place.study / "runs/B1").exists()
+    items.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8")  # the same questions
+    run(place, "scripts.study", expect=0)
+    assert run_record.load(place.study / "runs/B1")["hellaswag"]["items_sha256"] == scored["items_sha256"]
+
+
+def test_a_run_that_fails_is_recorded_and_the_others_go_on(place: Workplace) -> None:
+    study = place.study
+    (study / "runs" / "B0").mkdir(parents=True)
+    (study / "runs" / "B0" / "checkpoint").write_text("in the way")  # its checkpoint cannot be written
+    told = run(place, "scripts.study", expect=1)
+    assert "not finished: B0" in told
+    assert run_record.load(study / "runs/B0")["status"] == "failed"
+    assert run_record.load(study / "runs/RALEARN0")["status"] == "finished"
+
+
+def test_without_a_config_the_remedy_is_named(place: Workplace) -> None:
+    (place.folder / ".config").unlink()
+    assert "make defconfig-gpt2-ra-ablation" in run(place, "scripts.study", expect=1)
+
+
+def test_an_extended_study_has_the_numbers_of_a_longer_one(place: Workplace) -> None:
+    """12 iterations, then 24; and 24 from the start with as many iterations of warm-up."""
+    wsd = {"SCHEDULE_WSD": "y", "WARMUP_FRACTION": "0.25", "VARIANTS": "B"}
+    assert "a cosine cannot be extended" in run(place, "scripts.extend", "2", expect=1)
+    configure(place, **wsd)
+    assert "make extend FACTOR=2" in run(place, "scripts.extend", expect=1)
+    run(place, "scripts.study", expect=0)
+    short = place.numbers("B0")
+    configure(place, GPT2_MAX_ITERS="24", **wsd)
+    assert "make extend" in run(place, "scripts.study", expect=1)
+    configure(place, **wsd)
+    assert "iterations: B 12 -> 24" in run(place, "scripts.extend", "2", expect=0)
+    assert "B0 is interrupted" in run(place, "scripts.extend", "2", expect=1)
+    configure(place, SEEDS="2", **wsd)  # what is added is as long from its start
+    assert "2 times the first budget" in run(place, "scripts.study", expect=0)
+    names = ("B0", "B1")
+    extended = [place.numbers(name) for name in names]
+    schedules = {seen["fingerprint"]["schedule"] for seen in extended}
+    assert len(schedules) == 1
+    assert short["fingerprint"]["schedule"] not in schedules
+    (place.folder / "results").rename(place.folder / "extended")
+    configure(place, SEEDS="2", GPT2_MAX_ITERS="24", **wsd | {"WARMUP_FRACTION": "0.125"})
+    run(place, "scripts.study", expect=0)
+    for name, seen in zip(names, extended, strict=True):
+        assert place.numbers(name) == seen | {"fingerprint": place.numbers(name)["fingerprint"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("CONFIG_FOO=1", "CONFIG_FOO"),
+        ("CONFIG_SEEDS=99999", "CONFIG_SEEDS"),
+        ("CONFIG_CHECKPOINT_SECONDS=0", "CONFIG_CHECKPOINT_SECONDS"),
+    ],
+)
+def test_a_config_that_was_edited_by_hand_is_held_to_kconfigs_rules(
+    place: Workplace, line: str, told: str
+) -> None:
+    name = line.partition("=")[0]
+    path = place.folder / ".config"
+    kept = [text for text in path.read_text().splitlines() if not text.startswith(f"{name}=")]
+    path.write_text("\n".join([*kept, line]) + "\n")
+    said = run(place, "scripts.study", expect=1)
+    assert told in said
+    assert "error:" in said
+    assert not (place.folder / "results").exists()

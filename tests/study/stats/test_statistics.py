@@ -1,0 +1,221 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from study.stats import statistics
+
+losses = st.floats(2, 8)
+
+
+@given(difference=st.floats(-20, 20))
+def test_a_difference_of_losses_is_a_ratio_of_perplexities(difference: float) -> None:
+    ratio = np.exp(np.float64(5 + difference)) / np.exp(np.float64(5))
+    assert statistics.perplexity_percent(difference) == pytest.approx(100 * (ratio - 1), rel=1e-9, abs=1e-9)
+    assert math.isfinite(statistics.perplexity_percent(100_000.0))
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 9, 30, 200])
+@pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.99, 0.999])
+def test_t_quantiles_are_scipys(freedom: int, confidence: float) -> None:
+    expected = stats.t.ppf((1 + confidence) / 2, freedom)
+    assert statistics.t_quantile(confidence, freedom) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("quantile", [0.6, 0.75, 0.9, 0.95, 0.975, 0.995, 0.9995])
+def test_t_quantiles_are_scipys_at_every_degree_of_freedom(quantile: float) -> None:
+    freedoms = range(1, 201)
+    seen = [statistics.t_quantile(2 * quantile - 1, freedom) for freedom in freedoms]
+    assert seen == pytest.approx(stats.t.ppf(quantile, freedoms), rel=1e-8)
+
+
+@given(st.floats(0.5, 100), st.floats(0.5, 100), st.floats(0, 1))
+def test_the_incomplete_beta_function_is_scipys(a: float, b: float, x: float) -> None:
+    assert statistics.incomplete_beta(a, b, x) == pytest.approx(special.betainc(a, b, x), rel=1e-8, abs=1e-12)
+
+
+@given(st.lists(losses, min_size=2, max_size=9))
+def test_a_mean_has_scipys_interval(values: list[float]) -> None:
+    seen = statistics.mean_interval(values)
+    error = stats.sem(values)
+    assert seen.low is not None
+    assert seen.high is not None
+    if error > 1e-9:
+        low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=error)
+        assert seen.low == pytest.approx(low, rel=1e-9)
+        assert seen.high == pytest.approx(high, rel=1e-9)
+
+
+def test_one_value_has_no_interval() -> None:
+    seen = statistics.mean_interval([3.0])
+    assert (seen.mean, seen.low, seen.high, seen.contains_zero) == (3.0, None, None, None)
+
+
+def test_the_noise_floor_is_the_residual_of_a_one_way_analysis_by_seed() -> None:
+    draw = np.random.default_rng(0)
+    table = 4 + draw.normal(size=(3, 1)) + 0.01 * draw.normal(size=(3, 4))
+    floor = statistics.noise_floor(table.tolist())
+    assert floor is not None
+    residual = table - table.mean(axis=1, keepdims=True)
+    assert floor.freedom == 9
+    assert floor.sigma == pytest.approx(math.sqrt((residual**2).sum() / 9))
+
+
+def test_one_seed_of_four_arms_gives_three_degrees_of_freedom_and_one_arm_none() -> None:
+    floor = statistics.noise_floor([[3.0, 3.1, 3.2, 3.3]])
+    assert floor is not None
+    assert floor.freedom == 3
+    assert statistics.noise_floor([[3.0], [3.1]]) is None
+    assert statistics.against_floor([(3.0, [3.1])]) is None
+
+
+def covered(seeds: int, studies: int = 2000) -> dict[str, float]:
+    """How often the intervals of a variant with a true effect of 0.02 contain that effect."""
+    draw = np.random.default_rng(seeds)
+    hits = {"against the floor": 0, "paired": 0}
+    for _ in range(studies):
+        base = 4 + 0.1 * draw.normal(size=seeds)
+        arms = base[:, None] + 0.01 * draw.normal(size=(seeds, 4))
+        variant = base + 0.02 + 0.01 * draw.normal(size=seeds)
+        judged = statistics.against_floor(list(zip(variant.tolist(), arms.tolist(), strict=True)))
+        assert judged is not None
+        paired = statistics.mean_interval((variant - arms[:, 0]).tolist())
+        for name, seen in (("against the floor", judged.difference), ("paired", paired)):
+            if seen.low is not None and seen.high is not None:
+                hits[name] += seen.low <= 0.02 <= seen.high
+    return {name: count / studies for name, count in hits.items()}
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4, 5])
+def test_nominal_95_percent_intervals_cover_95_percent(seeds: int) -> None:
+    seen = covered(seeds)
+    assert 0.93 <= seen["against the floor"] <= 0.97
+    assert 0.93 <= seen["paired"] <= 0.97 if seeds > 1 else seen["paired"] == 0
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_variant_without_effect_lies_in_the_noise_band_in_95_percent_of_simulated_studies(
+    seeds: int,
+) -> None:
+    draw, inside = np.random.default_rng(11 + seeds), 0
+    for _ in range(2000):
+        table = draw.normal(size=(seeds, 1)) + 0.01 * draw.normal(size=(seeds, 5))
+        floor = statistics.noise_floor(table[:, :4].tolist())
+        assert floor is not None
+        half = stats.t.ppf(0.975, floor.freedom) * statistics.against_arms_error(floor.sigma, [4] * seeds)
+        inside += abs((table[:, 4] - table[:, :4].mean(1)).mean()) <= half
+    assert 0.93 <= inside / 2000 <= 0.97
+
+
+def test_whether_a_variant_varies_as_the_arms_do_is_scipys_f_test() -> None:
+    draw = np.random.default_rng(3)
+    table = 4 + 0.01 * draw.normal(size=(4, 5))
+    seen = statistics.against_floor([(row[4], row[:4]) for row in table.tolist()])
+    assert seen is not None
+    assert seen.variance is not None
+    differences = table[:, 4] - table[:, :4].mean(1)
+    ratio = differences.var(ddof=1) / (table[:, :4].var(1, ddof=1).mean() * 1.25)
+    assert seen.variance.ratio == pytest.approx(ratio)
+    assert seen.variance.freedom == (3, 12)
+    below = stats.f.cdf(ratio, 3, 12)
+    assert seen.variance.p_value == pytest.approx(2 * min(below, 1 - below))
+    own, expected = seen.own, stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert (own.low, own.high) == pytest.approx((expected.low, expected.high))
+    single = statistics.against_floor([(table[0, 4], table[0, :4].tolist())])
+    assert single is not None
+    assert single.variance is None
+
+
+def test_that_test_is_wrong_in_5_percent_of_simulated_studies() -> None:
+    draw, wrong = np.random.default_rng(5), 0
+    for _ in range(2000):
+        table = draw.normal(size=(3, 1)) + 0.01 * draw.normal(size=(3, 5))
+        seen = statistics.against_floor([(row[4], row[:4]) for row in table.tolist()])
+        assert seen is not None
+        assert seen.variance is not None
+        wrong += seen.variance.p_value < 0.05
+    assert 0.03 <= wrong / 2000 <= 0.07
+
+
+def test_p_values_and_intervals_agree() -> None:
+    draw = np.random.default_rng(1)
+    for _ in range(200):
+        pairs = [(float(draw.normal()), draw.normal(size=4).tolist()) for _ in range(2)]
+        seen = statistics.against_floor(pairs)
+        assert seen is not None
+        assert seen.difference.contains_zero == (seen.p_value >= 0.05)
+
+
+def test_holm_adjusts_as_published() -> None:
+    assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert statistics.holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_never_lowers_a_p_value_and_keeps_their_order(values: list[float]) -> None:
+    adjusted = statistics.holm(values)
+    assert all(after >= before for before, after in zip(values, adjusted, strict=True))
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    assert [adjusted[i] for i in order] == sorted(adjusted)
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=300))
+def test_mcnemars_exact_test_is_scipys_binomial_test_of_the_discordant_items(
+    differences: list[float],
+) -> None:
+    seen = statistics.sign_test(differences)
+    wins, losses = differences.count(1.0), differences.count(-1.0)
+    assert (seen.wins, seen.losses) == (wins, losses)
+    expected = stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    assert seen.p_value == pytest.approx(expected, rel=1e-8)
+
+
+def test_the_exact_test_holds_for_all_of_hellaswag() -> None:
+    differences = [1.0] * 1530 + [-1.0] * 1412 + [0.0] * 7100
+    expected = stats.binomtest(1530, 2942).pvalue
+    assert statistics.sign_test(differences).p_value == pytest.approx(expected, rel=1e-8)
+
+
+def test_a_ratio_of_variances_is_scipys_f_test_and_has_no_sides() -> None:
+    one, other = statistics.NoiseFloor(0.02, 4), statistics.NoiseFloor(0.01, 6)
+    seen, mirrored = statistics.variance_ratio(one, other), statistics.variance_ratio(other, one)
+    assert seen is not None
+    assert mirrored is not None
+    assert seen.ratio == pytest.approx(4)
+    assert seen.p_value == pytest.approx(2 * stats.f.sf(4, 4, 6), rel=1e-8)
+    assert mirrored.p_value == pytest.approx(seen.p_value, rel=1e-8)
+    assert statistics.variance_ratio(one, statistics.NoiseFloor(0.0, 3)) is None
+
+
+def test_the_test_of_variances_is_wrong_in_5_percent_of_simulated_studies() -> None:
+    draw, wrong = np.random.default_rng(7), 0
+    for _ in range(2000):
+        table = 4 + draw.normal(size=(3, 1)) + 0.01 * draw.normal(size=(3, 5))
+        full, half = (statistics.noise_floor(part.tolist()) for part in (table[:, :2], table[:, 2:]))
+        assert full is not None
+        assert half is not None
+        seen = statistics.variance_ratio(half, full)
+        assert seen is not None
+        wrong += seen.p_value < 0.05
+    assert 0.03 <= wrong / 2000 <= 0.07
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 1), (4, 4), (2, 12), (18, 9), (60, 30)])
+def test_the_ratios_that_go_unseen_end_at_scipys_quantiles(a: int, b: int) -> None:
+    low, high = statistics.unseen_ratios(a, b)
+    assert low == pytest.approx(stats.f.ppf(0.025, a, b), rel=1e-6)
+    assert high == pytest.approx(stats.f.ppf(0.975, a, b), rel=1e-6)
+
+
+def test_the_spread_over_seeds_is_numpys() -> None:
+    own, arms = [4.0, 4.1, 4.05, 3.9], [[4.0, 4.01], [4.02, 4.0], [4.0, 3.99], [4.03, 4.0]]
+    seen = statistics.against_floor(list(zip(own, arms, strict=True)))
+    assert seen is not None
+    expected = np.std([a - np.mean(b) for a, b in zip(own, arms, strict=True)], ddof=1)
+    assert seen.spread == pytest.approx(expected)
+    alone = statistics.against_floor([(own[0], arms[0])])
+    assert alone is not None
+    assert alone.spread is None
