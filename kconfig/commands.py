@@ -25,7 +25,7 @@ from gpt2.config.config import Config
 from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
 from kconfig import rules
 from kconfig.arguments import make_assignments, parse_assignments, refuse_assignments
-from kconfig.files import keep_old, load_leniently, load_strictly, write_atomically
+from kconfig.files import back_up, load_leniently, load_strictly, write_atomically
 
 CONFIG = Path(".config")
 DEFCONFIGS = rules.ROOT / "defconfigs"
@@ -59,11 +59,11 @@ def defconfig(specification: str, assignments: Sequence[str] = (), makeflags: st
     """Write .config from `NAME+FRAGMENT...` and the command line's assignments."""
     tree = rules.load_kconfig(detect())
     assignments = [*assignments, *make_assignments(tree, makeflags, assignments)]
-    layers = [parse_lines(read_text(path), name(path)) for path in resolve(specification)]
+    layers = [parse_lines(read_text(path), display_name(path)) for path in resolve(specification)]
     layers.append(parse_assignments(tree, assignments))
     entries = rules.merge(tree, layers)
     config = rules.check_tree(tree, {entry.name: entry.where for entry in entries})
-    put_in_place(rules.render(tree), config, f" for {specification}")
+    replace_config(rules.render(tree), config, f" for {specification}")
 
 
 def menuconfig() -> None:
@@ -90,7 +90,7 @@ def menuconfig() -> None:
                 print(f"error: {error}", file=sys.stderr)
                 ask_again()
                 menus = importlib.reload(menus)  # it keeps nodes of the tree before
-    put_in_place(rules.render(edited.tree), edited.config, "")
+    replace_config(rules.render(edited.tree), edited.config, "")
 
 
 def menus_module() -> Any:
@@ -119,9 +119,9 @@ def ask_again() -> None:
         raise ConfigError("not saved: .config stays as it was") from None
 
 
-def put_in_place(text: str, config: Config, origin: str) -> None:
+def replace_config(text: str, config: Config, origin: str) -> None:
     """Replace .config, keeping the one before, and say so in two lines."""
-    kept = keep_old(CONFIG, text)
+    kept = back_up(CONFIG, text)
     write_atomically(CONFIG, text)
     print(scale_line(config), f"wrote .config{origin}{kept}", sep="\n")
 
@@ -183,7 +183,7 @@ def first_comment(path: Path) -> str:
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
-def name(path: Path) -> str:
+def display_name(path: Path) -> str:
     """The file as messages name it: relative to the repository where it lies there."""
     return str(path.relative_to(rules.ROOT) if path.is_relative_to(rules.ROOT) else path)
 

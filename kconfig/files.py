@@ -100,7 +100,7 @@ def _detected(entries: Mapping[str, Entry], label: str) -> str:
     return detected(Symbols(label, entries))
 
 
-def keep_old(path: Path, text: str) -> str:
+def back_up(path: Path, text: str) -> str:
     """Save a valid .config that is about to be replaced by other text; what to say of it."""
     if not path.exists():
         return ""

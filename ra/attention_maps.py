@@ -73,7 +73,7 @@ def pixel_tokens(tokens: int, pixels: int) -> int:
 
 
 @torch.no_grad()
-def measure(
+def layer_maps(
     query_HTD: Tensor,
     key_HTD: Tensor,
     heads: Sequence[int] = (),

@@ -14,7 +14,7 @@ from torch import Tensor
 from ra.attention import LearnedAttention
 
 
-class WrittenOutAttention(LearnedAttention):
+class NaiveAttention(LearnedAttention):
     """RALEARN from two (T, T) matrices of scores a head, which autograd keeps for backward.
 
     The softmax is float32, as autocast has it on a GPU; its result is cast for the product with the values.
@@ -33,7 +33,7 @@ class WrittenOutAttention(LearnedAttention):
         return shares[0] @ v_BHTD, shares[1] @ v_BHTD
 
 
-def full_logits_loss(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int) -> Tensor:
+def naive_loss(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int) -> Tensor:
     """linear_cross_entropy from all logits at once, (B T, V), with the softmax and its gradient in float32."""
     logits_NV = F.linear(x_BTC, weight_VC).flatten(0, -2)[:, :vocabulary]
     wide = torch.promote_types(logits_NV.dtype, torch.float32)

@@ -26,21 +26,21 @@ PATTERNS: dict[str, Callable[[int], frozenset[int]] | None] = {
 LISTED = re.compile(r"RA:[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 
 
-OWN = Path(__file__).with_name("custom")
+CUSTOM_FOLDER = Path(__file__).with_name("custom")
 
 
 class VariantError(UserError, ValueError):
     """A name that is no variant of this model."""
 
 
-def own_variants() -> list[str]:
+def custom_variants() -> list[str]:
     """The variants that users added: the files in ra/custom, in upper case."""
-    return sorted(path.stem.upper() for path in OWN.glob("*.py") if not path.stem.startswith("_"))
+    return sorted(path.stem.upper() for path in CUSTOM_FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
-def is_own(name: str) -> bool:
+def is_custom(name: str) -> bool:
     """Whether the name is that of a file in ra/custom (and not of a built-in variant)."""
-    return name not in PATTERNS and name in own_variants()
+    return name not in PATTERNS and name in custom_variants()
 
 
 def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
@@ -51,19 +51,19 @@ def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
     if name in PATTERNS:
         pattern = PATTERNS[name]
         return pattern(layers) if pattern else None
-    if is_own(name):
+    if is_custom(name):
         return None
     if not name.startswith("RA:"):
-        near = difflib.get_close_matches(name.upper(), [*PATTERNS, *own_variants()], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name.upper(), [*PATTERNS, *custom_variants()], n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise VariantError(
-            f"{name} is no variant; {hint}right: {', '.join([*PATTERNS, *own_variants()])}, "
+            f"{name} is no variant; {hint}right: {', '.join([*PATTERNS, *custom_variants()])}, "
             "or the layers listed such as RA:5-7,9"
         )
     return _listed_layers(name, layers)
 
 
-def is_equivalent(name: str) -> bool:
+def is_control_arm(name: str) -> bool:
     """Whether the variant is the baseline's function class: W_Q and W_K renamed in some layers, or in none."""
     return bool(LISTED.fullmatch(name)) or PATTERNS.get(name) is not None
 

@@ -25,7 +25,7 @@ from ra.attention import (
     LearnedScoreAttention,
     ReciprocalAttention,
 )
-from ra.names import LEARNED, OWN, VariantError, is_own, reciprocal_layers
+from ra.names import CUSTOM_FOLDER, LEARNED, VariantError, is_custom, reciprocal_layers
 from ra.settings import AlternationSettings
 
 MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
@@ -57,7 +57,7 @@ class Variant:
 def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> Variant:
     """The variant called `name` for that model; VariantError (of ra.names) for a name that is none."""
     spec = AttentionSpec(model.layers, model.heads, model.width, model.dropout, alternation)
-    if is_own(name):
+    if is_custom(name):
         return _own(name, spec)
     if name == LEARNED:
         return _learned(spec)
@@ -73,7 +73,7 @@ def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> 
 
 def _own(name: str, spec: AttentionSpec) -> Variant:
     """A user's variant; whatever is wrong with its file is a VariantError that names the line."""
-    path = OWN / f"{name.lower()}.py"
+    path = CUSTOM_FOLDER / f"{name.lower()}.py"
     try:
         own = importlib.import_module(f"ra.custom.{path.stem}")
         with keyed_generator(0, name):  # whatever it draws: nobody else's draws change by this look at it

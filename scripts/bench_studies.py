@@ -16,7 +16,9 @@ from study.runner.study import Study
 def study_in(folder: Path, specification: str, **values: str) -> Study:
     """The study of `NAME+FRAGMENT...` with these symbols, its results in `folder`; .config is not touched."""
     tree = rules.load_kconfig(detected_target_name())
-    layers = [parse_lines(read_text(path), commands.name(path)) for path in commands.resolve(specification)]
+    layers = [
+        parse_lines(read_text(path), commands.display_name(path)) for path in commands.resolve(specification)
+    ]
     values = {"RESULTS_DIR": str(folder / "results")} | values
     layers.append(parse_assignments(tree, [f"CONFIG_{name}={value}" for name, value in values.items()]))
     entries = rules.merge(tree, layers)

@@ -23,7 +23,7 @@ from gpt2.system.errors import UserError, run_command
 from gpt2.system.files import write_json
 from kconfig import commands, files
 from kconfig import rules as rules
-from ra.naive import WrittenOutAttention, full_logits_loss
+from ra.naive import NaiveAttention, naive_loss
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.memory.micro_batch import MARGIN, Predictions
@@ -89,7 +89,7 @@ def symbols_for(name: str) -> Symbols:
         base = parse_lines(read_text(commands.resolve(STUDY.name)[0]), str(STUDY))
     base = {key: entry for key, entry in base.items() if not key.startswith("TARGET_") and key != "DETECTED"}
     tree = rules.load_kconfig(name)
-    entries = rules.merge(tree, [base, parse_lines(read_text(fragment), commands.name(fragment))])
+    entries = rules.merge(tree, [base, parse_lines(read_text(fragment), commands.display_name(fragment))])
     rules.check_tree(tree, {entry.name: entry.where for entry in entries})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config"
@@ -169,11 +169,11 @@ def as_in_2025(predictions: Predictions, alternation: AlternationSettings) -> li
     for name in ("B", "RALEARN"):
         chosen = variant(name, model, alternation)
         work = predictions.work_at(chosen, micro)
-        work = dataclasses.replace(work, loss=full_logits_loss)
+        work = dataclasses.replace(work, loss=naive_loss)
         if name == "RALEARN":
             work = dataclasses.replace(
                 work,
-                attention=lambda layer: WrittenOutAttention(
+                attention=lambda layer: NaiveAttention(
                     model.width,
                     model.heads,
                     model.dropout,

@@ -25,7 +25,7 @@ import numpy as np
 
 from gpt2.config.config import DataConfig
 from gpt2.data import tokenizer
-from gpt2.data.progress import Report, TokenMeter, told_tokens
+from gpt2.data.progress import Report, TokenMeter, format_rate
 from gpt2.data.shards import ShardWriter, batches, encoded
 from gpt2.data.sources import DataError, document_count, documents, source_identity, validation_permille
 from gpt2.system.files import write_json
@@ -284,7 +284,7 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
             if config.max_tokens and total >= config.max_tokens:
                 break
         seconds = meter.seconds
-    report(f"data: {told_tokens(total, seconds, f' of {count} documents')}")
+    report(f"data: {format_rate(total, seconds, f' of {count} documents')}")
     return count
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 AHEAD = 2  # batches kept ready
 
 
-class Feed:
+class BatchPrefetcher:
     """Gives the batch of each iteration from `start` up to `end`, in order.
 
     make(iteration) -> uint16 (E, T+1); get() -> int64 (E, T+1) on the device. An exception in `make` is raised
@@ -56,7 +56,7 @@ class Feed:
         self._closed.set()
         self._thread.join()
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> BatchPrefetcher:
         return self
 
     def __exit__(self, *exception: object) -> None:

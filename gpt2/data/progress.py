@@ -52,7 +52,7 @@ class TokenMeter:
 
     def update(self, tokens: int, share: float | None) -> None:
         """share: of the whole that is done, 0 to 1; None where nobody knows."""
-        told = told_tokens(tokens, self.seconds)
+        told = format_rate(tokens, self.seconds)
         if self._live:
             total = None if share is None else 1.0
             self._live.update(self._task, completed=min(share or 0.0, 1.0), total=total, told=told)
@@ -61,7 +61,7 @@ class TokenMeter:
             self._report(f"{self._name}: {told}")
 
 
-def told_tokens(tokens: int, seconds: float, of: str = "") -> str:
+def format_rate(tokens: int, seconds: float, of: str = "") -> str:
     """Tokens and their rate in words; of: what they are of."""
     return f"{tokens / 1e6:.1f}M tokens{of}, {tokens / seconds / 1e6:.2f}M tokens/s"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2.hardware import cpu
 from gpt2.hardware.detect import Hardware, detect_hardware, detected_target_name
 from gpt2.hardware.gpu_specs import GIB, TARGETS, Target, TargetError, match
-from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, Device, Seen, seen_by_torch
+from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_torch_devices
 
 if TYPE_CHECKING:
     from gpt2.config.config import TargetConfig
@@ -54,7 +54,7 @@ def resolve(
     config: TargetConfig,
     planning: bool = False,
     *,
-    seen: Seen | None = None,
+    seen: TorchDevices | None = None,
     hardware: Hardware | None = None,
 ) -> ResolvedTarget:
     """The device of a study on this machine, or with `planning` the row alone, which needs no machine.
@@ -68,18 +68,18 @@ def resolve(
         return _plan(config, hardware)
     asked = config.name
     if asked == "cpu":
-        return _on_cpu(config, hardware, [], (seen or seen_by_torch()).torch)
+        return _resolve_cpu(config, hardware, [], (seen or list_torch_devices()).torch)
     select = seen is None
-    seen = seen or seen_by_torch()
+    seen = seen or list_torch_devices()
     discrete = [device for device in seen.devices if not device.integrated]
     if not discrete:
         if hardware.kind != "cpu" and not (asked == "auto" and config.scale_cpu):
             raise TargetError(_unusable(hardware, seen))
         if asked != "auto":
             raise TargetError(
-                f"{_symbol(asked)}=y, but no GPU is here: {_passed_over(hardware) or hardware.name}; {_AUTO}"
+                f"{_symbol(asked)}=y, but no GPU is here: {_ignored_gpus(hardware) or hardware.name}; {_AUTO}"
             )
-        return _on_cpu(config, hardware, [_why_cpu(hardware, config)], seen.torch)
+        return _resolve_cpu(config, hardware, [_why_cpu(hardware, config)], seen.torch)
     rows = [_row_of(device, seen.kind, hardware) for device in discrete]
     fits = [(device, row) for device, row in zip(discrete, rows, strict=True) if asked in ("auto", row.name)]
     if not fits:
@@ -92,7 +92,7 @@ def resolve(
         import torch
 
         torch.cuda.set_device(device.index)
-    return _on_gpu(config, device, row, seen, hardware)
+    return _resolve_gpu(config, device, row, seen, hardware)
 
 
 _ON_CPU = "to train on the CPU, make the .config anew with CONFIG_TARGET_CPU=y"
@@ -103,7 +103,7 @@ def _symbol(name: str) -> str:
     return f"CONFIG_TARGET_{name.upper().replace('-', '_')}"
 
 
-def _row_of(device: Device, kind: str, hardware: Hardware) -> Target:
+def _row_of(device: TorchDevice, kind: str, hardware: Hardware) -> Target:
     """The row by torch's name, or by the kernel's where ROCm has no name for the card."""
     name = device.name
     if hardware.kind == kind and " ".join(name.lower().split()) in NAMELESS:
@@ -111,7 +111,7 @@ def _row_of(device: Device, kind: str, hardware: Hardware) -> Target:
     return match(name, device.memory_bytes, kind)
 
 
-def _unusable(hardware: Hardware, seen: Seen) -> str:
+def _unusable(hardware: Hardware, seen: TorchDevices) -> str:
     """The message where a GPU is here and torch cannot use it, with the remedy."""
     found = f"{hardware.name} is here, but torch {seen.torch} cannot use it"
     if seen.kind != hardware.kind:
@@ -129,7 +129,7 @@ def _unusable(hardware: Hardware, seen: Seen) -> str:
     return f"{found}{driver}: {reason}; {fix} Otherwise, {_ON_CPU}"
 
 
-def _passed_over(hardware: Hardware) -> str:
+def _ignored_gpus(hardware: Hardware) -> str:
     return f"{hardware.name}; passed over: {', '.join(hardware.ignored)}" if hardware.ignored else ""
 
 
@@ -137,12 +137,12 @@ def _why_cpu(hardware: Hardware, config: TargetConfig) -> str | None:
     if hardware.kind != "cpu":
         return f"on the CPU as .config was scaled to one, although {hardware.name} is here, which torch cannot use"
     if not config.scale_cpu:
-        here = _passed_over(hardware) or hardware.name
+        here = _ignored_gpus(hardware) or hardware.name
         return f".config was scaled to {config.detected}, but no GPU is here ({here})"
-    return _passed_over(hardware) or None
+    return _ignored_gpus(hardware) or None
 
 
-def _on_cpu(
+def _resolve_cpu(
     config: TargetConfig, hardware: Hardware, notes: list[str | None], torch: str | None
 ) -> ResolvedTarget:
     row = TARGETS["cpu"]
@@ -154,8 +154,8 @@ def _on_cpu(
     return ResolvedTarget(row, "cpu", name, memory, dtype, row.attention_backend, None, torch, _join(notes))
 
 
-def _on_gpu(
-    config: TargetConfig, device: Device, row: Target, seen: Seen, hardware: Hardware
+def _resolve_gpu(
+    config: TargetConfig, device: TorchDevice, row: Target, seen: TorchDevices, hardware: Hardware
 ) -> ResolvedTarget:
     discrete = [other for other in seen.devices if not other.integrated]
     dtype, backend, notes = _precision(config, device, row, seen.kind)
@@ -178,7 +178,7 @@ def _on_gpu(
 
 
 def _precision(
-    config: TargetConfig, device: Device, row: Target, kind: str
+    config: TargetConfig, device: TorchDevice, row: Target, kind: str
 ) -> tuple[str, str, list[str | None]]:
     """dtype, the fused kernel expected, and notes."""
     able = kind != "cuda" or device.capability >= BFLOAT16_CAPABILITY
@@ -208,7 +208,7 @@ def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
     if row is None:
         raise TargetError(f"CONFIG_DETECTED={name} is no target; right: one of {', '.join(TARGETS)}")
     if row.kind == "cpu":
-        return _on_cpu(config, hardware, [], None)
+        return _resolve_cpu(config, hardware, [], None)
     memory, title = row.memory_bytes, row.title
     if memory is None:
         if hardware.kind != row.kind or not hardware.memory_bytes:
@@ -245,7 +245,7 @@ def export_environment(name: str = "auto", detected: str | None = None) -> None:
     os.environ.update(environment_for(name, detected))
 
 
-def record(resolved: ResolvedTarget) -> dict[str, Any]:
+def target_record(resolved: ResolvedTarget) -> dict[str, Any]:
     """The `target` object of run.json."""
     return {
         "name": resolved.target.name,

@@ -12,7 +12,7 @@ BFLOAT16_CAPABILITY = (8, 0)  # NVIDIA's compute capability from which bfloat16 
 
 
 @dataclass(frozen=True)
-class Device:
+class TorchDevice:
     """One GPU. memory_bytes: its total, never what is free. capability: NVIDIA's compute capability."""
 
     index: int
@@ -23,17 +23,17 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TorchDevices:
     """What torch sees. kind: what it was built for; trouble: what it says about a GPU that it cannot use."""
 
     kind: str  # "cuda", "rocm" or "cpu"
     torch: str
-    devices: tuple[Device, ...] = ()
+    devices: tuple[TorchDevice, ...] = ()
     runtime: str = ""
     trouble: str = ""
 
 
-def seen_by_torch(torch: Any = None) -> Seen:
+def list_torch_devices(torch: Any = None) -> TorchDevices:
     """The GPUs that torch can use, integrated ones marked; `torch` stands in for the module in tests."""
     if torch is None:
         import torch
@@ -47,11 +47,11 @@ def seen_by_torch(torch: Any = None) -> Seen:
         (" ".join(str(warning.message).partition("(Triggered")[0].split()) for warning in caught), ""
     )
     runtime = f"HIP {hip}" if hip else f"CUDA {cuda}" if cuda else ""
-    return Seen(kind, str(torch.__version__), tuple(devices), runtime, trouble)
+    return TorchDevices(kind, str(torch.__version__), tuple(devices), runtime, trouble)
 
 
-def _device(index: int, kind: str, seen: Any) -> Device:
+def _device(index: int, kind: str, seen: Any) -> TorchDevice:
     arch, flagged = str(getattr(seen, "gcnArchName", "")), bool(getattr(seen, "is_integrated", False))
     memory_bytes = int(seen.total_memory)
     integrated = kind == "rocm" and is_integrated(arch, memory_bytes, flagged)
-    return Device(index, str(seen.name), memory_bytes, integrated, (int(seen.major), int(seen.minor)))
+    return TorchDevice(index, str(seen.name), memory_bytes, integrated, (int(seen.major), int(seen.minor)))

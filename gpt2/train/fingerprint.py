@@ -44,7 +44,7 @@ def initial_record(
             "initial_weights": weights_digest(stepper.model, stepper.seed),
             "validation": hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
         },
-        "target": resolve.record(resolved),
+        "target": resolve.target_record(resolved),
         "environment": provenance.record(),
         "batch": dataclasses.asdict(plan.batch),
         "parameters": sum(p.numel() for p in stepper.model.parameters()),

@@ -17,7 +17,7 @@ from gpt2.artifacts import checkpoint
 from gpt2.artifacts.metrics_log import Ledger, keep_metrics
 from gpt2.config.config import Config
 from gpt2.data import dataset
-from gpt2.data.prefetch import Feed
+from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Scores, hellaswag_entry
 from gpt2.hardware import resolve
 from gpt2.system import files
@@ -132,7 +132,7 @@ class Run:
     def ended(self) -> bool:
         return self.cut or self.iteration >= self.plan.iterations
 
-    def one_step(self, feed: Feed) -> None:
+    def one_step(self, feed: BatchPrefetcher) -> None:
         """Wait for the batch, make the step, put it on record.
 
         Warm-up are the first steps of a process, and later ones that are compiled: "compile" is their clock.
@@ -204,9 +204,9 @@ class Run:
         """What must not change between two processes of one run."""
         return dict(self.ledger.record["fingerprint"]) | {"iterations": self.plan.iterations} | self.warmup
 
-    def feed(self) -> Feed:
+    def feed(self) -> BatchPrefetcher:
         block, batch = self.config.model.block_size, self.plan.batch
-        return Feed(
+        return BatchPrefetcher(
             lambda k: dataset.global_batch(self.corpus.train, block, batch.effective, self.plan.seed, k),
             self.iteration,
             self.plan.iterations,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ra.names import is_equivalent
+from ra.names import is_control_arm
 from study.analysis.timing import EARLY
 from study.records.runs import Run, losses
 from study.stats.statistics import mean
@@ -119,8 +119,8 @@ def _slope(run: Run) -> float | None:
 
 def _changes(runs: Sequence[Run]) -> list[tuple[str, list[Run], list[Run]]]:
     """Every real change with its runs and those of the equivalent arms."""
-    arms = [run for run in runs if is_equivalent(run.variant)]
-    names = dict.fromkeys(run.variant for run in runs if not is_equivalent(run.variant))
+    arms = [run for run in runs if is_control_arm(run.variant)]
+    names = dict.fromkeys(run.variant for run in runs if not is_control_arm(run.variant))
     return [(name, [run for run in runs if run.variant == name], arms) for name in names]
 
 

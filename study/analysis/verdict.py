@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ra.names import is_equivalent
+from ra.names import is_control_arm
 from study.analysis.allowance import NO_ALLOWANCE, Allowance, Allowances
 from study.analysis.evidence import Losses
 from study.stats.statistics import CONFIDENCE, AgainstFloor, Interval, against_floor, holm, noise_floor
@@ -62,13 +62,13 @@ def arms_of(table: Losses, seeds: list[int] | None = None) -> list[list[float]]:
     """
     if seeds is None:
         seeds = sorted({seed for own in table.values() for seed in own})
-    arms = {name: own for name, own in table.items() if is_equivalent(name)}
+    arms = {name: own for name, own in table.items() if is_control_arm(name)}
     return [list(dict.fromkeys(own[seed] for own in arms.values() if seed in own)) for seed in seeds]
 
 
 def fewest_arms(table: Losses) -> list[int]:
     """How many arms each seed has, at the seeds of the real change that has the fewest; of all where there is none."""
-    changes = [list(own) for name, own in table.items() if not is_equivalent(name)]
+    changes = [list(own) for name, own in table.items() if not is_control_arm(name)]
     at_seeds = [arms_of(table, seeds) for seeds in changes] or [arms_of(table)]
     counts = [[len(arms) for arms in found if arms] for found in at_seeds]
     return min((found for found in counts if found), key=len, default=[])
@@ -77,7 +77,7 @@ def fewest_arms(table: Losses) -> list[int]:
 def judge(table: Losses, allowances: Allowances) -> list[Judged]:
     """Every real change that has arms. p-values are adjusted over those of which the allowance is known."""
     floor = noise_floor(arms_of(table))
-    allowed = {name: allowances.get(name, NO_ALLOWANCE) for name in table if not is_equivalent(name)}
+    allowed = {name: allowances.get(name, NO_ALLOWANCE) for name in table if not is_control_arm(name)}
     results: dict[str, AgainstFloor] = {}
     for name, allowance in allowed.items():
         own = table[name]

@@ -161,7 +161,7 @@ def look(
     """Measure every layer; draw the chosen heads of the chosen layers, `pixels` a side at most."""
     found = {}
     for layer, (query_HTD, key_HTD) in attention_maps.queries_and_keys(run.model, torch.tensor(ids)).items():
-        seen = attention_maps.measure(query_HTD, key_HTD, heads if layer in layers else (), pixels)
+        seen = attention_maps.layer_maps(query_HTD, key_HTD, heads if layer in layers else (), pixels)
         found[layer] = layer_look(seen, run.reciprocal[layer])
     block = attention_maps.pixel_tokens(len(ids), pixels)
     return Look(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 
-from ra.names import is_equivalent
+from ra.names import is_control_arm
 from study.compare.load import Curve as TrainingCurve
 from study.compare.load import Study, read_curve
 from study.stats.statistics import mean
@@ -146,7 +146,7 @@ def align(one: Study, other: Study) -> list[Alignment]:
 
 def _arms(study: Study, curves: dict[tuple[str, tuple[str, int]], TrainingCurve], seed: int) -> list[Curve]:
     """The curves of the study's equivalent arms at a seed."""
-    keys = [key for key in study.keyed() if key[1] == seed and is_equivalent(key[0])]
+    keys = [key for key in study.keyed() if key[1] == seed and is_control_arm(key[0])]
     return [curves[study.label, key].losses for key in keys]
 
 

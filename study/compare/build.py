@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ra.names import is_equivalent
+from ra.names import is_control_arm
 from study.analysis.allowance import NO_ALLOWANCE, Allowance
 from study.compare.alignment import Alignment, align
 from study.compare.checklist import FATAL, Check, blocking, checklist
@@ -100,7 +100,7 @@ def _absolute(studies: Sequence[Study]) -> list[AbsoluteRow]:
     shared = set.intersection(*(set(table) for table in tables))
     names = ordered({name for name, _ in shared})
     groups = {name: [name] for name in names}
-    arms = [name for name in names if is_equivalent(name)]
+    arms = [name for name in names if is_control_arm(name)]
     if len(arms) > 1:
         groups[ARMS] = arms
     rows = [_absolute_row(name, members, tables, shared) for name, members in groups.items()]
@@ -126,7 +126,7 @@ def _absolute_row(
     differences = [[b - a for a, b in zip(values[0], own, strict=True)] for own in values[1:]]
     return AbsoluteRow(
         variant=name,
-        equivalent=all(is_equivalent(one) for one in members),
+        equivalent=all(is_control_arm(one) for one in members),
         seeds=seeds,
         tokens=tokens,
         losses=[mean_interval(own) for own in values],
@@ -140,7 +140,7 @@ def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
     return [
         RelativeRow(
             name,
-            is_equivalent(name),
+            is_control_arm(name),
             [table[name].against_baseline if name in table else None for table in tables],
             [table[name].allowance if name in table else NO_ALLOWANCE for table in tables],
         )

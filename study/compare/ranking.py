@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ra.names import PATTERNS, is_equivalent
+from ra.names import PATTERNS, is_control_arm
 from study.analysis.allowance import Allowance, of_time
 from study.analysis.verdict import Judged
 from study.compare.load import Study
@@ -119,7 +119,7 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
         for (name, seed), member in study.keyed().items()
         if name in ranked
         and seed in seeds
-        and is_equivalent(name)
+        and is_control_arm(name)
         and member.run.name not in study.report.cut
     }
     return Ranking(
@@ -173,11 +173,11 @@ def _places(
     losses = {name: [table[name][seed] for seed in seeds] for name in ranked}
     signs = _signs(losses, {one.variant: one for one in judged}, between)
     level = _levels(losses)
-    order = sorted(ranked, key=lambda name: (level[name], is_equivalent(name), mean(losses[name])))
+    order = sorted(ranked, key=lambda name: (level[name], is_control_arm(name), mean(losses[name])))
     return [
         Place(
             variant=name,
-            equivalent=is_equivalent(name),
+            equivalent=is_control_arm(name),
             loss=mean_interval(losses[name]),
             place=place,
             low=1 + sum(signs.get((name, other)) == 1 for other in ranked),
@@ -191,20 +191,20 @@ def _places(
 
 def _levels(losses: dict[str, list[float]]) -> dict[str, float]:
     """The mean loss of a real change; of an equivalent arm that of its class."""
-    arms = [mean(own) for name, own in losses.items() if is_equivalent(name)]
-    return {name: mean(arms) if is_equivalent(name) else mean(own) for name, own in losses.items()}
+    arms = [mean(own) for name, own in losses.items() if is_control_arm(name)]
+    return {name: mean(arms) if is_control_arm(name) else mean(own) for name, own in losses.items()}
 
 
 def _signs(losses: dict[str, list[float]], judged: dict[str, Judged], between: Between) -> Signs:
     """Both ways round. A sign that the means over these very seeds do not show is none."""
     level = _levels(losses)
-    real = [name for name in losses if not is_equivalent(name)]
+    real = [name for name in losses if not is_control_arm(name)]
     told: Signs = {}
     for name in real:
         verdict = judged.get(name)
         if verdict and verdict.beyond_noise:
             sign = -1 if verdict.result.difference.mean < 0 else 1
-            told |= {(name, other): sign for other in losses if is_equivalent(other)}
+            told |= {(name, other): sign for other in losses if is_control_arm(other)}
     pairs = list(combinations(real, 2))
     differences = [[a - b for a, b in zip(losses[x], losses[y], strict=True)] for x, y in pairs]
     adjusted = holm(
@@ -239,7 +239,7 @@ def across(studies: Sequence[Study]) -> list[Across]:
         found.append(
             Across(
                 variant=name,
-                equivalent=is_equivalent(name),
+                equivalent=is_control_arm(name),
                 places=[(one.low, one.high) if one else None for one in seen],
                 agreement=_agreement(name, shared, tables),
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ra.names import PATTERNS, is_equivalent
+from ra.names import PATTERNS, is_control_arm
 from study.analysis.allowance import NO_ALLOWANCE, Allowance, Allowances, by_schedule, by_time, of_time
 from study.analysis.evidence import Evidence, Losses, gather
 from study.analysis.timing import early, told_margin
@@ -181,7 +181,7 @@ def _row(
     best = [min([*losses(seen).values(), seen["validation"]["loss"]]) for seen in ended]
     return Row(
         variant=name,
-        equivalent=is_equivalent(name),
+        equivalent=is_control_arm(name),
         seeds=sorted(run.record["seed"] for run in own),
         final_loss=mean_interval([seen["validation"]["loss"] for seen in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
@@ -203,7 +203,7 @@ def _row(
 
 def _to_baseline(name: str, ended: list[Run]) -> Allowance:
     """The allowance of a real change's difference to the baseline at the end of the budget."""
-    if is_equivalent(name):
+    if is_control_arm(name):
         return NO_ALLOWANCE
     own, base = ([run for run in ended if run.variant == variant] for variant in (name, BASELINE))
     return of_time(own, base)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from pages.html import Figure, colour, text
-from ra.names import is_equivalent
+from ra.names import is_control_arm
 from study.analysis.allowance import Allowance
 from study.analysis.evidence import Losses
 from study.analysis.verdict import Judged
@@ -35,7 +35,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     tables = [_table_at(used, tokens) for tokens in places]
     seeds = sorted(set.intersection(*(set(own) for own in tables[0].values()))) if tables else []
     variants = [row.variant for row in report.rows]
-    arms = [name for name in variants if is_equivalent(name)]
+    arms = [name for name in variants if is_control_arm(name)]
     if not seeds or len(variants) < 2 or not arms:
         return None
     means = [{name: mean([table[name][seed] for seed in seeds]) for name in variants} for table in tables]
@@ -71,13 +71,13 @@ def in_words(report: Report, figure: Figure | None) -> str:
         for trace, rank in zip(figure["data"], ranks, strict=True)
         if "meta" in trace
     }
-    arms = next(own for name, own in rows.items() if is_equivalent(name))
+    arms = next(own for name, own in rows.items() if is_control_arm(name))
     said = []
     other = {text(name): unequal(seen) for name, seen in _never_told(report).items()}
     for name, own in rows.items():
         if name in other:
             said.append(f"{name} is not told from the equivalent arms anywhere: {other[name]}.")
-        elif not is_equivalent(name):
+        elif not is_control_arm(name):
             better = sum(a < b for a, b in zip(own, arms, strict=True))
             worse = sum(a > b for a, b in zip(own, arms, strict=True))
             said.append(

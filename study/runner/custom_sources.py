@@ -14,14 +14,14 @@ class SourceError(UserError, RuntimeError):
     """A variant's file is not the one that its runs were begun with."""
 
 
-def keep_sources(study_dir: Path, variants: Iterable[str], begun: Callable[[str], bool]) -> None:
+def snapshot_sources(study_dir: Path, variants: Iterable[str], begun: Callable[[str], bool]) -> None:
     """Copy ra/custom/<name>.py of each own variant to <study_dir>/own/; SourceError where a begun one has changed.
 
     begun(name): whether any run of that variant has something that must stay comparable. What else the file imports
     is not looked at.
     """
-    for name in filter(names.is_own, variants):
-        source = names.OWN / f"{name.lower()}.py"
+    for name in filter(names.is_custom, variants):
+        source = names.CUSTOM_FOLDER / f"{name.lower()}.py"
         kept = study_dir / "own" / source.name
         text = source.read_text(encoding="utf-8")
         if kept.exists() and kept.read_text(encoding="utf-8") == text:

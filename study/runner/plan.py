@@ -21,8 +21,7 @@ from typing import Any
 
 from gpt2.config.batch import BatchPlan, next_smaller
 from gpt2.config.config import BudgetConfig, Config, OptimizerConfig
-from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.hardware.resolve import record as target_record
+from gpt2.hardware.resolve import ResolvedTarget, target_record
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.train.optimizer import warmup_iterations

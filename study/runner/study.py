@@ -40,7 +40,7 @@ from study.runner.child_process import (
     StopAsked,
     how_it_ended,
 )
-from study.runner.custom_sources import keep_sources
+from study.runner.custom_sources import snapshot_sources
 from study.runner.extend import finish_extension
 from study.runner.guard import StudyError, locked, refuse_another_configuration, refuse_other_items
 from study.runner.settings import StudySettings
@@ -96,7 +96,7 @@ class Study:
         refuse_another_configuration(self.directory, self.config_text)
         finish_extension(self.directory)
         if self.directory.exists():
-            keep_sources(self.directory, self.settings.variants, self.begun)
+            snapshot_sources(self.directory, self.settings.variants, self.begun)
         if self.directory.exists() and not self.left():
             return self.nothing_to_do()
         detected = detected_target_name()
@@ -178,7 +178,7 @@ class Study:
     def plan(self) -> dict[str, Any]:
         """The plan that stands, or one made now; on the card, timed before its first run."""
         replan.tidy(self.directory)
-        keep_sources(self.directory, self.settings.variants, self.begun)
+        snapshot_sources(self.directory, self.settings.variants, self.begun)
         files.write_text(self.directory / "config", self.config_text)
         expected = {"variants": list(self.settings.variants), "seeds": self.settings.seeds}
         files.write_json(self.directory / "expected.json", expected)

@@ -11,7 +11,7 @@ from gpt2.memory.allocation_tracker import Tracker
 from gpt2.model.loss import linear_cross_entropy
 from gpt2.model.transformer import GPT2, CausalSelfAttention, initialise
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
-from ra.naive import WrittenOutAttention, full_logits_loss
+from ra.naive import NaiveAttention, naive_loss
 
 B, H, T, D = 2, 3, 12, 4
 WIDTH = H * D
@@ -241,7 +241,7 @@ def test_the_learned_attention_keeps_at_most_two_outputs_a_layer_more_than_the_s
 
 
 def test_the_written_out_attention_of_2025_is_the_same_function_and_keeps_two_matrices() -> None:
-    fused, written = LearnedAttention(WIDTH, H, **LEARNED), WrittenOutAttention(WIDTH, H, **LEARNED)
+    fused, written = LearnedAttention(WIDTH, H, **LEARNED), NaiveAttention(WIDTH, H, **LEARNED)
     for module in (fused, written):
         for name, parameter in module.double().named_parameters():
             if parameter.dim():
@@ -260,7 +260,7 @@ def test_the_loss_of_2025_is_the_same_function() -> None:
     x = torch.randn(B, T, WIDTH, dtype=torch.float64)
     weight, targets = torch.randn(64, WIDTH, dtype=torch.float64), torch.randint(0, 53, (B, T))
     results = []
-    for loss in (linear_cross_entropy, full_logits_loss):
+    for loss in (linear_cross_entropy, naive_loss):
         a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
         value = loss(a, b, targets, 53)
         value.backward()

@@ -54,7 +54,7 @@ def test_slices_of_rows_are_the_definition_causal_and_sum_to_one(
 @given(T=st.integers(2, 30), rows=st.integers(1, 33), scale=st.sampled_from([0.3, 3.0]))
 def test_every_statistic_is_that_of_an_independent_implementation(T: int, rows: int, scale: float) -> None:
     query, key = draw(3, T, 4, seed=T, scale=scale)
-    seen = attention_maps.measure(query, key, slice_rows=rows)
+    seen = attention_maps.layer_maps(query, key, slice_rows=rows)
     standard = explicit(query.double().numpy(), key.double().numpy())
     reciprocal = explicit(key.double().numpy(), query.double().numpy())
     for path, own in ((standard, seen.standard), (reciprocal, seen.reciprocal)):
@@ -78,7 +78,7 @@ def test_every_statistic_is_that_of_an_independent_implementation(T: int, rows: 
 @given(T=st.integers(2, 60), pixels=st.integers(1, 64), rows=st.integers(1, 61))
 def test_a_picture_is_the_map_in_blocks_and_its_rows_sum_to_one(T: int, pixels: int, rows: int) -> None:
     query, key = draw(3, T, 4, seed=1)
-    pictures = attention_maps.measure(query, key, heads=[2, 0], pixels=pixels, slice_rows=rows).pictures
+    pictures = attention_maps.layer_maps(query, key, heads=[2, 0], pixels=pixels, slice_rows=rows).pictures
     whole = {2: explicit(query.double().numpy(), key.double().numpy())[2]}
     block = -(-T // pixels)
     side = -(-T // block)
@@ -96,10 +96,10 @@ def test_a_picture_is_the_map_in_blocks_and_its_rows_sum_to_one(T: int, pixels: 
 
 def test_exchanging_query_and_key_exchanges_the_paths_and_equal_ones_do_not_differ() -> None:
     query, key = draw(2, 20, 4)
-    one, other = attention_maps.measure(query, key), attention_maps.measure(key, query)
+    one, other = attention_maps.layer_maps(query, key), attention_maps.layer_maps(key, query)
     assert torch.equal(one.standard.entropy, other.reciprocal.entropy)
     assert torch.allclose(one.total_variation, other.total_variation)
-    same = attention_maps.measure(query, query)
+    same = attention_maps.layer_maps(query, query)
     assert float(same.total_variation.max()) == 0
     assert float(same.jensen_shannon.max()) == pytest.approx(0, abs=1e-12)
 
@@ -115,14 +115,14 @@ def test_no_tensor_of_heads_by_tokens_by_tokens_is_ever_made(monkeypatch: pytest
 
     monkeypatch.setattr(attention_maps, "attention_rows", watched)
     query, key = draw(2, 512, 4)
-    seen = attention_maps.measure(query, key, heads=[0])
+    seen = attention_maps.layer_maps(query, key, heads=[0])
     assert max(sizes) <= 2 * attention_maps.SLICE_ROWS * 512
     assert seen.pictures[0][0].shape == (256, 256)
 
 
 def test_one_token_leaves_nothing_to_measure() -> None:
     with pytest.raises(ValueError, match="at least 2"):
-        attention_maps.measure(*draw(1, 1, 4))
+        attention_maps.layer_maps(*draw(1, 1, 4))
 
 
 def test_what_is_caught_is_what_the_attentions_attend_with() -> None:

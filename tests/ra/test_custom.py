@@ -23,8 +23,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A ra/custom of this test."""
     own = tmp_path / "own"
     own.mkdir()
-    monkeypatch.setattr(names, "OWN", own)
-    monkeypatch.setattr(variants, "OWN", own)
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", own)
+    monkeypatch.setattr(variants, "CUSTOM_FOLDER", own)
     monkeypatch.setattr("ra.custom.__path__", [str(own)])
     return own
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpt2.system.errors import UserError
 from pages.html import FIXED_COLOURS
-from ra.names import PATTERNS, VariantError, is_equivalent, reciprocal_layers
+from ra.names import PATTERNS, VariantError, is_control_arm, reciprocal_layers
 
 LAYERS = st.integers(1, 60)
 
@@ -31,9 +31,9 @@ def test_the_layers_of_gpt2_124m_are_those_of_the_definition():
 
 
 def test_all_but_the_learned_variant_are_the_baselines_function_class():
-    assert [name for name in PATTERNS if not is_equivalent(name)] == ["RALEARN"]
-    assert is_equivalent("RA:5-7,9")
-    assert not any(is_equivalent(name) for name in ("MINE", "RA:<b>", "RA:"))
+    assert [name for name in PATTERNS if not is_control_arm(name)] == ["RALEARN"]
+    assert is_control_arm("RA:5-7,9")
+    assert not any(is_control_arm(name) for name in ("MINE", "RA:<b>", "RA:"))
 
 
 @given(LAYERS.flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))

@@ -10,7 +10,7 @@ from gpt2.config.config import TARGETS as OFFERED
 from gpt2.config.config import TargetConfig
 from gpt2.hardware.detect import Hardware
 from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError
-from gpt2.hardware.resolve import environment_for, record, resolve, scale_notice, seen_by_torch
+from gpt2.hardware.resolve import environment_for, list_torch_devices, resolve, scale_notice, target_record
 
 CPU = Hardware("cpu", "AMD EPYC", 64 * GIB, 0)
 A100 = Hardware("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1, (), "550.54.15")
@@ -60,14 +60,14 @@ def fake_torch(*cards: Any, cuda: str | None = None, hip: str | None = None, war
 
 
 def nvidia(*cards: Any, warning: str = "") -> Any:
-    return seen_by_torch(fake_torch(*cards, cuda="12.8", warning=warning))
+    return list_torch_devices(fake_torch(*cards, cuda="12.8", warning=warning))
 
 
 def amd(*cards: Any) -> Any:
-    return seen_by_torch(fake_torch(*cards, hip="6.4"))
+    return list_torch_devices(fake_torch(*cards, hip="6.4"))
 
 
-CPU_BUILD = seen_by_torch(fake_torch())
+CPU_BUILD = list_torch_devices(fake_torch())
 ONE_A100 = nvidia(card("NVIDIA A100-SXM4-40GB", 39.5))
 RYZEN = card("AMD Radeon Graphics", 0.5, 10, "gfx1036", 1)
 RYZEN_WITH_MUCH_MEMORY = card("AMD Radeon Graphics", 31.0, 10, "gfx1036", 0)
@@ -268,7 +268,7 @@ def test_planning_for_an_unknown_card_needs_the_card() -> None:
 
 
 def test_the_record_has_the_keys_of_the_run_record() -> None:
-    got = record(resolve(config(), seen=ONE_A100, hardware=A100))
+    got = target_record(resolve(config(), seen=ONE_A100, hardware=A100))
     assert got == {
         "name": "a100-40g",
         "device": "NVIDIA A100-SXM4-40GB",

@@ -166,7 +166,7 @@ def test_an_even_spread_is_no_colour(tokens: int, pixels: int) -> None:
     """Against the picture that `ra.attention_maps` makes of queries and keys that are all alike."""
     even = even_spread(tokens, attention_maps.pixel_tokens(tokens, pixels))
     nothing_HTD = torch.zeros(1, tokens, 1)
-    drawn, _ = attention_maps.measure(nothing_HTD, nothing_HTD, [0], pixels).pictures[0]
+    drawn, _ = attention_maps.layer_maps(nothing_HTD, nothing_HTD, [0], pixels).pictures[0]
     torch.testing.assert_close(torch.tensor(even), drawn)
     lower = [row[: place + 1] for place, row in enumerate(drawn.tolist())]
     assert max(abs(value) for row in ratios(lower, even) for value in row) < 1e-12

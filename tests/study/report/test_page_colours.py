@@ -8,7 +8,7 @@ import pytest
 from pages import html
 
 
-def test_known_variants_have_one_colour_each_on_every_page() -> None:
+def test_kncustom_variants_have_one_colour_each_on_every_page() -> None:
     names = ["B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN", "MINE", "OTHER"]
     colours = [html.colour(name, names) for name in names]
     assert len(set(colours)) == len(colours)
@@ -56,7 +56,7 @@ def lab(colour: np.ndarray) -> np.ndarray:
         [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     ],
 )
-def test_the_known_variants_stay_apart_for_the_colour_blind(matrix: list[list[float]]) -> None:
+def test_the_kncustom_variants_stay_apart_for_the_colour_blind(matrix: list[list[float]]) -> None:
     for palette in palettes():
         seen = [lab(np.array(matrix) @ palette[f"v{place}"]) for place in range(6)]
         apart = [float(np.linalg.norm(a - b)) for place, a in enumerate(seen) for b in seen[:place]]

@@ -100,7 +100,7 @@ def a_look(name: str, variant: str, share: float, tokens: int) -> Look:
     layers = {}
     for layer in range(2):
         query, key = torch.randn(2, 4, tokens, 8, generator=torch.Generator().manual_seed(layer))
-        layers[layer] = layer_look(attention_maps.measure(query, key, [0]), share)
+        layers[layer] = layer_look(attention_maps.layer_maps(query, key, [0]), share)
     return Look(name, variant, 0, 1, 2, attention_maps.pixel_tokens(tokens, attention_maps.PIXELS), layers)
 
 

@@ -5,20 +5,22 @@ from pathlib import Path
 import pytest
 
 from ra import names
-from study.runner.custom_sources import SourceError, keep_sources
+from study.runner.custom_sources import SourceError, snapshot_sources
 
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "ra-own"
     folder.mkdir()
-    monkeypatch.setattr(names, "OWN", folder)
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", folder)
     (folder / "mine.py").write_text("first idea\n")
     return folder / "mine.py"
 
 
 def keep(tmp_path: Path, begun: bool) -> str:
-    keep_sources(tmp_path / "study", ["B", "RAALL", "RA:0", "MINE"], lambda name: begun and name == "MINE")
+    snapshot_sources(
+        tmp_path / "study", ["B", "RAALL", "RA:0", "MINE"], lambda name: begun and name == "MINE"
+    )
     (kept,) = (tmp_path / "study/own").iterdir()
     return kept.read_text()
 
@@ -43,5 +45,5 @@ def test_a_change_behind_a_begun_run_is_refused_and_nothing_is_lost(tmp_path: Pa
 
 
 def test_a_study_of_built_in_variants_keeps_nothing(tmp_path: Path) -> None:
-    keep_sources(tmp_path, ["B", "RALEARN", "RA:5-7,9"], lambda name: True)
+    snapshot_sources(tmp_path, ["B", "RALEARN", "RA:5-7,9"], lambda name: True)
     assert list(tmp_path.iterdir()) == []
