@@ -1,0 +1,88 @@
+"""plan.json is read into dataclasses and written from them without loss; what is no plan is one clear line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpt2.config.batch import BatchPlan
+from study.records import plan_file
+from study.records.plan_file import CostClass, Plan, PlanBudget, PlanFileError, PlanRow, StepTimeRatio
+
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+PLAN = Plan(
+    batch=BatchPlan(4, 2, 2, 1, 16),
+    budget=PlanBudget(60, 0, 0, 90, True),
+    variants={
+        "B": PlanRow("standard", 100, 6400, 1000, 5, 50),
+        "RALEARN": PlanRow("learned-output", 90, 5760),
+    },
+    classes={"standard": CostClass(0.5, (0.4, 0.6), 10), "learned-output": CostClass(0.55, (0.55,))},
+    step_time_ratios={"learned-output": StepTimeRatio("standard", 1.1, 1.05, 1.15)},
+    interval_tokens=128,
+    grid_tokens=(128, 256),
+    notes=("a note",),
+    extended=1.5,
+    study="s",
+    created="2026-11-22T00:00:00+00:00",
+    config_sha256="0" * 64,
+    target={"name": "cpu"},
+)
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert plan_file.read(tmp_path) is None
+    plan_file.write(tmp_path, PLAN)
+    assert plan_file.read(tmp_path) == PLAN
+    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == 1
+
+
+def test_published_plans_of_older_versions_are_readable() -> None:
+    plans = {path.parent.name: plan_file.read(path.parent) for path in RESULTS.glob("*/plan.json")}
+    assert plans
+    for plan in plans.values():
+        assert plan
+        assert plan_file.from_json(plan.to_json()) == plan
+        assert plan.budget.equal_time == (len({row.iterations for row in plan.variants.values()}) > 1)
+
+
+@pytest.mark.parametrize("equal_tokens", [False, True])
+def test_an_old_plan_of_unequal_counts_is_of_equal_time(equal_tokens: bool) -> None:
+    content = PLAN.to_json()
+    content["budget"] = {
+        "max_time_seconds": 60, "max_tokens": 0, "max_iterations": 0, "equal_tokens": equal_tokens,
+    }  # fmt: skip
+    assert plan_file.from_json(content).budget == PlanBudget(60, 0, 0, 0, not equal_tokens)
+
+
+def test_planned_seconds_are_the_steps_of_the_class() -> None:
+    assert PLAN.planned_seconds("B") == 50.0
+    untimed = plan_file.from_json(PLAN.to_json() | {"classes": {}})
+    assert untimed.planned_seconds("B") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        '{"batch": {"effective": 3}}',
+        json.dumps(PLAN.to_json() | {"batch": {"effective": 4, "micro": 3}}),
+        json.dumps(PLAN.to_json() | {"variants": {"B": {"class": "standard", "iterations": 0, "tokens": 0}}}),
+        json.dumps(PLAN.to_json() | {"variants": ["B"]}),
+        json.dumps(PLAN.to_json() | {"budget": {"max_time_seconds": "much"}}),
+        json.dumps(PLAN.to_json() | {"notes": 3}),
+        json.dumps(PLAN.to_json() | {"classes": {"standard": {}}}),
+    ],
+)
+def test_what_is_no_plan_is_one_line_that_names_the_file_and_the_fix(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanFileError) as caught:
+        plan_file.read(tmp_path)
+    assert str(caught.value).startswith(f"{path} cannot be read (")
+    assert "fix: delete it and run `make`" in str(caught.value)
+    assert "\n" not in str(caught.value)
