@@ -28,12 +28,12 @@ class Pair:
 @dataclass(frozen=True)
 class Comparison:
     """difference: ours - the other's at the end, with the t interval over the seeds. noise: standard deviation of a
-    loss at the end among seeds, pooled over both ways. freedom: of the noise; ways that train alike tell the same of
+    loss at the end among seeds, pooled over both ways. dof: of the noise; ways that train alike tell the same of
     it, so that it is that of one."""
 
     difference: Interval
     noise: float
-    freedom: int
+    dof: int
 
     @property
     def equal(self) -> bool:
@@ -87,7 +87,7 @@ def verdict(found: Comparison, seeds: int) -> str:
     told = (
         f"ours - plain over the last tenth of the steps: {interval.mean:+.2g} nats [{interval.low:+.2g}, "
         f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {seeds} seeds); a seed's noise, measured with "
-        f"{found.freedom} degrees of freedom: {found.noise:.2g}"
+        f"{found.dof} degrees of freedom: {found.noise:.2g}"
     )
     said = "equal within noise" if found.equal else "NOT shown to be equal within noise"
     return f"{told}: {said}"

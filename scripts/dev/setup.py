@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 MODULES = {  # the module by which an installed requirement shows
     "base": ["kconfiglib"],
-    "main": ["kconfiglib", "torch", "numpy", "tiktoken", "rich"],
+    "main": ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"],
     "dev": [
         "pytest",
         "xdist",
@@ -30,7 +30,6 @@ MODULES = {  # the module by which an installed requirement shows
         "ruff",
         "mypy",
         "jsonschema",
-        "scipy",
         "PIL",
         "transformers",
         "pyarrow",

@@ -62,7 +62,7 @@ class Sensitivity:
 
     seeds: int
     arms: int
-    freedom: int
+    dof: int
     noise: float
     smallest: float
     seed_hours: float | None  # of all variants at one seed, by the runs' own clocks
@@ -160,7 +160,7 @@ def sensitivity(
     wider: the variant that was seen to vary most beyond the arms, and the standard deviation (nats) of its
     differences over seeds. The measured spreads are taken for the true ones.
     """
-    seeds, design = len(arms), against_arms(floor.sigma, arms, floor.freedom) if floor else None
+    seeds, design = len(arms), against_arms(floor.sigma, arms, floor.dof) if floor else None
     if floor is None or design is None or floor.sigma <= 0:
         return None
     tests = [design]
@@ -176,9 +176,9 @@ def sensitivity(
         more = None if needed is None else needed - seeds
         cost = None if more is None or hours is None else more * hours
         planned.append(Planned(percent, effect, needed, more, cost))
-    noise = t_quantile(CONFIDENCE, floor.freedom) * against_arms_error(floor.sigma, arms)
+    noise = t_quantile(CONFIDENCE, floor.dof) * against_arms_error(floor.sigma, arms)
     name = wider[0] if wider and len(tests) > 1 else None
-    return Sensitivity(seeds, max(arms), floor.freedom, noise, smallest, hours, planned, name)
+    return Sensitivity(seeds, max(arms), floor.dof, noise, smallest, hours, planned, name)
 
 
 def spread(final: Losses) -> Spread:
@@ -201,7 +201,7 @@ def spread(final: Losses) -> Spread:
 
     halves, together = about_zero(alone), about_zero(both)
     test = variance_ratio(halves, together) if halves and together else None
-    return Spread(halves, together, test, test is not None and min(test.freedom) >= ENOUGH)
+    return Spread(halves, together, test, test is not None and min(test.dof) >= ENOUGH)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from study.stats.statistics import (
     mean,
     mean_interval,
     sum_of_squares,
-    t_tail,
+    t_p_value,
     what_is_left,
 )
 
@@ -226,7 +226,7 @@ def paired_p(differences: Sequence[float], move: float | None = 0.0) -> float:
         return 1.0
     count, left = len(differences), what_is_left(mean(differences), move)
     error = math.sqrt(sum_of_squares(differences) / (count - 1) / count)
-    return t_tail(left / error, count - 1) if error > 0 else float(left == 0)
+    return t_p_value(left / error, count - 1) if error > 0 else float(left == 0)
 
 
 def across(studies: Sequence[Study]) -> list[Across]:

@@ -12,7 +12,7 @@ from study.records.runs import BASELINE
 from study.report.sentences import (
     CANNOT_TELL,
     ONE_SEED,
-    freedom_text,
+    dof_text,
     inert,
     percent,
     sentence,
@@ -187,7 +187,7 @@ def ranking_note(ranking: Ranking) -> str:
     floor = ranking.floor
     noise = (
         f"noise floor {floor.sigma:.2g} nats ({percent(floor.sigma).lstrip('+')} of perplexity, "
-        f"{freedom_text(floor.freedom)})"
+        f"{dof_text(floor.dof)})"
         if floor
         else "no noise floor"
     )

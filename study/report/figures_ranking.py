@@ -112,7 +112,7 @@ def _noise(tables: Sequence[Losses], arms: Sequence[str], seeds: Sequence[int]) 
         if floor is None:
             return []
         error = against_arms_error(floor.sigma, [len(own) for own in at_seeds])
-        halves.append(t_quantile(CONFIDENCE, floor.freedom) * error)
+        halves.append(t_quantile(CONFIDENCE, floor.dof) * error)
     return halves
 
 

@@ -15,7 +15,7 @@ from study.analysis.verdict import Judged
 from study.records.hellaswag_scores import HellaSwagScore, near_chance
 from study.records.runs import Run
 from study.report.build import Report
-from study.stats.statistics import Interval, perplexity_percent, unseen_ratios
+from study.stats.statistics import Interval, perplexity_percent, undetected_ratios
 
 CANNOT_TELL = "cannot tell"
 UNKNOWN = {  # why a real change has no verdict at the end of its budget
@@ -214,7 +214,7 @@ def verdicts(report: Report) -> list[str]:
         lines.append(
             "Noise floor: runs of equivalent arms at one seed differ by a standard deviation of "
             f"{report.floor.sigma:.2g} nats ({percent(report.floor.sigma).lstrip('+')} of perplexity), "
-            f"{freedom_text(report.floor.freedom)}."
+            f"{dof_text(report.floor.dof)}."
         )
     if report.rows and max(len(row.seeds) for row in report.rows) == 1:
         lines.append(
@@ -247,8 +247,8 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def freedom_text(freedom: int) -> str:
-    return "1 degree of freedom" if freedom == 1 else f"{freedom} degrees of freedom"
+def dof_text(dof: int) -> str:
+    return "1 degree of freedom" if dof == 1 else f"{dof} degrees of freedom"
 
 
 def seeds_text(count: int) -> str:
@@ -269,11 +269,11 @@ def visible(seen: Sensitivity | None) -> list[str]:
         return [
             "What this study can see is not known: no seed has two equivalent arms that differ, so no noise floor."
         ]
-    basis = f"two-sided 5 %, before Holm; noise floor as measured, {freedom_text(seen.freedom)}"
+    basis = f"two-sided 5 %, before Holm; noise floor as measured, {dof_text(seen.dof)}"
     if seen.wider:
         basis = (
             f"two-sided 5 %, before Holm; by the spread of {inert(seen.wider)}'s own runs, which vary more than the "
-            f"arms', {freedom_text(seen.seeds - 1)}"
+            f"arms', {dof_text(seen.seeds - 1)}"
         )
     if seen.smallest > math.log(2):
         found = f"even a doubling of perplexity may go unseen ({basis})."
@@ -317,13 +317,11 @@ def alike(seen: Spread) -> str:
     """Whether half-swapped arms vary as the fully swapped one, and which differences would have gone unseen."""
     what = "Do half-swapped arms (RAEARLY, RALATE) vary as much as the fully swapped one (RAALL)?"
     if seen.test is None or not seen.enough:
-        counts = (
-            f" ({seen.test.freedom[0]} and {seen.test.freedom[1]} degrees of freedom)" if seen.test else ""
-        )
+        counts = f" ({seen.test.dof[0]} and {seen.test.dof[1]} degrees of freedom)" if seen.test else ""
         return f"{what} Too little data{counts}."
-    a, b = seen.test.freedom
+    a, b = seen.test.dof
     answer = "They differ" if differs(seen) else "No difference seen"
-    low, high = unseen_ratios(a, b)
+    low, high = undetected_ratios(a, b)
     return (
         f"{what} {answer}: variance of what a half does alone over that of what only both do {seen.test.ratio:.2f}, "
         f"F({a}, {b}), {p_text(seen.test.p_value)}; ratios from {low:.2g} to {high:.2g} cannot be told from 1."

@@ -1,4 +1,4 @@
-"""Small-sample statistics of paired runs. Standard library only.
+"""Small-sample statistics of paired runs. Distributions are those of scipy.special.
 
 All of it works on validation losses in nats: a difference of losses is the logarithm of a ratio of perplexities.
 """
@@ -9,6 +9,8 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from scipy import special
 
 CONFIDENCE = 0.95
 
@@ -34,49 +36,15 @@ class Interval:
         return Interval(self.mean, self.low + min(move, 0.0), self.high + max(move, 0.0), self.count)
 
 
-def incomplete_beta(a: float, b: float, x: float) -> float:
-    """The regularised incomplete beta function I_x(a, b), by Lentz's continued fraction (A&S 26.5.8)."""
-    if x <= 0.0 or x >= 1.0:
-        return 0.0 if x <= 0.0 else 1.0
-    if x > (a + 1) / (a + b + 2):
-        return 1.0 - incomplete_beta(b, a, 1.0 - x)
-    front = (
-        math.exp(a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b))
-        / a
-    )
-    tiny = 1e-300
-    c, d = 1.0, 1.0 / max(1.0 - (a + b) * x / (a + 1), tiny)
-    value = d
-    for m in range(1, 500):
-        for step in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1.0 / ((1.0 + step * d) or tiny)
-            c = (1.0 + step / c) or tiny
-            value *= c * d
-        if abs(c * d - 1.0) < 1e-16:
-            break
-    return front * value
-
-
-def t_tail(t: float, freedom: float) -> float:
-    """P(|T| >= |t|) of Student's t with `freedom` degrees of freedom: a two-sided p-value."""
-    return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t))
+def t_p_value(t: float, dof: float) -> float:
+    """Return the two-sided p-value P(|T| >= |t|) of Student's t with `dof` degrees of freedom."""
+    return float(2 * special.stdtr(dof, -abs(t)))
 
 
 @functools.cache
-def t_quantile(confidence: float, freedom: float) -> float:
-    """The t with P(|T| < t) = confidence, by bisection on `t_tail`."""
-    low, high = 0.0, 1.0
-    while t_tail(high, freedom) > 1.0 - confidence:
-        high *= 2.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if t_tail(middle, freedom) > 1.0 - confidence else (low, middle)
-    return (low + high) / 2
+def t_quantile(confidence: float, dof: float) -> float:
+    """Return the t with P(|T| < t) = confidence."""
+    return float(special.stdtrit(dof, (1 + confidence) / 2))
 
 
 def perplexity_percent(difference: float) -> float:
@@ -109,7 +77,7 @@ class NoiseFloor:
     """Standard deviation of a run's loss among equivalent arms of one seed, in nats, and its degrees of freedom."""
 
     sigma: float
-    freedom: int
+    dof: int
 
 
 def noise_floor(arms_by_seed: Sequence[Sequence[float]]) -> NoiseFloor | None:
@@ -117,11 +85,11 @@ def noise_floor(arms_by_seed: Sequence[Sequence[float]]) -> NoiseFloor | None:
 
     Seeds may have different numbers of arms; None where no seed has two.
     """
-    freedom = sum(len(arms) - 1 for arms in arms_by_seed if arms)
-    if freedom < 1:
+    dof = sum(len(arms) - 1 for arms in arms_by_seed if arms)
+    if dof < 1:
         return None
     squares = math.fsum(sum_of_squares(arms) for arms in arms_by_seed if len(arms) > 1)
-    return NoiseFloor(math.sqrt(squares / freedom), freedom)
+    return NoiseFloor(math.sqrt(squares / dof), dof)
 
 
 @dataclass(frozen=True)
@@ -129,7 +97,7 @@ class VarianceRatio:
     """Two pooled variances, their ratio and the two-sided p-value of the F test that they are one."""
 
     ratio: float
-    freedom: tuple[int, int]
+    dof: tuple[int, int]
     p_value: float
 
 
@@ -189,13 +157,13 @@ def against_floor(
     differences = [value - mean(arms) for value, arms in used]
     centre, count = mean(differences), len(used)
     error = against_arms_error(floor.sigma, [len(arms) for _, arms in used])
-    half = t_quantile(CONFIDENCE, floor.freedom) * error
+    half = t_quantile(CONFIDENCE, floor.dof) * error
     left = what_is_left(centre, move)
-    p_value = t_tail(left / error, floor.freedom) if error > 0 else float(left == 0)
+    p_value = t_p_value(left / error, floor.dof) if error > 0 else float(left == 0)
     variance = None
     if count > 1:
         seen = NoiseFloor(math.sqrt(sum_of_squares(differences) / (count - 1)), count - 1)
-        variance = variance_ratio(seen, NoiseFloor(error * math.sqrt(count), floor.freedom))
+        variance = variance_ratio(seen, NoiseFloor(error * math.sqrt(count), floor.dof))
     interval = Interval(centre, centre - half, centre + half, count)
     return AgainstFloor(interval, p_value, mean_interval(differences), variance)
 
@@ -240,10 +208,8 @@ def sign_test(differences: Sequence[float]) -> SignTest:
     """
     wins = sum(value > 0 for value in differences)
     losses = sum(value < 0 for value in differences)
-    fewer, pairs = min(wins, losses), wins + losses
-    # P(X <= k) of n fair coins is I_1/2(n-k, k+1)
-    tail = incomplete_beta(pairs - fewer, fewer + 1, 0.5) if pairs else 0.5
-    return SignTest(wins, losses, min(1.0, 2 * tail))
+    p_value = min(1.0, 2 * float(special.bdtr(min(wins, losses), wins + losses, 0.5)))
+    return SignTest(wins, losses, p_value)
 
 
 def variance_ratio(one: NoiseFloor, other: NoiseFloor) -> VarianceRatio | None:
@@ -254,25 +220,12 @@ def variance_ratio(one: NoiseFloor, other: NoiseFloor) -> VarianceRatio | None:
     if other.sigma <= 0 or one.sigma <= 0:
         return None
     ratio = (one.sigma / other.sigma) ** 2
-    a, b = one.freedom, other.freedom
-    below = f_cdf(ratio, a, b)
-    return VarianceRatio(ratio, (a, b), min(1.0, 2 * min(below, 1 - below)))
+    a, b = one.dof, other.dof
+    p_value = 2 * float(min(special.fdtr(a, b, ratio), special.fdtrc(a, b, ratio)))
+    return VarianceRatio(ratio, (a, b), min(1.0, p_value))
 
 
-def f_cdf(ratio: float, a: float, b: float) -> float:
-    """P(F <= ratio) of the F distribution with a and b degrees of freedom."""
-    return incomplete_beta(a / 2, b / 2, a * ratio / (a * ratio + b))
-
-
-def unseen_ratios(a: float, b: float) -> tuple[float, float]:
-    """The ratios of variances between which the two-sided F test sees no difference, by bisection on `f_cdf`."""
-
-    def quantile(probability: float) -> float:
-        low, high = -50.0, 50.0  # of the logarithm
-        for _ in range(100):
-            middle = (low + high) / 2
-            low, high = (middle, high) if f_cdf(math.exp(middle), a, b) < probability else (low, middle)
-        return math.exp(low)
-
+def undetected_ratios(a: float, b: float) -> tuple[float, float]:
+    """Return the ratios of variances between which the two-sided F test finds no difference."""
     tail = (1 - CONFIDENCE) / 2
-    return quantile(tail), quantile(1 - tail)
+    return float(special.fdtri(a, b, tail)), float(special.fdtri(a, b, 1 - tail))

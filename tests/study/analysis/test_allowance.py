@@ -24,7 +24,7 @@ from study.report import figures_final, figures_ranking
 from study.report import markdown as render
 from study.report import page as html_report
 from study.report.build import Report
-from study.stats.statistics import t_tail, what_is_left
+from study.stats.statistics import t_p_value, what_is_left
 from tests.study.sample_records import STEPS, UPDATE, VARIANTS, a_study, edit
 
 SECONDS = 10 * STEPS  # that the runs of a study trained for
@@ -216,7 +216,7 @@ def test_holm_adjusts_what_the_allowance_leaves(tmp_path: Path) -> None:
     assert seen.difference.high is not None
     error = (seen.difference.high - seen.difference.mean) / 2.2621571628  # t of 9 degrees of freedom
     left = seen.difference.mean + (judged.allowance.move or 0.0)
-    assert seen.p_value == pytest.approx(t_tail(left / error, 9), rel=1e-6)
+    assert seen.p_value == pytest.approx(t_p_value(left / error, 9), rel=1e-6)
     assert seen.p_value < 0.05 < judged.adjusted_p
     assert not judged.beyond_noise
 

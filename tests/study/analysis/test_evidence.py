@@ -72,7 +72,7 @@ def test_the_smallest_effect_is_that_of_the_verdicts_own_test(tmp_path: Path) ->
     seen = made.evidence.sensitivity
     assert seen is not None
     assert made.floor is not None
-    assert (seen.seeds, seen.arms, seen.freedom) == (3, 4, 9)
+    assert (seen.seeds, seen.arms, seen.dof) == (3, 4, 9)
     error = made.floor.sigma * math.sqrt((1 + 1 / 4) / 3)
     critical = stats.t.ppf(0.975, 9)
     ratio = seen.smallest / error
@@ -88,7 +88,7 @@ def test_the_smallest_effect_is_that_at_the_seeds_the_variant_was_judged_at(tmp_
     seen, judged = made.evidence.sensitivity, made.judged[0].result.difference
     assert seen is not None
     assert judged.high is not None
-    assert (seen.seeds, judged.count, seen.freedom) == (2, 2, 9)
+    assert (seen.seeds, judged.count, seen.dof) == (2, 2, 9)
     assert seen.noise == pytest.approx(judged.high - judged.mean)
     assert "With 2 seeds" in sentences.visible(seen)[0]
 
@@ -131,8 +131,8 @@ def test_what_more_seeds_see_begins_where_the_seeds_at_hand_end(
     wider: tuple[str, float] | None, percent: float
 ) -> None:
     """Also where the floor knows more seeds than the comparison has, so that its degrees of freedom are more."""
-    for freedom in (9, 12):
-        seen = evidence.sensitivity([4, 4, 4], NoiseFloor(0.004, freedom), 1.0, wider)
+    for dof in (9, 12):
+        seen = evidence.sensitivity([4, 4, 4], NoiseFloor(0.004, dof), 1.0, wider)
         assert seen is not None
         (plan,) = [plan for plan in seen.planned if plan.percent == percent]
         assert plan.seeds is not None
@@ -200,7 +200,7 @@ def test_arms_that_only_add_up_are_told_from_arms_that_vary_alike() -> None:
     seen = evidence.spread(square(0.02, 0.001, 6))
     assert seen.test is not None
     assert seen.enough
-    assert seen.test.freedom == (12, 6)
+    assert seen.test.dof == (12, 6)
     assert seen.test.p_value < 1e-4
     assert "They differ: variance" in sentences.alike(seen)
     alike = sentences.alike(evidence.spread(square(0.02, 0.02, 6)))
@@ -218,11 +218,11 @@ def test_the_contrasts_of_the_arms_are_what_a_regression_finds() -> None:
     assert seen.together is not None
     assert seen.halves.sigma**2 == pytest.approx((found[:, 1:3] ** 2).mean())
     assert seen.together.sigma**2 == pytest.approx((found[:, 3] ** 2).mean())
-    assert (seen.halves.freedom, seen.together.freedom) == (10, 5)
+    assert (seen.halves.dof, seen.together.dof) == (10, 5)
     final["RAALL"].pop(2)
     fewer = evidence.spread(final)
     assert fewer.together is not None
-    assert fewer.together.freedom == 4
+    assert fewer.together.dof == 4
 
 
 def test_independent_arms_are_called_different_in_one_study_of_twenty() -> None:

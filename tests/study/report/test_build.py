@@ -102,7 +102,7 @@ def test_one_seed_gives_no_ranking_but_a_comparison_with_the_noise_floor(tmp_pat
     made = build.build_report(a_study(tmp_path, seeds=1, effect=-0.2))
     text = markdown.markdown(made)
     assert made.floor is not None
-    assert made.floor.freedom == 3
+    assert made.floor.dof == 3
     assert "**RALEARN**: better" in text
     assert "One seed: the order of the equivalent arms is not evidence" in text
     assert "one seed: not evidence" in text
@@ -225,7 +225,7 @@ def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(t
     assert cut.cut == ["RAALL1", "RALEARN2"]
     assert cut.floor is not None
     assert sound.floor is not None
-    assert cut.floor.freedom == sound.floor.freedom - 1
+    assert cut.floor.dof == sound.floor.dof - 1
     assert cut.floor.sigma == pytest.approx(sound.floor.sigma, rel=0.3)
     assert cut.judged[0].result.difference.count == 3
     assert cut.judged[0].result.difference.mean == pytest.approx(0.05, abs=0.02)

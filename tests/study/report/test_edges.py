@@ -120,7 +120,7 @@ def test_a_variant_with_a_missing_seed_is_judged_by_the_floor_of_all_seeds(tmp_p
     (study / "runs" / "RALEARN2" / "run.json").unlink()
     made = build.build_report(study)
     assert made.floor is not None
-    assert made.floor.freedom == 9
+    assert made.floor.dof == 9
     seen = made.judged[0].result.difference
     assert seen.count == 2
     assert seen.high is not None

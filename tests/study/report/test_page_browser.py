@@ -134,8 +134,8 @@ def test_differences_are_drawn_at_the_intervals_of_report_json_and_the_noise_flo
     assert set(drawn) == set(expected)
     for name, interval in expected.items():
         stands(drawn[name], *(percent(interval[part]) for part in ("mean", "low", "high")))
-    sigma, freedom = seen.made["floor"]["sigma"], seen.made["floor"]["freedom"]
-    half = percent(stats.t.ppf(0.975, freedom) * sigma * math.sqrt((1 + 1 / 4) / 3))
+    sigma, dof = seen.made["floor"]["sigma"], seen.made["floor"]["dof"]
+    half = percent(stats.t.ppf(0.975, dof) * sigma * math.sqrt((1 + 1 / 4) / 3))
     pixel = 1.5 * seen.drawn("differences")[0]["pixel"][0]
     assert [-half, half] == pytest.approx(
         max(seen.page["shapes"]["differences"], key=lambda x: x[1] - x[0]), abs=pixel
