@@ -57,14 +57,14 @@ control: setup-main  ## The equivalence control: B and RAALL from swapped initia
 	@$(RUN) -m scripts.control
 
 # Each of these names, set to 1, is another bench; one at a time.
-BENCHES := $(foreach name,GROWTH FIRST_STEP CORPUS EVALUATION PRODUCTS PROFILE CURVES HEAD,$(if $($(name)),$(name)))
+BENCHES := $(foreach name,GROWTH FIRST_STEP CORPUS EVALUATION PROFILE CURVES,$(if $($(name)),$(name)))
 ifneq (,$(and $(filter bench,$(MAKECMDGOALS)),$(word 2,$(BENCHES))))
 $(error make bench measures one thing at a time, not $(BENCHES:%=%=1); right: one of them, or none)
 endif
 BENCH := $(if $(GROWTH),_growth)$(if $(FIRST_STEP),_first_step)$(if $(CORPUS),_data)
-BENCH := $(BENCH)$(if $(EVALUATION),_evaluation)$(if $(PRODUCTS),_products)$(if $(PROFILE),_profile)
-BENCH := scripts.bench$(BENCH)$(if $(CURVES),_curves)$(if $(HEAD),_head)
-bench: setup-tools  ## Speed and memory [CASES=]; README says what GROWTH=1, HEAD=1 and six more measure
+BENCH := $(BENCH)$(if $(EVALUATION),_evaluation)$(if $(PROFILE),_profile)
+BENCH := scripts.bench$(BENCH)$(if $(CURVES),_curves)
+bench: setup-tools  ## Speed and memory [CASES=]; README says what GROWTH=1 and five more measure
 	@$(RUN) -m $(BENCH) $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 	    $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(CASES),--cases '$(CASES)')
 

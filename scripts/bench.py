@@ -14,13 +14,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.case_step import BLOCK, serve
 from gpt2.hardware.resolve import ResolvedTarget, export_environment
 from gpt2.system import files
 from gpt2.system.errors import UserError, run_command
-from scripts.bench_case import BLOCK, serve
 
 if TYPE_CHECKING:
-    from study.bench import Sample, Shape, Stage
+    from bench.runner import Sample, Shape, Stage
 
 OUT = Path("results/bench.json")
 
@@ -66,9 +66,9 @@ def main() -> int:
     if arguments.case:
         serve(**json.loads(arguments.case))
         return 0
+    from bench import runner as bench
     from gpt2.config.config import ANY_TARGET
     from gpt2.hardware import resolve
-    from study import bench
     from study.memory.micro_batch import free_bytes
 
     resolved = resolve.resolve(ANY_TARGET)
@@ -100,7 +100,7 @@ def measure(
     stage: Stage, stages: list[dict[str, Any]], resolved: ResolvedTarget, found: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """The rows of a stage. After every round what is known is put in the last of `stages`, and `found` written."""
-    from study import bench
+    from bench import runner as bench
 
     def after(samples: list[Sample], left_out: list[str]) -> None:
         stages[-1] = {
@@ -120,7 +120,7 @@ def measure(
 
 def note(shapes: list[Shape], kind: str) -> str:
     """What the columns are."""
-    from study.bench import INTERVAL
+    from bench.runner import INTERVAL
 
     defaults = ", ".join(f"{shape.plain_micro} in {shape.name}" for shape in shapes)
     timed = {
@@ -128,7 +128,7 @@ def note(shapes: list[Shape], kind: str) -> str:
         "cuda": f"Steps are timed in blocks of {BLOCK}, with one synchronisation at the end of a block.",
     }
     return (
-        "plain: GPT-2 as it is usually written (study/plain.py), with the attention kernel that torch prefers. "
+        "plain: GPT-2 as it is usually written (bench/reference_gpt.py), with the attention kernel that torch prefers. "
         f"batch: micro-batch x accumulation. {timed[kind]}\n"
         f"Ratios of tokens/s within a round: median [{INTERVAL}]. to plain: to the plain step at its default "
         f"micro-batch ({defaults}); at its micro: to the plain step at the case's own; to B: to B at the case's own.\n"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.cases import Sizes, named
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from scripts.bench import at_least, keep, tell
-from study.bench_shapes import Sizes, named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,10 +52,10 @@ def main() -> int:
     arguments = parser.parse_args()
     export_environment()
     at_least(2, arguments.rounds, ", since the noise is that among seeds")
+    from bench.case_step import model_of
+    from bench.suites import loss_parity as loss_curves
     from gpt2.config.config import ANY_TARGET
     from gpt2.hardware import resolve
-    from scripts.bench_case import model_of
-    from study import loss_curves
 
     kind = resolve.resolve(ANY_TARGET).device_type
     shape = named(SHAPES[kind], arguments.shape)
@@ -124,7 +124,7 @@ def losses_of(step: Callable[[Tensor, int], float], batches: list[Tensor], devic
 
 def our_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
     """A step as training makes it, compiled on a GPU."""
-    from scripts.bench_case import stepper_of
+    from bench.case_step import stepper_of
 
     sizes = dataclasses.asdict(shape)
     stepper = stepper_of(sizes, "B", shape.micro, resolved, seed, shape.learning_rate)
@@ -133,11 +133,11 @@ def our_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Ten
 
 def plain_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
     """The plain step from our first weights. Its vocabulary is not padded: padding would be in its softmax."""
+    from bench.case_step import model_of
+    from bench.reference_gpt import PlainShape, PlainStep, take_weights
     from gpt2.config.config import VOCABULARY
     from gpt2.model.transformer import initialise
     from gpt2.train.step import build_model
-    from scripts.bench_case import model_of
-    from study.plain import PlainShape, PlainStep, take_weights
 
     sizes = (shape.layers, shape.heads, shape.width, shape.block_size)
     step = PlainStep(

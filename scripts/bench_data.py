@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.runner import BenchError
+from bench.suites.growth import columns
 from gpt2.config.config import DataConfig
 from gpt2.data import dataset
 from gpt2.data.sources import embedded_files
 from gpt2.system.errors import run_command
-from study.bench import BenchError
-from study.growth import columns
 
 TIMES = 4
 FILE_BYTES = 250_000

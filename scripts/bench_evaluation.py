@@ -19,22 +19,22 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bench.cases import Sizes, named
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import run_command
 from scripts.bench import at_least, keep, tell
-from study.bench_shapes import Sizes, named
 from study.runner.child_process import keep_heap
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from bench.evaluation_cost import Sample
     from gpt2.config.config import Config
     from gpt2.eval.hellaswag import Item
     from gpt2.hardware.resolve import ResolvedTarget
     from gpt2.train.peak_memory import PeakMeter
-    from study.evaluation_cost import Sample
 
 OUT = Path("results/bench-evaluation.json")
 CASES = ("B", "RALEARN")
@@ -78,10 +78,10 @@ def main() -> int:
     arguments = parser.parse_args()
     export_environment()
     at_least(1, arguments.rounds)
+    from bench import evaluation_cost as cost
+    from bench.case_step import model_of
     from gpt2.config.config import ANY_TARGET
     from gpt2.hardware import resolve
-    from scripts.bench_case import model_of
-    from study import evaluation_cost as cost
 
     kind = resolve.resolve(ANY_TARGET).device_type
     shape = named(SHAPES[kind], arguments.shape)
@@ -152,7 +152,7 @@ def in_turn(
 
 def study_config(folder: Path) -> Config:
     """The main study's configuration on the goal's card: how much it validates, how often, in how long a run."""
-    from scripts.bench_studies import study_in
+    from bench.temporary_studies import study_in
 
     return study_in(folder, STUDY).config
 
@@ -171,10 +171,10 @@ def material(shape: Shape, validation_tokens: int, file: Path | None, seed: int 
     """Random token ids as validation windows; the items of the file, or items as long as the real ones."""
     import numpy as np
 
+    from bench import evaluation_cost as cost
     from gpt2.config.config import VOCABULARY
     from gpt2.data import tokenizer
     from gpt2.eval import hellaswag
-    from study import evaluation_cost as cost
 
     encoding = tokenizer.load()
     items = hellaswag.load_items(file, 0) if file else cost.synthetic_items(encoding, seed)
@@ -200,9 +200,9 @@ def training_rate(shape: Shape, case: str, resolved: ResolvedTarget, seconds: fl
     """Tokens/s of training steps, compiled on a GPU: a run's speed is how many validations it comes to."""
     import torch
 
+    from bench.case_step import stepper_of
     from gpt2.config.config import VOCABULARY
     from gpt2.train.trainer import device_synchroniser
-    from scripts.bench_case import stepper_of
 
     synchronise = device_synchroniser(resolved.device)
     stepper = stepper_of(dataclasses.asdict(shape), case, shape.micro, resolved)
@@ -227,14 +227,14 @@ def one_turn(shape: Shape, case: str, resolved: ResolvedTarget, made: Material, 
     """
     import torch
 
+    from bench import evaluation_cost as cost
+    from bench.case_step import model_and_attention
     from gpt2.data import tokenizer
     from gpt2.eval import hellaswag
     from gpt2.eval import validation as evaluate
     from gpt2.model.transformer import initialise
     from gpt2.train.step import autocast, build_model
     from gpt2.train.trainer import device_synchroniser
-    from scripts.bench_case import model_and_attention
-    from study import evaluation_cost as cost
 
     device = resolved.device
     timed = partial(seconds_of, device_synchroniser(device))

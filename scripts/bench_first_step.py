@@ -22,10 +22,10 @@ from pathlib import Path  # noqa: E402
 from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
+from bench.workers import BenchError  # noqa: E402
 from gpt2.hardware.resolve import export_environment  # noqa: E402
 from gpt2.system.errors import UserError, run_command  # noqa: E402
 from scripts.bench import at_least, tell  # noqa: E402
-from study.bench_process import BenchError  # noqa: E402
 
 GOAL_SECONDS = 20.0
 SMOKE, MAIN = "gpt2-ra-ablation-smoke", "gpt2-ra-ablation"
@@ -72,8 +72,8 @@ def measure(folder: Path, name: str, rounds: int, **values: str) -> list[dict[st
 
     The study is prepared first.
     """
+    from bench.temporary_studies import prepare, study_in
     from gpt2.artifacts import run_record
-    from scripts.bench_studies import prepare, study_in
 
     fixed = {"HELLASWAG": "n", "GPT2_MAX_TIME": "0", "GPT2_MAX_ITERS": "20", "DATA_DIR": str(folder / "data")}
     study = study_in(folder, name, **fixed | values)

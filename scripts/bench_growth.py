@@ -19,7 +19,7 @@ from gpt2.system.errors import UserError, run_command
 from scripts.bench import keep, tell
 
 if TYPE_CHECKING:
-    from study.growth import Sample, Series
+    from bench.suites.growth import Sample, Series
 
 OUT = Path("results/bench-growth.json")
 PARTS = ("T", "size", "runs")
@@ -47,10 +47,10 @@ def main() -> int:
         return 0
     if arguments.shape not in ("", *PARTS):
         raise UserError(f"no part is called {arguments.shape!r}; there are {', '.join(PARTS)}")
+    from bench.runner import INTERVAL
+    from bench.suites import growth
     from gpt2.config.config import ANY_TARGET
     from gpt2.hardware import resolve
-    from study import growth
-    from study.bench import INTERVAL
 
     resolved = resolve.resolve(ANY_TARGET)
     on_cpu = resolved.device == "cpu"
@@ -85,7 +85,8 @@ def one_series(
     series: Series, rounds: int, seconds: float, on_cpu: bool, partly: Callable[[dict[str, Any]], None]
 ) -> None:
     """Measure and print a series; a peak of its own on a CPU only. partly: called with what is known so far."""
-    from study import bench, growth
+    from bench import runner as bench
+    from bench.suites import growth
 
     samples = growth.run(
         series,
@@ -102,8 +103,8 @@ def one_series(
 
 def numbers(series: Series, samples: dict[str, list[Sample]], on_cpu: bool) -> dict[str, Any]:
     """What is written of a series."""
+    from bench.suites import growth
     from gpt2.model.loss import CHUNK_ROWS
-    from study import growth
 
     rows = growth.table(series, samples)
     rows_at_once = CHUNK_ROWS["cpu" if on_cpu else "cuda"]
@@ -120,10 +121,10 @@ def peak(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
     """
     import torch
 
+    from bench.case_step import model_and_attention, optimizer
     from gpt2.hardware.cpu import cpu_threads
     from gpt2.memory.workload import Work
     from gpt2.train.peak_memory import PeakMeter
-    from scripts.bench_case import model_and_attention, optimizer
 
     torch.set_num_threads(cpu_threads(0))
 

@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.cases import Shape
+from bench.workers import FIRST_ANSWER, BenchError, surroundings, why
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from scripts.bench import at_least, keep, tell
-from study.bench_process import FIRST_ANSWER, BenchError, surroundings, why
-from study.bench_shapes import Shape
 
 OUT = Path("results/bench-profile.json")
 CASES = ("plain", "B", "RALEARN")
@@ -41,9 +41,9 @@ def main() -> int:
         print(json.dumps(profile(**json.loads(arguments.case))))
         return 0
     at_least(1, arguments.rounds)
+    from bench import runner as bench
     from gpt2.config.config import ANY_TARGET
     from gpt2.hardware import resolve
-    from study import bench
 
     resolved = resolve.resolve(ANY_TARGET)
     kind = resolved.device_type
@@ -94,9 +94,9 @@ def profile(shape: dict[str, Any], case: str, micro: int, steps: int) -> dict[st
     import torch
     from torch.profiler import ProfilerActivity
 
+    from bench.case_step import WARM_UP, kernels, model_of, step_of
     from gpt2.config.config import ANY_TARGET
     from gpt2.train.trainer import device_synchroniser
-    from scripts.bench_case import WARM_UP, kernels, model_of, step_of
 
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_of(shape))
     synchronise = device_synchroniser(resolved.device)
@@ -146,7 +146,7 @@ def operations(averages: Iterable[Any], gpu: bool, steps: int) -> list[dict[str,
 
 def text(found: dict[str, dict[str, Any]]) -> str:
     """The operations that take most in any case, each case's milliseconds a step and share of its operations' sum."""
-    from study.growth import columns
+    from bench.suites.growth import columns
 
     own = {case: {row["name"]: row for row in seen["operations"]} for case, seen in found.items()}
     total = {case: sum(row["seconds"] for row in rows.values()) for case, rows in own.items()}

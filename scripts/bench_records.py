@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench import synthetic_records as synthetic
+from bench.runner import BenchError
+from bench.suites.growth import columns
 from gpt2.system import files
 from gpt2.system.errors import run_command
-from study import synthetic
-from study.bench import BenchError
-from study.growth import columns
 from study.report import build
 from study.report.markdown import markdown
 from study.report.page import document
@@ -55,7 +55,7 @@ def main() -> int:
 
 def measure(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
     """Seconds of each part; the last seed's runs are still to do, so that `make` has something to plan."""
-    from scripts.bench_studies import prepare, study_in
+    from bench.temporary_studies import prepare, study_in
 
     study = study_in(
         folder,

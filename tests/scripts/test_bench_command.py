@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from bench import runner as bench
+from bench.cases import SHAPES, Shape
+from bench.workers import BenchError
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
 from scripts import bench as script
-from study import bench
-from study.bench_process import BenchError
-from study.bench_shapes import SHAPES, Shape
 
 ROOT = Path(__file__).parents[2]
 CASES = (("plain", 4), ("plain", 8), ("B", 8), ("RALEARN", 8))

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from bench.runner import SHAPES
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.hardware.gpu_specs import AOTRITON, TargetError
 from kconfig import commands
 from scripts import bench, control, memory
-from study.bench import SHAPES
 
 ROOT = Path(__file__).parents[2]
 (SWITCH,) = AOTRITON

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from statistics import linear_regression, median
 from typing import Any
 
-from study import bench
-from study.bench import BASELINE, BenchError, Sample, Shape, ratios, spread
-from study.bench_process import last_words
-from study.bench_table import columns, told
+from bench import runner as bench
+from bench.runner import BASELINE, BenchError, Sample, Shape, ratios, spread
+from bench.tables import columns, told
+from bench.workers import last_words
 from study.runner.child_process import EXACT_HEAP
 
 VARIANTS = ("B", "RAALL", "RALEARN")

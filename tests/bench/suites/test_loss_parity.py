@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from bench.suites.loss_parity import Pair, compare, end, rows, verdict
 from gpt2.config.config import TargetConfig
 from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
 from scripts import bench_curves as script
-from study.loss_curves import Pair, compare, end, rows, verdict
 
 LOSSES = st.lists(st.floats(0.5, 12, width=32), min_size=20, max_size=20)
 TINY = script.TINY

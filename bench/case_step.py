@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bench.cases import AGAIN, PLAIN
 from gpt2.hardware import attention_kernels
-from study.bench_shapes import AGAIN, PLAIN
 
 if TYPE_CHECKING:
     from gpt2.config.batch import BatchPlan
@@ -156,8 +156,8 @@ def step_of(
 def plain_step(
     shape: dict[str, Any], case: str, micro: int, resolved: ResolvedTarget
 ) -> tuple[Any, float, float]:
+    from bench.reference_gpt import PlainShape, PlainStep
     from gpt2.config.config import PADDED_VOCABULARY
-    from study.plain import PlainShape, PlainStep
 
     sizes: dict[str, int] = {name: shape[name] for name in ("layers", "heads", "width", "block_size")}
     accumulation = batch_of(shape, micro).accumulation

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench import evaluation_cost as cost
+from bench.cases import named
 from gpt2.config.config import TargetConfig
 from gpt2.data import tokenizer
 from gpt2.eval import hellaswag
@@ -21,8 +23,6 @@ from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
 from gpt2.train.peak_memory import PeakMeter
 from scripts import bench_evaluation as bench
-from study import evaluation_cost as cost
-from study.bench_shapes import named
 from tests.hellaswag_items import FIXTURE, real_items
 
 ROOT = Path(bench.__file__).parents[1]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from study.bench_shapes import BASELINE, PLAIN, Shape
+from bench.cases import BASELINE, PLAIN, Shape
 
 FEW = 6  # rounds from which on a median has a 95 % interval within their range
 INTERVAL = f"its 95 % interval; below {FEW} rounds the range"

@@ -15,8 +15,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from bench.cases import PLAIN, Shape
 from gpt2.system.errors import UserError
-from study.bench_shapes import PLAIN, Shape
 from study.runner.child_process import KEEP_HEAP, how_it_ended
 
 COMMAND = (sys.executable, "-m", "scripts.bench", "--case")

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import runner as bench
+from bench.runner import Shape
+from bench.suites import growth
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
 from scripts import bench_growth, bench_records
-from study import bench, growth
-from study.bench import Shape
 
 LENGTHS = (8, 16, 32, 64)
 CASES = tuple((name, 2) for name in growth.VARIANTS)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from study import bench_process as bench
-from study.bench_shapes import Shape
+from bench import workers as bench
+from bench.cases import Shape
 
 SHAPE = Shape("small", 2, 2, 16, 8, ())
 

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bench.cases import BASELINE, PLAIN, SHAPES, VARIANTS, Shape, chosen
+from bench.tables import FEW, INTERVAL, Sample, memory_ratio, ratios, spread, table, text
+from bench.workers import BenchError, Held, Running, in_a_process
 from gpt2.config.config import VOCABULARY
-from study.bench_process import BenchError, Held, Running, in_a_process
-from study.bench_shapes import BASELINE, PLAIN, SHAPES, VARIANTS, Shape, chosen
-from study.bench_table import FEW, INTERVAL, Sample, memory_ratio, ratios, spread, table, text
 
 __all__ = [
     "BASELINE",

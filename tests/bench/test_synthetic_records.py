@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from bench import synthetic_records as synthetic
+from bench.temporary_studies import study_in
 from gpt2.artifacts import run_record
 from scripts import bench_records
-from scripts.bench_studies import study_in
-from study import synthetic
 from study.report import build
 from study.report.markdown import markdown
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from bench import runner as bench
+from bench.reference_gpt import PlainGPT, PlainShape, take_weights
 from gpt2.config.config import ModelConfig
 from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
-from study import bench
-from study.plain import PlainGPT, PlainShape, take_weights
 
 SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4), ("RALEARN", 4), ("B", 8)), plain_micro=4)
 SPREAD = ("median", "low", "high", "least", "most")

@@ -11,16 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench import case_step as bench_case
+from bench import reference_gpt as plain
+from bench.case_step import BLOCK, WARM_UP, mix_of, model_and_attention, shares
+from bench.cases import PLAIN, SHAPES, Shape
+from bench.reference_gpt import PlainGPT, PlainShape, PlainStep
 from gpt2.config.config import TargetConfig
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model import recompute
 from gpt2.model.transformer import GPT2
 from gpt2.train.peak_memory import PeakMeter
-from scripts import bench_case
-from scripts.bench_case import BLOCK, WARM_UP, mix_of, model_and_attention, shares
-from study import plain
-from study.bench_shapes import PLAIN, SHAPES, Shape
-from study.plain import PlainGPT, PlainShape, PlainStep
 
 SHAPE = Shape("small", 2, 2, 16, 8, ())
 FORWARD = {PLAIN: (PlainGPT, "forward"), "B": (GPT2, "hidden")}

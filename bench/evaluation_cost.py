@@ -14,9 +14,9 @@ from typing import Any
 
 import tiktoken
 
+from bench.runner import spread
+from bench.suites.growth import columns
 from gpt2.eval.hellaswag import ENDINGS, Item, encode_pair
-from study.bench import spread
-from study.growth import columns
 
 HELLASWAG_GOAL_SECONDS, VALIDATION_GOAL = 60.0, 0.03
 GOAL_CARD = "h200"

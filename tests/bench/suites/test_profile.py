@@ -11,13 +11,13 @@ import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
+from bench import runner as bench
+from bench.reference_gpt import PlainGPT
 from gpt2.config.config import ANY_TARGET, TargetConfig
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
 from scripts import bench_profile
-from study import bench
-from study.plain import PlainGPT
 
 SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4)))
 

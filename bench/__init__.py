@@ -1,0 +1,1 @@
+"""Measure speed, memory and cost of training: suites that compare cases in interleaved rounds."""

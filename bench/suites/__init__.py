@@ -1,0 +1,1 @@
+"""The suites of `make bench`, one module each."""
