@@ -25,7 +25,7 @@ from gpt2.train.peak_memory import PeakMeter
 from scripts import bench_evaluation as bench
 from tests.hellaswag_items import FIXTURE, real_items
 
-ROOT = Path(bench.__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 SEPARATE = 0.02  # of the mean: what drawing queries and endings apart, and from quantiles, may cost
 REAL_TOKENS = 3_143_781  # that the model is asked for in the real items, by encode_pair
 WHOLE = cost.Whole(1000, 10_000, 100.0, 50, 2000)
