@@ -31,7 +31,8 @@ def study_in(folder: Path, specification: str, **values: str) -> Study:
 
 def prepare(study: Study) -> None:
     """All that comes before the first run: data, HellaSwag, the plan."""
-    dataset.check(dataset.prepare(study.config.data, report=lambda line: None), report=lambda line: None)
+    directory = dataset.prepare(study.config.data, report=lambda line: None)
+    dataset.check_corpus(directory, study.config.model.block_size, report=lambda line: None)
     study.directory.mkdir(parents=True, exist_ok=True)
     study.find_hellaswag()
     study.plan()

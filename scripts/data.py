@@ -1,4 +1,4 @@
-"""`make data`: prepare the corpus and HellaSwag that .config names, or check what is there and mend it."""
+"""`make data`: prepare the corpus and HellaSwag that .config names; check both and rebuild a damaged corpus."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ def main() -> int:
     _, config, _ = load()
     directory = dataset.prepare(config.data, report=print, rebuild=True)
     manifest = dataset.verify(directory)
+    dataset.check_length(manifest, config.model.block_size)
     tokens = " + ".join(f"{manifest['splits'][split]['tokens']:,} {split}" for split in dataset.SPLITS)
     print(f"data: {directory}: {tokens} tokens of {manifest['documents']} documents")
     if config.evaluation.hellaswag:
         source = hellaswag.obtain(config.evaluation, config.data.directory, report=print)
-        reason = f"absent: {source.reason}" if isinstance(source, hellaswag.Absent) else str(source)
-        print(f"HellaSwag: {reason}")
+        if isinstance(source, hellaswag.Absent):
+            print(f"HellaSwag: absent: {source.reason}")
+        else:
+            items = hellaswag.load_items(source, config.evaluation.hellaswag_limit)
+            print(f"HellaSwag: {source}: {len(items):,} items")
     return 0
 
 

@@ -1,10 +1,11 @@
-"""A corpus as GPT-2 tokens: prepared once, verified, and read as batches that are a pure function of (data, seed, k).
+"""Prepare a corpus as GPT-2 tokens, verify it, and read its batches.
 
     <DATA_DIR>/<dataset>-<key>/train-000.bin ...        uint16 tokens, an EOT after each document
                                validation-000.bin ...
                                manifest.json            source, tokens, documents, tokenizer, SHA-256 of every shard
 
-A document belongs to validation when the hash of its text says so, wherever it stands in the source.
+The hash of a document's text assigns it to training or validation. Where that leaves either part empty, the last
+tokens of the corpus are the validation text. A batch is a pure function of (data, seed, iteration).
 """
 
 from __future__ import annotations
@@ -26,15 +27,23 @@ import numpy as np
 from gpt2.config.config import DataConfig
 from gpt2.data import tokenizer
 from gpt2.data.progress import Report, TokenMeter, format_rate
-from gpt2.data.shards import ShardWriter, batches, encoded
-from gpt2.data.sources import DataError, document_count, documents, source_identity, validation_permille
+from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encoded, split_tail
+from gpt2.data.sources import (
+    DataError,
+    document_count,
+    documents,
+    name_empty_files,
+    source_identity,
+    validation_permille,
+)
 from gpt2.system.files import write_json
 
 __all__ = [
     "Corpus",
     "DataError",
     "TokenStream",
-    "check",
+    "check_corpus",
+    "check_length",
     "global_batch",
     "open_corpus",
     "prepare",
@@ -44,14 +53,15 @@ __all__ = [
 ]
 
 SPLITS = ("train", "validation")
-REBUILD = "run `make data`, which checks the corpus and rebuilds it"
+REBUILD = "fix: make data (it checks the corpus and rebuilds it)"
+BYTES_PER_TOKEN = 4  # of English text
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
 class TokenStream:
-    """Several memory-mapped shards as one stream of uint16 tokens."""
+    """Read several memory-mapped shards as one stream of uint16 tokens."""
 
     def __init__(self, shards: Sequence[np.ndarray]) -> None:
         self._shards = [shard for shard in shards if len(shard)]
@@ -61,7 +71,7 @@ class TokenStream:
         return int(self._ends[-1]) if self._shards else 0
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """Tokens start .. start+length-1, across shards."""
+        """Return tokens start .. start+length-1, across shards."""
         parts = []
         while length > 0:
             index = int(np.searchsorted(self._ends, start, side="right"))
@@ -73,7 +83,7 @@ class TokenStream:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def windows(self, numbers: Sequence[int] | np.ndarray, block_size: int) -> np.ndarray:
-        """Window w is tokens w*T .. w*T+T: (n, T+1) uint16; its last token is the next window's first."""
+        """Return windows as (n, T+1) uint16. Window w is tokens w*T .. w*T+T; its last token begins the next one."""
         out = np.empty((len(numbers), block_size + 1), dtype=np.uint16)
         for row, number in enumerate(numbers):
             out[row] = self.read(int(number) * block_size, block_size + 1)
@@ -82,7 +92,7 @@ class TokenStream:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus, memory-mapped. fingerprint: over what the shards hold, wherever they lie."""
+    """A prepared corpus, memory-mapped. fingerprint: hash of the shards' content; independent of the folder."""
 
     train: TokenStream
     validation: TokenStream
@@ -92,7 +102,7 @@ class Corpus:
 
 @functools.lru_cache(maxsize=2)
 def _order(windows: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch's windows: a permutation keyed by (seed, epoch) alone."""
+    """Return the order of an epoch's windows, a permutation keyed by (seed, epoch)."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
     return generator.permutation(windows)
 
@@ -100,21 +110,21 @@ def _order(windows: int, seed: int, epoch: int) -> np.ndarray:
 def global_batch(
     train: TokenStream, block_size: int, effective: int, seed: int, iteration: int
 ) -> np.ndarray:
-    """The (effective, block_size + 1) uint16 sequences of an iteration, a pure function of its arguments."""
+    """Return the sequences of an iteration, (effective, block_size + 1) uint16."""
     return train.windows(window_numbers(len(train), block_size, effective, seed, iteration), block_size)
 
 
 def window_numbers(tokens: int, block_size: int, effective: int, seed: int, iteration: int) -> list[int]:
-    """Which windows of a text of so many tokens make the batch of an iteration.
+    """Return the numbers of the windows in the batch of an iteration.
 
-    Non-overlapping windows, each once an epoch, shuffled anew each epoch; a batch may reach into the next epoch.
-    DataError where the corpus is shorter than one window.
+    Windows do not overlap. Each occurs once an epoch, in a new order each epoch. A batch may span two epochs.
+    Raises DataError where the training text is shorter than one window.
     """
     windows = (tokens - 1) // block_size
     if windows < 1:
         raise DataError(
             f"the training text has {tokens} tokens, less than one sequence of "
-            f"CONFIG_GPT2_BLOCK_SIZE={block_size}; right: more text, or a smaller block size"
+            f"CONFIG_GPT2_BLOCK_SIZE={block_size}; fix: use more text or a smaller block size"
         )
     first = iteration * effective
     numbers: list[int] = []
@@ -125,18 +135,18 @@ def window_numbers(tokens: int, block_size: int, effective: int, seed: int, iter
 
 
 def validation_windows(validation: TokenStream, block_size: int, tokens: int) -> np.ndarray:
-    """The first windows of the validation text, (n, block_size + 1) uint16: `tokens` of them, or all there are."""
+    """Return the first windows of the validation text, (n, block_size + 1) uint16: `tokens` tokens at most."""
     count = min(tokens // block_size, (len(validation) - 1) // block_size)
     if count < 1:
         raise DataError(
             f"the validation text has {len(validation)} tokens, less than one sequence of "
-            f"CONFIG_GPT2_BLOCK_SIZE={block_size}; right: more documents, or a smaller block size"
+            f"CONFIG_GPT2_BLOCK_SIZE={block_size}; fix: use more text or a smaller block size"
         )
     return validation.windows(range(count), block_size)
 
 
 def verify(directory: Path, full: bool = False) -> dict[str, Any]:
-    """The manifest, after checking every shard's size (and, with `full`, its SHA-256); DataError names the shard."""
+    """Check every shard's size (with `full` its SHA-256 as well) and return the manifest. DataError names the shard."""
     path = directory / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(path.read_text())
@@ -149,19 +159,35 @@ def verify(directory: Path, full: bool = False) -> dict[str, Any]:
     for shard, tokens, sha256 in expected:
         size = shard.stat().st_size if shard.is_file() else -1
         if size != 2 * tokens:
-            seen = "is missing" if size < 0 else f"has {size} bytes"
-            raise DataError(f"data shard {shard} {seen}; the manifest says {2 * tokens}; {REBUILD}")
+            found = "is missing" if size < 0 else f"has {size} bytes"
+            raise DataError(f"data shard {shard} {found}; the manifest says {2 * tokens}; {REBUILD}")
         if full and _sha256(shard) != sha256:
             raise DataError(f"data shard {shard} was altered: its SHA-256 is not the manifest's; {REBUILD}")
     return manifest
 
 
-def check(directory: Path, report: Report) -> None:
-    """Every shard's content against the manifest, once for each state of the files; DataError names the shard.
+def check_length(manifest: dict[str, Any], block_size: int) -> None:
+    """Raise DataError where the training or the validation text is shorter than one sequence."""
+    tokens = {split: int(manifest["splits"][split]["tokens"]) for split in SPLITS}
+    if min(tokens.values()) > block_size:
+        return
+    source = manifest["source"]
+    enough = 2 * (block_size + 1) * 1000 // int(source["validation_permille"])  # twice the expected need
+    symbol = "DATASET_FILES" if source["dataset"] == "files" else "DATASET_MAX_TOKENS"
+    raise DataError(
+        f"the corpus has {tokens['train']:,} training and {tokens['validation']:,} validation tokens; one sequence of "
+        f"CONFIG_GPT2_BLOCK_SIZE={block_size} needs {block_size + 1:,} of each; fix: use at least {enough:,} tokens "
+        f"of text, about {-(-enough * BYTES_PER_TOKEN // 1000):,} kB (CONFIG_{symbol}), or a smaller block size"
+    )
 
-    What was found whole is noted in verified.json by size and time of change, so that the next start is quick.
+
+def check_corpus(directory: Path, block_size: int, report: Report) -> None:
+    """Check the corpus's length and compare every shard's content with the manifest. DataError names the shard.
+
+    verified.json records size and modification time of the checked shards, so that the next start is quick.
     """
     manifest = verify(directory)
+    check_length(manifest, block_size)
     files = [shard["file"] for split in SPLITS for shard in manifest["splits"][split]["shards"]]
     stats = {name: (directory / name).stat() for name in files}
     state = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
@@ -174,12 +200,12 @@ def check(directory: Path, report: Report) -> None:
     if sum(stat.st_size for stat in stats.values()) > 2**30:
         report("data: checking the content of the shards")
     verify(directory, full=True)
-    with contextlib.suppress(OSError):  # a folder that is shared read-only is checked at every start
+    with contextlib.suppress(OSError):  # a read-only folder is checked at every start
         write_json(noted, state)
 
 
 def open_corpus(directory: Path) -> Corpus:
-    """Memory-map a prepared corpus; DataError where a shard is not as the manifest says."""
+    """Memory-map a prepared corpus. DataError names a shard that differs from the manifest."""
     manifest = verify(directory)
     streams = []
     for split in SPLITS:
@@ -197,7 +223,7 @@ def open_corpus(directory: Path) -> Corpus:
 
 
 def corpus_directory(config: DataConfig) -> tuple[Path, dict[str, Any]]:
-    """Where the corpus of this configuration lies, and the identity that the place is named by."""
+    """Return the folder of this configuration's corpus, and the identity that the folder's name hashes."""
     identity = source_identity(config) | {
         "max_tokens": config.max_tokens,
         "tokenizer": tokenizer.fingerprint(),
@@ -209,9 +235,9 @@ def corpus_directory(config: DataConfig) -> tuple[Path, dict[str, Any]]:
 
 
 def prepare(config: DataConfig, report: Report, rebuild: bool = False) -> Path:
-    """The prepared corpus's directory, made now if it is not there; one process makes it, others wait.
+    """Prepare the corpus where it is missing and return its folder. One process prepares; others wait.
 
-    With `rebuild` every shard's content is checked first, and a damaged corpus is made again.
+    With `rebuild`, check every shard's content first and prepare a damaged corpus again.
     """
     directory, identity = corpus_directory(config)
     if directory.is_dir():
@@ -227,36 +253,35 @@ def prepare(config: DataConfig, report: Report, rebuild: bool = False) -> Path:
         lock = (config.directory / f".{directory.name}.lock").open("w")
     except OSError as error:
         raise DataError(
-            f"{config.directory} cannot be written: {error.strerror}; see CONFIG_DATA_DIR"
+            f"{config.directory} cannot be written: {error.strerror}; fix: name another folder in CONFIG_DATA_DIR"
         ) from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # dropped by the system with its process
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it when the process ends
         if rebuild or not directory.is_dir():
-            _make(config, directory, identity, report)
+            _build(config, directory, identity, report)
     return directory
 
 
-def _make(config: DataConfig, directory: Path, identity: dict[str, Any], report: Report) -> None:
-    """Tokenise into a temporary directory, then rename; a run that was cut off leaves nothing but that directory."""
+def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report: Report) -> None:
+    """Tokenise into a temporary directory, then rename it. An interrupted build leaves the temporary one only."""
     for leftover in config.directory.glob(f".{directory.name}.*.tmp"):
         shutil.rmtree(leftover)
     temporary = config.directory / f".{directory.name}.{os.getpid()}.tmp"
     temporary.mkdir()
     try:
         report(f"data: preparing {config.dataset} in {directory}")
+        name_empty_files(config, report)
         writers = {split: ShardWriter(temporary, split) for split in SPLITS}
         count = _write_all(config, writers, report)
         splits = {split: writer.close() for split, writer in writers.items()}
-        for split in SPLITS:
-            if not splits[split]["tokens"]:
-                raise DataError(
-                    f"no document of {config.dataset} fell to {split} ({count} documents in all); right: more "
-                    "documents (one a file, or one a line of a .jsonl)"
-                )
+        permille = identity["validation_permille"]
+        rule = f"SHA-256 of the text, {permille} of 1000 to validation"
+        if min(splits[split]["tokens"] for split in SPLITS) < SHORTEST_TOKENS:
+            splits, rule = split_tail(temporary, splits, permille)
+            report(f"data: {count} documents are too few to split by hash: {rule}")
         manifest = {
             "schema": 1, "source": identity, "tokenizer": identity["tokenizer"], "documents": count,
-            "end_of_text": tokenizer.EOT, "splits": splits,
-            "split_rule": f"SHA-256 of the text, {identity['validation_permille']} of 1000 to validation",
+            "end_of_text": tokenizer.EOT, "splits": splits, "split_rule": rule,
         }  # fmt: skip
         with (temporary / "manifest.json").open("w") as file:
             json.dump(manifest, file, indent=1)
@@ -270,7 +295,7 @@ def _make(config: DataConfig, directory: Path, identity: dict[str, Any], report:
 
 
 def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Report) -> int:
-    """Every document through the tokenizer into its split, in the source's order. Returns how many there were."""
+    """Tokenize every document into its split, in the source's order. Returns the number of documents."""
     count = total = 0
     permille, workers = validation_permille(config.dataset), config.workers or len(os.sched_getaffinity(0))
     expected = document_count(config)
@@ -289,7 +314,7 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
 
 
 def _share(tokens: int, most: int, count: int, expected: int | None) -> float | None:
-    """How much of the work is done: it ends at `most` tokens (0: no limit) or when the documents do."""
+    """Return the finished share of the work, which ends at `most` tokens (0: no limit) or at the last document."""
     shares = [tokens / most] if most else []
     shares += [count / expected] if expected else []
     return max(shares, default=None)

@@ -1,4 +1,4 @@
-"""The global batches of a run on the device, made one or two ahead by a thread so that training does not wait."""
+"""Prefetch the global batches of a run to the device in a thread, so that training does not wait."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-AHEAD = 2  # batches kept ready
+AHEAD = 2  # batches in the queue
 
 
 class BatchPrefetcher:
-    """Gives the batch of each iteration from `start` up to `end`, in order.
+    """Return the batches of iterations `start` .. `end` - 1 in order.
 
-    make(iteration) -> uint16 (E, T+1); get() -> int64 (E, T+1) on the device. An exception in `make` is raised
-    by the next `get`. Close it (or use it as a context) so that no thread outlives the run.
+    make(iteration) -> uint16 (E, T+1); get() -> int64 (E, T+1) on the device. The next `get` raises an exception of
+    `make`. Close the prefetcher, or use it as a context, to end its thread.
     """
 
     def __init__(self, make: Callable[[int], np.ndarray], start: int, end: int, device: str) -> None:
@@ -25,7 +25,7 @@ class BatchPrefetcher:
         self._device = torch.device(device)
         self._ready: queue.Queue[Tensor | BaseException] = queue.Queue(AHEAD)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(start, end), name="feed", daemon=True)
+        self._thread = threading.Thread(target=self._fill, args=(start, end), name="prefetch", daemon=True)
         self._thread.start()
 
     def _fill(self, start: int, end: int) -> None:
@@ -35,7 +35,7 @@ class BatchPrefetcher:
                 item = torch.from_numpy(self._make(iteration).astype(np.int64))
                 if self._device.type == "cuda":
                     item = item.pin_memory()
-            except BaseException as error:  # handed to the training thread, which raises it
+            except BaseException as error:  # `get` raises it in the training thread
                 item = error
             while not self._closed.is_set():
                 try:

@@ -1,4 +1,4 @@
-"""How far a long preparation is: one live line with a bar on a terminal, a plain line each few seconds otherwise."""
+"""Show the progress of a preparation: a live bar on a terminal, otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Report = Callable[[str], None]
 
 
 class TokenMeter:
-    """Tokens so far and tokens/s, from `with` on; `update` as often as there is news.
+    """Show tokens and tokens/s while the context is open.
 
-    report takes the plain lines, which are made where standard output is no terminal, or one that cannot move its
-    cursor. Elsewhere the line is live, and gone at the end.
+    report prints the plain lines, where standard output is no terminal or one that cannot move its cursor. On
+    other terminals the line is live and is removed at the end.
     """
 
     def __init__(self, name: str, report: Report, stream: TextIO | None = None) -> None:
@@ -30,13 +30,13 @@ class TokenMeter:
         self._live: Progress | None = None
 
     def __enter__(self) -> TokenMeter:
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
         stream = self._stream or sys.stdout
         if stream.isatty():
             self._live = _live_line(stream)
         if self._live:
             self._live.start()
-            self._task = self._live.add_task(self._name, total=None, told="")
+            self._task = self._live.add_task(self._name, total=None, rate="")
         return self
 
     def __exit__(
@@ -51,23 +51,23 @@ class TokenMeter:
         return max(time.monotonic() - self._began, 1e-9)
 
     def update(self, tokens: int, share: float | None) -> None:
-        """share: of the whole that is done, 0 to 1; None where nobody knows."""
-        told = format_rate(tokens, self.seconds)
+        """Show the tokens so far. share: finished share of the work, 0 to 1; None where unknown."""
+        rate = format_rate(tokens, self.seconds)
         if self._live:
             total = None if share is None else 1.0
-            self._live.update(self._task, completed=min(share or 0.0, 1.0), total=total, told=told)
-        elif time.monotonic() - self._told >= PLAIN_EVERY_SECONDS:
-            self._told = time.monotonic()
-            self._report(f"{self._name}: {told}")
+            self._live.update(self._task, completed=min(share or 0.0, 1.0), total=total, rate=rate)
+        elif time.monotonic() - self._reported >= PLAIN_EVERY_SECONDS:
+            self._reported = time.monotonic()
+            self._report(f"{self._name}: {rate}")
 
 
 def format_rate(tokens: int, seconds: float, of: str = "") -> str:
-    """Tokens and their rate in words; of: what they are of."""
+    """Return "1.5M tokens, 0.30M tokens/s". of: text after "tokens"."""
     return f"{tokens / 1e6:.1f}M tokens{of}, {tokens / seconds / 1e6:.2f}M tokens/s"
 
 
 def _live_line(stream: TextIO) -> Progress | None:
-    """The live line; None where the terminal cannot show one."""
+    """Return the live line, or None where the terminal cannot show one."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.table import Column
@@ -79,7 +79,7 @@ def _live_line(stream: TextIO) -> Progress | None:
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(BAR_COLUMNS, style="bright_black", complete_style="cyan", finished_style="cyan"),
         TaskProgressColumn("{task.percentage:>3.0f}%", style="none"),
-        TextColumn("{task.fields[told]}", style="none", table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[rate]}", style="none", table_column=Column(no_wrap=True)),
         TimeRemainingColumn(compact=True),
         console=console,
         transient=True,

@@ -1,4 +1,4 @@
-"""From documents to shards: texts in batches, tokens by a pool of processes, files with their hashes."""
+"""Turn documents into shards: batch the texts, tokenize them in parallel, write and hash the files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpt2.data import tokenizer
+from gpt2.data.sources import DataError
 from gpt2.system.signals import end_with_parent
 
 SHARD_TOKENS = 100_000_000  # 200 MB a shard
-BATCH_CHARACTERS = 1_000_000  # of text handed to a worker at once
+BATCH_CHARACTERS = 1_000_000  # of text in one worker task
 SMALL_CHARACTERS = 4_000_000  # below this a process pool costs more than it saves
+SHORTEST_TOKENS = 17  # one sequence of the smallest block size (16), and its last target
+TAIL_TOKENS = 1025  # the same for GPT-2's block size
 
 
 def batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Documents in lists of about BATCH_CHARACTERS."""
+    """Group documents into lists of about BATCH_CHARACTERS."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -38,7 +41,7 @@ Encoded = tuple[bytes, bytes, int]  # training tokens, validation tokens, docume
 
 
 def encode(texts: list[str], permille: int) -> Encoded:
-    """Tokens of each document and an EOT after it, as little-endian uint16 bytes by split."""
+    """Tokenize documents, an EOT after each, into little-endian uint16 bytes of each split."""
     encoding = tokenizer.load()
     splits: tuple[list[bytes], list[bytes]] = ([], [])
     for text in texts:
@@ -52,23 +55,23 @@ def encode(texts: list[str], permille: int) -> Encoded:
 
 
 def encoded(batches: Iterator[list[str]], permille: int, workers: int) -> Iterator[Encoded]:
-    """The encoded batches in order; by a process pool once there is enough text, a few batches ahead at most."""
-    held: list[list[str]] = []
+    """Encode the batches in order. Uses a process pool where the text is long, a few batches ahead at most."""
+    first: list[list[str]] = []
     for batch in batches:
-        held.append(batch)
-        if sum(len(text) for part in held for text in part) >= SMALL_CHARACTERS:
+        first.append(batch)
+        if sum(len(text) for part in first for text in part) >= SMALL_CHARACTERS:
             break
     else:
         workers = 1
     if workers == 1:
-        for batch in held:
+        for batch in first:
             yield encode(batch, permille)
         for batch in batches:
             yield encode(batch, permille)
         return
     context = multiprocessing.get_context("spawn")  # forking a process that has threads can hang
     with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
-        ahead: list[Future[Encoded]] = [pool.submit(encode, batch, permille) for batch in held]
+        ahead: list[Future[Encoded]] = [pool.submit(encode, batch, permille) for batch in first]
         try:
             for batch in batches:
                 ahead.append(pool.submit(encode, batch, permille))
@@ -81,7 +84,7 @@ def encoded(batches: Iterator[list[str]], permille: int, workers: int) -> Iterat
 
 
 class ShardWriter:
-    """Tokens of one split into shards of SHARD_TOKENS, hashed as they are written and flushed to the disk."""
+    """Write the tokens of one split into shards of SHARD_TOKENS; hash them and flush them to the disk."""
 
     def __init__(self, directory: Path, split: str) -> None:
         self._directory, self._split = directory, split
@@ -121,3 +124,31 @@ class ShardWriter:
     def close(self) -> dict[str, Any]:
         self._end_shard()
         return {"tokens": self.tokens, "shards": self._shards}
+
+
+def split_tail(
+    directory: Path, splits: dict[str, dict[str, Any]], permille: int
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """Replace the shards by a split that takes the last tokens for validation. Returns the splits and the rule.
+
+    The share is `permille`, or up to a fifth where that leaves less than one sequence of GPT-2's block size.
+    Raises DataError where the text is too short for both parts.
+    """
+    files = [directory / shard["file"] for split in splits.values() for shard in split["shards"]]
+    data = b"".join(file.read_bytes() for file in files)
+    total = len(data) // 2
+    count = max(total * permille // 1000, min(total // 5, TAIL_TOKENS))
+    if count < SHORTEST_TOKENS:
+        raise DataError(
+            f"the text has {total} tokens in all; training and validation need at least {5 * SHORTEST_TOKENS}, and "
+            f"5 x (CONFIG_GPT2_BLOCK_SIZE + 1) for one sequence each; fix: use more text"
+        )
+    for file in files:
+        file.unlink()
+    parts = {"train": data[: 2 * (total - count)], "validation": data[2 * (total - count) :]}
+    done = {}
+    for split, part in parts.items():
+        writer = ShardWriter(directory, split)
+        writer.write(part)
+        done[split] = writer.close()
+    return done, f"the last {count:,} of {total:,} tokens to validation"

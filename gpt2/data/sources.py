@@ -1,6 +1,6 @@
-"""Where documents come from: the embedded text, local files, or a data set of the Hugging Face hub.
+"""Read documents from the embedded text, local files, or a data set of the Hugging Face hub.
 
-Every source gives its documents in one fixed order, so that what is prepared from it is a function of the source.
+Every source yields its documents in a fixed order, so that the corpus is a function of the source.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,22 @@ from gpt2.config.config import DataConfig
 from gpt2.system.errors import UserError
 
 SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
-FEW_FILES = 20  # below this many texts a split by whole documents is too coarse: each is cut at paragraphs
+FEW_FILES = 20  # fewer texts are cut at paragraphs, since a split by whole documents would be too coarse
 PIECE_CHARACTERS = 20_000
 PROBE_SECONDS = 5.0
 ALTERNATIVES = (
-    "right without a network: CONFIG_DATASET_FILES with local .txt, .md, .jsonl or .parquet files, "
+    "fix without a network: CONFIG_DATASET_FILES with local .txt, .md, .jsonl or .parquet files, "
     "or CONFIG_DATASET_EMBEDDED=y"
 )
 
 
 class DataError(UserError, RuntimeError):
-    """The corpus cannot be had, read or trusted; the message names the file and the remedy."""
+    """The corpus cannot be found, read or trusted. The message names the file and the fix."""
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """A data set of the hub; column: of the text."""
+    """A data set of the hub. column: the name of the text column."""
 
     path: str
     name: str | None
@@ -56,12 +56,12 @@ VALIDATION_PERMILLE = {"embedded": 50, "files": 50, "wikitext103": 20, "tinystor
 
 
 def validation_permille(dataset: str) -> int:
-    """How many of a thousand documents are kept for validation: more where the corpus is small."""
+    """Return the share of validation documents in thousandths. Small corpora have a larger one."""
     return VALIDATION_PERMILLE.get(dataset, 5)
 
 
 def source_identity(config: DataConfig) -> dict[str, Any]:
-    """What a prepared corpus depends on; a source that changed has another identity."""
+    """Return the properties that a prepared corpus depends on. A changed source has another identity."""
     if config.dataset == "embedded":
         digest = hashlib.sha256()
         for path in embedded_files():
@@ -78,7 +78,7 @@ def source_identity(config: DataConfig) -> dict[str, Any]:
 
 
 def documents(config: DataConfig) -> Iterator[str]:
-    """The documents of the source, in its order."""
+    """Yield the documents of the source in its order."""
     if config.dataset == "embedded":
         return (path.read_text(encoding="utf-8", errors="replace") for path in embedded_files())
     if config.dataset == "files":
@@ -87,7 +87,7 @@ def documents(config: DataConfig) -> Iterator[str]:
 
 
 def document_count(config: DataConfig) -> int | None:
-    """How many documents the source has, where that is known without reading it."""
+    """Return the number of documents, or None where only reading the source can give it."""
     if config.dataset == "embedded":
         return len(embedded_files())
     files = local_files(config.files) if config.dataset == "files" else []
@@ -99,13 +99,13 @@ def document_count(config: DataConfig) -> int | None:
 
 
 def embedded_files() -> list[Path]:
-    """The interpreter's own standard library, its tests left out: about 12 MB of text that is always there."""
+    """List the source files of Python's standard library without its tests: about 12 MB of text."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
     found = [path for path in root.rglob("*.py") if not skipped & set(path.relative_to(root).parts[:-1])]
     if not found:
         raise DataError(
-            f"this Python has no standard library as files in {root}; right: CONFIG_DATASET_FILES=..."
+            f"this Python has no standard library as files in {root}; fix: name files in CONFIG_DATASET_FILES"
         )
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
@@ -114,22 +114,34 @@ def embedded_files() -> list[Path]:
 
 
 def local_files(patterns: tuple[str, ...]) -> list[Path]:
-    """The files that the globs name, each once, sorted; DataError for a glob without files and for other suffixes."""
+    """List the files that match the globs, sorted. DataError for a glob without files or an unknown suffix."""
     found: set[Path] = set()
     for pattern in patterns:
         matched = [Path(name) for name in glob.glob(os.path.expanduser(pattern), recursive=True)]
         files = [path for path in matched if path.is_file()]
         if not files:
             raise DataError(
-                f"CONFIG_DATASET_FILES: {pattern!r} names no file; right: globs such as texts/**/*.txt"
+                f"CONFIG_DATASET_FILES: {pattern!r} matches no file; fix: use globs such as texts/**/*.txt"
             )
         found |= set(files)
     for path in found:
         if path.suffix not in SUFFIXES:
             raise DataError(
-                f"CONFIG_DATASET_FILES: {os.fspath(path)!r} is of an unknown kind; right: {', '.join(SUFFIXES)}"
+                f"CONFIG_DATASET_FILES: {os.fspath(path)!r} is of an unknown kind; fix: use {', '.join(SUFFIXES)}"
             )
     return sorted(found)
+
+
+def name_empty_files(config: DataConfig, report: Callable[[str], None]) -> None:
+    """Report the empty local files. DataError where all are empty."""
+    files = local_files(config.files) if config.dataset == "files" else []
+    empty = [repr(os.fspath(path)) for path in files if not path.stat().st_size]
+    if not empty:
+        return
+    names = ", ".join(empty[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+    if len(empty) == len(files):
+        raise DataError(f"CONFIG_DATASET_FILES: every file is empty: {names}; fix: name files with text")
+    report(f"data: empty, adds no text: {names}")
 
 
 def _file_documents(files: list[Path]) -> Iterator[str]:
@@ -145,7 +157,7 @@ def _file_documents(files: list[Path]) -> Iterator[str]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut a long text at paragraph ends into pieces of about PIECE_CHARACTERS; joined they are the text again."""
+    """Cut a text at paragraph ends into pieces of about PIECE_CHARACTERS. Joined they equal the text."""
     start = 0
     while start < len(text):
         end = text.find("\n\n", start + PIECE_CHARACTERS)
@@ -162,7 +174,7 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{os.fspath(path)!r} is not UTF-8 text at byte {error.start}; convert it, or leave it out"
+            f"{os.fspath(path)!r} is not UTF-8 text at byte {error.start}; fix: convert the file, or leave it out"
         ) from None
 
 
@@ -178,7 +190,8 @@ def _jsonl_documents(path: Path) -> Iterator[str]:
                 text = None
             if not isinstance(text, str):
                 raise DataError(
-                    f'{os.fspath(path)!r} line {number} is no JSON object with a "text" or "content" string'
+                    f'{os.fspath(path)!r} line {number} is no JSON object with a "text" or "content" string; '
+                    "fix: correct or remove the line"
                 )
             yield text
 
@@ -186,18 +199,20 @@ def _jsonl_documents(path: Path) -> Iterator[str]:
 def _parquet_documents(path: Path) -> Iterator[str]:
     if importlib.util.find_spec("pyarrow") is None:
         raise DataError(
-            f"{os.fspath(path)!r} needs pyarrow: install the `hub` extra (make does so by itself)"
+            f"{os.fspath(path)!r} needs pyarrow, which this Python lacks; fix: install it, or run make without PYTHON="
         )
     import pyarrow.parquet as parquet
 
     try:
         file = parquet.ParquetFile(path)
     except Exception as error:  # pyarrow raises several kinds for a damaged file
-        raise DataError(f"{os.fspath(path)!r} is no parquet file: {error}") from error
+        raise DataError(
+            f"{os.fspath(path)!r} is no parquet file: {error}; fix: replace it, or leave it out"
+        ) from error
     columns = [name for name in ("text", "content") if name in file.schema_arrow.names]
     if not columns:
         raise DataError(
-            f"{os.fspath(path)!r} has no column text or content; it has {file.schema_arrow.names}"
+            f"{os.fspath(path)!r} has the columns {file.schema_arrow.names}; fix: name the text column text or content"
         )
     for batch in file.iter_batches(batch_size=1000, columns=columns[:1]):
         yield from (text for text in batch.column(0).to_pylist() if text)
@@ -214,9 +229,12 @@ def _hub_documents(dataset: str) -> Iterator[str]:
 
 
 def _open_hub(source: HubSource) -> Any:
-    """The data set as a stream; DataError, within seconds, where the hub cannot be reached."""
+    """Open the data set as a stream. DataError within seconds where the hub cannot be reached."""
     if importlib.util.find_spec("datasets") is None:
-        raise DataError(f"{source.path} needs the package datasets: install the `hub` extra; {ALTERNATIVES}")
+        raise DataError(
+            f"{source.path} needs the package datasets, which this Python lacks; fix: install it, or run make without "
+            f"PYTHON=; {ALTERNATIVES}"
+        )
     probe_hub(source.path)
     for variable in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
         os.environ.setdefault(variable, "20")
@@ -224,13 +242,13 @@ def _open_hub(source: HubSource) -> Any:
 
     try:
         return datasets.load_dataset(source.path, source.name, split="train", streaming=True)
-    except Exception as error:  # the hub's client raises many kinds; each means the same to the user
+    except Exception as error:  # the hub's client raises many kinds
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{source.path} cannot be had from the hub ({first}); {ALTERNATIVES}") from error
+        raise DataError(f"{source.path} cannot be loaded from the hub ({first}); {ALTERNATIVES}") from error
 
 
 def probe_hub(path: str) -> None:
-    """Fail in seconds rather than after the client's minutes of retries; behind a proxy the client itself must tell."""
+    """Raise DataError in seconds where the hub is unreachable; its client retries for minutes. Skipped with a proxy."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return
     url = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
@@ -244,7 +262,7 @@ def probe_hub(path: str) -> None:
 
 
 def articles(lines: Iterator[str]) -> Iterator[str]:
-    """WikiText's lines -> its articles, which begin at a heading of the first level: ` = Title = `."""
+    """Group WikiText's lines into articles. An article begins at a first-level heading: ` = Title = `."""
     article: list[str] = []
     for line in lines:
         if re.fullmatch(r" = [^=].* = \n?", line) and article:

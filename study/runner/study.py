@@ -123,7 +123,8 @@ class Study:
         print(
             f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
         )
-        dataset.check(dataset.prepare(self.config.data, report=print), report=print)
+        directory = dataset.prepare(self.config.data, report=print)
+        dataset.check_corpus(directory, self.config.model.block_size, report=print)
         self.find_hellaswag()
         plan = self.plan()
         left = self.left()

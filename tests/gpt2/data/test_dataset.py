@@ -272,7 +272,7 @@ def test_a_file_name_with_a_newline_stays_on_one_line_of_the_message(tmp_path: P
 
 
 def test_a_glob_without_files_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="names no file"):
+    with pytest.raises(DataError, match="matches no file"):
         sources.local_files((str(tmp_path / "*.txt"),))
 
 
@@ -289,6 +289,73 @@ def test_a_single_text_file_gives_training_and_validation_text(tmp_path: Path) -
     (tmp_path / "one.txt").write_text("".join(f"Paragraph {n}. {'words ' * 40}\n\n" for n in range(9000)))
     made = data.open_corpus(data.prepare(config(tmp_path / "d", files=(str(tmp_path / "one.txt"),)), quiet))
     assert 0.005 < len(made.validation) / len(made.train) < 0.2
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 19, 20, 36])
+def test_few_small_files_give_training_and_validation_text_and_no_token_is_lost(
+    tmp_path: Path, count: int
+) -> None:
+    folder = tmp_path / "t"
+    folder.mkdir()
+    for number in range(count):  # no hash of these falls to validation
+        (folder / f"{number:02d}.txt").write_text(f"Text {number}. " + "All work and some play. " * 80)
+    settings_ = config(tmp_path / "d", files=(str(folder / "*.txt"),))
+    texts = list(sources.documents(settings_))
+    train, validation, _ = shards.encode(texts, 50)
+    assert not validation
+    said: list[str] = []
+    made = data.open_corpus(data.prepare(settings_, said.append))
+    joined = np.concatenate([part.read(0, len(part)) for part in (made.train, made.validation)])
+    assert joined.tobytes() == train
+    share = len(made.validation) / len(joined)
+    assert share == pytest.approx(0.2 if len(joined) < 5000 else 1025 / len(joined), abs=0.01)
+    assert f"the last {len(made.validation):,} of {len(joined):,} tokens to validation" in " ".join(said)
+
+
+def test_one_document_that_falls_to_validation_is_split_as_well(tmp_path: Path) -> None:
+    texts = (f"Document {n}. " + "All work and some play. " * 80 for n in range(1000))
+    (tmp_path / "one.txt").write_text(next(text for text in texts if shards.encode([text], 50)[1]))
+    made = data.open_corpus(data.prepare(config(tmp_path / "d", files=(str(tmp_path / "one.txt"),)), quiet))
+    assert len(made.train) > len(made.validation) >= shards.SHORTEST_TOKENS
+
+
+def test_too_few_tokens_for_a_sequence_are_refused_with_the_amount_of_text_that_is_enough(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "one.txt").write_text("All work and some play. " * 80)
+    settings_ = config(tmp_path / "d", files=(str(tmp_path / "one.txt"),))
+    manifest = data.verify(data.prepare(settings_, quiet))
+    data.check_length(manifest, 16)
+    with pytest.raises(DataError, match=r"needs 129 of each; fix: use at least ([\d,]+) tokens") as caught:
+        data.check_length(manifest, 128)
+    enough = int(str(caught.value).split("at least ")[1].split()[0].replace(",", ""))
+    (tmp_path / "one.txt").write_text("All work and some play. " * (enough // 6 + 1))
+    data.check_length(data.verify(data.prepare(settings_, quiet)), 128)
+
+
+def test_a_text_too_short_for_two_parts_is_refused_and_leaves_no_corpus(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("All work and some play.")
+    with pytest.raises(DataError, match=r"the text has 7 tokens in all; .* fix: use more text"):
+        data.prepare(config(tmp_path / "d", files=(str(tmp_path / "one.txt"),)), quiet)
+    assert not [path for path in (tmp_path / "d").iterdir() if path.is_dir()]
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    settings_ = config(tmp_path / "d", files=(str(tmp_path / "*.txt"),))
+    with pytest.raises(DataError, match=r"every file is empty: '.*empty\.txt'"):
+        data.prepare(settings_, quiet)
+    (tmp_path / "full.txt").write_text("All work and some play. " * 400)
+    said: list[str] = []
+    data.prepare(settings_, said.append)
+    assert any(line == f"data: empty, adds no text: '{tmp_path / 'empty.txt'}'" for line in said)
+
+
+def test_the_hash_split_of_a_corpus_that_needs_no_tail_is_what_it_was(tmp_path: Path) -> None:
+    made = data.open_corpus(
+        data.prepare(config(tmp_path / "d", files=write_documents(tmp_path / "t")), quiet)
+    )
+    assert made.fingerprint == "e107bc0bf4e8f8b3e436da1ad87d42652e372cac5e8bb1828120856af5c18ca6"
 
 
 def test_wikitext_lines_become_articles() -> None:

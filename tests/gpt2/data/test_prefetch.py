@@ -8,8 +8,8 @@ from gpt2.data.prefetch import BatchPrefetcher
 
 
 def test_batches_come_in_order_from_where_the_run_stands() -> None:
-    with BatchPrefetcher(lambda k: np.full((2, 3), k, dtype=np.uint16), 4, 9, "cpu") as feed:
-        got = [feed.get() for _ in range(5)]
+    with BatchPrefetcher(lambda k: np.full((2, 3), k, dtype=np.uint16), 4, 9, "cpu") as batches:
+        got = [batches.get() for _ in range(5)]
     assert [int(batch[0, 0]) for batch in got] == [4, 5, 6, 7, 8]
     assert got[0].dtype == torch.int64
     assert got[0].shape == (2, 3)
@@ -21,16 +21,16 @@ def test_an_error_while_making_a_batch_reaches_the_training_thread() -> None:
             raise OSError("shard gone")
         return np.zeros((1, 2), dtype=np.uint16)
 
-    with BatchPrefetcher(make, 0, 10, "cpu") as feed:
-        feed.get()
-        feed.get()
+    with BatchPrefetcher(make, 0, 10, "cpu") as batches:
+        batches.get()
+        batches.get()
         with pytest.raises(OSError, match="shard gone"):
-            feed.get()
+            batches.get()
 
 
 def test_a_closed_feed_leaves_no_thread() -> None:
     before = threading.active_count()
-    feed = BatchPrefetcher(lambda k: np.zeros((1, 2), dtype=np.uint16), 0, 10**6, "cpu")
-    feed.get()
-    feed.close()
+    batches = BatchPrefetcher(lambda k: np.zeros((1, 2), dtype=np.uint16), 0, 10**6, "cpu")
+    batches.get()
+    batches.close()
     assert threading.active_count() == before

@@ -40,5 +40,5 @@ def test_another_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     other = tmp_path / "vocab.bpe"
     other.write_text("#version: 0.2\na b\n")
     monkeypatch.setattr(tokenizer, "VOCABULARY_FILE", other)
-    with pytest.raises(tokenizer.TokenizerError, match="restore it"):
+    with pytest.raises(tokenizer.TokenizerError, match="fix: git checkout"):
         tokenizer.fingerprint()
