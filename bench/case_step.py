@@ -127,7 +127,7 @@ def kernels(case: str, resolved: ResolvedTarget) -> AbstractContextManager[Any]:
     stack = contextlib.ExitStack()
     stack.enter_context(attention_kernels.attention_context(resolved, 0.0))
     if case.endswith(AGAIN):
-        stack.enter_context(recompute.activations_again())
+        stack.enter_context(recompute.recompute_activations())
     return stack
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.recompute import into_product
+from gpt2.model.recompute import checkpoint_through_linear
 from gpt2.model.transformer import CausalSelfAttention
 
 
@@ -78,8 +78,8 @@ class LearnedAttention(CausalSelfAttention):
             return self.merge(self.attend(*qkv))
         made: Callable[..., Tensor] = self.attend if self.recompute else self.mix
         kept = qkv if self.recompute else self.paths(*qkv)
-        y_BTC = into_product(
-            lambda *parts: self.joined(made(*parts)), self.proj, *kept, random=self.dropout > 0
+        y_BTC = checkpoint_through_linear(
+            lambda *parts: self.concat_heads(made(*parts)), self.proj, *kept, random=self.dropout > 0
         )
         return nn.functional.dropout(y_BTC, self.dropout, self.training)
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from gpt2.config.config import ModelConfig
-from gpt2.model.transformer import CausalSelfAttention, keyed_generator
+from gpt2.model.init import keyed_generator
+from gpt2.model.transformer import CausalSelfAttention
 from ra.attention import (
     LearnedAttention,
     LearnedHardAttention,

@@ -136,7 +136,7 @@ def plain_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[T
     from bench.case_step import model_of
     from bench.reference_gpt import PlainShape, PlainStep, take_weights
     from gpt2.config.config import VOCABULARY
-    from gpt2.model.transformer import initialise
+    from gpt2.model.init import initialise
     from gpt2.train.step import build_model
 
     sizes = (shape.layers, shape.heads, shape.width, shape.block_size)

@@ -232,7 +232,7 @@ def one_turn(shape: Shape, case: str, resolved: ResolvedTarget, made: Material, 
     from gpt2.data import tokenizer
     from gpt2.eval import hellaswag
     from gpt2.eval import validation as evaluate
-    from gpt2.model.transformer import initialise
+    from gpt2.model.init import initialise
     from gpt2.train.step import autocast, build_model
     from gpt2.train.trainer import device_synchroniser
 

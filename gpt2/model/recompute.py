@@ -1,9 +1,10 @@
-"""What backward makes again instead of keeping it (activation checkpointing, Chen et al. 2016, arXiv:1604.06174).
+"""Recompute activations in backward (activation checkpointing, Chen et al. 2016, arXiv:1604.06174).
 
-Only what costs next to nothing beside a matrix product: elementwise operations, norms, mixes. Eager autograd keeps what
-a product was given, so that the product has to be inside of what is made again, which then stops before it; the same
-operations give the same bits. torch.compile tells by itself what a product keeps: there the product is outside, and
-never made again; the sums of a norm may run in another order there.
+Only cheap operations are recomputed: elementwise operations, norms, mixes. Their results have the same bits.
+
+Eager autograd saves the input of a matrix product. So the product lies inside the checkpointed function, and the
+recomputation stops before it. torch.compile chooses by itself which inputs a product saves. There the product lies
+outside and is never recomputed; a norm may sum in another order.
 """
 
 from __future__ import annotations
@@ -15,48 +16,48 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-_activations = False
+_enabled = False
 
 
 @contextmanager
-def activations_again() -> Iterator[None]:
-    """Within, the model makes its GELUs again, and where it is compiled its norms: a third less kept a token.
+def recompute_activations() -> Iterator[None]:
+    """Within the block, recompute GELUs, and norms where the model is compiled. Saves a third of the bytes a token.
 
-    Not how training does it: what it costs on a GPU is to be measured first (`make bench CASES="B B:again"`).
+    Training does not use it yet: its cost on a GPU is not measured.
     """
-    global _activations
-    before, _activations = _activations, True
+    global _enabled
+    before, _enabled = _enabled, True
     try:
         yield
     finally:
-        _activations = before
+        _enabled = before
 
 
-def activations() -> bool:
-    """Whether activations are to be made again here, for a gradient."""
-    return _activations and torch.is_grad_enabled()
+def recompute_enabled() -> bool:
+    """Whether activations are recomputed here: inside `recompute_activations` and with gradients enabled."""
+    return _enabled and torch.is_grad_enabled()
 
 
-def made_again(function: Callable[..., Tensor], *kept: Tensor, random: bool = False) -> Tensor:
-    """function(*kept), of which backward keeps the arguments alone and makes what else it needs again.
+def checkpointed(function: Callable[..., Tensor], *arguments: Tensor, random: bool = False) -> Tensor:
+    """Compute function(*arguments). Saves the arguments only and recomputes the rest in backward.
 
-    random: whether the function draws, and is to draw the same again.
+    random: the function draws random numbers; draw the same ones in backward.
     """
     y: Tensor = checkpoint(
-        function, *kept, use_reentrant=False, preserve_rng_state=random, determinism_check="none"
+        function, *arguments, use_reentrant=False, preserve_rng_state=random, determinism_check="none"
     )
     return y
 
 
-def into_product(
+def checkpoint_through_linear(
     function: Callable[..., Tensor],
-    product: Callable[[Tensor], Tensor],
-    *kept: Tensor,
+    linear: Callable[[Tensor], Tensor],
+    *arguments: Tensor,
     random: bool = False,
 ) -> Tensor:
-    """product(function(*kept)), of which backward keeps the arguments and makes function's result again."""
+    """Compute linear(function(*arguments)). Saves the arguments only and recomputes function's result in backward."""
     if not torch.is_grad_enabled():
-        return product(function(*kept))
+        return linear(function(*arguments))
     if torch.compiler.is_compiling():
-        return product(made_again(function, *kept, random=random))
-    return made_again(lambda *parts: product(function(*parts)), *kept, random=random)
+        return linear(checkpointed(function, *arguments, random=random))
+    return checkpointed(lambda *parts: linear(function(*parts)), *arguments, random=random)

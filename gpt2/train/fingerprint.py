@@ -13,7 +13,7 @@ from gpt2.artifacts import provenance, run_record
 from gpt2.artifacts.revision import revision
 from gpt2.data import tokenizer
 from gpt2.hardware import resolve
-from gpt2.model.transformer import weights_digest
+from gpt2.model.init import weights_digest
 
 if TYPE_CHECKING:
     from gpt2.config.config import Config

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.model.init import initialise, keyed_attention
 from gpt2.model.loss import chunk_loss, linear_cross_entropy
-from gpt2.model.transformer import GPT2, initialise, keyed_attention
+from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
 from gpt2.train.optimizer import (
     Progress,

@@ -256,6 +256,6 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
 def test_a_case_of_that_name_is_the_variant_with_its_activations_made_again(case: str, made: bool) -> None:
     resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 1, "cpu", False))
     with bench_case.kernels(case, resolved):
-        assert recompute.activations() is made
-    assert not recompute.activations()
+        assert recompute.recompute_enabled() is made
+    assert not recompute.recompute_enabled()
     assert mix_of(case) == (("", 1) if case.startswith("B") else ("hard", 8))

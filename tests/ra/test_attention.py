@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.memory.allocation_tracker import Tracker
+from gpt2.model.init import initialise
 from gpt2.model.loss import linear_cross_entropy
-from gpt2.model.transformer import GPT2, CausalSelfAttention, initialise
+from gpt2.model.transformer import GPT2, CausalSelfAttention
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 from ra.naive import NaiveAttention, naive_loss
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from scipy import spatial
 from scipy import stats as scipy_stats
 
-from gpt2.model.transformer import GPT2, initialise
+from gpt2.model.init import initialise
+from gpt2.model.transformer import GPT2
 from ra import attention_maps
 from ra.attention import LearnedAttention, ReciprocalAttention
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
 from gpt2.config.config import ModelConfig
-from gpt2.model.recompute import activations_again
-from gpt2.model.transformer import GPT2, initialise
+from gpt2.model.init import initialise
+from gpt2.model.recompute import recompute_activations
+from gpt2.model.transformer import GPT2
 from gpt2.train.step import build_model
 from ra.names import LEARNED, PATTERNS
 from ra.settings import AlternationSettings
@@ -176,7 +177,7 @@ def test_a_baseline_with_activations_made_again_keeps_neither_norms_nor_gelu(
     would be 1 more, the GELU 4."""
     with in_precision(dtype):
         baseline = graphs_of("B", "output")
-        with activations_again():
+        with recompute_activations():
             again = graphs_of("B", "output")
     assert calls(again["backward"], *PRODUCTS) == calls(baseline["backward"], *PRODUCTS)
     assert attention_calls(again["backward"]) == 0
@@ -197,7 +198,7 @@ def test_compiled_in_bfloat16_it_is_one_graph_too_and_gives_the_eager_numbers(
 ) -> None:
     model = model_of(name, kind)
     compiled = torch.compile(model.hidden, fullgraph=True, backend="aot_eager")
-    with in_precision(torch.bfloat16), activations_again() if again else contextlib.nullcontext():
+    with in_precision(torch.bfloat16), recompute_activations() if again else contextlib.nullcontext():
         ours, eager = outcome(model, compiled), outcome(model, model.hidden)
     assert ours.keys() == eager.keys()
     for part, right in eager.items():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gpt2.config.config import ModelConfig
-from gpt2.model.transformer import GPT2, initialise
+from gpt2.model.init import initialise
+from gpt2.model.transformer import GPT2
 from ra import names, variants
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant

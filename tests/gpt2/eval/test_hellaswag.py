@@ -14,7 +14,8 @@ from gpt2.data import tokenizer
 from gpt2.eval import hellaswag
 from gpt2.eval.evaluator import hellaswag_entry
 from gpt2.eval.hellaswag import HellaSwag, HellaSwagError, Item
-from gpt2.model.transformer import GPT2, initialise
+from gpt2.model.init import initialise
+from gpt2.model.transformer import GPT2
 from tests.hellaswag_items import FIXTURE, REAL, real_items
 from tests.published import published
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpt2.model import cpu_linear
 
-WIDE = cpu_linear.WIDE
+WIDE = cpu_linear.MIN_WIDTH
 GELU_BY_HAND = (cpu_linear.gelu_linear, lambda x, w, b: F.linear(F.gelu(x, approximate="tanh"), w, b))
 LINEAR_BY_HAND = (cpu_linear.linear, F.linear)
 
@@ -60,22 +60,22 @@ def test_without_gradients_the_values_are_the_same_to_the_bit(columns: int) -> N
     trained = cpu_linear.linear(*tensors)
     with torch.no_grad():
         assert torch.equal(cpu_linear.linear(*tensors), trained)
-        assert not cpu_linear.gelu_again(tensors[0])
+        assert not cpu_linear.recompute_gelu(tensors[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_go_the_usual_way(dtype: torch.dtype) -> None:
     tensors = [t.to(dtype) for t in sample(3, WIDE, 40, 2)]
     assert torch.equal(cpu_linear.linear(*tensors), F.linear(*tensors))
-    assert not cpu_linear.onednn(tensors[0])
+    assert not cpu_linear.use_onednn(tensors[0])
 
 
 def test_autocast_goes_the_usual_way() -> None:
     tensors = sample(3, WIDE, 40, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert cpu_linear.linear(*tensors).dtype == torch.bfloat16
-        assert not cpu_linear.gelu_again(tensors[0])
-    assert cpu_linear.onednn(tensors[0])
+        assert not cpu_linear.recompute_gelu(tensors[0])
+    assert cpu_linear.use_onednn(tensors[0])
 
 
 def test_a_torch_without_onednn_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,13 +54,15 @@ def test_loss_and_gradients_equal_the_plain_formula(
         torch.testing.assert_close(ours, reference, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("width", [cpu_linear.HEAD_WIDE - 1, cpu_linear.HEAD_WIDE, cpu_linear.WIDE])
+@pytest.mark.parametrize(
+    "width", [cpu_linear.MIN_HEAD_WIDTH - 1, cpu_linear.MIN_HEAD_WIDTH, cpu_linear.MIN_WIDTH]
+)
 def test_a_head_in_float32_equals_the_plain_formula_in_float64(width: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(13, width, generator=generator)
     weight = torch.randn(PADDED, width, generator=generator) / 16
     targets = torch.randint(0, VOCABULARY, (13,), generator=generator)
-    assert cpu_linear.onednn(x, cpu_linear.HEAD_WIDE) == (width >= cpu_linear.HEAD_WIDE)
+    assert cpu_linear.use_onednn(x, cpu_linear.MIN_HEAD_WIDTH) == (width >= cpu_linear.MIN_HEAD_WIDTH)
     results = []
     for function, dtype in ((linear_cross_entropy, torch.float32), (None, torch.float64)):
         a, b = (t.to(dtype, copy=True).requires_grad_() for t in (x, weight))

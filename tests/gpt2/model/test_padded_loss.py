@@ -21,7 +21,7 @@ from gpt2.memory.allocation_tracker import Tracker
 from gpt2.memory.measure import AllocatorListener
 from gpt2.model import cpu_linear
 from gpt2.model import loss as loss_module
-from gpt2.model.loss import chunk_loss, chunk_loss_in_parts, linear_cross_entropy, token_losses
+from gpt2.model.loss import chunk_loss, chunk_loss_sliced, linear_cross_entropy, token_losses
 from gpt2.train.step import Stepper, StepResult
 from tests.compilers import NO_COMPILER
 
@@ -35,9 +35,9 @@ TORCH_COMPILE = torch.compile
 
 @pytest.fixture(autouse=True)
 def everywhere_else(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(cpu_linear, "BY_HAND", set())
+    monkeypatch.setattr(cpu_linear, "CPU_KERNEL_DEVICES", set())
     monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": CHUNK})
-    monkeypatch.setattr(loss_module, "WIDE_ROWS", dict.fromkeys((2, 4, 8), 3))
+    monkeypatch.setattr(loss_module, "FLOAT32_ROWS", dict.fromkeys((2, 4, 8), 3))
     yield
     torch.compiler.reset()
 
@@ -99,7 +99,7 @@ def test_no_matrix_of_a_head_product_has_a_row_that_begins_off_the_grid(dtype: s
 
 
 def test_the_check_above_sees_a_head_that_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "BY_HAND", {"cpu"})
+    monkeypatch.setattr(cpu_linear, "CPU_KERNEL_DEVICES", {"cpu"})
     with Products() as products:
         outcome(linear_cross_entropy, *sample(CHUNK))
     assert [leading for leading in products.leading if leading % ALIGNED]
@@ -119,7 +119,7 @@ def test_loss_and_gradients_in_float32_are_as_exact_as_those_of_the_cut_head(
     drawn = sample(29)
     exact = outcome(plain, *(t.double() if t.is_floating_point() else t for t in drawn))
     padded = outcome(linear_cross_entropy, *drawn)
-    monkeypatch.setattr(cpu_linear, "BY_HAND", {"cpu"})
+    monkeypatch.setattr(cpu_linear, "CPU_KERNEL_DEVICES", {"cpu"})
     cut = outcome(linear_cross_entropy, *drawn)
     for ours, others, right in zip(padded, cut, exact, strict=True):
         error, allowed = (ours - right).abs().max(), (others - right).abs().max()
@@ -196,14 +196,14 @@ def test_a_compiled_chunk_writes_its_gradient_over_the_logits_and_nothing_else_o
 
 
 def test_an_eager_chunk_in_bfloat16_has_few_rows_in_float32_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_module, "WIDE_ROWS", {2: 4})
+    monkeypatch.setattr(loss_module, "FLOAT32_ROWS", {2: 4})
     rows, columns = 64, 4096
     arguments = logits_of(rows, columns, torch.bfloat16)
     tracker = Tracker()
     with tracker:
         tracker.mark("other", [("", arguments[0])])
         with tracker.phase("chunk"):
-            chunk_loss_in_parts(*arguments)
+            chunk_loss_sliced(*arguments)
     extra = tracker.timeline().peak_bytes() - rows * columns * 2
     assert 0 < extra <= 4 * columns * (4 + 4 + 1) + 3 * 8 * columns
 
@@ -212,7 +212,7 @@ def test_the_length_of_what_is_copied_changes_no_gradient(monkeypatch: pytest.Mo
     seen = []
     for chunk, wide in itertools.product((CHUNK, 64), (1, 3, 128)):
         monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": chunk})
-        monkeypatch.setattr(loss_module, "WIDE_ROWS", {8: wide})
+        monkeypatch.setattr(loss_module, "FLOAT32_ROWS", {8: wide})
         seen.append(outcome(linear_cross_entropy, *sample(29, torch.float64)))
     for other in seen[1:]:
         for one, two in zip(seen[0], other, strict=True):

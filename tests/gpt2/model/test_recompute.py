@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.config.config import ModelConfig
-from gpt2.model.recompute import activations, activations_again, into_product
-from gpt2.model.transformer import initialise
+from gpt2.model.init import initialise
+from gpt2.model.recompute import checkpoint_through_linear, recompute_activations, recompute_enabled
 from gpt2.train.step import build_model
 
 ROWS, WIDE, OUT = 6, 8, 4
@@ -57,7 +57,7 @@ def test_values_and_gradients_are_those_of_the_plain_way_to_the_bit(dropout: flo
     usual = outcome(lambda x, weight, bias: F.linear(function(x), weight, bias))
     torch.manual_seed(2)
     again = outcome(
-        lambda x, weight, bias: into_product(
+        lambda x, weight, bias: checkpoint_through_linear(
             function, lambda hidden: F.linear(hidden, weight, bias), x, random=dropout > 0
         )
     )
@@ -76,7 +76,7 @@ def test_the_functions_result_is_not_kept_and_the_product_is_made_once() -> None
     alive: list[bool] = []
 
     def work(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        y = into_product(function, lambda hidden: F.linear(hidden, weight, bias), x)
+        y = checkpoint_through_linear(function, lambda hidden: F.linear(hidden, weight, bias), x)
         alive.append(made[0]() is not None)
         return y
 
@@ -89,17 +89,19 @@ def test_the_functions_result_is_not_kept_and_the_product_is_made_once() -> None
 
 def test_without_gradients_the_function_is_called_once() -> None:
     with Counted() as counted, torch.no_grad():
-        into_product(F.gelu, lambda hidden: hidden @ hidden.T, torch.randn(ROWS, WIDE, requires_grad=True))
+        checkpoint_through_linear(
+            F.gelu, lambda hidden: hidden @ hidden.T, torch.randn(ROWS, WIDE, requires_grad=True)
+        )
     assert counted.calls["gelu"] == 1
 
 
 def test_activations_are_made_again_where_it_is_asked_for_and_a_gradient_is_wanted() -> None:
-    assert not activations()
-    with activations_again():
-        assert activations()
+    assert not recompute_enabled()
+    with recompute_activations():
+        assert recompute_enabled()
         with torch.no_grad():
-            assert not activations()
-    assert not activations()
+            assert not recompute_enabled()
+    assert not recompute_enabled()
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -117,7 +119,7 @@ def test_the_model_trains_to_the_same_bits_and_makes_its_gelus_again_where_it_is
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     usual = gradients()
-    with Counted() as counted, activations_again() if asked else contextlib.nullcontext():
+    with Counted() as counted, recompute_activations() if asked else contextlib.nullcontext():
         seen = gradients()
     assert counted.calls["gelu"] == (4 if asked else 2)
     assert len(seen) == len(usual) > 0
@@ -129,7 +131,7 @@ def test_a_layer_under_autocast_is_made_once_as_well() -> None:
     layer, x = torch.nn.Linear(WIDE, OUT), torch.randn(2, ROWS, WIDE, requires_grad=True)
     with Counted() as counted:
         with torch.autocast("cpu", torch.bfloat16):
-            y = into_product(F.gelu, layer, x)
+            y = checkpoint_through_linear(F.gelu, layer, x)
         assert y.dtype == torch.bfloat16
         y.sum().backward()
     assert counted.calls["addmm"] == 1

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2.model.transformer import GPT2, CausalSelfAttention, initialise, keyed_normal, weights_digest
+from gpt2.model.init import initialise, keyed_normal, weights_digest
+from gpt2.model.transformer import GPT2, CausalSelfAttention
 
 SHAPE = {
     "layers": 3, "heads": 4, "width": 32, "block_size": 24, "vocabulary": 101, "padded_vocabulary": 128,

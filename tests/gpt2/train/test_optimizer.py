@@ -8,7 +8,8 @@ from torch import nn
 
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.model.transformer import GPT2, initialise
+from gpt2.model.init import initialise
+from gpt2.model.transformer import GPT2
 from gpt2.train.optimizer import (
     decay_start,
     learning_rate,

@@ -11,7 +11,8 @@ import torch
 
 from gpt2.artifacts import checkpoint, run_record
 from gpt2.config.config import Config, read_symbols
-from gpt2.model.transformer import GPT2, initialise
+from gpt2.model.init import initialise
+from gpt2.model.transformer import GPT2
 from gpt2.system import files
 from gpt2.train.step import build_model
 from ra import attention_maps

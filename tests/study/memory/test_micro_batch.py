@@ -107,7 +107,7 @@ def test_ralearn_needs_at_most_1_05_times_the_baseline_at_the_size_of_the_study(
 @pytest.mark.parametrize("name", ["B", "RALEARN", "RALEARN, recomputed"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize(
-    ("micro", "vocabulary", "width"), [(2, 4000, 32), (8, 500, 64), (9, 600, cpu_linear.WIDE)]
+    ("micro", "vocabulary", "width"), [(2, 4000, 32), (8, 500, 64), (9, 600, cpu_linear.MIN_WIDTH)]
 )
 def test_on_a_cpu_the_prediction_is_what_the_allocator_gives_out_phase_by_phase_to_the_byte(
     config: Config, name: str, accumulation: int, micro: int, vocabulary: int, width: int

@@ -12,14 +12,8 @@ from gpt2.config.batch import plan_batch
 from gpt2.hardware.resolve import resolve
 from gpt2.memory.prediction import predict
 from gpt2.memory.workload import Work
-from gpt2.model.transformer import (
-    CausalSelfAttention,
-    _Linear,
-    initialise,
-    keyed_normal,
-    shared_names,
-    weights_digest,
-)
+from gpt2.model.init import initialise, keyed_normal, shared_names, weights_digest
+from gpt2.model.transformer import CausalSelfAttention, UnsetLinear
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import build_model
@@ -39,7 +33,7 @@ class Rich(CausalSelfAttention):
         nn.init.constant_(self.own_norm.weight, 0.5)
         self.table = nn.Parameter(torch.zeros(2, 4))
         self.scale = nn.Parameter(torch.rand(16))
-        self.unset = _Linear(16, 16)
+        self.unset = UnsetLinear(16, 16)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         own = self.unset(self.own_norm(self.extra(x_BTC))) * self.scale
