@@ -64,13 +64,13 @@ def _as_on(kind: str) -> Iterator[None]:
     if kind == "cpu":
         yield
         return
-    rows, by_hand = loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES
+    rows, devices = loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES
     loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = {"cpu": rows["cuda"]}, set()
     try:
         with _DropoutInKernel():
             yield
     finally:
-        loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = rows, by_hand
+        loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = rows, devices
 
 
 class _DropoutInKernel(TorchFunctionMode):

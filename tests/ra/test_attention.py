@@ -197,7 +197,7 @@ def test_between_its_gradients_the_hard_gate_costs_one_call_and_gives_the_same_v
 
 @pytest.mark.parametrize("kind", [LearnedAttention, LearnedHardAttention])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_what_is_made_again_in_backward_gives_the_same_gradients_to_the_bit(
+def test_what_is_recomputing_in_backward_gives_the_same_gradients_to_the_bit(
     kind: type, recompute: bool
 ) -> None:
     made = kind(WIDTH, H, **LEARNED, recompute=recompute)
@@ -234,11 +234,11 @@ def test_the_learned_attention_keeps_at_most_two_outputs_a_layer_more_than_the_s
     standard = kept_bytes(CausalSelfAttention(WIDTH, H))
     assert kept_bytes(LearnedAttention(WIDTH, H, **LEARNED)) <= standard + output + statistics + 64
     assert kept_bytes(LearnedHardAttention(WIDTH, H, **LEARNED)) <= standard + output + statistics + 64
-    for made_again in (
+    for recomputing in (
         LearnedAttention(WIDTH, H, **LEARNED, recompute=True),
         LearnedScoreAttention(WIDTH, H, **LEARNED),
     ):
-        assert kept_bytes(made_again) < standard
+        assert kept_bytes(recomputing) < standard
 
 
 def test_the_written_out_attention_of_2025_is_the_same_function_and_keeps_two_matrices() -> None:
