@@ -1,4 +1,4 @@
-// Draws the figures of the page. A figure is plain data: {data, layout, choices, labelled}; see study/html.py.
+// Draws the figures of the page. A figure is plain data: {data, layout, choices, labelled}; see pages/page.py.
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);

@@ -20,24 +20,16 @@ from gpt2.config.dotconfig import Entry, Symbols, parse_lines, read_symbols, rea
 from gpt2.hardware import attention_kernels
 from gpt2.hardware import resolve as target
 from gpt2.system.errors import UserError, run_command
-from gpt2.system.files import write_json
+from gpt2.system.files import write_json, write_text
 from kconfig import commands, files
 from kconfig import rules as rules
+from pages.document import render_terminal
+from pages.page import render_html
 from ra.naive import NaiveAttention, naive_loss
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.memory.micro_batch import MARGIN, Predictions
-from study.memory.page import (
-    HEADER,
-    Row,
-    as_json,
-    heading,
-    kinds_table,
-    measured_table,
-    modules_table,
-    page,
-    table,
-)
+from study.memory.page import MemoryRow, as_json, heading, memory_document
 from study.runner.child_process import EXACT_HEAP
 from study.runner.settings import StudySettings
 
@@ -50,7 +42,7 @@ NOTES = (
     "On a GPU the fused attention kernels are taken to keep what flash attention keeps: q, k, v, the output in its own "
     "format and float32 statistics of a number a row and head.",
     "Peak allocated is compared. What the allocator reserves beyond it and the CUDA context come out of the margin.",
-    "Rows 'as in the 2025 report' are not runnable variants: logits in full, and for RALEARN two T x T score matrices.",
+    "Rows '2025 report' are not runnable variants: logits in full, and for RALEARN two T x T score matrices.",
 )
 
 
@@ -115,24 +107,19 @@ def show(name: str, only: str) -> None:
     rows = [predicted_row(predictions, each, variants, batch.micro) for each in variants]
     head = heading(resolved, batch, config.model.size, MARGIN)
     print(head, flush=True)
-    folder = settings.results_dir / "memory"
     if here:
         target.export_environment(config.target.name)  # for the processes that measure
         for row in rows:
-            if not row.alike:
+            if not row.same_as:
                 row.measured = measured(row.name, row.micro)
     if resolved.target.kind != "cpu":
         rows += as_in_2025(predictions, alternation)
-    print(*table([HEADER, *(row.cells for row in rows)]), sep="\n")
-    if here:
-        print(*table(measured_table(rows)), sep="\n")
-    for row in rows:
-        if not row.alike:
-            print(f"\n{row.name}", *table(kinds_table(row.prediction)), sep="\n")
-            print(*table(modules_table(row.prediction)), sep="\n")
+    document = memory_document(rows, head, NOTES)
+    print(render_terminal(dataclasses.replace(document, title="", subtitle="")))
+    folder = settings.results_dir / "memory"
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{resolved.target.name}.json", as_json(rows, head))
-    (folder / f"{resolved.target.name}.html").write_text(page(rows, head, NOTES))
+    write_text(folder / f"{resolved.target.name}.html", render_html(document))
     print(f"\ncharts: {folder / resolved.target.name}.html\n", flush=True)
 
 
@@ -147,9 +134,9 @@ def resolve(config: Config, planning: bool) -> tuple[target.ResolvedTarget, bool
         return target.resolve(config.target, planning=True), False
 
 
-def predicted_row(predictions: Predictions, each: Variant, variants: list[Variant], micro: int) -> Row:
+def predicted_row(predictions: Predictions, each: Variant, variants: list[Variant], micro: int) -> MemoryRow:
     first = next(other.name for other in variants if other.cost_class == each.cost_class)
-    return Row(
+    return MemoryRow(
         each.name,
         micro,
         predictions.of(each, micro),
@@ -159,7 +146,7 @@ def predicted_row(predictions: Predictions, each: Variant, variants: list[Varian
     )
 
 
-def as_in_2025(predictions: Predictions, alternation: AlternationSettings) -> list[Row]:
+def as_in_2025(predictions: Predictions, alternation: AlternationSettings) -> list[MemoryRow]:
     """The same model as the 2025 study trained it: all logits at once, and RALEARN from written-out scores."""
     from gpt2.memory.prediction import predict
 
@@ -183,7 +170,7 @@ def as_in_2025(predictions: Predictions, alternation: AlternationSettings) -> li
             )
         prediction = predict(work)
         fits = prediction.peak_bytes <= predictions.room_bytes
-        rows.append(Row(f"{name} as in the 2025 report", micro, prediction, None, fits))
+        rows.append(MemoryRow(f"{name}, 2025 report", micro, prediction, None, fits))
     return rows
 
 

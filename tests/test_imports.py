@@ -34,7 +34,7 @@ LEAVES = {
 NO_TORCH = (
     "kconfig.commands",
     "gpt2.config.config",
-    "pages.html",
+    "pages.page",
     "scripts.report",
     "scripts.compare",
     "study.stats.statistics",

@@ -1,32 +1,50 @@
-"""The tables and the page of `make memory`: predicted, measured, by phase, kind and module, and the plan."""
+"""Tables and page of `make memory`: predicted and measured peaks by phase, kind and module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from gpt2.config.batch import BatchPlan
 from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.memory.chart import readable, svg
+from gpt2.memory.allocation_tracker import KINDS, Timeline
 from gpt2.memory.prediction import Prediction
+from pages.document import (
+    HTML,
+    Block,
+    BulletList,
+    Document,
+    Figure,
+    Only,
+    Paragraph,
+    Section,
+    Table,
+)
+from pages.markup import escape_figure
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")
 MODULES = 12  # rows of the module table
-STYLE = (
-    "body{font-family:sans-serif;max-width:1040px;margin:2em auto}table{border-collapse:collapse;margin:1em 0}"
-    "td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,th:first-child{text-align:left}"
-)
+CAUSES = 6  # modules named in a figure's caption
+COLUMNS = 900  # points of a curve
+COLORS = {
+    "parameters": "#4c6a92",
+    "optimizer state": "#86a5c9",
+    "gradients": "#c98b3f",
+    "activations": "#5f9e6e",
+    "temporaries": "#c0504d",
+    "other": "#9a9a9a",
+}
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 @dataclass
-class Row:
-    """One variant at one micro-batch on one target. largest: the largest micro-batch that fits (None: not asked).
+class MemoryRow:
+    """One variant at one micro-batch on one target.
 
-    alike: the variant of the same cost class that the figures were made with. measured: what `measured_by` gave.
+    largest: the largest micro-batch that fits (None: not searched). same_as: the variant with the same kernels that
+    the prediction was made with. measured: bytes by method ("allocated", "resident") and phase.
     """
 
     name: str
@@ -34,120 +52,203 @@ class Row:
     prediction: Prediction
     largest: int | None
     fits: bool
-    alike: str = ""
+    same_as: str = ""
     measured: dict[str, dict[str, int]] | None = None
 
-    @property
-    def cells(self) -> list[str]:
-        phases = self.prediction.timeline.by_phase()
-        largest = "" if self.largest is None else str(self.largest)
-        return [
-            self.name,
-            str(self.micro),
-            readable(self.prediction.peak_bytes),
-            *(readable(phases[name]) for name in PHASES),
-            largest,
-            "yes" if self.fits else "NO",
-        ]
+
+def format_bytes(nbytes: float) -> str:
+    """Bytes in the unit that suits their size, such as 12.34 GiB."""
+    size, unit = _unit(nbytes)
+    return f"{nbytes / size:.2f} {unit}"
 
 
-HEADER = ["variant", "micro", "peak", *PHASES, "largest micro", "fits"]
-
-
-def table(rows: Iterable[list[str]]) -> list[str]:
-    """Rows of cells -> aligned lines, the first column to the left."""
-    rows = list(rows)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if not column else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+def _unit(nbytes: float) -> tuple[int, str]:
+    return next((row for row in UNITS if nbytes >= row[0]), UNITS[-1])
 
 
 def heading(resolved: ResolvedTarget, batch: BatchPlan, size: str, margin: float) -> str:
-    """What was planned, in a line."""
-    room = resolved.memory_bytes * (1 - margin)
+    """The target, the model and the planned batch in one line."""
+    usable = resolved.memory_bytes * (1 - margin)
     return (
         f"{resolved.target.name} ({resolved.device_name}, {resolved.memory_bytes / GIB:.2f} GiB, {resolved.dtype}): "
         f"GPT-2 {size}, sequences of {batch.block_size}; plan: micro-batch {batch.micro} x {batch.accumulation} = "
-        f"{batch.effective} sequences; room {room / GIB:.2f} GiB, {margin:.0%} kept free"
+        f"{batch.effective} sequences; usable {usable / GIB:.2f} GiB, {margin:.0%} reserved"
     )
 
 
-def kinds_table(prediction: Prediction) -> list[list[str]]:
-    """What is alive at the peak by kind."""
+# ---- tables
+
+
+def summary_table(rows: Iterable[MemoryRow]) -> Table:
+    """Predicted peaks of each variant, in all and by phase."""
+    cells = []
+    for row in rows:
+        peaks = row.prediction.timeline.by_phase()
+        cells.append(
+            [
+                row.name,
+                str(row.micro),
+                format_bytes(row.prediction.peak_bytes),
+                *(format_bytes(peaks[phase]) for phase in PHASES),
+                "" if row.largest is None else str(row.largest),
+                "yes" if row.fits else "NO",
+            ]
+        )
+    return Table(["variant", "micro", "peak", *PHASES, "largest micro", "fits"], cells)
+
+
+def kinds_table(prediction: Prediction) -> Table:
+    """Bytes allocated at the peak by kind."""
     timeline = prediction.timeline
     peak = timeline.peak_event()
-    header = [f"at the peak, in {timeline.phase_at(peak)}, by kind", "bytes"]
-    return [header, *([kind, readable(n)] for kind, n in timeline.by_kind(peak).items() if n)]
+    rows = [[kind, format_bytes(nbytes)] for kind, nbytes in timeline.by_kind(peak).items() if nbytes]
+    return Table([f"at the peak, in {timeline.phase_at(peak)}, by kind", "bytes"], rows)
 
 
-def modules_table(prediction: Prediction) -> list[list[str]]:
-    """The modules that hold most at the peak; a `*` stands for all layers."""
-    timeline = prediction.timeline
-    rows = timeline.by_module(timeline.peak_event())[:MODULES]
-    return [["at the peak, by module", "kind", "bytes"], *([m, kind, readable(n)] for m, kind, n in rows)]
+def modules_table(prediction: Prediction) -> Table:
+    """The modules that hold most memory at the peak. In a name, `*` means all layers."""
+    rows = [
+        [module, kind, format_bytes(nbytes)]
+        for module, kind, nbytes in _largest(prediction.timeline, MODULES)
+    ]
+    return Table(["at the peak, by module", "kind", "bytes"], rows, (0, 1))
 
 
-def measured_table(rows: Iterable[Row]) -> list[list[str]]:
-    """Predicted beside measured, by phase; the error is the prediction's."""
-    cells = [["variant", "phase", "predicted", "allocated", "error", "resident", "error"]]
+def measured_table(rows: Iterable[MemoryRow]) -> Table:
+    """Predicted beside measured peaks by phase. The error is the prediction's."""
+    cells = []
     for row in rows:
-        if not row.measured or row.alike:
+        if not row.measured or row.same_as:
             continue
         predicted = row.prediction.timeline.by_phase() | {"all": row.prediction.peak_bytes}
         for phase in (*PHASES, "all"):
-            seen = [row.measured[how].get(phase) for how in ("allocated", "resident")]
-            if any(seen):
-                pairs = [[readable(n), f"{predicted[phase] / n - 1:+.1%}"] if n else ["", ""] for n in seen]
-                cells.append([row.name, phase, readable(predicted[phase]), *pairs[0], *pairs[1]])
-    return cells
+            found = [row.measured[method].get(phase) for method in ("allocated", "resident")]
+            if any(found):
+                pairs = [
+                    [format_bytes(n), f"{predicted[phase] / n - 1:+.1%}"] if n else ["", ""] for n in found
+                ]
+                cells.append([row.name, phase, format_bytes(predicted[phase]), *pairs[0], *pairs[1]])
+    headings = ["variant", "phase", "predicted", "allocated", "error", "resident", "error"]
+    return Table(headings, cells, (1,))
 
 
-def as_json(rows: Iterable[Row], head: str) -> dict[str, Any]:
+def _largest(timeline: Timeline, count: int) -> list[tuple[str, str, int]]:
+    """(module, kind, bytes) of the largest holders at the peak."""
+    return timeline.by_module(timeline.peak_event())[:count]
+
+
+# ---- document
+
+
+def memory_document(rows: Sequence[MemoryRow], title: str, notes: Iterable[str]) -> Document:
+    """Summary, measurements, then for each kind of variant the timeline of a step and the contents of its peak."""
+    blocks: list[Block] = [summary_table(rows)]
+    measured = measured_table(rows)
+    if measured.rows:
+        blocks.append(Section("Predicted and measured", [measured]))
+    blocks += [_variant_section(number, row) for number, row in enumerate(rows)]
+    blocks.append(Only((HTML,), [Section("Assumptions", [BulletList(list(notes))])]))
+    return Document("Memory", blocks, subtitle=title)
+
+
+def _variant_section(number: int, row: MemoryRow) -> Block:
+    if row.same_as:
+        text = f"The same kernels as {row.same_as}, so the same memory: see {row.same_as}."
+        return Only((HTML,), [Section(row.name, [Paragraph(text)])])
+    figure = Figure(f"timeline{number}", timeline_figure(row.prediction.timeline), _caption(row))
+    return Section(row.name, [figure, kinds_table(row.prediction), modules_table(row.prediction)])
+
+
+def _caption(row: MemoryRow) -> str:
+    causes = "; ".join(
+        f"{module}: {kind} {format_bytes(nbytes)}"
+        for module, kind, nbytes in _largest(row.prediction.timeline, CAUSES)
+    )
+    return (
+        f"Predicted memory of one step at micro-batch {row.micro}, from the first allocation to the last. The "
+        f"horizontal axis counts allocations and frees; it is not time. Largest at the peak: {causes}."
+    )
+
+
+def timeline_figure(timeline: Timeline) -> dict[str, Any]:
+    """Allocated memory by kind as a stacked area over allocations and frees, with the phases and the peak."""
+    first, last = timeline.phases[0][1], timeline.phases[-1][2]
+    peak = timeline.peak_event()
+    size, unit = _unit(timeline.curve()[peak])
+    events = drawn_events(timeline, first, last)
+    series = timeline.by_kind_over_time()
+    data = [
+        {
+            "type": "scatter", "mode": "lines", "name": kind, "stackgroup": "memory", "x": events,
+            "y": [float(f"{series[kind][event] / size:.5g}") for event in events],
+            "line": {"width": 0, "color": COLORS[kind], "shape": "hv"}, "fillcolor": COLORS[kind],
+            "hovertemplate": f"{kind}: %{{y:.4g}} {unit}<extra></extra>",
+        }
+        for kind in KINDS
+        if any(series[kind][event] for event in events)
+    ]  # fmt: skip
+    label = f"peak {format_bytes(timeline.curve()[peak])}, in {escape_figure(timeline.phase_at(peak))}"
+    right = peak - first > (last - first) / 2
+    return {
+        "data": data,
+        "layout": {
+            "height": 420,
+            "margin": {"l": 62, "r": 16, "t": 40, "b": 60},
+            "hovermode": "x",
+            "showlegend": True,
+            "legend": {"orientation": "h", "x": 0, "y": -0.14, "yanchor": "top"},
+            "xaxis": {"range": [first, max(last, first + 1)], "showticklabels": False, "showgrid": False},
+            "yaxis": {"title": {"text": unit}, "range": [0, 1.12 * timeline.curve()[peak] / size], "nticks": 8},
+            "shapes": [_phase_line(start) for _, start, _ in timeline.phases],
+            "annotations": [
+                *(_phase_name(name, a, b) for name, a, b in timeline.phases if b - a > 0.12 * (last - first)),
+                {"x": peak, "y": timeline.curve()[peak] / size, "text": label, "ax": -30 if right else 30, "ay": -14,
+                 "xanchor": "right" if right else "left", "arrowhead": 6, "arrowcolor": "var(--ink)",
+                 "bgcolor": "var(--page, 0.8)"},
+            ],
+        },
+        "narrow": {"margin": {"l": 48, "r": 6}, "font": {"size": 11}, "height": 380},
+        "choices": [],
+    }  # fmt: skip
+
+
+def _phase_line(start: int) -> dict[str, Any]:
+    return {
+        "type": "line", "x0": start, "x1": start, "yref": "paper", "y0": 0, "y1": 1,
+        "line": {"color": "var(--soft)", "width": 1, "dash": "dot"},
+    }  # fmt: skip
+
+
+def _phase_name(name: str, start: int, end: int) -> dict[str, Any]:
+    return {
+        "x": (start + end) / 2, "yref": "paper", "y": 0, "yanchor": "top", "text": escape_figure(name),
+        "showarrow": False, "font": {"color": "var(--soft)", "size": 12},
+    }  # fmt: skip
+
+
+def drawn_events(timeline: Timeline, first: int, last: int) -> list[int]:
+    """One event for each column of the figure: the one with most bytes allocated, so that no peak is lost."""
+    step = max(1, -(-(last - first + 1) // COLUMNS))
+    curve = timeline.curve()
+    return [
+        max(range(at, min(at + step, last + 1)), key=curve.__getitem__) for at in range(first, last + 1, step)
+    ]
+
+
+def as_json(rows: Iterable[MemoryRow], title: str) -> dict[str, Any]:
     """The same numbers for programs, in bytes."""
-    out: dict[str, Any] = {"heading": head, "variants": {}}
+    out: dict[str, Any] = {"heading": title, "variants": {}}
     for row in rows:
         timeline = row.prediction.timeline
-        peak = timeline.peak_event()
         out["variants"][row.name] = {
             "micro": row.micro,
             "predicted_bytes": row.prediction.peak_bytes,
             "by_phase": timeline.by_phase(),
-            "by_kind": timeline.by_kind(peak),
-            "by_module": [list(found) for found in timeline.by_module(peak)[:MODULES]],
+            "by_kind": timeline.by_kind(timeline.peak_event()),
+            "by_module": [list(found) for found in _largest(timeline, MODULES)],
             "largest_micro": row.largest,
             "fits": row.fits,
-            "alike": row.alike or None,
+            "alike": row.same_as or None,
             "measured": row.measured,
         }
     return out
-
-
-def page(rows: Iterable[Row], head: str, notes: Iterable[str]) -> str:
-    """One self-contained page: the table, and of each variant the chart of a step and what the peak is made of."""
-    rows = list(rows)
-    parts = [f"<!doctype html><meta charset=utf-8><title>Memory</title><style>{STYLE}</style><h1>Memory</h1>"]
-    parts += [f"<p>{escape(head)}</p>", _html([HEADER, *(row.cells for row in rows)])]
-    measured = measured_table(rows)
-    if len(measured) > 1:
-        parts += ["<h2>Predicted and measured</h2>", _html(measured)]
-    for row in rows:
-        parts.append(f"<h2>{escape(row.name)}</h2>")
-        if row.alike:
-            parts.append(f"<p>The same kernels as {escape(row.alike)}, so the same memory: see there.</p>")
-            continue
-        parts.append(
-            svg(row.prediction.timeline, f"{row.name}: one step at micro-batch {row.micro}, predicted")
-        )
-        parts += [_html(kinds_table(row.prediction)), _html(modules_table(row.prediction))]
-    parts += ["<h2>What is assumed</h2><ul>", *(f"<li>{escape(note)}</li>" for note in notes), "</ul>"]
-    return "\n".join(parts)
-
-
-def _html(rows: list[list[str]]) -> str:
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
-    return "<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in rows[0]) + f"</tr>{body}</table>"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2.system.errors import UserError
-from pages.html import FIXED_COLOURS
+from pages.components import FIXED_COLORS
 from ra.names import PATTERNS, VariantError, is_control_arm, reciprocal_layers
 
 LAYERS = st.integers(1, 60)
@@ -86,4 +86,4 @@ def test_any_text_is_a_variant_or_refused(text, layers):
 
 
 def test_every_pattern_has_a_fixed_colour_on_pages() -> None:
-    assert tuple(PATTERNS) == FIXED_COLOURS
+    assert tuple(PATTERNS) == FIXED_COLORS

@@ -13,13 +13,13 @@ import pytest
 
 from gpt2.config.config import Config
 from gpt2.memory.allocation_tracker import Block, Timeline
-from gpt2.memory.chart import readable
 from gpt2.memory.prediction import Prediction
 from gpt2.system.errors import UserError
 from kconfig import commands
+from pages.page import render_html
 from scripts import memory
 from study.memory.micro_batch import Predictions
-from study.memory.page import PHASES, Row, as_json, measured_table, page
+from study.memory.page import PHASES, MemoryRow, as_json, format_bytes, measured_table, memory_document
 
 ROOT = Path(__file__).parents[2]
 TARGETS = sorted(path.name for path in (ROOT / "defconfigs/target").iterdir())
@@ -79,8 +79,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
 
 def row(shown: str, name: str) -> list[str]:
     """The cells of a line of the first table."""
-    (line,) = re.findall(rf"^{re.escape(name)}   *(\d.*(?:yes|NO))$", shown, re.MULTILINE)
-    return re.split(r"  +", line)
+    (line,) = re.findall(rf"^{re.escape(name)} +(\d.*(?:yes|NO))$", shown, re.MULTILINE)
+    return re.findall(r"[\d.]+ [KMG]iB|\S+", line)
 
 
 # ---- what it starts from
@@ -153,15 +153,13 @@ def test_every_variant_has_a_row_and_patterns_need_the_same(planned: dict[str, A
 
 
 def test_cause_and_cure_stand_side_by_side(planned: dict[str, Any]) -> None:
-    """Both the baseline and RALEARN as in the 2025 report, at its micro-batch or at the whole step."""
+    """Both the baseline and RALEARN of the 2025 report, at its micro-batch or at the whole step."""
     variants = planned["json"]["variants"]
     for name in ("B", "RALEARN"):
-        old = variants[f"{name} as in the 2025 report"]
+        old = variants[f"{name}, 2025 report"]
         assert old["micro"] == 8
-        assert row(planned["shown"], f"{name} as in the 2025 report")[1] == readable(old["predicted_bytes"])
-    plain, learned = (
-        variants[f"{name} as in the 2025 report"]["by_phase"]["forward"] for name in ("B", "RALEARN")
-    )
+        assert row(planned["shown"], f"{name}, 2025 report")[1] == format_bytes(old["predicted_bytes"])
+    plain, learned = (variants[f"{name}, 2025 report"]["by_phase"]["forward"] for name in ("B", "RALEARN"))
     assert learned > plain > variants["B"]["by_phase"]["forward"]
 
 
@@ -172,7 +170,7 @@ def test_the_same_numbers_are_written_for_programs(planned: dict[str, Any]) -> N
     assert list(variants)[:3] == ["B", "RAALL", "RALEARN"]
     for name, found in variants.items():
         cells = [found["predicted_bytes"], *(found["by_phase"][phase] for phase in PHASES)]
-        assert row(planned["shown"], name)[1:6] == [readable(nbytes) for nbytes in cells]
+        assert row(planned["shown"], name)[1:6] == [format_bytes(nbytes) for nbytes in cells]
         assert sum(found["by_kind"].values()) == found["predicted_bytes"] == max(found["by_phase"].values())
         assert found["measured"] is None
     assert variants["RAALL"]["alike"] == "B"
@@ -183,14 +181,17 @@ def test_the_page_shows_a_chart_of_each_kind_of_variant_and_names_what_holds_the
 ) -> None:
     text = planned["page"]
     made = Outline(text)
-    assert made.count["svg"] == 4  # B, RALEARN, and both as in the 2025 report; RAALL is B's
+    assert text.count('class="plot"') == 4  # B, RALEARN, and both of the 2025 report; RAALL is B's
     assert "The same kernels as B" in text
     for name, found in planned["json"]["variants"].items():
         assert f"<h2>{name}</h2>" in text
         module, kind, nbytes = found["by_module"][0]
-        assert f"{module}: {kind} {readable(nbytes)}" in text
+        assert f"{module}: {kind} {format_bytes(nbytes)}" in text
         assert made.text.count("at the peak, in ") == made.text.count("at the peak, by module") == 4
-        assert f"<td>{module}</td><td>{kind}</td><td>{readable(nbytes)}</td>" in text
+        assert (
+            f'<td class="text">{module}</td><td class="text">{kind}</td><td>{format_bytes(nbytes)}</td>'
+            in text
+        )
     assert all(note in made.text for note in memory.NOTES)
 
 
@@ -251,18 +252,20 @@ class Outline(HTMLParser):
         self.text += data
 
 
-def a_row(name: str = "B", module: str = "blocks.0.mlp.fc", measured: Any = None) -> Row:
+def a_row(name: str = "B", module: str = "blocks.0.mlp.fc", measured: Any = None) -> MemoryRow:
     phases = [(phase, 10 * at + 1, 10 * at + 10) for at, phase in enumerate(PHASES)]
     timeline = Timeline([Block(1000, 0, "", module), Block(500, 12, "backward", module, 20)], phases, 40)
-    return Row(name, 4, Prediction(timeline.peak_bytes(), timeline), 8, True, measured=measured)
+    return MemoryRow(name, 4, Prediction(timeline.peak_bytes(), timeline), 8, True, measured=measured)
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def test_hostile_names_are_shown_and_do_nothing() -> None:
-    plain = Outline(page([a_row()], "a card", ["a note"]))
-    hostile = Outline(page([a_row(HOSTILE, HOSTILE)], f"{HOSTILE} (24 GiB)", [HOSTILE]))
+    plain = Outline(render_html(memory_document([a_row()], "a card", ["a note"])))
+    hostile = Outline(
+        render_html(memory_document([a_row(HOSTILE, HOSTILE)], f"{HOSTILE} (24 GiB)", [HOSTILE]))
+    )
     assert hostile.count == plain.count
     assert hostile.attributes == plain.attributes
     assert hostile.text.count(HOSTILE) >= 5
@@ -270,8 +273,8 @@ def test_hostile_names_are_shown_and_do_nothing() -> None:
 
 def test_the_error_is_the_predictions_of_what_was_measured() -> None:
     measured = {"allocated": {"backward": 1250, "forward": 0}, "resident": {"backward": 1500, "all": 3000}}
-    cells = measured_table([a_row(measured=measured)])
-    assert [line[:2] + line[4::2] for line in cells[1:]] == [
+    cells = measured_table([a_row(measured=measured)]).rows
+    assert [line[:2] + line[4::2] for line in cells] == [
         ["B", "backward", "+20.0%", "+0.0%"],
         ["B", "all", "", "-50.0%"],
     ]
@@ -280,6 +283,6 @@ def test_the_error_is_the_predictions_of_what_was_measured() -> None:
 def test_a_variant_measured_through_another_is_not_repeated() -> None:
     measured = {"allocated": {"backward": 1500}, "resident": {}}
     same = a_row("RAALL", measured=measured)
-    same.alike = "B"
-    assert [line[0] for line in measured_table([a_row(measured=measured), same])[1:]] == ["B"]
+    same.same_as = "B"
+    assert [line[0] for line in measured_table([a_row(measured=measured), same]).rows] == ["B"]
     assert as_json([same], "x")["variants"]["RAALL"]["alike"] == "B"

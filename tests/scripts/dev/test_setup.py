@@ -338,8 +338,7 @@ def test_every_requirement_of_the_project_is_looked_for() -> None:
     def names(lines: list[str]) -> set[str]:
         return {line.split(">")[0].split("=")[0] for line in lines}
 
-    # without plotly the report has tables instead of figures, so an interpreter used as it is may lack it
-    assert names(project["dependencies"]) - {"plotly"} == set(setup.MODULES["main"])
+    assert names(project["dependencies"]) == set(setup.MODULES["main"])
     modules = {"pillow": "PIL", "pytest-xdist": "xdist"}
     assert {modules.get(name, name) for name in names(extras["dev"])} == set(setup.MODULES["dev"])
     assert {extra: set(modules) for extra, modules in setup.EXTRA_MODULES.items()} == {

@@ -299,23 +299,6 @@ def test_a_hostile_variant_is_inert_in_every_figure(tmp_path: Path) -> None:
     assert "<a" not in html.legend([name])
 
 
-def test_without_the_plotting_library_the_report_is_whole_but_for_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    html.library.cache_clear()
-    try:
-        text = page(a_study(tmp_path))
-    finally:
-        html.library.cache_clear()
-    outline(text)
-    assert html.NO_LIBRARY in text
-    assert "<script" not in text
-    assert "Item by item" in text or "HellaSwag" in text
-    assert (tmp_path / "report.md").is_file()
-    assert len(text) < 100_000
-
-
 def test_the_page_needs_no_torch(tmp_path: Path) -> None:
     a_study(tmp_path)
     code = (

@@ -1,0 +1,145 @@
+"""The HTML of tables, lists, legends, color labels and figures, and the palette that pages share."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+from pages.document import (
+    HTML,
+    Block,
+    BulletList,
+    Details,
+    Facts,
+    Figure,
+    Finding,
+    Findings,
+    Legend,
+    Note,
+    Only,
+    Paragraph,
+    Section,
+    Table,
+    Warning,
+)
+from pages.markup import ColorLabel, Text, escape_html, to_html
+
+# Names with the same color on every page (a test holds them equal to ra.names.PATTERNS).
+FIXED_COLORS = ("B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN")
+COLORS = 10  # --v0 .. --v9 of page.css
+
+
+def palette_index(name: str, names: Sequence[str]) -> int:
+    """The palette color of a name: fixed for the known ones, the next ones in turn for the others of `names`."""
+    if name in FIXED_COLORS:
+        return FIXED_COLORS.index(name) % COLORS
+    others = [other for other in names if other not in FIXED_COLORS]
+    return (len(FIXED_COLORS) + (others.index(name) if name in others else 0)) % COLORS
+
+
+def color(name: str, names: Sequence[str], alpha: float | None = None) -> str:
+    """The color of a name as page.js reads it, the same on every page."""
+    variable = f"--v{palette_index(name, names)}"
+    return f"var({variable})" if alpha is None else f"var({variable}, {alpha:g})"
+
+
+def color_label(name: str, names: Sequence[str]) -> ColorLabel:
+    """The name with the dot of its color."""
+    return ColorLabel(name, palette_index(name, names))
+
+
+def legend(names: Sequence[str]) -> Legend:
+    """Buttons for the names in their colors."""
+    return Legend([color_label(name, names) for name in names])
+
+
+def render_blocks(blocks: Iterable[Block]) -> str:
+    """The blocks as HTML, empty ones left out."""
+    return "\n".join(filter(None, map(_block, blocks)))
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Paragraph(text):
+            return f"<p>{to_html(text)}</p>"
+        case Note(text):
+            return f'<p class="note">{to_html(text)}</p>'
+        case Warning(text):
+            return f'<p class="warning">{to_html(text)}</p>'
+        case BulletList(items):
+            return f"<ul>{''.join(f'<li>{to_html(item)}</li>' for item in items)}</ul>" if items else ""
+        case Table():
+            return _table(block)
+        case Figure():
+            return _figure(block)
+        case Facts(rows):
+            listed = "".join(f"<dt>{to_html(name)}</dt><dd>{to_html(value)}</dd>" for name, value in rows)
+            return f"<dl>{listed}</dl>" if listed else ""
+        case Legend(labels):
+            return _legend(labels)
+        case Findings(items):
+            return f'<ul class="verdicts">{"".join(map(_finding, items))}</ul>'
+        case Details(summary, inner):
+            return f"<details><summary>{to_html(summary)}</summary>\n{render_blocks(inner)}\n</details>"
+        case Only(forms, inner):
+            return render_blocks(inner) if HTML in forms else ""
+        case Section(heading, inner, level):
+            shown = render_blocks(inner)
+            return f"<h{level:d}>{to_html(heading)}</h{level:d}>\n{shown}" if shown else ""
+
+
+def _table(table: Table) -> str:
+    """A table that scrolls inside its own box."""
+
+    def cells(tag: str, row: Sequence[Text]) -> str:
+        kinds = [' class="text"' if column in table.text_columns else "" for column in range(len(row))]
+        return "".join(f"<{tag}{kind}>{to_html(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
+
+    head = f"<thead><tr>{cells('th', table.headings)}</tr></thead>"
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def _legend(labels: Sequence[ColorLabel]) -> str:
+    buttons = "".join(
+        f'<button type="button" aria-pressed="true" data-variant="{escape_html(label.text)}">'
+        f"{to_html(label)}</button>"
+        for label in labels
+    )
+    return f'<div class="legend">{buttons}<span class="soft">click to hide or show</span></div>'
+
+
+def _finding(finding: Finding) -> str:
+    numbers = "".join(f'<span class="numbers">{to_html(text)}</span>' for text in finding.numbers)
+    return (
+        f'<li class="{escape_html(finding.kind)}" style="--variant: var(--v{finding.label.index:d})">'
+        f"<span><strong>{escape_html(finding.label.text)}</strong>"
+        f'<span class="said">{to_html(finding.statement)}</span></span>{numbers}</li>'
+    )
+
+
+def _figure(figure: Figure) -> str:
+    """The place of a figure, its switches above it and its caption below."""
+    height = float(figure.spec["layout"].get("height", 400))
+    caption = f"<figcaption>{to_html(figure.caption)}</figcaption>" if figure.caption else ""
+    return (
+        f'<figure>{_switches(figure)}<div class="plot" id="{figure.name}" style="--height:{height:g}px"></div>'
+        f"{caption}</figure>"
+    )
+
+
+def _switches(figure: Figure) -> str:
+    """A row of radio buttons for each choice of more than one option."""
+    name, rows = figure.name, ""
+    for number, choice in enumerate(figure.spec.get("choices", [])):
+        if len(choice["options"]) < 2:
+            continue
+        options = "".join(
+            f'<input type="radio" id="{name}-{number}-{value}" name="{name}-{number}" value="{value}" '
+            f'data-figure="{name}" data-choice="{number}"{" checked" if value == 0 else ""}>'
+            f'<label for="{name}-{number}-{value}">{html.escape(option["name"])}</label>'
+            for value, option in enumerate(choice["options"])
+        )
+        label = html.escape(choice["label"])
+        rows += f'<fieldset class="choice"><legend>{label}</legend>{options}</fieldset>'
+    return f'<div class="choices">{rows}</div>' if rows else ""

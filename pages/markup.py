@@ -1,0 +1,193 @@
+"""Inline text of a document, and its escaping for HTML, Markdown, terminals and figures.
+
+A plain string is data: every renderer escapes it. Emphasis, code, links and color labels are small types, so that
+nothing is escaped twice and nothing is ever un-escaped. A `Text` is one of them or a tuple of them.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import quote
+
+WIDTH = 100  # columns of the terminal
+
+
+@dataclass(frozen=True)
+class Strong:
+    """Bold text. tone: "bad" or "good" adds a color in HTML."""
+
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    text: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """text leads to `address`, a path relative to the document or an https address."""
+
+    text: str
+    address: str
+
+
+@dataclass(frozen=True)
+class ColorLabel:
+    """A name behind a dot of palette color `index` in HTML; the bare name elsewhere."""
+
+    text: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Smaller type on a line of its own in HTML; the same line elsewhere."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class LineBreak:
+    """A new line in HTML; a comma elsewhere."""
+
+
+Inline = str | Strong | Code | Link | ColorLabel | Detail | LineBreak
+Text = Inline | tuple[Inline, ...]
+
+
+def pieces(text: Text) -> tuple[Inline, ...]:
+    """The inline parts of a text, without empty strings."""
+    parts = text if isinstance(text, tuple) else (text,)
+    return tuple(part for part in parts if part != "")
+
+
+def join(separator: str, texts: Iterable[Text]) -> Text:
+    """One text with `separator` between the given ones."""
+    joined: list[Inline] = []
+    for number, text in enumerate(texts):
+        joined += [separator] if number else []
+        joined += pieces(text)
+    return tuple(joined)
+
+
+def single_line(value: str) -> str:
+    """Replace control and direction characters by spaces, and each run of spaces by one space."""
+    return re.sub(" +", " ", "".join(sign if sign.isprintable() else " " for sign in value))
+
+
+def format_numbers(value: str) -> str:
+    """Write minus signs as such, and keep a number on one line with its percent sign."""
+    return re.sub(r"(?<![^\s(\[|])-(?=\d)", "\u2212", value).replace(" %", "\u00a0%")
+
+
+def escape_html(value: str) -> str:
+    """Escape one line of data for HTML text and for quoted attributes."""
+    return html.escape(single_line(value).strip())
+
+
+def escape_figure(value: str) -> str:
+    """Escape one line of data for a text of a figure: plotly reads a few tags."""
+    return escape_html(value)
+
+
+def escape_markdown(value: str) -> str:
+    """Escape one line of data so that no Markdown, HTML or automatic link in it takes effect."""
+    line = html.escape(single_line(value), quote=False)
+    line = re.sub(r"([\\`*_{}\[\]#|!~@])", r"\\\1", line)
+    return re.sub(r"(?i)(:)(?=//)|(?<=www)(\.)", r"\\\1\2", line)
+
+
+def to_html(text: Text) -> str:
+    """Render inline text as HTML."""
+    return "".join(_html(part) for part in pieces(text)).strip()
+
+
+def _html(part: Inline) -> str:
+    if isinstance(part, str):
+        return html.escape(format_numbers(single_line(part)))
+    if isinstance(part, LineBreak):
+        return "<br>"
+    if isinstance(part, Code):
+        return f"<code>{html.escape(single_line(part.text))}</code>"
+    inner = html.escape(single_line(part.text))
+    if isinstance(part, Strong):
+        tone = f' class="{part.tone}"' if part.tone in ("bad", "good") else ""
+        return f"<strong{tone}>{html.escape(format_numbers(single_line(part.text)))}</strong>"
+    if isinstance(part, Link):
+        return f'<a href="{html.escape(_address(part.address))}">{inner}</a>'
+    if isinstance(part, ColorLabel):
+        return f'<span class="swatch" style="background:var(--v{part.index:d})"></span>{inner}'
+    return f"<small>{html.escape(format_numbers(single_line(part.text)))}</small>"
+
+
+def to_markdown(text: Text) -> str:
+    """Render inline text as Markdown on one line."""
+    line = "".join(_markdown(part) for part in pieces(text)).strip()
+    # A list, a rule or a heading begins with a sign, a numbered list with a number and a point.
+    line = re.sub(r"^([-+=])(?=[-+=\s]|$)", r"\\\1", line)
+    return re.sub(r"^(\d+)(?=[.)](?:\s|$))", r"\1\\", line)
+
+
+def _markdown(part: Inline) -> str:
+    if isinstance(part, str):
+        return escape_markdown(part)
+    if isinstance(part, LineBreak):
+        return ", "
+    if isinstance(part, Strong):
+        inner = escape_markdown(part.text).strip()
+        return f"**{inner}**" if inner else ""
+    if isinstance(part, Code):
+        return _markdown_code(single_line(part.text))
+    if isinstance(part, Link):
+        return f"[{escape_markdown(part.text)}](<{_address(part.address)}>)"
+    if isinstance(part, Detail):
+        return f" {escape_markdown(part.text)}"
+    return escape_markdown(part.text)
+
+
+def _markdown_code(value: str) -> str:
+    """Code between enough backticks; a pipe would end a table's cell, so that such code is escaped text."""
+    if "|" in value or not value.strip():
+        return escape_markdown(value)
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", value)), default=0))
+    space = " " if value.startswith("`") or value.endswith("`") else ""
+    return f"{fence}{space}{value}{space}{fence}"
+
+
+def to_plain(text: Text) -> str:
+    """Render inline text for the terminal on one line."""
+    return single_line("".join(_plain(part) for part in pieces(text))).strip()
+
+
+def _plain(part: Inline) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, LineBreak):
+        return ", "
+    return f" {part.text}" if isinstance(part, Detail) else part.text
+
+
+def wrap(text: Text, indent: str = "", hanging: str = "  ") -> str:
+    """Render inline text for the terminal in lines of WIDTH columns; a number keeps its percent sign."""
+    line = to_plain(text).replace(" %", "\u00a0%")
+    wrapped = textwrap.fill(
+        line,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=" " * len(indent) + hanging,
+        break_on_hyphens=False,
+    )
+    return wrapped.replace("\u00a0", " ")
+
+
+def _address(address: str) -> str:
+    """A relative path or an https address with everything else quoted: no other scheme survives."""
+    if address.startswith("https://"):
+        return "https://" + quote(address.removeprefix("https://"), safe="/:?#=&%.,~+-_")
+    return quote(address, safe="/")

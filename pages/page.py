@@ -1,0 +1,80 @@
+"""Render a document as one HTML file that loads nothing: style, figures, their data and plotly.js are inside.
+
+A figure is plain data, drawn by page.js with plotly.js:
+
+    data, layout  as in plotly.js; a color may be "var(--v1)" or "var(--v1, 0.2)", a color of page.css
+    choices       switches, one option of each in force (a single option always is):
+                  [{"label": ..., "options": [{"name": ..., "data": [a patch a trace], "layout": a patch}]}]
+    labelled      whether lines carry their name (meta.label) at the right end
+    narrow        a patch of the layout for narrow screens
+
+The page's legend hides and shows a trace with meta.variant. Texts of figures pass through `markup.escape_figure`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import html
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pages.components import render_blocks
+from pages.document import Document, figures
+from pages.markup import escape_html, to_html
+
+# The browser loads nothing, whatever a text of the page contains.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; form-action 'none'"
+)
+
+
+@functools.cache
+def plotly_library() -> str:
+    """plotly.js with its Cartesian traces (scatter, bar, heatmap and others): plotly/README.md has its origin."""
+    packed = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
+    return gzip.decompress(packed.read_bytes()).decode("utf-8").replace("</script", "<\\/script")
+
+
+@functools.cache
+def asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+def script_json(value: Any) -> str:
+    """JSON that is safe inside a script element."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def render_html(document: Document) -> str:
+    """The document as an HTML file."""
+    subtitle = f"<p>{to_html(document.subtitle)}</p>" if document.subtitle else ""
+    header = f"<header><h1>{escape_html(document.title)}</h1>{subtitle}</header>"
+    body = f"{header}\n{render_blocks(document.blocks)}"
+    return shell(document.page_title or document.title, body, figures(document.blocks))
+
+
+def shell(title: str, body: str, drawn: Mapping[str, Any]) -> str:
+    """The file around `body`, which is HTML and has a place for each of the figures."""
+    scripts = (
+        f"<script>{plotly_library()}</script>\n"
+        f'<script type="application/json" id="figures">{script_json(dict(drawn))}</script>\n'
+        f"<script>{asset('page.js')}</script>\n"
+        if drawn
+        else ""
+    )
+    no_script = (
+        '<noscript><p class="note">The figures need JavaScript. The tables hold every number.</p></noscript>\n'
+        if drawn
+        else ""
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape_html(title)}</title>\n<style>\n{asset('page.css')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n{no_script}</main>\n{scripts}</body>\n</html>\n"
+    )

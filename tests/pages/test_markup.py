@@ -1,0 +1,191 @@
+"""Inline text: data has no effect in HTML, Markdown or a terminal, and nothing of it is lost."""
+
+import html
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pages.markup import (
+    WIDTH,
+    Code,
+    ColorLabel,
+    Detail,
+    Inline,
+    LineBreak,
+    Link,
+    Strong,
+    Text,
+    escape_figure,
+    escape_html,
+    escape_markdown,
+    format_numbers,
+    join,
+    single_line,
+    to_html,
+    to_markdown,
+    to_plain,
+    wrap,
+)
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "**bold** _em_ `code` [a](javascript:alert(1)) # head | cell",
+    "line\none\r\ntwo\u2028three",
+    "\x1b[31mred\x1b[0m \x07bell \x9bcsi",
+    "safe\u202etxt.exe\u2066x",
+    "www.example.invalid http://example.invalid a@example.invalid",
+    "1. first",
+    "- item",
+    "&lt;b&gt; &amp;",
+    "w" * 300,
+)
+words = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=60))
+inlines = st.one_of(
+    words, *(st.builds(kind, words) for kind in (Strong, Code, Detail)), st.builds(Link, words, words),
+    st.builds(ColorLabel, words, st.integers(0, 9)), st.just(LineBreak()),
+)  # fmt: skip
+texts = st.lists(inlines, max_size=5).map(tuple)
+TAGS = {"strong", "code", "a", "small", "span", "br"}
+
+
+class Reader(HTMLParser):
+    """The tags, the addresses and the text of a piece of HTML."""
+
+    def __init__(self, markup: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self.feed(markup)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        assert {name for name, _ in attrs} <= {"href", "class", "style"}
+        self.addresses += [str(value) for name, value in attrs if name == "href"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@given(texts)
+@example(("<b>", Strong("</strong><script>")))
+def test_html_has_no_tag_of_data_and_shows_all_of_it(text: tuple[Inline, ...]) -> None:
+    read = Reader(to_html(text))
+    assert set(read.tags) <= TAGS
+    assert len([tag for tag in read.tags if tag != "span"]) <= len(text)
+    data = "".join(part if isinstance(part, str) else getattr(part, "text", "") for part in text)
+
+    def letters(value: str) -> str:
+        return re.sub(r"[\s\u2212-]", "", single_line(value))
+
+    assert letters(read.text) == letters(data)
+
+
+@given(texts)
+def test_no_link_leaves_for_another_scheme(text: tuple[Inline, ...]) -> None:
+    for address in Reader(to_html(text)).addresses:
+        scheme = re.match(r"([A-Za-z][\w+.-]*):", address)
+        assert scheme is None or scheme[1] == "https"
+
+
+@given(texts)
+def test_every_form_is_one_line_without_a_control_or_direction_character(text: tuple[Inline, ...]) -> None:
+    for shown in (to_html(text).replace("\u00a0", " "), to_markdown(text), to_plain(text)):
+        assert shown.isprintable()
+
+
+@given(words)
+def test_markdown_of_data_has_no_character_that_takes_effect(value: str) -> None:
+    left = re.sub(r"\\[^a-zA-Z0-9\s]", "", escape_markdown(value))  # what no backslash stands before
+    assert not re.search(r"[`*_{}\[\]#|!~@<>\\]", left)
+    assert "://" not in left
+    assert not re.search(r"(?i)www\.", left)
+    read_back = html.unescape(re.sub(r"\\([^a-zA-Z0-9\s])", r"\1", escape_markdown(value)))
+    assert read_back == single_line(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("- item", r"\- item"),
+        ("---", r"\---"),
+        ("===", r"\==="),
+        ("1. first", r"1\. first"),
+        ("12) twelfth", r"12\) twelfth"),
+        ("1.5 nats", "1.5 nats"),
+        ("-1.5 %", "-1.5 %"),
+        (("- ", Strong("B")), r"\- **B**"),
+    ],
+)
+def test_a_line_of_data_begins_no_list_rule_or_heading(text: Text, line: str) -> None:
+    assert to_markdown(text) == line
+
+
+def test_markdown_has_the_signs_of_its_small_types() -> None:
+    text = (
+        Strong("B|C"),
+        " is ",
+        Code("make x"),
+        ", see ",
+        Link("run_0", "runs/a b/run.json"),
+        Detail("[1, 2]"),
+    )
+    assert to_markdown(text) == r"**B\|C** is `make x`, see [run\_0](<runs/a%20b/run.json>) \[1, 2\]"
+    assert to_plain(text) == "B|C is make x, see run_0 [1, 2]"
+    assert to_html(text) == (
+        "<strong>B|C</strong> is <code>make x</code>, see "
+        '<a href="runs/a%20b/run.json">run_0</a><small>[1, 2]</small>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "markdown"), [("a`b", "``a`b``"), ("`a", "`` `a ``"), ("a|b", r"a\|b"), ("<b>", "`<b>`")]
+)
+def test_code_in_markdown_ends_where_it_should(code: str, markdown: str) -> None:
+    assert to_markdown(Code(code)) == markdown
+
+
+@pytest.mark.parametrize(
+    ("plain", "typeset"),
+    [
+        ("-1.5 % [-2.0 %, -1.0 %]", "\u22121.5\u00a0% [\u22122.0\u00a0%, \u22121.0\u00a0%]"),
+        ("2026-11-22 gpt-2 a-1", "2026-11-22 gpt-2 a-1"),
+        ("results/-5", "results/-5"),
+    ],
+)
+def test_minus_signs_are_set_and_names_are_left_alone(plain: str, typeset: str) -> None:
+    assert format_numbers(plain) == typeset
+
+
+def test_code_keeps_its_hyphens_and_an_address_its_path() -> None:
+    assert to_html(Code("head -5 %")) == "<code>head -5 %</code>"
+    assert to_html(Link("x", "https://a.invalid/b?c=d")) == '<a href="https://a.invalid/b?c=d">x</a>'
+    assert "javascript:" not in to_html(Link("x", "javascript:alert(1)"))
+
+
+@given(words)
+def test_an_attribute_and_a_figure_get_no_tag_and_no_quote(value: str) -> None:
+    for escaped in (escape_html(value), escape_figure(value)):
+        assert not re.search("[<>\"']", escaped)
+        assert escaped.isprintable()
+
+
+@given(texts)
+def test_a_terminal_line_is_never_wider_than_the_terminal(text: tuple[Inline, ...]) -> None:
+    for line in wrap(text, "- ", "").splitlines():
+        assert len(line) <= WIDTH
+
+
+def test_a_number_keeps_its_percent_sign_at_the_end_of_a_line() -> None:
+    lines = wrap("x" * (WIDTH - 4) + " 12 % more").splitlines()
+    assert lines == ["x" * (WIDTH - 4), "  12 % more"]
+
+
+def test_texts_are_joined_with_their_types() -> None:
+    assert join("; ", ["a", (Strong("b"), "c")]) == ("a", "; ", Strong("b"), "c")
+    assert join("; ", []) == ()
