@@ -41,11 +41,11 @@ data: setup-main  ## Prepare the data that .config names
 run: setup-main  ## The same as make
 	@$(RUN) -m scripts.study
 
-extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); make goes on with them
-	@$(RUN) -m scripts.extend $(if $(FACTOR),'$(FACTOR)')
+extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); UNDO=1: restore them
+	@$(RUN) -m scripts.extend $(if $(FACTOR),'$(FACTOR)') $(if $(UNDO),--undo '$(UNDO)')
 
-report: setup-main  ## Rebuild the report of the study from its records
-	@$(RUN) -m scripts.report
+report: setup-main  ## Rebuild the report from the records [STUDY=results/x; without it the study of .config]
+	@$(RUN) -m scripts.report $(if $(STUDY),'$(STUDY)')
 
 compare: setup-tools  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(RUN) -m scripts.compare $(STUDIES) $(if $(OUT),--out '$(OUT)')

@@ -1,6 +1,6 @@
-"""`make report`: rebuild a study's report from its records and print the table.
+"""`make report [STUDY=results/x]`: rebuild a study's report from its records and print the table.
 
-python -m scripts.report [STUDY_DIR]    without one: the study that .config names
+python -m scripts.report [STUDY_DIR]    without STUDY_DIR: the study of .config
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ def main() -> int:
     refuse_assignments()
     if len(sys.argv) > 1:
         directory = Path(sys.argv[1])
-    else:
+    elif Path(".config").exists():
         settings = StudySettings.from_symbols(read_symbols(".config"))
         directory = settings.results_dir / settings.name
-    if not directory.is_dir():
-        raise UserError(f"{directory} is no study folder; right: results/NAME of a study that was started")
+    else:
+        raise UserError("there is no .config, which names the study; fix: make report STUDY=results/NAME")
+    if not (directory / "runs").is_dir():
+        raise UserError(
+            f"{directory} is not a study folder: it has no folder runs; fix: make report STUDY=results/NAME"
+        )
     print(terminal(write.write_report(directory)))
     print(f"report: {directory / 'report.html'} (and .md)    numbers: {directory / 'report.json'}")
     return 0

@@ -68,9 +68,9 @@ def blank(run: str, variant: str, seed: int) -> dict[str, Any]:
     }
 
 
-def load(run_dir: Path) -> dict[str, Any]:
+def load(run_dir: Path, name: str = "run.json") -> dict[str, Any]:
     """The record in `run_dir`; RecordError where it is missing, corrupt, of another schema or does not follow it."""
-    path = run_dir / "run.json"
+    path = run_dir / name
     try:
         value = json.loads(
             path.read_text(encoding="utf-8"), parse_float=_finite_number, parse_constant=_finite_number

@@ -243,7 +243,7 @@ def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
 
     def right(run: Run, key: str) -> list[float]:
         if run.name not in files:
-            files[run.name] = _read(study_dir / "runs" / run.name / "hellaswag.json")
+            files[run.name] = _read(run.file(study_dir, "hellaswag.json"))
         values, scored = files[run.name].get(key), run.record["hellaswag"] or {}
         if not isinstance(values, list) or set(map(type, values)) != {bool}:
             return []
@@ -274,7 +274,7 @@ def window_differences(study_dir: Path, used: Sequence[Run]) -> list[WindowDiffe
     """Each variant against the baseline at the same seeds, on the same windows."""
 
     def window_losses(run: Run) -> list[float]:
-        seen = _read(study_dir / "runs" / run.name / "validation_windows.json")
+        seen = _read(run.file(study_dir, "validation_windows.json"))
         values = seen.get("losses")
         if seen.get("tokens") != run.record["progress"]["tokens"] or not isinstance(values, list):
             return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from study.attention.data import (
     read_study,
     write_study,
 )
+from study.records.lengths import saved_counts, shown_length
 from study.records.runs import read_runs
 
 # For a run whose data are not here any more.
@@ -64,17 +66,19 @@ class Trained:
     notes: list[str]
 
 
-def load(run_dir: Path) -> Trained:
-    """The run in `run_dir`; AttentionError where it has no checkpoint, RecordError and ConfigError as they say."""
+def load(run_dir: Path, iterations: int | None = None) -> Trained:
+    """Load the newest checkpoint of a run as a model.
+
+    While a run is extended, its finished model is loaded. iterations: of the finished model to load, where a run has
+    several. Raises AttentionError without a checkpoint, RecordError and ConfigError for files that cannot be read.
+    """
     if not run_dir.is_dir():
-        raise AttentionError(f"{run_dir} is no folder; right: RUN=results/STUDY/runs/NAME of a run")
-    seen = run_record.load(run_dir)
+        raise AttentionError(f"{run_dir} is not a folder; fix: make attention RUN=results/STUDY/runs/NAME")
+    record = run_record.load(run_dir)
     symbols = read_symbols(run_dir / "config")
     config = Config.from_symbols(symbols)
-    loaded = checkpoint.load_latest(run_dir / "checkpoint")
-    if loaded is None:
-        raise AttentionError(f"{run_dir} has no checkpoint yet; right: a run that has saved one")
-    name = str(seen["variant"])
+    loaded, notes = _finished_model(run_dir, record, iterations)
+    name = str(record["variant"])
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
     model = build_model(config.model, chosen.attention)
     try:
@@ -85,9 +89,25 @@ def load(run_dir: Path) -> Trained:
             f"the checkpoint of {run_dir} is not of the model that its config describes: {reason}"
         ) from error
     shares = _shares(name, model, config.model.layers)
-    return Trained(
-        seen["run"], name, seen["seed"], loaded.iteration, config, model, shares, loaded.passed_over
-    )
+    return Trained(record["run"], name, record["seed"], loaded.iteration, config, model, shares, notes)
+
+
+def _finished_model(
+    run_dir: Path, record: dict[str, Any], iterations: int | None
+) -> tuple[checkpoint.Loaded, list[str]]:
+    """The checkpoint to load and its notes: of a run that is being extended, the saved one of its finished length."""
+    counts = saved_counts(run_dir, "run") if record["status"] != "finished" else []
+    if iterations in saved_counts(run_dir, "run"):
+        counts = [iterations]
+    for count in reversed(counts):
+        loaded = checkpoint.load_latest(run_dir / f"checkpoint-{count}")
+        if loaded:
+            note = f"the study is being extended; this is its finished model of {count} iterations"
+            return loaded, [note, *loaded.passed_over]
+    loaded = checkpoint.load_latest(run_dir / "checkpoint")
+    if loaded is None:
+        raise AttentionError(f"{run_dir} has no checkpoint; fix: run `make` until the run has saved one")
+    return loaded, loaded.passed_over
 
 
 def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
@@ -185,11 +205,12 @@ def layer_look(seen: attention_maps.LayerMaps, share: float | None) -> LayerLook
 
 
 def look_at_study(study_dir: Path) -> list[str]:
-    """Keep what the report shows: of each variant the counted run of the lowest seed, on one text.
+    """Write attention.json for the report: of each variant the counted run of the lowest seed, on one text.
 
-    Nothing is done where that is kept already, of these runs at these iterations. Returns what could not be looked at.
+    Nothing is done if the file has these runs at these iterations already. Returns the errors of runs that failed.
     """
-    first = {run.variant: run for run in reversed(read_runs(study_dir)) if run.used}  # they come by seed
+    counted = [run for run in read_runs(study_dir, shown_length(study_dir).length) if run.used]
+    first = {run.variant: run for run in reversed(counted)}  # they are sorted by seed
     chosen = list(first.values())[::-1]
     kept = read_study(study_dir)
     wanted = {(run.name, run.record["progress"]["iterations"]) for run in chosen}
@@ -198,7 +219,7 @@ def look_at_study(study_dir: Path) -> list[str]:
     runs, failed = [], []
     for run in chosen:
         try:
-            runs.append(load(study_dir / "runs" / run.name))
+            runs.append(load(study_dir / "runs" / run.name, run.saved_at))
         except UserError as error:
             failed.append(str(error))
     looks, text = [], Text("no run could be read", 0)

@@ -110,7 +110,7 @@ def align(one: Study, other: Study) -> list[Alignment]:
     left, right = one.keyed(), other.keyed()
     shared = sorted(left.keys() & right.keys(), key=lambda key: (key[1], key[0]))
     curves = {
-        (study.label, key): read_curve(member.directory)
+        (study.label, key): read_curve(member.run.file(study.path, "metrics.jsonl"))
         for study, members in ((one, left), (other, right))
         for key, member in members.items()
     }

@@ -36,7 +36,6 @@ class Member:
     """A run that counts. config: symbol -> value of the run's saved settings, None where they cannot be read."""
 
     run: Run
-    directory: Path
     config: dict[str, str] | None
 
     @property
@@ -105,9 +104,7 @@ def labels(paths: Sequence[Path]) -> list[str]:
 def _read(path: Path, label: str) -> Study:
     made = build.build_report(path)
     notes: list[str] = []
-    members = [
-        Member(run, path / "runs" / run.name, _config(path, run.name, notes)) for run in made.runs if run.used
-    ]
+    members = [Member(run, _config(path, run.name, notes)) for run in made.runs if run.used]
     return Study(label, path, made, members, list(dict.fromkeys(notes)))
 
 
@@ -145,10 +142,10 @@ class Curve:
     unreadable: int
 
 
-def read_curve(run_dir: Path) -> Curve:
+def read_curve(path: Path) -> Curve:
     """The training losses of metrics.jsonl; an absent file gives an empty curve, an iteration made twice its last."""
     try:
-        text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return Curve({}, 0)
     losses: dict[int, float] = {}

@@ -93,11 +93,7 @@ def training_curves(study_dir: Path, used: Sequence[Run]) -> list[Curve]:
     end = max((run.record["progress"]["tokens"] for run in used), default=0)
     curves = []
     for variant, runs in grouped(used).items():
-        binned = [
-            seen
-            for run in runs
-            if (seen := _binned(study_dir / "runs" / run.name / "metrics.jsonl", each, end))
-        ]
+        binned = [seen for run in runs if (seen := _binned(run.file(study_dir, "metrics.jsonl"), each, end))]
         shared = sorted(set.intersection(*(set(seen) for seen in binned))) if binned else []
         if shared:
             curves.append(

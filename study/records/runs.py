@@ -14,6 +14,7 @@ from typing import Any
 
 from gpt2.artifacts import run_record
 from ra.names import PATTERNS
+from study.records.lengths import Length, saved_name
 
 BASELINE = "B"
 # of every run; initial weights: at each seed
@@ -31,13 +32,22 @@ class Run:
     used: bool
     why_not: str = ""
     record: dict[str, Any] = field(default_factory=dict, repr=False)
+    saved_at: int | None = None  # the count under which results of a shorter length are saved
+
+    def file(self, study_dir: Path, name: str) -> Path:
+        """A result file of the run: metrics.jsonl, or metrics-10.jsonl of a saved shorter length."""
+        path = study_dir / "runs" / self.name / name
+        return path if self.saved_at is None else saved_name(path, self.saved_at)
 
 
-def read_runs(study_dir: Path) -> list[Run]:
-    """Every run that is there or was expected, with the reason where its numbers do not count."""
+def read_runs(study_dir: Path, length: Length | None = None) -> list[Run]:
+    """Every existing or expected run, with the reason if its numbers do not count.
+
+    length: of the runs of an extended study; the others do not count.
+    """
     folder = study_dir / "runs"
     names = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    runs = [_read(path) for path in names]
+    runs = [_read(path, length) for path in names]
     runs += _missing(study_dir, {run.name for run in runs})
     _refuse_other_experiments(runs)
     order = {name: place for place, name in enumerate(PATTERNS)}
@@ -45,14 +55,18 @@ def read_runs(study_dir: Path) -> list[Run]:
     return runs
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path, length: Length | None) -> Run:
     try:
-        seen = run_record.load(folder)
+        seen, saved_at = length.record(folder) if length else (run_record.load(folder), None)
     except run_record.RecordError as error:
         return Run(folder.name, "?", None, "unreadable", False, str(error))
     status = str(seen["status"])
     reason = _why_not(seen, folder.name)
-    return Run(folder.name, seen["variant"], seen["seed"], status, not reason, reason, seen)
+    if not reason and length and not length.has_finished(seen):
+        reason = (
+            f"it has {seen['progress']['iterations']} iterations, and this report shows runs of {length.text}"
+        )
+    return Run(folder.name, seen["variant"], seen["seed"], status, not reason, reason, seen, saved_at)
 
 
 def _why_not(seen: dict[str, Any], name: str) -> str:

@@ -18,6 +18,7 @@ from study.analysis.evidence import Evidence, Losses, gather
 from study.analysis.timing import early, told_margin
 from study.analysis.verdict import Judged, arms_of, fewest_arms, judge, widest
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
+from study.records.lengths import shown_length
 from study.records.runs import BASELINE, Run, losses, provenance, read_runs
 from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 
@@ -97,7 +98,8 @@ def paired(table: Losses, variant: str) -> Interval | None:
 
 def build_report(study_dir: Path) -> Report:
     """Everything that the report says, as numbers."""
-    runs = read_runs(study_dir)
+    shown = shown_length(study_dir)
+    runs = read_runs(study_dir, shown.length)
     used = [run for run in runs if run.used]
     order = list(PATTERNS)
     variants = sorted(
@@ -106,7 +108,7 @@ def build_report(study_dir: Path) -> Report:
     tokens = common_tokens(used)
     level = _table(used, variants, lambda seen: losses(seen)[tokens]) if tokens is not None else {}
     first = used[0].record if used else None
-    plan = _plan(study_dir)
+    plan = _plan(study_dir / (shown.length.plan if shown.length else "plan.json"))
     ends = {run.record["progress"]["tokens"] for run in used}
     short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
@@ -135,7 +137,7 @@ def build_report(study_dir: Path) -> Report:
         block_size=first["batch"]["block_size"] if first else None,
         validation_tokens=first["validation"]["tokens"] if first else None,
         target=first["target"] if first else None,
-        notes=_notes(plan["notes"], used),
+        notes=_notes([*filter(None, [shown.note]), *plan["notes"]], used),
         cut=[run.name for run in short],
         early=early(plan["budget"], ended),
         misplanned=apart,
@@ -233,10 +235,10 @@ def _learned(used: list[Run]) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def _plan(study_dir: Path) -> dict[str, Any]:
-    """The budget and the notes of plan.json; empty where it has none."""
+def _plan(path: Path) -> dict[str, Any]:
+    """The budget and the notes of a plan file; empty if it has none."""
     try:
-        plan = json.loads((study_dir / "plan.json").read_text(encoding="utf-8"))
+        plan = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         plan = None
     plan = plan if isinstance(plan, dict) else {}

@@ -1,16 +1,21 @@
-"""Longer runs: a study's finished runs go on from where their decay began, as if planned longer from the start.
+"""Extend finished runs, and undo an extension.
 
-Under "wsd" the rates of a run of N iterations are those of every longer run until N's decay begins, if the warm-up
-has as many iterations; that state is kept in <run>/stable. Under a cosine there is no such state.
+Under "wsd" the learning rates of a run of N iterations are those of every longer run until N's decay begins, if the
+warm-up has as many iterations. That state is saved in <run>/stable. Under a cosine there is no such state.
 
-    plan.json       the new counts; `extended` times the first budget. Written at once: it decides
-    plan-N.json     the plan before, N its largest count
-    <run>/run-N.json, metrics-N.jsonl, ..., checkpoint-N/   what the run was at N iterations
+    plan.json       the new counts; `extended` times the first budget. Written first: it decides the length
+    plan-N.json     the plan before; N is its largest count
+    <run>/run-N.json, metrics-N.jsonl, ..., checkpoint-N/, stable-N/   results and states of the run at N iterations
+    undo.json       exists while an extension is being undone
+    undone-M/       plan and runs of M iterations that were undone: a study folder for reports
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,44 +25,48 @@ from gpt2.config.config import Config, OptimizerConfig
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.train.optimizer import decay_start
+from study.records.lengths import saved_counts, saved_name
 from study.runner import plan as planning
 from study.runner import space
 from study.runner.guard import locked, refuse_another_configuration
 from study.runner.settings import StudySettings
 
 DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?")
-KEPT = ("run.json", "metrics.jsonl", "hellaswag.json", "validation_windows.json")
-OF_THE_END = ("hellaswag.json", "validation_windows.json")  # a run that is not finished has none
+SAVED = ("run.json", "metrics.jsonl", "hellaswag.json", "validation_windows.json")
+END_RESULTS = ("hellaswag.json", "validation_windows.json")  # only a finished run has them
+UNDO = "undo.json"  # {"previous": the plan file to restore, "into": the folder for the longer results}
 
 
 class ExtendError(UserError, RuntimeError):
-    """The runs cannot be made longer as they are."""
+    """The runs cannot be extended, or the extension cannot be undone."""
 
 
 def parse_factor(text: str) -> Fraction:
-    """FACTOR, exactly as it was written."""
+    """Read FACTOR as an exact fraction."""
     if not DECIMAL.fullmatch(text) or Fraction(text) <= 1:
-        raise ExtendError(f"FACTOR={text} is no extension; right: a decimal above 1, such as FACTOR=2")
+        raise ExtendError(f"FACTOR={text} does not extend a run; fix: a decimal above 1, such as FACTOR=2")
     return Fraction(text)
 
 
 def extend(config: Config, settings: StudySettings, config_text: str, factor: Fraction) -> list[str]:
-    """Plan every run of the study `factor` times as long and set the finished ones back to where they go on.
+    """Plan every run `factor` times as long, and set the finished runs back to the start of their decay.
 
-    Returns what was done, a line each. ExtendError, before anything is changed, where it would not be legitimate.
+    Returns messages, a line each. ExtendError before any change if an extension is not valid.
     """
     directory = settings.results_dir / settings.name
     refuse_another_configuration(directory, config_text)
     _refuse_cosine(config.optimizer)
-    plan = planning.load_plan(directory)
-    if plan is None:
-        raise ExtendError(f"{directory} has not been run, so there is nothing to extend; right: `make` first")
+    plan = _existing_plan(directory)
     with locked(directory):
+        if (directory / UNDO).exists():
+            raise ExtendError(
+                f"undoing the last extension of {directory} was interrupted; fix: `make extend UNDO=1`"
+            )
         pending = _behind(directory, plan)
         if pending:
             names = ", ".join(path.name for path in pending)
             raise ExtendError(
-                f"the last extension was cut off before {names}; right: `make`, which completes it"
+                f"the last extension was interrupted before {names}; fix: `make`, which completes it"
             )
         runs = _runs(directory, settings)
         before = {name: row["iterations"] for name, row in plan["variants"].items()}
@@ -66,19 +75,22 @@ def extend(config: Config, settings: StudySettings, config_text: str, factor: Fr
         longer = _longer(plan, config, factor)
         counts = [longer["variants"][run_record.load(folder)["variant"]]["iterations"] for folder in runs]
         space.require(directory, config.model, counts, config.optimizer.schedule)
-        kept = directory / f"plan-{max(before.values())}.json"
-        files.write_text(kept, (directory / "plan.json").read_text(encoding="utf-8"))
-        files.write_json(directory / "plan.json", longer)  # from here on it is extended
+        saved = directory / f"plan-{max(before.values())}.json"
+        files.write_text(saved, (directory / "plan.json").read_text(encoding="utf-8"))
+        files.write_json(directory / "plan.json", longer)  # from here on the study is extended
         for folder in _behind(directory, longer):
             _set_back(folder)
-    return _told(directory, settings, runs, before, longer)
+    return _extended_messages(directory, settings, runs, before, longer)
 
 
 def finish_extension(directory: Path) -> None:
-    """Set back the runs that an extension was cut off before, if any."""
+    """Complete an extension, or the undoing of one, that was interrupted."""
+    if (directory / UNDO).exists():
+        with locked(directory):
+            _complete_undo(directory)
     try:
         plan = planning.load_plan(directory)
-    except planning.PlanError:  # told by whoever needs the plan
+    except planning.PlanError:  # reported by the code that needs the plan
         return
     if plan and _behind(directory, plan):
         with locked(directory):
@@ -86,35 +98,142 @@ def finish_extension(directory: Path) -> None:
                 _set_back(folder)
 
 
+# ---- undo
+
+
+def undo(settings: StudySettings) -> list[str]:
+    """Restore the plan and the runs of before the last extension. Returns messages, a line each.
+
+    Results beyond that length move to undone-M/, M the largest count of the plan that is undone.
+    """
+    directory = settings.results_dir / settings.name
+    plan = _existing_plan(directory)
+    with locked(directory):
+        if not (directory / UNDO).exists():
+            previous = saved_counts(directory, "plan")
+            if not previous:
+                raise ExtendError(f"{directory} has not been extended, so there is no extension to undo")
+            count = max(row["iterations"] for row in plan["variants"].values())
+            into = _unused(directory / f"undone-{count}")
+            entries = {"previous": f"plan-{previous[-1]}.json", "into": into.name}
+            files.write_json(directory / UNDO, entries)  # from here on the extension is being undone
+        into, restored = _complete_undo(directory)
+    messages = [f"{settings.name}: the extension was undone; iterations: {_listed(restored['variants'])}"]
+    if into.exists():
+        messages.append(
+            f"the longer results are in {into}; `make report STUDY={into}` shows those that are finished"
+        )
+    return messages
+
+
+def _complete_undo(directory: Path) -> tuple[Path, dict[str, Any]]:
+    """Restore every run, then the plan. Each step can be interrupted and repeated."""
+    entries = json.loads((directory / UNDO).read_text(encoding="utf-8"))
+    into, previous = directory / entries["into"], directory / entries["previous"]
+    if previous.exists():
+        plan = json.loads(previous.read_text(encoding="utf-8"))
+        for folder in sorted((directory / "runs").glob("*/")):
+            _restore(folder, plan, into)
+        if into.exists():
+            for name in ("plan.json", "config", "expected.json"):
+                if (directory / name).exists():
+                    shutil.copyfile(directory / name, into / name)
+        previous.replace(directory / "plan.json")
+    (directory / UNDO).unlink()
+    return into, json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+
+
+def _restore(folder: Path, plan: dict[str, Any], into: Path) -> None:
+    """Restore the run to its length in `plan`; move what it has beyond that length to `into`."""
+    record, counts = _record(folder), saved_counts(folder, "run")
+    row = plan["variants"].get(record["variant"]) if record else None
+    if (
+        record
+        and row
+        and (record["schedule"] or {}).get("iterations") == row["iterations"]
+        and (record["status"] == "finished" or not counts)
+    ):
+        return  # restored already, or not yet set back
+    beyond = into / "runs" / folder.name
+    if not counts:  # it was started after the extension
+        beyond.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(beyond)
+        return
+    count = counts[-1]
+    saved_stable = (folder / f"stable-{count}").exists()
+    if (folder / "run.json").exists() and ((folder / "checkpoint").exists() or beyond.exists()):
+        beyond.mkdir(parents=True, exist_ok=True)
+        if (folder / "config").exists():
+            shutil.copyfile(folder / "config", beyond / "config")
+        states = ["checkpoint", *(["stable"] if saved_stable else [])]
+        for path in (
+            folder / name for name in [*states, *SAVED[1:], SAVED[0]]
+        ):  # run.json last: it marks the end
+            if path.exists():
+                path.rename(beyond / path.name)
+    elif (folder / "run.json").exists():  # it has not continued beyond the shorter length
+        if saved_stable:
+            shutil.rmtree(folder / "stable", ignore_errors=True)
+        (folder / "run.json").unlink()
+    for name in ("checkpoint", "stable", *SAVED[1:], SAVED[0]):
+        saved = saved_name(folder / name, count)
+        if saved.exists():
+            saved.replace(folder / name)
+    (folder / "run.json").touch()  # the report of the longer runs is older than it
+
+
+def _unused(path: Path) -> Path:
+    """The path, or path.2, path.3, ...: the first that does not exist."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
+
+
+# ---- checks and plans
+
+
+def _existing_plan(directory: Path) -> dict[str, Any]:
+    plan = planning.load_plan(directory)
+    if plan is None:
+        raise ExtendError(f"{directory} has not been run, so there is nothing to extend; fix: `make` first")
+    return plan
+
+
 def _refuse_cosine(optimizer: OptimizerConfig) -> None:
     if optimizer.schedule == "cosine":
         raise ExtendError(
-            "a cosine cannot be extended: the schedule ended at its count, and another count has other rates from "
-            "the first step; right: a new CONFIG_STUDY_NAME with CONFIG_SCHEDULE_WSD=y or with a larger "
+            "a cosine schedule cannot be extended: it ended at its count, and another count has other learning rates "
+            "from the first step; fix: choose a new CONFIG_STUDY_NAME with CONFIG_SCHEDULE_WSD=y or with a larger "
             "CONFIG_GPT2_MAX_TIME, _TOKENS or _ITERS"
         )
 
 
-def _told(
+def _extended_messages(
     directory: Path, settings: StudySettings, runs: list[Path], before: dict[str, int], longer: dict[str, Any]
 ) -> list[str]:
-    """What an extension has done, in lines for the terminal."""
+    """Messages after an extension, a line each."""
     rows = longer["variants"]
     changes = ", ".join(f"{name} {before[name]} -> {rows[name]['iterations']}" for name in before)
     asked = _asked(directory, settings)
     others = ", ".join(folder.name for folder in runs if folder not in asked)
-    aside = [f"not in .config, so set back with the others but not gone on with: {others}"] if others else []
+    aside = (
+        [f"set back but not continued by `make`, because .config does not ask for them: {others}"]
+        if others
+        else []
+    )
     return [
         *aside,
         f"{settings.name}: {len(runs)} runs are planned for {longer['extended']:g} times the first budget; "
         f"iterations: {changes}",
-        "`make` goes on with each from where its decay began; what they were is kept beside them: run-N.json, "
-        "checkpoint-N/, and plan-N.json for the study",
+        "`make` continues each run from the start of its decay. The shorter results are saved: run-N.json, "
+        "checkpoint-N/, and plan-N.json of the study. `make extend UNDO=1` restores them.",
     ]
 
 
 def _asked(directory: Path, settings: StudySettings) -> list[Path]:
-    """The folders of the runs that .config asks for."""
+    """Folders of the runs that .config asks for."""
     return [
         directory / "runs" / run_record.run_name(name, seed)
         for seed in range(settings.seeds)
@@ -123,15 +242,15 @@ def _asked(directory: Path, settings: StudySettings) -> list[Path]:
 
 
 def _runs(directory: Path, settings: StudySettings) -> list[Path]:
-    """The folders of the runs that .config asks for and of all others that are finished."""
+    """Folders of the runs that .config asks for, and of all other finished runs."""
     asked = _asked(directory, settings)
     return [*asked, *(path for path in _finished(directory) if path not in asked)]
 
 
 def _finished(directory: Path) -> dict[Path, dict[str, Any]]:
     """Records of the finished runs, by folder."""
-    seen = {path: _record(path) for path in sorted((directory / "runs").glob("*/"))}
-    return {path: value for path, value in seen.items() if value and value["status"] == "finished"}
+    found = {path: _record(path) for path in sorted((directory / "runs").glob("*/"))}
+    return {path: value for path, value in found.items() if value and value["status"] == "finished"}
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
@@ -142,46 +261,44 @@ def _record(folder: Path) -> dict[str, Any] | None:
 
 
 def _refuse_run(folder: Path, plan: dict[str, Any], optimizer: OptimizerConfig) -> None:
-    """ExtendError where the run in `folder` is not what a longer one would be up to its decay."""
-    seen = _record(folder)
-    status = seen["status"] if seen else "missing"
-    if not seen or status != "finished":
+    """ExtendError if the run is not equal to a longer run up to the decay."""
+    record = _record(folder)
+    status = record["status"] if record else "missing"
+    if not record or status != "finished":
         raise ExtendError(
-            f"{folder.name} is {status}; right: finished runs alone are extended, so `make` first, then "
-            "`make extend`"
+            f"{folder.name} is {status}; only finished runs are extended; fix: `make`, then `make extend`"
         )
-    row = plan["variants"].get(seen["variant"])
-    schedule = seen["schedule"] or {}
+    row = plan["variants"].get(record["variant"])
+    schedule = record["schedule"] or {}
     if row is None or schedule.get("iterations") != row["iterations"]:
         raise ExtendError(
             f"{folder.name} was planned with {schedule.get('iterations')} iterations, plan.json has "
-            f"{row['iterations'] if row else 'none'}; right: the plan that it was run with, or a new CONFIG_STUDY_NAME"
+            f"{row['iterations'] if row else 'none'}; fix: restore the run's plan, or choose a new CONFIG_STUDY_NAME"
         )
     if schedule["cut"]:
         raise ExtendError(
-            f"the schedule of {folder.name} was cut at iteration {seen['progress']['iterations']} of "
-            f"{row['iterations']} by the time limit; right: a new CONFIG_STUDY_NAME, "
-            "planned at the card's speed of today"
+            f"the time limit cut the schedule of {folder.name} at iteration {record['progress']['iterations']} of "
+            f"{row['iterations']}; fix: choose a new CONFIG_STUDY_NAME, which measures the speed of the device"
         )
     _refuse_stable(folder, decay_start(row["iterations"], optimizer.decay_fraction, row["warmup_iterations"]))
 
 
 def _refuse_stable(folder: Path, iteration: int) -> None:
-    """ExtendError where the checkpoint of the beginning of the decay is not there, whole and of that iteration."""
-    right = "a new CONFIG_STUDY_NAME with a larger budget"
+    """ExtendError if there is no valid checkpoint of `iteration`, the start of the decay."""
+    fix = "choose a new CONFIG_STUDY_NAME with a larger budget"
     found = [path for path in checkpoint.complete(folder / "stable") if path.name == f"{iteration:08d}"]
     if not found:
         raise ExtendError(
-            f"{folder / 'stable'} has no checkpoint of iteration {iteration}, where the decay began; right: {right}"
+            f"{folder / 'stable'} has no checkpoint of iteration {iteration}, where the decay began; fix: {fix}"
         )
     try:
         checkpoint.load(found[0])
     except checkpoint.CheckpointError as error:
-        raise ExtendError(f"{folder.name} cannot go on: {error}; right: {right}") from error
+        raise ExtendError(f"{folder.name} cannot continue: {error}; fix: {fix}") from error
 
 
 def _longer(plan: dict[str, Any], config: Config, factor: Fraction) -> dict[str, Any]:
-    """The plan with `factor` times the counts; counts are always worked out from the first budget's."""
+    """The plan with `factor` times the counts, computed from the counts of the first budget."""
     total = Fraction(str(plan.get("extended", 1))) * factor
     rows = {name: dict(row) for name, row in plan["variants"].items()}
     for name, row in rows.items():
@@ -189,7 +306,7 @@ def _longer(plan: dict[str, Any], config: Config, factor: Fraction) -> dict[str,
         planning.extend_row(row, total)
         if row["iterations"] <= before:
             raise ExtendError(
-                f"FACTOR={float(factor):g} adds no iteration to {name}'s {before}; right: a larger one"
+                f"FACTOR={float(factor):g} adds no iteration to the {before} of {name}; fix: a larger FACTOR"
             )
     tokens = max(row["tokens"] for row in rows.values())
     budget = {
@@ -198,7 +315,7 @@ def _longer(plan: dict[str, Any], config: Config, factor: Fraction) -> dict[str,
         for value in [getattr(config.budget, name)]
     }
     note = (
-        f"extended to {float(total):g} times the first budget: each run went on from where its decay began "
+        f"extended to {float(total):g} times the first budget: each run continued from the start of its decay "
         f"(from {_listed(plan['variants'])} to {_listed(rows)} iterations), with the first budget's warm-up"
     )
     return plan | {
@@ -216,33 +333,50 @@ def _listed(rows: dict[str, Any]) -> str:
 
 
 def _behind(directory: Path, plan: dict[str, Any]) -> list[Path]:
-    """The folders of the runs that are finished at a count from before the plan was extended."""
+    """Folders of the runs that are finished at a count of before the extension."""
     if "extended" not in plan:
         return []
     return [
         folder
-        for folder, seen in _finished(directory).items()
-        if seen["variant"] in plan["variants"]
-        and seen["schedule"]
-        and seen["schedule"]["iterations"] < plan["variants"][seen["variant"]]["iterations"]
+        for folder, record in _finished(directory).items()
+        if record["variant"] in plan["variants"]
+        and record["schedule"]
+        and record["schedule"]["iterations"] < plan["variants"][record["variant"]]["iterations"]
     ]
 
 
 def _set_back(folder: Path) -> None:
-    """Keep what the finished run was under names of its own; its next process then begins at stable/.
+    """Save the finished run under names with its count. Its next process begins at stable/.
 
-    run.json says "finished" until all else is done, so that this can be cut off anywhere and begun again.
+    run.json says "finished" until the end, so that each step can be interrupted and repeated.
     """
-    seen = run_record.load(folder)
-    count = seen["schedule"]["iterations"]
-    for path in (folder / name for name in KEPT):
+    record = run_record.load(folder)
+    count = record["schedule"]["iterations"]
+    for path in (folder / name for name in SAVED):
         if path.exists():
-            files.write_text(
-                path.with_name(f"{path.stem}-{count}{path.suffix}"), path.read_text(encoding="utf-8")
-            )
-    for name in OF_THE_END:
+            files.write_text(saved_name(path, count), path.read_text(encoding="utf-8"))
+    for name in END_RESULTS:
         (folder / name).unlink(missing_ok=True)
     if (folder / "checkpoint").exists():
         (folder / "checkpoint").rename(folder / f"checkpoint-{count}")
+    _link_tree(folder / "stable", folder / f"stable-{count}")
     note = f"finished at {count} iterations and extended; that record is run-{count}.json"
-    files.write_json(folder / "run.json", seen | {"status": "interrupted", "notes": [*seen["notes"], note]})
+    files.write_json(
+        folder / "run.json", record | {"status": "interrupted", "notes": [*record["notes"], note]}
+    )
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Copy a folder whose files are never changed by hard links, where the file system has them."""
+    if source.exists() and not target.exists():
+        temporary = target.with_name(f".{target.name}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(source, temporary, copy_function=_link)
+        temporary.rename(target)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -150,7 +150,7 @@ def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
     other = a_run(tmp_path / "other", config_file, "RALEARN")
     files.write_json(other / "run.json", run_record.blank("B0", "B", 0))
     for wrong, told in (
-        (lambda: inspect.load(tmp_path / "nowhere"), "is no folder"),
+        (lambda: inspect.load(tmp_path / "nowhere"), "is not a folder"),
         (lambda: inspect.load(empty), "has no checkpoint"),
         (lambda: inspect.load(other), "is not of the model"),
         (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "cannot be read"),
@@ -160,6 +160,28 @@ def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
         with pytest.raises(AttentionError, match=told) as raised:
             wrong()
         assert "\n" not in str(raised.value)
+
+
+def test_the_finished_model_of_a_run_that_is_being_extended_is_shown(
+    tmp_path: Path, config_file: Path
+) -> None:
+    run_dir = a_run(tmp_path, config_file, "B")
+    finished = inspect.load(run_dir)
+    (run_dir / "checkpoint").rename(run_dir / "checkpoint-7")
+    (run_dir / "run.json").rename(run_dir / "run-7.json")
+    record = run_record.blank("B0", "B", 0)
+    weights = {name: torch.zeros_like(value) for name, value in finished.model.state_dict().items()}
+    for status, steps in (("interrupted", 0), ("running", 11), ("finished", 14)):
+        files.write_json(run_dir / "run.json", record | {"status": status})
+        if steps:
+            checkpoint.save(run_dir / "checkpoint", steps, {"model": weights}, {})
+        run = inspect.load(run_dir)
+        assert run.iteration == (14 if status == "finished" else 7)
+        assert any("finished model of 7 iterations" in note for note in run.notes) == (status != "finished")
+        assert inspect.load(run_dir, 7).iteration == 7
+    shutil.rmtree(run_dir / "checkpoint-7")
+    files.write_json(run_dir / "run.json", record | {"status": "running"})
+    assert inspect.load(run_dir).iteration == 14
 
 
 @pytest.mark.parametrize(("tokens", "pixels"), [(40, 40), (41, 8), (7, 64), (100, 33)])

@@ -110,7 +110,7 @@ def test_without_a_config_the_remedy_is_named(place: Workplace) -> None:
 def test_an_extended_study_has_the_numbers_of_a_longer_one(place: Workplace) -> None:
     """12 iterations, then 24; and 24 from the start with as many iterations of warm-up."""
     wsd = {"SCHEDULE_WSD": "y", "WARMUP_FRACTION": "0.25", "VARIANTS": "B"}
-    assert "a cosine cannot be extended" in run(place, "scripts.extend", "2", expect=1)
+    assert "a cosine schedule cannot be extended" in run(place, "scripts.extend", "2", expect=1)
     configure(place, **wsd)
     assert "make extend FACTOR=2" in run(place, "scripts.extend", expect=1)
     run(place, "scripts.study", expect=0)
