@@ -123,7 +123,7 @@ def peak(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
 
     from bench.case_step import model_and_attention, optimizer
     from gpt2.hardware.cpu import cpu_threads
-    from gpt2.memory.workload import Work
+    from gpt2.memory.workload import StepWorkload
     from gpt2.train.peak_memory import PeakMeter
 
     torch.set_num_threads(cpu_threads(0))
@@ -131,7 +131,7 @@ def peak(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
     def step(layers: int, heads: int, width: int, block_size: int) -> PeakMeter:
         sizes = {"name": "bench", "layers": layers, "heads": heads, "width": width, "block_size": block_size}
         model, attention = model_and_attention(sizes, case)
-        work = Work(model, optimizer(), attention, micro, 1, "cpu", "float32")
+        work = StepWorkload(model, optimizer(), attention, micro, 1, "cpu", "float32")
         meter = PeakMeter("cpu")
         stepper = work.prepare("cpu")  # its optimizer has its state, so that the step is one like any other
         stepper.step(torch.zeros((micro, block_size + 1), dtype=torch.int64), 1, 2, meter)

@@ -139,7 +139,7 @@ def _time_steps(config, resolved, attentions, batch, seconds: float, stop) -> in
     """
     import torch
 
-    from gpt2.artifacts.metrics_log import print_line
+    from gpt2.artifacts.metrics_log import print_event
     from gpt2.train.peak_memory import PeakMeter
     from gpt2.train.step import Stepper
     from gpt2.train.trainer import WARM_UP_STEPS, device_synchroniser
@@ -175,7 +175,7 @@ def _time_steps(config, resolved, attentions, batch, seconds: float, stop) -> in
         if turns == WARM_UP_STEPS:
             began = time.perf_counter()
     timed = {name: own[WARM_UP_STEPS:] for name, own in samples.items()}
-    print_line({"event": "timing", "seconds": timed, "peak_bytes": meter.peaks()["allocated"]})
+    print_event({"event": "timing", "seconds": timed, "peak_bytes": meter.peaks()["allocated"]})
     return EXIT_FINISHED
 
 

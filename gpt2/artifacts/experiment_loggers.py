@@ -29,7 +29,7 @@ POLL_SECONDS = 1.0
 FINISH_SECONDS = 20.0  # that a tracker has at the end of a run, or after the death of the study, at most
 
 
-class Trackers:
+class ExperimentLoggers:
     """The sidecars of one run. `finish` waits a bounded time, then ends them."""
 
     def __init__(self, run_dir: Path, tracking: TrackingConfig) -> None:
@@ -112,7 +112,7 @@ def command(module: str, *arguments: str) -> str:
     return shlex.join([python, "-m", module, *arguments])
 
 
-def names(line: dict[str, Any]) -> dict[str, float]:
+def metric_names(line: dict[str, Any]) -> dict[str, float]:
     """A line of metrics.jsonl under the stable names that the trackers show.
 
     train/tokens is the axis of both kinds of line; validation/tokens, in the summary, is how many are scored.
@@ -217,7 +217,7 @@ def forward(run_dir: Path, parent: int, tracker: str, mode: str, project: str) -
         options |= {"mode": mode, "dir": str(run_dir)}
     client.init(**options)
     for line in follow(run_dir, parent):
-        values = names(line)
+        values = metric_names(line)
         if values:
             client.log(values, step=int(line["iteration"]))
     record = _record(run_dir)

@@ -15,11 +15,11 @@ from gpt2.system import files
 if TYPE_CHECKING:
     pass
 
-ONLY_TOLD = ("started", "phase")  # these events are no numbers and not for metrics.jsonl
-TOLD_SECONDS = 0.25  # between two lines of training for the terminal; metrics.jsonl gets every one
+NOT_METRICS = ("started", "phase")  # these events are no numbers and not for metrics.jsonl
+PRINT_SECONDS = 0.25  # between two lines of training for the terminal; metrics.jsonl gets every one
 
 
-class Ledger:
+class MetricsLog:
     """The written side of a run in `directory`. Open it (as a context) to have metrics.jsonl written as well."""
 
     def __init__(self, directory: Path, opening: dict[str, Any], iterations: int) -> None:
@@ -28,7 +28,7 @@ class Ledger:
         self._metrics: TextIO | None = None
         self._told_at = 0.0
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> MetricsLog:
         self._metrics = (self.directory / "metrics.jsonl").open("a")
         return self
 
@@ -38,12 +38,12 @@ class Ledger:
 
     def tell(self, line: dict[str, Any], always: bool = False) -> None:
         """Every number goes to metrics.jsonl; whoever listens hears at most four lines a second."""
-        if line["event"] not in ONLY_TOLD and self._metrics and not self._metrics.closed:
+        if line["event"] not in NOT_METRICS and self._metrics and not self._metrics.closed:
             run_record.append_metrics(self._metrics, line)
         now = time.monotonic()
-        if always or now - self._told_at >= TOLD_SECONDS:
+        if always or now - self._told_at >= PRINT_SECONDS:
             self._told_at = now
-            print_line(line | {"iterations": self.iterations})
+            print_event(line | {"iterations": self.iterations})
 
     def note(self, iteration: int, message: str) -> None:
         """Something that the reader of the report must know."""
@@ -68,7 +68,7 @@ class Ledger:
             return None
 
 
-def keep_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> None:
+def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> None:
     """Drop the lines of metrics.jsonl that will be made again, or are torn.
 
     Those are the lines after `iteration`, and validations at other tokens than `evaluated`.
@@ -88,7 +88,7 @@ def keep_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> N
     files.write_text(path, "".join(text + "\n" for text in kept))
 
 
-def print_line(line: dict[str, Any]) -> None:
+def print_event(line: dict[str, Any]) -> None:
     """One JSON line for whoever started this process; nobody may be listening any more."""
     try:
         print(json.dumps(line), flush=True)

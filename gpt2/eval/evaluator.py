@@ -22,7 +22,7 @@ from gpt2.system.signals import Stop
 Scored = TypeVar("Scored")
 
 
-class Scores:
+class Evaluator:
     """What a run has been found to score. `losses`: [tokens, train seconds, nats]; `learned`: [tokens, [p a layer]].
 
     Memory that runs out here costs no training: half as many tokens are scored at once from then on, and

@@ -1,7 +1,7 @@
 """Measure the peak memory of one training step and one evaluation batch, by phase.
 
-On a GPU the numbers are the allocator's. On a CPU torch's allocator is observed through the profiler, which is too
-slow for a run; `gpt2.train.peak_memory` has what a run records.
+On a GPU the numbers come from the allocator. On a CPU torch's profiler observes the allocator. That is too slow for a
+training run; gpt2.train.peak_memory measures runs.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from gpt2.memory.workload import Work
+from gpt2.memory.workload import StepWorkload
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import Stepper
 
-HISTORY = 1_000_000  # allocator events that a snapshot keeps; a step of GPT-2 124M makes some ten thousand
+HISTORY = 1_000_000  # allocator events in a snapshot; a step of GPT-2 124M has about ten thousand
 
 
 @contextmanager
 def snapshot(path: Path) -> Iterator[None]:
-    """Record every allocation of the block on a GPU with its stack, into a file for pytorch.org/memory_viz."""
+    """Record every GPU allocation of the block with its stack; write a file for pytorch.org/memory_viz."""
     torch.cuda.memory._record_memory_history(max_entries=HISTORY)
     try:
         yield
@@ -36,10 +36,9 @@ def snapshot(path: Path) -> Iterator[None]:
 
 
 class AllocatorListener:
-    """Peaks by phase of torch's CPU allocator, kernels' own temporaries included, through torch's profiler.
+    """Peaks of torch's CPU allocator by phase, from torch's profiler; temporaries inside kernels are included.
 
-    base: bytes that are allocated already. Use as a context manager around the phases, which it then has the
-    peaks of.
+    base: bytes allocated before. Enter it around the phases; `by_phase` has their peaks after it exits.
     """
 
     def __init__(self, base: int) -> None:
@@ -55,6 +54,7 @@ class AllocatorListener:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Mark the block as a phase."""
         with torch.profiler.record_function(f"phase:{name}"):
             yield
 
@@ -76,7 +76,7 @@ class AllocatorListener:
 
 
 def allocated_bytes(stepper: Stepper) -> int:
-    """Bytes of the weights and the optimizer's state, each storage once."""
+    """Sum the bytes of weights and optimizer state, each storage once."""
     state = [value for row in stepper.optimizer.state.values() for value in row.values()]
     tensors = [*stepper.model.parameters(), *(value for value in state if isinstance(value, torch.Tensor))]
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -85,24 +85,24 @@ def allocated_bytes(stepper: Stepper) -> int:
 
 @dataclass
 class Measured:
-    """Peak bytes of a piece of work by phase. allocated: what the allocator gave out. resident: the process's.
+    """Peak bytes by phase. allocated: bytes that the allocator handed out.
 
-    On a CPU resident is the growth of the resident set; on a GPU it is what the allocator reserved, over all phases.
+    resident: on a CPU, growth of the resident set; on a GPU, bytes that the allocator reserved, over all phases.
     """
 
     allocated: dict[str, int] = field(default_factory=dict)
     resident: dict[str, int] = field(default_factory=dict)
 
 
-def load_libraries(work: Work) -> None:
-    """A step of a model of next to no size: what torch loads and sets up at the first use is not the work's."""
+def load_libraries(work: StepWorkload) -> None:
+    """Run a step of a minimal model, so that memory of torch's lazily loaded libraries is not counted as the work's."""
     small = dataclasses.replace(work.model, layers=1, heads=1, width=8, block_size=2)
     tiny = dataclasses.replace(work, model=small, attention=None, micro=1, accumulation=1)
     tiny.run(tiny.prepare("cpu"), PeakMeter("cpu"))
 
 
-def measure(work: Work, device: str, snapshot_path: Path | None = None) -> Measured:
-    """Make the work for real. Best in a fresh process: on a CPU the resident set remembers what was there before."""
+def measure(work: StepWorkload, device: str, snapshot_path: Path | None = None) -> Measured:
+    """Run the work and measure it. Use a new process: on a CPU the resident set includes earlier memory."""
     measured = Measured()
     gpu = torch.device(device).type == "cuda"
     if not gpu:

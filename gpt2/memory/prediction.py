@@ -1,15 +1,17 @@
-"""Peak memory of a training step and of an evaluation, before there is a card: the real step on fake tensors.
+"""Predict peak memory of a training step and an evaluation without the device: the real step on fake tensors.
 
-A fake tensor has a shape, a dtype and a storage of a size, and no memory. gpt2.train.step.Stepper makes its step with
-them, unchanged: model, attention, autocast, loss, autograd, clipping and optimizer;
-gpt2.memory.allocation_tracker adds up what is
-alive. Nothing is extrapolated and no card, driver or CUDA build of torch is needed.
+A fake tensor has a shape, a dtype and a storage size, but no memory. gpt2.train.step.Stepper runs its step on fake
+tensors unchanged: model, attention, autocast, loss, autograd, clipping and optimizer.
+gpt2.memory.allocation_tracker sums the live bytes. Nothing is extrapolated; no card, driver or CUDA build of torch is
+needed.
 
-What is assumed of a GPU: fused attention keeps what the CPU's fused kernel keeps (q, k, v, the output, and float32
-statistics of one number a row and head); allocations are rounded up to 512 bytes; the libraries' workspaces and the
-attention kernel's own are those of WORKSPACE and `attention_workspace`. The step is not compiled: torch.compile
-fuses elementwise operations and keeps fewer tensors, so that a compiled step needs less. The CUDA context and
-what the allocator reserves beyond its peak are not in the figure: a plan leaves a margin for them.
+Assumptions for a GPU:
+- fused attention saves the same tensors as the CPU's fused kernel: q, k, v, the output, and one float32 statistic per
+  row and head;
+- allocations are rounded up to 512 bytes;
+- library workspaces are WORKSPACE, and the attention kernel's is `attention_workspace`;
+- the step is not compiled. torch.compile fuses elementwise operations, so a compiled step needs less;
+- the CUDA context and memory that the allocator reserves beyond its peak are not counted. A plan leaves a margin.
 """
 
 from __future__ import annotations
@@ -23,44 +25,44 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from gpt2.memory.allocation_tracker import Block, PhaseMarks, Timeline, Tracker
-from gpt2.memory.workload import Work
+from gpt2.memory.allocation_tracker import Allocation, AllocationTracker, PhaseMarks, Timeline
+from gpt2.memory.workload import StepWorkload
 from gpt2.model import cpu_linear
 from gpt2.model import loss as loss_module
 
 GRANULARITY = {"cpu": 1, "cuda": 512, "rocm": 512}  # bytes; CUDACachingAllocator's kMinBlockSize
-# Bytes that the matrix library keeps from its first product on: cuBLAS's largest default (Hopper; 8 MiB before), and
-# hipBLASLt's.
+# bytes that the matrix library holds from its first product on: cuBLAS's largest default (Hopper; 8 MiB before), and
+# hipBLASLt's
 WORKSPACE = {"cpu": 0, "cuda": 32 * 2**20, "rocm": 76 * 2**20}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """peak_bytes: of training and evaluation. timeline: one optimizer step in full, then an evaluation batch."""
+    """peak_bytes: maximum over training and evaluation. timeline: one optimizer step, then one evaluation batch."""
 
     peak_bytes: int
     timeline: Timeline
 
 
 def attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
-    """Bytes that a GPU's flash attention takes inside its backward kernel, besides the gradients.
+    """Return the bytes that a GPU's flash attention holds inside its backward kernel, besides the gradients.
 
-    torch's flash_api.cpp: the query's gradient summed in float32, and a float32 number a row, with rows rounded up to
-    128 and head sizes to 32. Its forward takes none.
+    torch's flash_api.cpp: a float32 accumulator of the query's gradient and one float32 number per row, with rows
+    rounded up to 128 and head sizes to 32. Forward needs none.
     """
     if "attention" not in operation.__name__ or "backward" not in operation.__name__:
         return 0
     B, H, T, D = arguments[1].shape
-    return B * H * _up(T, 128) * (_up(D, 32) + 1) * 4
+    return B * H * _round_up(T, 128) * (_round_up(D, 32) + 1) * 4
 
 
-def _up(value: int, multiple: int) -> int:
+def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
 @contextlib.contextmanager
-def _as_on(kind: str) -> Iterator[None]:
-    """The loss in chunks as long, the layers as they are there, and attention's dropout where it is, on that kind."""
+def _emulate_device(kind: str) -> Iterator[None]:
+    """Use the loss chunk length, the linear layers and the attention dropout of that kind of device."""
     if kind == "cpu":
         yield
         return
@@ -74,7 +76,7 @@ def _as_on(kind: str) -> Iterator[None]:
 
 
 class _DropoutInKernel(TorchFunctionMode):
-    """A GPU's fused attention draws its dropout inside, where the CPU's would write out a T x T mask."""
+    """Disable attention dropout: a GPU's fused kernel draws it inside; the CPU's would allocate a T x T mask."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -83,21 +85,21 @@ class _DropoutInKernel(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def predict(work: Work) -> Prediction:
-    """Predicted memory of the work, on whatever machine this is."""
+def predict(work: StepWorkload) -> Prediction:
+    """Predict the memory of the work, on any machine."""
     gpu = work.kind != "cpu"
-    tracker = Tracker(GRANULARITY[work.kind], attention_workspace if gpu else None)
-    with FakeTensorMode(), _as_on(work.kind):
-        timeline = tracked(work, tracker, "cpu")
+    tracker = AllocationTracker(GRANULARITY[work.kind], attention_workspace if gpu else None)
+    with FakeTensorMode(), _emulate_device(work.kind):
+        timeline = track(work, tracker, "cpu")
     if gpu:
-        timeline.blocks.append(Block(WORKSPACE[work.kind], 0, "", "matrix library"))
+        timeline.blocks.append(Allocation(WORKSPACE[work.kind], 0, "", "matrix library"))
     return Prediction(timeline.peak_bytes(), timeline)
 
 
-def tracked(work: Work, tracker: Tracker, device: str) -> Timeline:
-    """What the tracker sees of the work on a device, with real tensors or in a FakeTensorMode."""
+def track(work: StepWorkload, tracker: AllocationTracker, device: str) -> Timeline:
+    """Run the work on a device under the tracker, with real tensors or in a FakeTensorMode."""
     with tracker:
         stepper = work.prepare(device)
-        with tracker.watching(stepper.model):
+        with tracker.track_modules(stepper.model):
             work.run(stepper, PhaseMarks(tracker, stepper.model, stepper.optimizer))
     return tracker.timeline()

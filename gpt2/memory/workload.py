@@ -1,5 +1,4 @@
-"""The piece of work whose memory is predicted and measured alike: one optimizer step in its steady state, then an
-evaluation batch."""
+"""The workload of memory prediction and measurement: one steady-state optimizer step, then one evaluation batch."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from gpt2.eval.validation import EVALUATION_TOKENS, evaluating
 from gpt2.model.loss import linear_cross_entropy
 from gpt2.train.step import Attention, Loss, Phases, Stepper
 
-MICRO_BATCHES = 2  # of a step: the second meets the first one's gradients, and every further one repeats it
+MICRO_BATCHES = 2  # per step: the second adds to existing gradients, and further ones repeat it
 
 
 @dataclass(frozen=True)
-class Work:
-    """micro: sequences at a time. kind: "cuda", "rocm" or "cpu", of the device that is meant.
+class StepWorkload:
+    """micro: sequences per micro-batch. kind: "cuda", "rocm" or "cpu": the device to predict for.
 
-    accumulation: micro-batches a step; more than MICRO_BATCHES are not made, since they change no peak.
+    accumulation: micro-batches per step. At most MICRO_BATCHES are run; more change no peak.
     """
 
     model: ModelConfig
@@ -34,17 +33,18 @@ class Work:
 
     @property
     def batch(self) -> BatchPlan:
-        made = min(self.accumulation, MICRO_BATCHES)
-        return BatchPlan(self.micro * made, self.micro, made, 1, self.model.block_size)
+        """Return the batch of the step that is run."""
+        accumulation = min(self.accumulation, MICRO_BATCHES)
+        return BatchPlan(self.micro * accumulation, self.micro, accumulation, 1, self.model.block_size)
 
     @property
     def evaluation_batch(self) -> int:
-        """Windows of an evaluation batch."""
+        """Return the number of windows of an evaluation batch."""
         tokens = EVALUATION_TOKENS["cpu" if self.kind == "cpu" else "cuda"]
         return max(1, tokens // self.model.block_size)
 
     def prepare(self, device: str) -> Stepper:
-        """Model and optimizer, whose state a first step of one token has made."""
+        """Build model and optimizer, and run a step of one token, which allocates the optimizer's state."""
         stepper = Stepper(
             self.model,
             self.optimizer,
@@ -60,7 +60,7 @@ class Work:
         return stepper
 
     def run(self, stepper: Stepper, phases: Phases) -> None:
-        """The step (phases forward, backward, optimizer) and the evaluation."""
+        """Run the step (phases forward, backward, optimizer) and the evaluation."""
         T = self.model.block_size
         stepper.step(_ids(self.batch.effective, T, stepper.device), 1, 2, phases)
         ids = _ids(self.evaluation_batch, T, stepper.device)

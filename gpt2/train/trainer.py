@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from gpt2.artifacts import checkpoint
-from gpt2.artifacts.metrics_log import Ledger, keep_metrics
+from gpt2.artifacts.metrics_log import MetricsLog, truncate_metrics
 from gpt2.config.config import Config
 from gpt2.data import dataset
 from gpt2.data.prefetch import BatchPrefetcher
-from gpt2.eval.evaluator import Scores, hellaswag_entry
+from gpt2.eval.evaluator import Evaluator, hellaswag_entry
 from gpt2.hardware import resolve
 from gpt2.system import files
 from gpt2.system.resource_errors import disk_full, out_of_memory
@@ -82,8 +82,8 @@ class Run:
         self.faults = FaultLog()
         self.save_seconds = 0.0  # that the last checkpoint took
         opening = initial_record(plan, config, resolved, self.stepper, self.corpus.fingerprint, windows)
-        self.ledger = Ledger(plan.directory, opening, plan.iterations)
-        self.scores = Scores(
+        self.ledger = MetricsLog(plan.directory, opening, plan.iterations)
+        self.scores = Evaluator(
             self.stepper.model,
             self.device,
             self.stepper.autocast,
@@ -197,7 +197,7 @@ class Run:
         before_this = self.ledger.last_record()
         self.faults = FaultLog(before_this.get("faults", []) if before_this else [])
         evaluated = [int(row[0]) for row in self.scores.losses]
-        keep_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
+        truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
         self.stop.check()
 
     def identity(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gpt2.config.config import Config
 from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.memory.prediction import Prediction, predict
-from gpt2.memory.workload import Work
+from gpt2.memory.workload import StepWorkload
 from gpt2.system.errors import UserError
 from ra.variants import Variant
 
@@ -40,10 +40,10 @@ class Predictions:
         self.room_bytes = int(resolved.memory_bytes * (1 - MARGIN))
         self._failed: dict[str, str] = {}  # cost class -> why it cannot be predicted
 
-    def work_at(self, variant: Variant, micro: int) -> Work:
+    def work_at(self, variant: Variant, micro: int) -> StepWorkload:
         """The work at `micro` sequences at a time; two micro-batches a step where it does not divide the batch."""
         effective = self.config.batch.effective
-        return Work(
+        return StepWorkload(
             self.config.model,
             self.config.optimizer,
             variant.attention,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.experiment_loggers import Trackers
+from gpt2.artifacts.experiment_loggers import ExperimentLoggers
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config, Symbols
 from gpt2.data import dataset
@@ -250,7 +250,7 @@ class Study:
                 trackers, misplanned = self.listen(child, watch, directory, terminal)
                 status = child.wait()
             if not trackers and self.status(*run) == "finished":  # before anything could be said of the plan
-                trackers, misplanned = Trackers(directory, self.config.tracking), ""
+                trackers, misplanned = ExperimentLoggers(directory, self.config.tracking), ""
             told = trackers.finish() if trackers else None
             if told:
                 terminal.say(told)
@@ -271,7 +271,7 @@ class Study:
 
     def listen(
         self, child: Child, watch: replan.Watch | None, directory: Path, terminal: Terminal
-    ) -> tuple[Trackers | None, str]:
+    ) -> tuple[ExperimentLoggers | None, str]:
         """What a run's process tells, to its end or until the plan is found wrong: then it is ended, and why.
 
         Trackers begin when the record says "running" and it is sure that this run stays.
@@ -284,10 +284,10 @@ class Study:
                 return None, reason
             started = started or event["event"] == "started"
             if started and not trackers and not (watch and watch.waiting):
-                trackers = Trackers(directory, self.config.tracking)
+                trackers = ExperimentLoggers(directory, self.config.tracking)
             terminal.update(event)
         if started and not trackers and not self.session.asked:  # it failed too soon to be sure of
-            trackers = Trackers(directory, self.config.tracking)
+            trackers = ExperimentLoggers(directory, self.config.tracking)
         return trackers, ""
 
     def plan_anew(self, name: str, plan: dict[str, Any], reason: str, terminal: Terminal) -> None:

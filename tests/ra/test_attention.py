@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpt2.memory.allocation_tracker import Tracker
+from gpt2.memory.allocation_tracker import AllocationTracker
 from gpt2.model.init import initialise
 from gpt2.model.loss import linear_cross_entropy
 from gpt2.model.transformer import GPT2, CausalSelfAttention
@@ -217,7 +217,7 @@ def test_what_is_recomputing_in_backward_gives_the_same_gradients_to_the_bit(
 
 def kept_bytes(attention: nn.Module) -> int:
     """Bytes that backward keeps, each storage once, the weights, input and output aside."""
-    tracker = Tracker()
+    tracker = AllocationTracker()
     with tracker:
         x = torch.randn(B, 128, WIDTH, requires_grad=True)
         tracker.mark("other", [("", x), *(("", parameter) for parameter in attention.parameters())])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpt2.config.config import Config
-from gpt2.memory.allocation_tracker import Block, Timeline
+from gpt2.memory.allocation_tracker import Allocation, Timeline
 from gpt2.memory.prediction import Prediction
 from gpt2.system.errors import UserError
 from kconfig import commands
@@ -254,7 +254,9 @@ class Outline(HTMLParser):
 
 def a_row(name: str = "B", module: str = "blocks.0.mlp.fc", measured: Any = None) -> MemoryRow:
     phases = [(phase, 10 * at + 1, 10 * at + 10) for at, phase in enumerate(PHASES)]
-    timeline = Timeline([Block(1000, 0, "", module), Block(500, 12, "backward", module, 20)], phases, 40)
+    timeline = Timeline(
+        [Allocation(1000, 0, "", module), Allocation(500, 12, "backward", module, 20)], phases, 40
+    )
     return MemoryRow(name, 4, Prediction(timeline.peak_bytes(), timeline), 8, True, measured=measured)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.experiment_loggers import Trackers, names, new_lines, summary
+from gpt2.artifacts.experiment_loggers import ExperimentLoggers, metric_names, new_lines, summary
 from gpt2.config.config import TrackingConfig
 from gpt2.system import files
 
@@ -55,13 +55,13 @@ def run_dir(tmp_path: Path) -> Path:
     return folder
 
 
-def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Trackers:
+def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ExperimentLoggers:
     fakes = run_dir / "fakes"
     fakes.mkdir()
     (fakes / "wandb.py").write_text(FAKES[kind])
     monkeypatch.setenv("PYTHONPATH", str(fakes))
     monkeypatch.setenv("SEEN", str(run_dir / "seen"))
-    return Trackers(run_dir, TrackingConfig(True, "offline", "my-project", False))
+    return ExperimentLoggers(run_dir, TrackingConfig(True, "offline", "my-project", False))
 
 
 def test_every_number_reaches_the_tracker_under_its_stable_name(
@@ -82,7 +82,7 @@ def test_every_number_reaches_the_tracker_under_its_stable_name(
 def test_no_name_has_two_meanings(run_dir: Path) -> None:
     """What a curve is made of must not be overwritten by a number of the summary."""
     lines, _ = new_lines(run_dir / "metrics.jsonl", 0)
-    curves = {name for line in lines for name in names(line)}
+    curves = {name for line in lines for name in metric_names(line)}
     groups = {"validation": {"loss": 7.5, "perplexity": 1808.0, "tokens": 4096}}
     same = curves & summary(groups).keys()
     assert same == {"validation/loss", "validation/perplexity"}  # the last of their curves
@@ -202,7 +202,7 @@ def test_a_hanging_tracker_is_reported(run_dir: Path, monkeypatch: pytest.Monkey
 
 
 def test_without_tracking_nothing_is_started(run_dir: Path) -> None:
-    trackers = Trackers(run_dir, TrackingConfig(False, "off", "", False))
+    trackers = ExperimentLoggers(run_dir, TrackingConfig(False, "off", "", False))
     assert trackers.processes == []
     assert trackers.finish() is None
 

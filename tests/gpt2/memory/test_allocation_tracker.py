@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpt2.memory.allocation_tracker import KINDS, Timeline, Tracker
+from gpt2.memory.allocation_tracker import KINDS, AllocationTracker, Timeline
 
 
 def track(work, **settings) -> Timeline:
-    tracker = Tracker(**settings)
+    tracker = AllocationTracker(**settings)
     with tracker, tracker.phase("forward"):
         work()
     return tracker.timeline()
@@ -21,7 +21,7 @@ def track(work, **settings) -> Timeline:
 def test_a_tensor_counts_while_it_is_alive_and_a_view_or_an_in_place_result_counts_nothing(
     fake: bool,
 ) -> None:
-    tracker = Tracker()
+    tracker = AllocationTracker()
     mode = FakeTensorMode() if fake else torch.no_grad()
     with mode, tracker, tracker.phase("forward"):
         a = torch.zeros(100)
@@ -39,7 +39,7 @@ def test_a_tensor_counts_while_it_is_alive_and_a_view_or_an_in_place_result_coun
 
 def test_what_a_saved_tensor_keeps_alive_counts_until_backward_lets_it_go() -> None:
     x = torch.ones(100, requires_grad=True)
-    tracker = Tracker()
+    tracker = AllocationTracker()
     with tracker:
         with tracker.phase("forward"):
             y = x.exp()  # keeps its result for backward
@@ -59,7 +59,7 @@ def test_what_a_saved_tensor_keeps_alive_counts_until_backward_lets_it_go() -> N
 def test_the_peak_equals_that_of_a_ledger_kept_by_hand(sizes: list[tuple[int, bool]]) -> None:
     alive: dict[int, torch.Tensor] = {}
     total = highest = 0
-    tracker = Tracker(granularity=512)
+    tracker = AllocationTracker(granularity=512)
     with tracker, tracker.phase("forward"):
         for index, (size, drop) in enumerate(sizes):
             alive[index] = torch.empty(size, dtype=torch.uint8)
@@ -78,7 +78,7 @@ def test_a_kernels_workspace_counts_beside_its_result_and_is_gone_afterwards() -
         return 1000 if operation.__name__.startswith("exp") else 0
 
     x = torch.ones(100)
-    tracker = Tracker(workspace=workspace)
+    tracker = AllocationTracker(workspace=workspace)
     with tracker, tracker.phase("forward"):
         y = x.exp()
         timeline = tracker.timeline()
@@ -87,7 +87,7 @@ def test_a_kernels_workspace_counts_beside_its_result_and_is_gone_afterwards() -
 
 
 def test_a_storage_that_is_resized_counts_with_its_new_size() -> None:
-    tracker = Tracker()
+    tracker = AllocationTracker()
     with tracker, tracker.phase("forward"):
         a = torch.zeros(100)
         a.resize_(300)
@@ -97,8 +97,8 @@ def test_a_storage_that_is_resized_counts_with_its_new_size() -> None:
 def test_backward_is_charged_to_the_module_whose_forward_it_undoes() -> None:
     model = nn.ModuleDict({"first": nn.Linear(64, 128), "second": nn.Linear(128, 8)})
     x = torch.ones(32, 64)
-    tracker = Tracker()
-    with tracker, tracker.watching(model):
+    tracker = AllocationTracker()
+    with tracker, tracker.track_modules(model):
         with tracker.phase("forward"):
             y = model["second"](model["first"](x).tanh()).sum()
         with tracker.phase("backward"):
@@ -112,8 +112,8 @@ def test_backward_is_charged_to_the_module_whose_forward_it_undoes() -> None:
 
 def test_kinds_and_modules_each_add_up_to_the_total_at_every_event() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    tracker = Tracker()
-    with tracker, tracker.watching(model):
+    tracker = AllocationTracker()
+    with tracker, tracker.track_modules(model):
         with tracker.phase("forward"):
             y = model(torch.ones(4, 8)).sum()
         with tracker.phase("backward"):
@@ -127,7 +127,7 @@ def test_kinds_and_modules_each_add_up_to_the_total_at_every_event() -> None:
 
 
 def test_a_number_read_from_a_fake_tensor_is_zero_and_everything_may_be_found() -> None:
-    with FakeTensorMode(), Tracker():
+    with FakeTensorMode(), AllocationTracker():
         x = torch.ones(6)
         assert x.sum().item() == 0.0
         assert (x > 0).any().item() is False
@@ -147,7 +147,7 @@ class PlusOne(torch.autograd.Function):
 
 
 def backward_peak(loss) -> int:
-    tracker = Tracker()
+    tracker = AllocationTracker()
     with tracker:
         with tracker.phase("forward"):
             made = loss()

@@ -4,11 +4,11 @@ import torch
 
 from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.memory.measure import AllocatorListener, allocated_bytes, measure
-from gpt2.memory.workload import Work
+from gpt2.memory.workload import StepWorkload
 from gpt2.train.peak_memory import PeakMeter
 
 MIB = 2**20
-WORK = Work(
+WORK = StepWorkload(
     ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=300, padded_vocabulary=384),
     OptimizerConfig(6e-4, 0.1, 0.02, 0.1, 0.9, 0.95, 1e-8, 1.0),
     None, 3, 2, "cpu", "float32",

@@ -9,20 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.memory.allocation_tracker import KINDS, Tracker
+from gpt2.memory.allocation_tracker import KINDS, AllocationTracker
 from gpt2.memory.measure import measure
-from gpt2.memory.prediction import predict, tracked
-from gpt2.memory.workload import Work
+from gpt2.memory.prediction import predict, track
+from gpt2.memory.workload import StepWorkload
 
 OPTIMIZER = OptimizerConfig(6e-4, 0.1, 0.02, 0.1, 0.9, 0.95, 1e-8, 1.0)
 MODEL = ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=300, padded_vocabulary=384)
 
 
-def work(micro: int = 3, accumulation: int = 2, kind: str = "cpu", dtype: str = "float32", **model) -> Work:
-    return Work(dataclasses.replace(MODEL, **model), OPTIMIZER, None, micro, accumulation, kind, dtype)
+def work(
+    micro: int = 3, accumulation: int = 2, kind: str = "cpu", dtype: str = "float32", **model
+) -> StepWorkload:
+    return StepWorkload(
+        dataclasses.replace(MODEL, **model), OPTIMIZER, None, micro, accumulation, kind, dtype
+    )
 
 
-def weights_bytes(of: Work) -> int:
+def weights_bytes(of: StepWorkload) -> int:
     model = of.model
     each = 12 * model.width**2 + 13 * model.width
     parameters = model.layers * each + (model.padded_vocabulary + model.block_size + 2) * model.width
@@ -35,7 +39,7 @@ def test_a_prediction_equals_what_a_real_step_is_seen_to_take(
     dtype: str, micro: int, accumulation: int, layers: int
 ) -> None:
     made = work(micro, accumulation, dtype=dtype, layers=layers)
-    real, predicted = tracked(made, Tracker(), "cpu"), predict(made).timeline
+    real, predicted = track(made, AllocationTracker(), "cpu"), predict(made).timeline
     assert predicted.by_phase() == real.by_phase()
     assert predicted.by_kind(predicted.peak_event()) == real.by_kind(real.peak_event())
     assert predicted.by_module(predicted.peak_event()) == real.by_module(real.peak_event())

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.memory.allocation_tracker import Tracker
+from gpt2.memory.allocation_tracker import AllocationTracker
 from gpt2.memory.measure import AllocatorListener
 from gpt2.model import cpu_linear
 from gpt2.model import loss as loss_module
@@ -199,7 +199,7 @@ def test_an_eager_chunk_in_bfloat16_has_few_rows_in_float32_at_once(monkeypatch:
     monkeypatch.setattr(loss_module, "FLOAT32_ROWS", {2: 4})
     rows, columns = 64, 4096
     arguments = logits_of(rows, columns, torch.bfloat16)
-    tracker = Tracker()
+    tracker = AllocationTracker()
     with tracker:
         tracker.mark("other", [("", arguments[0])])
         with tracker.phase("chunk"):

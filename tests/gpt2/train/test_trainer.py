@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gpt2.artifacts import checkpoint, metrics_log, run_record
-from gpt2.artifacts.metrics_log import keep_metrics
+from gpt2.artifacts.metrics_log import truncate_metrics
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import resolve
@@ -99,7 +99,7 @@ def test_a_run_says_that_it_started_even_where_no_training_is_left(
     told: list[tuple[str, str]] = []
     monkeypatch.setattr(
         metrics_log,
-        "print_line",
+        "print_event",
         lambda line: told.append((line["event"], run_record.load(tmp_path)["status"])),
     )
     resumed = make(tmp_path, config)
@@ -190,7 +190,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: 
 def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps({"iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat')
-    keep_metrics(path, 3)
+    truncate_metrics(path, 3)
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
@@ -198,7 +198,7 @@ def test_a_validation_that_will_be_made_again_is_dropped_from_the_metrics(tmp_pa
     path = tmp_path / "metrics.jsonl"
     lines = [{"event": "validation", "iteration": k, "tokens": 10 * k} for k in (2, 4)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    keep_metrics(path, 4, [20])
+    truncate_metrics(path, 4, [20])
     assert [json.loads(line)["tokens"] for line in path.read_text().splitlines()] == [20]
 
 

@@ -9,7 +9,7 @@ from gpt2.config.config import Config, ModelConfig
 from gpt2.hardware.resolve import TARGETS, ResolvedTarget
 from gpt2.memory.measure import measure
 from gpt2.memory.prediction import predict
-from gpt2.memory.workload import Work
+from gpt2.memory.workload import StepWorkload
 from gpt2.model import cpu_linear
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
@@ -116,5 +116,5 @@ def test_on_a_cpu_the_prediction_is_what_the_allocator_gives_out_phase_by_phase_
     model = dataclasses.replace(MODEL, width=width, vocabulary=vocabulary, padded_vocabulary=vocabulary + 12)
     settings = dataclasses.replace(ALTERNATION, recompute="recomputed" in name)
     attention = variant(name.split(",")[0], model, settings).attention
-    work = Work(model, config.optimizer, attention, micro, accumulation, "cpu", "float32")
+    work = StepWorkload(model, config.optimizer, attention, micro, accumulation, "cpu", "float32")
     assert predict(work).timeline.by_phase() == measure(work, "cpu").allocated

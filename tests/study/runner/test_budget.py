@@ -118,7 +118,7 @@ class Study:
             with pytest.MonkeyPatch.context() as patch:
                 machine.patch(patch)
                 patch.setattr(Stepper, "step", lambda stepper, *arguments: machine.step(*arguments))
-                patch.setattr(metrics_log, "print_line", told.append)
+                patch.setattr(metrics_log, "print_event", told.append)
                 chosen = variant(name, self.config.model, ALTERNATION)
                 attentions = {name: chosen.attention}
                 command._time_steps(self.config, self.resolved, attentions, batch, seconds, Stop())
@@ -137,7 +137,7 @@ class Study:
             with pytest.MonkeyPatch.context() as patch:
                 machine.patch(patch)
                 patch.setattr(Stepper, "step", step)
-                patch.setattr(metrics_log, "print_line", told.append)
+                patch.setattr(metrics_log, "print_event", told.append)
                 attentions = {name: variant(name, self.config.model, ALTERNATION).attention for name in names}
                 command._time_steps(self.config, self.resolved, attentions, batch, seconds, Stop())
             (timing,) = told
@@ -163,7 +163,7 @@ class Study:
         machine.process(slower * STEP[name])
         with pytest.MonkeyPatch.context() as patch:
             machine.patch(patch)
-            patch.setattr(metrics_log, "print_line", lambda line: None)
+            patch.setattr(metrics_log, "print_event", lambda line: None)
             attention = variant(name, self.config.model, ALTERNATION).attention
             run = Run(run_plan, self.config, self.resolved, attention, Stop())
             run.clocks = Clocks(now=machine.now)

@@ -11,7 +11,7 @@ from gpt2.artifacts import run_record
 from gpt2.config.batch import plan_batch
 from gpt2.hardware.resolve import resolve
 from gpt2.memory.prediction import predict
-from gpt2.memory.workload import Work
+from gpt2.memory.workload import StepWorkload
 from gpt2.model.init import initialise, keyed_normal, shared_names, weights_digest
 from gpt2.model.transformer import CausalSelfAttention, UnsetLinear
 from gpt2.system.signals import Stop
@@ -166,7 +166,7 @@ def test_the_digest_sees_every_shared_tensor_and_no_other(texts: Path) -> None:
 def test_the_memory_of_a_variant_with_parameters_of_its_own_is_predicted(texts: Path, name: str) -> None:
     config = small_runs.configuration(texts, 4)
     before = torch.get_rng_state()
-    standard = predict(Work(config.model, config.optimizer, None, 2, 2, "cpu", "float32"))
-    work = Work(config.model, config.optimizer, lambda layer: OWN[name](), 2, 2, "cpu", "float32")
+    standard = predict(StepWorkload(config.model, config.optimizer, None, 2, 2, "cpu", "float32"))
+    work = StepWorkload(config.model, config.optimizer, lambda layer: OWN[name](), 2, 2, "cpu", "float32")
     assert (predict(work).peak_bytes > standard.peak_bytes) == (name != "ANOTHER")
     assert torch.equal(torch.get_rng_state(), before)

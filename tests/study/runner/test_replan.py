@@ -232,7 +232,7 @@ class Place:
 
             def finish(self) -> None: ...
 
-        patch.setattr(running, "Trackers", Tracker)
+        patch.setattr(running, "ExperimentLoggers", Tracker)
         study.session = Fake()
         study.directory.mkdir(parents=True)
 
