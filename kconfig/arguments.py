@@ -1,4 +1,4 @@
-"""The `CONFIG_X=v` of a command line: given as arguments, or to make and found in MAKEFLAGS."""
+"""Parse the `CONFIG_X=v` of a command line, from arguments or from make's MAKEFLAGS."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ COMMAND_LINE = "command line"
 
 
 def parse_assignments(tree: Kconfig, assignments: Sequence[str]) -> dict[str, Entry]:
-    """`CONFIG_X=v` arguments; text needs no quotes here."""
+    """Parse `CONFIG_X=v` arguments. Text needs no quotes."""
     entries: dict[str, Entry] = {}
     for assignment in assignments:
         match = re.fullmatch(r"CONFIG_([A-Za-z0-9_]+)=(.*)", assignment, re.DOTALL)
         if not match:
-            raise ConfigError(f"{COMMAND_LINE}: {assignment!r} is malformed; right: CONFIG_NAME=value")
+            raise ConfigError(f"{COMMAND_LINE}: {assignment!r} is malformed; fix: CONFIG_NAME=value")
         symbol, value = match.groups()
         known = tree.syms.get(symbol)
         bare = known is not None and known.nodes and type_name(known) == "string" and value[:1] != '"'
         if not (value or bare) and known is not None:
-            raise ConfigError(f"{COMMAND_LINE}: CONFIG_{symbol}= has no value; right: CONFIG_{symbol}=value")
+            raise ConfigError(f"{COMMAND_LINE}: CONFIG_{symbol}= has no value; fix: CONFIG_{symbol}=value")
         literal = quote(value) if bare or not value else value
         entry = parse_value(symbol, literal, COMMAND_LINE)
         if symbol in entries:
             raise ConfigError(
-                f"{COMMAND_LINE}: CONFIG_{symbol} is given twice, {entries[symbol]} and {entry}; keep one"
+                f"{COMMAND_LINE}: CONFIG_{symbol} is given twice, {entries[symbol]} and {entry}; fix: remove one"
             )
         entries[symbol] = entry
     return entries
 
 
 def make_variables(makeflags: str) -> dict[str, str]:
-    """The variables of make's command line, from MAKEFLAGS.
+    """Parse the variables of make's command line from MAKEFLAGS.
 
-    make separates them from its options by `--`, puts a backslash before white space and backslashes, and doubles
-    every dollar. A later variable of the same name wins, as it does in make.
+    make puts `--` before the variables, puts a backslash before white space and backslashes, and doubles every
+    dollar. The last variable of a name wins, as in make.
     """
     words = re.findall(r"(?:\\.|\S)+", makeflags, re.DOTALL)
     words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).replace("$$", "$") for word in words]
@@ -49,14 +49,14 @@ def make_variables(makeflags: str) -> dict[str, str]:
         variable, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(
-                f"{COMMAND_LINE}: a value is broken off before {word!r}; use printable text on one line"
+                f"{COMMAND_LINE}: a value ends before {word!r}; fix: use printable text on one line"
             )
         found[variable.rstrip(":?")] = value
     return found
 
 
 def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> list[str]:
-    """The CONFIG_X=v of make's command line, less those given as arguments already."""
+    """Return the CONFIG_X=v of make's command line that are not among the arguments `given`."""
     taken = {argument.partition("=")[0] for argument in given}
     symbols = [f"CONFIG_{symbol.name}" for symbol in tree.unique_defined_syms]
     found = []
@@ -75,8 +75,8 @@ def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> lis
 
 
 def refuse_assignments(makeflags: str | None = None) -> None:
-    """CONFIG_X=v belongs to defconfig; anywhere else it would be ignored, so it is refused."""
+    """Refuse CONFIG_X=v on commands other than defconfig, which would ignore it."""
     if "CONFIG_" in (os.environ.get("MAKEFLAGS", "") if makeflags is None else makeflags):
         raise UserError(
-            "CONFIG_X=v on the command line belongs to `make defconfig-NAME CONFIG_X=v`; it changes nothing here"
+            "CONFIG_X=v on the command line has no effect here; fix: make defconfig-NAME CONFIG_X=v"
         )

@@ -4,7 +4,7 @@
     python -m scripts.kconfig menuconfig | olddefconfig | check | list
     python -m scripts.kconfig savedefconfig [FILE]
 
-Under make, `CONFIG_X=v` of its command line is taken from MAKEFLAGS, so that no shell reads it on the way.
+Under make, `CONFIG_X=v` is read from MAKEFLAGS, so that no shell interprets it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ USAGE = (
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
-    """Run one command; UserError for whatever the user should change."""
+    """Run one command. UserError for invalid input."""
     environment = os.environ if environment is None else environment
     command, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if command != "defconfig":
@@ -56,22 +56,22 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None)
 
 
 def defconfig(specification: str, assignments: Sequence[str] = (), makeflags: str = "") -> None:
-    """Write .config from `NAME+FRAGMENT...` and the command line's assignments."""
+    """Write .config from `NAME+FRAGMENT...` and the assignments of the command line."""
     tree = rules.load_kconfig(detect())
     assignments = [*assignments, *make_assignments(tree, makeflags, assignments)]
     layers = [parse_lines(read_text(path), display_name(path)) for path in resolve(specification)]
     layers.append(parse_assignments(tree, assignments))
     entries = rules.merge(tree, layers)
     config = rules.check_tree(tree, {entry.name: entry.where for entry in entries})
-    replace_config(rules.render(tree), config, f" for {specification}")
+    replace_config(tree, config, f", from {specification}")
 
 
 def menuconfig() -> None:
-    """Edit .config in menus; it is replaced only by a valid one."""
+    """Edit .config in menus. Only a valid result replaces it."""
     menus = menus_module()
     tree = load_for_editing()
     detected = tree.syms["DETECTED"].str_value
-    start = rules.render(tree, minimal=True)  # what is a default stays one, and follows what is edited
+    start = rules.render(tree, minimal=True)  # without defaults, so that they follow the edited values
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / ".config"
         draft.write_text(start, encoding="utf-8")
@@ -81,62 +81,63 @@ def menuconfig() -> None:
                 menus.menuconfig(rules.load_kconfig(detected))
             text = draft.read_text(encoding="utf-8")
             if text == start:
-                print(".config stays as it was")
+                print(".config is unchanged")
                 return
             try:
                 edited = load_strictly(text, "menuconfig")
                 break
             except ConfigError as error:
                 print(f"error: {error}", file=sys.stderr)
-                ask_again()
-                menus = importlib.reload(menus)  # it keeps nodes of the tree before
-    replace_config(rules.render(edited.tree), edited.config, "")
+                confirm_retry()
+                menus = importlib.reload(menus)  # it stores nodes of the previous tree
+    replace_config(edited.tree, edited.config, "")
 
 
 def menus_module() -> Any:
-    """Kconfig's menus; ConfigError where they cannot be shown."""
+    """Import Kconfig's menus. ConfigError where they cannot be shown."""
     try:
         import curses
 
         import menuconfig as menus
 
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
-            raise OSError("this is none")
+            raise OSError("standard input or output is none")
         curses.setupterm()
-    except Exception as problem:  # curses.error has no base of its own, and no name where curses is missing
+    except Exception as problem:  # curses.error derives from Exception alone and has no name without curses
         raise ConfigError(
-            f"menuconfig needs a terminal and curses ({problem}); instead: `make defconfig-NAME CONFIG_X=v`, or edit "
-            ".config and run `make olddefconfig`"
+            f"menuconfig needs a terminal and curses ({problem}); fix: make defconfig-NAME CONFIG_X=v, or edit "
+            ".config and run make olddefconfig"
         ) from None
     return menus
 
 
-def ask_again() -> None:
-    """Wait for the user to go back to the menus; ConfigError where she leaves."""
+def confirm_retry() -> None:
+    """Wait until the user returns to the menus. ConfigError where she stops."""
     try:
-        input("Enter goes back to the menus, Ctrl-C leaves .config as it was: ")
+        input("Enter: back to the menus. Ctrl-C: stop; .config is unchanged. ")
     except (KeyboardInterrupt, EOFError):
-        raise ConfigError("not saved: .config stays as it was") from None
+        raise ConfigError("not saved; .config is unchanged") from None
 
 
-def replace_config(text: str, config: Config, origin: str) -> None:
-    """Replace .config, keeping the one before, and say so in two lines."""
-    kept = back_up(CONFIG, text)
+def replace_config(tree: rules.Kconfig, config: Config, origin: str) -> None:
+    """Replace .config, save the previous one, and print the scale and the study's name."""
+    text = rules.render(tree)
+    previous = back_up(CONFIG, text)
     write_atomically(CONFIG, text)
-    print(scale_line(config), f"wrote .config{origin}{kept}", sep="\n")
+    study = tree.syms["STUDY_NAME"].str_value
+    print(scale_line(config), f"wrote .config for the study {study}{origin}{previous}", sep="\n")
 
 
 def savedefconfig(path: Path) -> None:
     """Write the shortest defconfig that gives this .config."""
     loaded = load_strictly(read_text(CONFIG), str(CONFIG))
-    seen = loaded.config.target.detected
-    header = f"# Saved from .config; its defaults were those for {seen}\n"
+    header = f"# Saved from .config with the defaults for {loaded.config.target.detected}\n"
     write_atomically(path, rules.render(loaded.tree, minimal=True, header=header))
-    print(f"wrote {path}; as defconfigs/NAME it becomes `make defconfig-NAME`")
+    print(f"wrote {path}; save it as defconfigs/NAME to use it with `make defconfig-NAME`")
 
 
 def olddefconfig() -> None:
-    """Bring .config up to date with the Kconfig files, and say what that changed."""
+    """Update .config to the Kconfig files and print the changes."""
     detected = "" if "CONFIG_DETECTED=" in read_text(CONFIG) else detect()
     loaded = load_leniently(read_text(CONFIG), str(CONFIG), detected)
     text = rules.render(loaded.tree)
@@ -148,7 +149,7 @@ def olddefconfig() -> None:
 
 
 def check() -> Config:
-    """The configuration in .config, complete and consistent; ConfigError names the first line that is not."""
+    """Load .config. ConfigError names the first line that is incomplete or inconsistent."""
     return load_strictly(read_text(CONFIG), str(CONFIG)).config
 
 
@@ -159,7 +160,7 @@ def print_list() -> None:
 
 
 def listing() -> dict[str, list[tuple[str, str]]]:
-    """The defconfigs and the fragments, each with its first comment line. Needs no kconfiglib."""
+    """Return the defconfigs and the fragments, each with its first comment line. Needs no kconfiglib."""
     bases = [path for path in sorted(DEFCONFIGS.iterdir()) if path.is_file()]
     return {
         "defconfigs (make defconfig-NAME)": [
@@ -184,26 +185,26 @@ def first_comment(path: Path) -> str:
 
 
 def display_name(path: Path) -> str:
-    """The file as messages name it: relative to the repository where it lies there."""
+    """Return the path for messages, relative to the repository where possible."""
     return str(path.relative_to(rules.ROOT) if path.is_relative_to(rules.ROOT) else path)
 
 
 def resolve(specification: str) -> list[Path]:
-    """The files of `NAME+FRAGMENT...`; ConfigError with a close match where one does not exist."""
+    """Return the files of `NAME+FRAGMENT...`. ConfigError suggests a close match for a missing one."""
     base, *rest = specification.split("+")
     bases = {path.name: path for path in DEFCONFIGS.iterdir() if path.is_file()}
     parts = {path.name: path for path in fragments()}
     if base in parts:
         raise ConfigError(
-            f"{base} is a fragment; right: a defconfig before it, such as {sorted(bases)[0]}+{base}"
+            f"{base} is a fragment and needs a defconfig before it; fix: make defconfig-{sorted(bases)[0]}+{base}"
         )
     for part in rest:
         if part in bases:
             raise ConfigError(
-                f"{part} is a whole defconfig, not a fragment; right: fragments of {_names(parts)}"
+                f"{part} is a whole defconfig, not a fragment; fix: use fragments of {_names(parts)}"
             )
         if rest.count(part) > 1:
-            raise ConfigError(f"the fragment {part} is named twice; name it once")
+            raise ConfigError(f"the fragment {part} is named twice; fix: name it once")
     return [_lookup(bases, base, "defconfig"), *(_lookup(parts, part, "fragment") for part in rest)]
 
 
@@ -212,7 +213,7 @@ def _lookup(files: Mapping[str, Path], wanted: str, kind: str) -> Path:
         return files[wanted]
     longer = sorted(file for file in files if wanted and file.startswith(wanted))
     near = longer or difflib.get_close_matches(wanted, files, n=1)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {_names(files)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"fix: use one of {_names(files)}"
     raise ConfigError(f'there is no {kind} "{wanted}"; {hint}')
 
 
@@ -224,28 +225,30 @@ def _names(files: Iterable[str]) -> str:
 
 
 def detect() -> str:
-    """The name of the hardware here; RA_DETECTED in the environment overrides it, and must be one that is known."""
+    """Return the name of this machine's hardware. RA_DETECTED in the environment overrides it."""
     from gpt2.hardware.detect import detected_target_name
 
     return detected_target_name()
 
 
 def load_for_editing() -> rules.Kconfig:
-    """The tree with .config's values, or with the defaults where there is none."""
+    """Load the tree with .config's values, or with the defaults where there is no .config."""
     if CONFIG.exists():
         return load_strictly(read_text(CONFIG), str(CONFIG)).tree
     return rules.load_kconfig(detect())
 
 
 def scale_line(config: Config) -> str:
-    """One line on the scale that .config has, and why."""
-    target, seen = config.target.name, config.target.detected
+    """Describe the study's scale and its reason in one line."""
+    target, found = config.target.name, config.target.detected
     if target == "auto":
         why = (
-            "no GPU found: scaled to a CPU study" if config.target.scale_cpu else f"found {seen}: a GPU study"
+            "no GPU found: scaled to a CPU study"
+            if config.target.scale_cpu
+            else f"found {found}: a GPU study"
         )
     else:
-        why = f"target {target} ({seen} found here): a {'CPU' if config.target.scale_cpu else 'GPU'} study"
+        why = f"target {target} ({found} found here): a {'CPU' if config.target.scale_cpu else 'GPU'} study"
     limits = [
         f"{limit} {unit}"
         for limit, unit in zip(

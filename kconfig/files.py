@@ -1,4 +1,4 @@
-"""A .config as a file: loaded strictly or brought up to date, replaced atomically, the one before kept."""
+"""Load a .config strictly or update it; replace it atomically and save the previous one as .config.old."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kconfig.rules import (
 
 @dataclass(frozen=True)
 class Loaded:
-    """A .config in force. notes: what olddefconfig had to bring up to date."""
+    """A valid .config. notes: the changes that olddefconfig made."""
 
     tree: Kconfig
     entries: dict[str, Entry]
@@ -38,10 +38,10 @@ class Loaded:
 
 
 def load_strictly(text: str, label: str) -> Loaded:
-    """A complete and consistent .config; ConfigError names label:line of the first thing that is neither."""
+    """Load a complete and consistent .config. ConfigError names label:line of the first fault."""
     entries = parse_lines(text, label)
     if "DETECTED" not in entries:
-        raise ConfigError(f"{label}: CONFIG_DETECTED is missing; `make olddefconfig` adds what is missing")
+        raise ConfigError(f"{label}: CONFIG_DETECTED is missing; fix: make olddefconfig")
     tree = load_kconfig(_detected(entries, label))
     settable = [entry for entry in entries.values() if has_prompt(find(tree, entry))]
     check_entries(tree, settable)
@@ -49,28 +49,26 @@ def load_strictly(text: str, label: str) -> Loaded:
     expected = parse_lines(render(tree), label)
     for name, entry in expected.items():
         if name not in entries:
-            raise ConfigError(f"{label}: CONFIG_{name} is missing; `make olddefconfig` adds it, as {entry}")
+            raise ConfigError(f"{label}: CONFIG_{name} is missing; fix: make olddefconfig (it adds {entry})")
         if str(entries[name]) != str(entry):
             raise ConfigError(
-                f"{entries[name].where}: {entries[name]} should be {entry}, which is worked out from the other "
-                "symbols; `make olddefconfig` sets it right"
+                f"{entries[name].where}: {entries[name]} should be {entry}, which follows from other symbols; "
+                "fix: make olddefconfig"
             )
     for name, entry in entries.items():
         if name not in expected and entry.value != "n":
             if has_prompt(tree.syms[name]):
                 raise ConfigError(why_not(tree.syms[name], entry))
             raise ConfigError(
-                f"{entry.where}: {entry} should not be there: it is worked out from the other symbols; "
-                "`make olddefconfig` sets it right"
+                f"{entry.where}: {entry} does not follow from the other symbols; fix: make olddefconfig"
             )
     return Loaded(tree, entries, check_settings(Symbols(label, entries)), ())
 
 
 def load_leniently(text: str, label: str, detect: str) -> Loaded:
-    """A .config brought up to date: missing symbols get defaults, worked-out ones are worked out, those whose
-    dependencies are no longer met are dropped. Unknown symbols and bad values stay errors.
+    """Update a .config: add missing symbols, derive those without a prompt, drop those with unmet dependencies.
 
-    `detect` is the hardware to assume where the .config does not say.
+    Unknown symbols and bad values raise ConfigError. detect: the hardware where the .config names none.
     """
     entries = parse_lines(text, label)
     tree = load_kconfig(_detected(entries, label) if "DETECTED" in entries else detect)
@@ -88,7 +86,7 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
     after = parse_lines(render(tree), label)
     notes += [f"added {entry}" for name, entry in after.items() if name not in entries]
     notes += [
-        f"set right {after.get(name, f'CONFIG_{name}=n')}, was {entry}"
+        f"corrected {after.get(name, f'CONFIG_{name}=n')}, was {entry}"
         for name, entry in entries.items()
         if name not in settable and str(after.get(name)) != str(entry)
     ]
@@ -101,29 +99,34 @@ def _detected(entries: Mapping[str, Entry], label: str) -> str:
 
 
 def back_up(path: Path, text: str) -> str:
-    """Save a valid .config that is about to be replaced by other text; what to say of it."""
+    """Save .config, valid or not, as .config.old before `text` replaces it. Returns the words for the user."""
     if not path.exists():
         return ""
     try:
-        before = read_text(path)
-        load_strictly(before, str(path))
+        before = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; fix: move it away") from None
+    if before == text.encode():
+        return ", unchanged"
+    old = path.with_name(f"{path.name}.old")
+    write_atomically(old, before)
+    try:
+        load_strictly(read_text(path), str(path))
     except UserError as error:
-        return f"; the one before was not valid and is not kept ({error})"
-    if before == text:
-        return ", which is the same as before"
-    write_atomically(path.with_name(f"{path.name}.old"), before)
-    return f"; the one before is {path.name}.old"
+        return f"; the previous one is {old.name}; it was not valid ({error})"
+    return f"; the previous one is {old.name}"
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name, fsync, rename: the file is the old one or the new one, whatever happens."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file through a temporary name, fsync and rename, so that it is never half written."""
+    data = content.encode() if isinstance(content, str) else content
     try:
         handle, temporary = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

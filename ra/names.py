@@ -1,6 +1,6 @@
-"""The names of the variants, and which layers of each are reciprocal. Needs no torch.
+"""Name the variants and their reciprocal layers. Needs no torch.
 
-A new arrangement of layers is a row of PATTERNS; a new attention is a file in ra/custom, whose name is the variant's.
+A new arrangement of layers is a row of PATTERNS. A new attention is a file in ra/custom; its name is the variant's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpt2.system.errors import UserError
 
 LEARNED = "RALEARN"
 
-# name -> which of L layers are reciprocal; None: every layer learns its share
+# name -> the reciprocal layers among L layers; None: every layer learns its share
 PATTERNS: dict[str, Callable[[int], frozenset[int]] | None] = {
     "B": lambda L: frozenset(),
     "RAEARLY": lambda L: frozenset(range(L // 2)),
@@ -24,70 +24,73 @@ PATTERNS: dict[str, Callable[[int], frozenset[int]] | None] = {
     LEARNED: None,
 }
 LISTED = re.compile(r"RA:[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
-
-
 CUSTOM_FOLDER = Path(__file__).with_name("custom")
 
 
 class VariantError(UserError, ValueError):
-    """A name that is no variant of this model."""
+    """The name is no variant of this model."""
 
 
 def custom_variants() -> list[str]:
-    """The variants that users added: the files in ra/custom, in upper case."""
+    """List the custom variants: the names of the files in ra/custom, in upper case."""
     return sorted(path.stem.upper() for path in CUSTOM_FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
 def is_custom(name: str) -> bool:
-    """Whether the name is that of a file in ra/custom (and not of a built-in variant)."""
+    """Return whether a file in ra/custom defines the variant."""
     return name not in PATTERNS and name in custom_variants()
 
 
 def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
-    """The reciprocal layers (0 .. layers-1) of variant `name`; None for a learned one and for a user's own.
+    """Return the reciprocal layers (0 .. layers-1) of a variant; None for a learned and for a custom one.
 
-    Raises VariantError for an unknown name and for `RA:` with a layer the model does not have.
+    VariantError for an unknown name and for a listed layer that the model lacks.
     """
     if name in PATTERNS:
         pattern = PATTERNS[name]
         return pattern(layers) if pattern else None
     if is_custom(name):
         return None
+    parts = [part for part in re.split(r"[,;]+(?=[A-Za-z]|$)", name) if part]
+    if len(parts) > 1:
+        raise VariantError(
+            f'{name} is no variant; spaces separate variants; did you mean "{" ".join(filter(None, parts))}"?'
+        )
     if not name.startswith("RA:"):
-        near = difflib.get_close_matches(name.upper(), [*PATTERNS, *custom_variants()], n=1, cutoff=0.4)
+        known = [*PATTERNS, *custom_variants()]
+        near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise VariantError(
-            f"{name} is no variant; {hint}right: {', '.join([*PATTERNS, *custom_variants()])}, "
-            "or the layers listed such as RA:5-7,9"
+            f"{name} is no variant; {hint}fix: use {', '.join(known)}, or layers such as RA:5-7,9"
         )
     return _listed_layers(name, layers)
 
 
 def is_control_arm(name: str) -> bool:
-    """Whether the variant is the baseline's function class: W_Q and W_K renamed in some layers, or in none."""
+    """Return whether the variant is in the baseline's function class: W_Q and W_K renamed in some layers, or none."""
     return bool(LISTED.fullmatch(name)) or PATTERNS.get(name) is not None
 
 
 def _listed_layers(name: str, layers: int) -> frozenset[int]:
-    """The layers of `RA:5-7,9`; VariantError where they are not layers of the model, ascending and each once."""
+    """Parse the layers of `RA:5-7,9`. VariantError for a layer that the model lacks or that is listed twice."""
     if not LISTED.fullmatch(name):
         raise VariantError(
-            f"{name} is malformed; right: layers and ranges of layers with commas, such as RA:5-7,9"
+            f"{name} is malformed; fix: list layers and ranges of layers with commas, such as RA:5-7,9"
         )
     chosen: list[int] = []
     for part in name.removeprefix("RA:").split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
-            raise VariantError(f"{name}: the range {part} runs backwards; right: {last}-{first}")
+            raise VariantError(f"{name}: the range {part} is descending; fix: {last}-{first}")
         for layer in (int(first), int(last or first)):
             if layer >= layers:
                 raise VariantError(
-                    f"{name}: there is no layer {layer}; this model has layers 0 to {layers - 1}"
+                    f"{name}: there is no layer {layer}; fix: use layers 0 to {layers - 1} of this model"
                 )
         chosen += range(int(first), int(last or first) + 1)
     twice = sorted({layer for layer in chosen if chosen.count(layer) > 1})
     if twice:
-        raise VariantError(f"{name}: layer {twice[0]} is listed twice; list each layer once")
+        raise VariantError(f"{name}: layer {twice[0]} is listed twice; fix: list each layer once")
     return frozenset(chosen)
 
 

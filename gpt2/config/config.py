@@ -1,7 +1,6 @@
-"""A strictly read .config -> frozen dataclasses. The ranges of floats stand here, since Kconfig has none.
+"""Convert a strictly parsed .config to frozen dataclasses. Checks the ranges of floats, which Kconfig lacks.
 
-No default stands here: those are Kconfig's. Symbols of the attentions and of the study are read by `ra.settings`
-and `study.runner.settings` from the same `Symbols`.
+Kconfig holds the defaults. `ra.settings` and `study.runner.settings` read the symbols of attentions and study.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Sequences per optimizer step, and per forward pass (micro 0: the planner finds it)."""
+    """Sequences per optimizer step, and per forward pass (micro 0: the planner chooses)."""
 
     effective: int
     micro: int
@@ -104,14 +103,14 @@ class BatchConfig:
     def from_symbols(cls, symbols: Symbols) -> BatchConfig:
         effective, micro = symbols.integer("EFFECTIVE_BATCH"), symbols.integer("MICRO_BATCH")
         if effective < 1:
-            raise symbols.error("EFFECTIVE_BATCH", "is no batch; right: at least 1 sequence")
+            raise symbols.error("EFFECTIVE_BATCH", "is no batch; fix: use at least 1 sequence")
         if micro and effective % micro:
             near = sorted(sorted(micro_batches(effective, 1), key=lambda n: abs(n - micro))[:4])
             multiples = [n for n in (effective // micro * micro, (effective // micro + 1) * micro) if n]
             raise symbols.error(
                 "MICRO_BATCH",
-                f"does not divide CONFIG_EFFECTIVE_BATCH={effective}; nearest values that work: {_listed(near)} "
-                f"(or an effective batch of {_listed(multiples)}), or 0 to let the planner choose",
+                f"does not divide CONFIG_EFFECTIVE_BATCH={effective}; fix: use {_listed(near)}, or 0 to let the "
+                f"planner choose, or an effective batch of {_listed(multiples)}",
             )
         return cls(effective, micro)
 
@@ -138,10 +137,9 @@ class BudgetConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW. warmup_fraction and decay_fraction are of the budget; grad_clip is a global norm, 0 for none.
+    """AdamW and its schedule. warmup_fraction, decay_fraction: of the budget. grad_clip: global norm, 0 for none.
 
-    schedule: a row of gpt2.train.optimizer.SCHEDULES; decay_fraction is of "wsd" alone.
-    What is left out here is a cosine.
+    schedule: a row of gpt2.train.optimizer.SCHEDULES. Only "wsd" uses decay_fraction.
     """
 
     learning_rate: float
@@ -166,7 +164,7 @@ class OptimizerConfig:
                 raise symbols.error(
                     "DECAY_FRACTION",
                     f"and CONFIG_WARMUP_FRACTION={warmup_fraction:g} are more than the budget; "
-                    "right: at most 1 together",
+                    "fix: use at most 1 together",
                 )
         return cls(
             learning_rate=symbols.number("LEARNING_RATE", low=0, high=1, open_low=True),
@@ -184,7 +182,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the text comes from. files: globs, of "files" alone; max_tokens 0: all; workers 0: all cores."""
+    """The text's source. files: globs of the data set "files"; max_tokens 0: all; workers 0: all cores."""
 
     dataset: str
     files: tuple[str, ...]
@@ -197,15 +195,17 @@ class DataConfig:
         member = symbols.choice(DATASETS)
         files = tuple(symbols.text("DATASET_FILES").split())
         if files in (("y",), ("n",)):
-            raise symbols.error("DATASET_FILES", "takes file globs, not y or n; right: such as texts/*.txt")
+            raise symbols.error(
+                "DATASET_FILES", "takes file globs, not y or n; fix: use a glob such as texts/*.txt"
+            )
         if member == "DATASET_LOCAL" and not files:
             raise symbols.error(
-                member, "needs CONFIG_DATASET_FILES, which is empty; right: globs such as texts/*.txt"
+                member, "needs CONFIG_DATASET_FILES, which is empty; fix: use a glob such as texts/*.txt"
             )
         if member != "DATASET_LOCAL" and files:
             raise symbols.error(
                 "DATASET_FILES",
-                f"and CONFIG_{member}=y exclude each other; drop one (CONFIG_DATASET_LOCAL=y uses files)",
+                f"and CONFIG_{member}=y exclude each other; fix: remove one (CONFIG_DATASET_LOCAL=y uses files)",
             )
         return cls(
             dataset=DATASETS[member],
@@ -218,7 +218,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """tokens: of validation text, each time. interval_tokens: training tokens between times, 0 for the end only."""
+    """tokens: validation tokens per evaluation. interval_tokens: training tokens between them, 0: at the end only."""
 
     tokens: int
     interval_tokens: int
@@ -232,7 +232,7 @@ class EvaluationConfig:
         if tokens < block_size:
             raise symbols.error(
                 "EVAL_TOKENS",
-                f"is less than one sequence of CONFIG_GPT2_BLOCK_SIZE={block_size}; right: at least that",
+                f"is less than one sequence of CONFIG_GPT2_BLOCK_SIZE={block_size}; fix: use {block_size} or more",
             )
         hellaswag = symbols.flag("HELLASWAG")
         file = symbols.text("HELLASWAG_FILE") if hellaswag else ""
@@ -247,7 +247,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """The hardware asked for ("auto": what the study starts on) and what was seen when .config was made."""
+    """The requested hardware. "auto": the machine of the study. detected: the hardware when .config was written."""
 
     name: str
     dtype: str
@@ -265,17 +265,17 @@ class TargetConfig:
             compile=symbols.flag("COMPILE"),
             cpu_threads=symbols.integer("CPU_THREADS"),
             detected=detected(symbols),
-            scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # worked out: n is not written
+            scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # .config omits n
         )
 
 
-# whatever is there, taken as it is: for commands that have no .config
+# the hardware of this machine, for commands without a .config
 ANY_TARGET = TargetConfig("auto", "auto", compile=False, cpu_threads=0, detected="auto", scale_cpu=False)
 
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Trackers that follow a run from outside. Without wandb its mode and project are "off" and ""."""
+    """Experiment loggers in processes beside the run. Without wandb its mode is "off" and its project ""."""
 
     wandb: bool
     wandb_mode: str
@@ -288,15 +288,17 @@ class TrackingConfig:
         if wandb:
             mode, project = symbols.text("WANDB_MODE"), symbols.text("WANDB_PROJECT")
             if mode not in ("online", "offline"):
-                raise symbols.error("WANDB_MODE", "is no mode; right: online or offline")
+                raise symbols.error("WANDB_MODE", "is no mode; fix: use online or offline")
             if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", project):
-                raise symbols.error("WANDB_PROJECT", "is no project name; right: letters, digits, . _ and -")
+                raise symbols.error(
+                    "WANDB_PROJECT", "is no project name; fix: use letters, digits, . _ and -"
+                )
         return cls(wandb, mode, project, symbols.flag("TRACKIO"))
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that one run needs. checkpoint_seconds: between checkpoints. sha256: of the symbols' values."""
+    """The settings of a run. checkpoint_seconds: between checkpoints. sha256: of the symbols' values."""
 
     model: ModelConfig
     batch: BatchConfig
@@ -331,18 +333,18 @@ def load_config(path: Path | str) -> Config:
 
 
 def directory(symbols: Symbols, name: str) -> Path:
-    """The folder that a string symbol names."""
+    """Read a folder from a string symbol."""
     if not symbols.text(name).strip():
-        raise symbols.error(name, "names no folder; right: a path, relative to the repository or absolute")
+        raise symbols.error(name, "names no folder; fix: use a path, relative to the repository or absolute")
     return Path(symbols.text(name))
 
 
 def detected(symbols: Symbols) -> str:
-    """The hardware that was seen when the .config was made: the name of a row of the target table."""
+    """Read the hardware that was detected when .config was written, a row of the target table."""
     name = symbols.text("DETECTED")
     if not re.fullmatch(r"[a-z0-9-]+", name):
         raise symbols.error(
-            "DETECTED", "is no hardware name; right: lower-case letters, digits and -, such as cpu"
+            "DETECTED", "is no hardware name; fix: use lower-case letters, digits and -, such as cpu"
         )
     return name
 

@@ -1,7 +1,6 @@
-"""The syntax of .config and defconfig files, strictly: what a line says, where it stands, and typed reads of it.
+"""Parse .config and defconfig files strictly, and read their symbols by type.
 
-Standard library only, and Kconfig's own library is not needed: what reads a .config at run time is this.
-A value is data from first to last; no shell ever sees it.
+Standard library only: a run needs no kconfiglib. No shell interprets a value.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class ConfigError(UserError, ValueError):
-    """The configuration is not one that this project can act on; names file, line, symbol and value."""
+    """The configuration is invalid. The message names file, line, symbol and value."""
 
 
 @dataclass(frozen=True)
@@ -44,28 +43,28 @@ class Entry:
 
 
 def quote(text: str) -> str:
-    """`text` as a string literal of .config."""
+    """Return `text` as a string literal of .config."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def parse_value(name: str, literal: str, where: str) -> Entry:
-    """The entry for `CONFIG_name=literal`; ConfigError for a literal that is neither a word nor a quoted string."""
+    """Parse `CONFIG_name=literal`. ConfigError for a literal that is neither a word nor a quoted string."""
     if CONTROL.search(literal):
         raise ConfigError(
-            f"{where}: CONFIG_{name} holds a control character ({literal!r}); use printable text"
+            f"{where}: CONFIG_{name} holds a control character ({literal!r}); fix: use printable text"
         )
     if match := QUOTED.fullmatch(literal):
         return Entry(name, re.sub(r"\\(.)", r"\1", match[1]), True, where)
     if not literal or re.search(r'["\s]', literal):
         raise ConfigError(
-            f"{where}: CONFIG_{name}={literal} is malformed; right: y, n, a whole number, or text in double quotes "
-            '(inside them \\" and \\\\ stand for " and \\)'
+            f"{where}: CONFIG_{name}={literal} is malformed; fix: use y, n, a whole number, or text in double quotes "
+            '(inside them \\" for " and \\\\ for \\)'
         )
     return Entry(name, literal, False, where)
 
 
 def parse_lines(text: str, label: str) -> dict[str, Entry]:
-    """Name -> entry of every line of a .config or defconfig; ConfigError names `label`:line.
+    """Map symbol names to the entries of a .config or defconfig. ConfigError names `label`:line.
 
     Lines are `CONFIG_X=value`, `# CONFIG_X is not set`, other comments, or empty.
     """
@@ -81,39 +80,39 @@ def parse_lines(text: str, label: str) -> dict[str, Entry]:
             continue
         else:
             raise ConfigError(
-                f"{where}: malformed line `{line}`; right: CONFIG_NAME=value (no spaces around =), "
-                "`# CONFIG_NAME is not set`, or a comment on a line of its own"
+                f"{where}: malformed line `{line}`; fix: CONFIG_NAME=value (no spaces around =), "
+                "`# CONFIG_NAME is not set`, or a comment on a separate line"
             )
         if entry.name in entries:
             first = entries[entry.name]
             raise ConfigError(
-                f"{where}: {entry} was set before, as {first} at {first.where}; keep one of the lines"
+                f"{where}: {entry} is already set, as {first} at {first.where}; fix: remove one of the lines"
             )
         entries[entry.name] = entry
     return entries
 
 
 def read_text(path: Path) -> str:
-    """The file's text; ConfigError where it is absent or not text."""
+    """Read a text file. ConfigError where it is absent or not text."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} does not exist; `make defconfig-gpt2-ra-ablation` writes a .config"
+            f"{path} does not exist; fix: make defconfig-gpt2-ra-ablation (it writes .config)"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path} is not UTF-8 text (byte {error.start}); restore it, or write it anew"
+            f"{path} is not UTF-8 text (byte {error.start}); fix: restore or replace it"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
 class Symbols:
-    """A strictly parsed .config. Names are without CONFIG_; every read is typed and raises ConfigError.
+    """Read a parsed .config by type. Names have no CONFIG_ prefix. A wrong type raises ConfigError.
 
-    `origins` may name, for a symbol, where the user asked for the value (a defconfig's line, the command line), so
-    that an error points there and not at the generated file.
+    origins: where the user set a symbol (a defconfig's line, the command line). Errors point there instead of at
+    the generated file.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Symbols:
 
     @property
     def sha256(self) -> str:
-        """Hash of the values alone: comments, order and blank lines do not count."""
+        """Hash the values without comments, order and blank lines."""
         lines = sorted(str(entry) for entry in self.entries.values())
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -133,35 +132,35 @@ class Symbols:
         return name in self.entries
 
     def error(self, name: str, problem: str) -> ConfigError:
-        """`where: CONFIG_name=value problem`."""
+        """Build the error `where: CONFIG_name=value problem`."""
         entry = self.entries[name]
         return ConfigError(f"{self.origins.get(name, entry.where)}: {entry} {problem}")
 
     def _entry(self, name: str) -> Entry:
         if name not in self.entries:
             raise ConfigError(
-                f"{self.label}: CONFIG_{name} is missing; `make olddefconfig` adds it with its default"
+                f"{self.label}: CONFIG_{name} is missing; fix: make olddefconfig (it adds the default)"
             )
         return self.entries[name]
 
     def text(self, name: str) -> str:
-        """The string value, which stands in double quotes."""
+        """Return a string value, which .config quotes."""
         entry = self._entry(name)
         if not entry.quoted:
-            raise self.error(name, f'is not in double quotes; right: CONFIG_{name}="{entry.value}"')
+            raise self.error(name, f'is not in double quotes; fix: CONFIG_{name}="{entry.value}"')
         return entry.value
 
     def integer(self, name: str) -> int:
-        """The whole number, 0 or more."""
+        """Return a whole number of 0 or more."""
         entry = self._entry(name)
         if entry.quoted or not INTEGER.fullmatch(entry.value) or entry.value.startswith("-"):
-            raise self.error(name, "is not a whole number of 0 or more, without quotes")
+            raise self.error(name, "is not a whole number; fix: use 0 or more, unquoted")
         return int(entry.value)
 
     def flag(self, name: str) -> bool:
         entry = self._entry(name)
         if entry.quoted or entry.value not in ("y", "n"):
-            raise self.error(name, "is neither y nor n, without quotes")
+            raise self.error(name, "is neither y nor n; fix: use y or n, unquoted")
         return entry.value == "y"
 
     def number(
@@ -172,39 +171,37 @@ class Symbols:
         open_low: bool = False,
         open_high: bool = False,
     ) -> float:
-        """The finite float in a string symbol, within the bounds; `open_...` excludes the bound itself."""
+        """Return a finite float within the bounds from a string symbol. `open_...` excludes the bound itself."""
         literal = self.text(name)
         span = _span(low, high, open_low, open_high)
         listed = f",{span}" if span else ""
         if not NUMBER.fullmatch(literal):
-            raise self.error(name, f"is not a number; right: a decimal such as 0.1 or 6e-4{listed}")
+            raise self.error(name, f"is not a number; fix: use a decimal such as 0.1 or 6e-4{listed}")
         value = float(literal)
         if not math.isfinite(value):
-            raise self.error(
-                name, f"is too large to be a number here; right: a decimal such as 0.1 or 6e-4{span}"
-            )
+            raise self.error(name, f"is too large; fix: use a decimal such as 0.1 or 6e-4{listed}")
         below = low is not None and (value <= low if open_low else value < low)
         above = high is not None and (value >= high if open_high else value > high)
         if below or above:
-            raise self.error(name, f"is out of range; right: a number{span}")
+            raise self.error(name, f"is out of range; fix: use a number{span}")
         return value
 
     def choice(self, members: Iterable[str]) -> str:
-        """The one symbol among `members` that is y."""
+        """Return the one symbol among `members` that is y."""
         members = list(members)
         chosen = [name for name in members if name in self.entries and self.flag(name)]
         if not chosen:
             names = ", ".join(f"CONFIG_{name}" for name in members)
             raise ConfigError(
-                f"{self.label}: one of {names} must be y, and none is; `make olddefconfig` picks one"
+                f"{self.label}: none of {names} is y; fix: make olddefconfig (it selects the default)"
             )
         if len(chosen) > 1:
-            raise self.error(chosen[1], f"and CONFIG_{chosen[0]}=y exclude each other; keep one")
+            raise self.error(chosen[1], f"and CONFIG_{chosen[0]}=y exclude each other; fix: remove one")
         return chosen[0]
 
 
 def _span(low: float | None, high: float | None, open_low: bool, open_high: bool) -> str:
-    """The bounds in words, with a leading space."""
+    """Write the bounds in words, with a leading space."""
     bounds = []
     if low is not None:
         bounds.append(f"{'above' if open_low else 'at least'} {low:g}")
@@ -214,6 +211,6 @@ def _span(low: float | None, high: float | None, open_low: bool, open_high: bool
 
 
 def read_symbols(path: Path | str) -> Symbols:
-    """The .config at `path`; ConfigError names file:line of the first thing wrong."""
+    """Read the .config at `path`. ConfigError names file:line of the first fault."""
     path = Path(path)
     return Symbols(str(path), parse_lines(read_text(path), str(path)))

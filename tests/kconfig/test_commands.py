@@ -38,8 +38,8 @@ def test_text_needs_no_inner_quotes_on_the_command_line():
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("SEEDS=3", "right: CONFIG_NAME=value"),
-        ("CONFIG_SEEDS", "right: CONFIG_NAME=value"),
+        ("SEEDS=3", "fix: CONFIG_NAME=value"),
+        ("CONFIG_SEEDS", "fix: CONFIG_NAME=value"),
         ("CONFIG_SEEDS=", "has no value"),
         ("CONFIG_STUDY_NAME=a\nb", "control character"),
         ("CONFIG_DATASET_FILES=y", "takes file globs"),
@@ -75,6 +75,16 @@ def test_makes_own_variables_are_taken_and_other_ones_left_alone():
 @pytest.mark.parametrize("typo", ["SEEDS=5", "CONFG_SEEDS=5"])
 def test_a_make_variable_that_was_meant_as_a_symbol_is_refused(typo):
     assert "did you mean CONFIG_SEEDS=5?" in refusal("defconfig", STUDY, makeflags=f" -- {typo}")
+
+
+def test_the_written_config_is_named_with_its_study(capsys):
+    run("defconfig", "gpt2-ra-ablation-smoke+cpu", "CONFIG_STUDY_NAME=mine")
+    assert "wrote .config for the study mine, from gpt2-ra-ablation-smoke+cpu\n" in capsys.readouterr().out
+
+
+def test_a_comma_between_variants_is_answered_with_the_right_list():
+    message = refusal("defconfig", STUDY, "CONFIG_VARIANTS=B,RAALL,RA:1-2,3")
+    assert 'did you mean "B RAALL RA:1-2,3"?' in message
 
 
 HOSTILE = "a b 'q' \"d\" \\ $(touch x) `touch y` ;touch z #& |<>*?~!"
@@ -129,9 +139,9 @@ def edited(old: str, new: str) -> int:
         ("CONFIG_SEEDS=3", "CONFIG_SEEDS = 3", "no spaces"),
         ('CONFIG_LEARNING_RATE="1e-3"', 'CONFIG_LEARNING_RATE="2"', "at most 1"),
         ('CONFIG_LEARNING_RATE="1e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
-        ("# CONFIG_TARGET_CPU is not set", "CONFIG_TARGET_CPU=y", "keep one"),
+        ("# CONFIG_TARGET_CPU is not set", "CONFIG_TARGET_CPU=y", "fix: remove one"),
         ("CONFIG_TARGET_AUTO=y", "# CONFIG_TARGET_AUTO is not set", "leaves its choice empty"),
-        ("CONFIG_MICRO_BATCH=0", "CONFIG_MICRO_BATCH=3", "nearest values that work"),
+        ("CONFIG_MICRO_BATCH=0", "CONFIG_MICRO_BATCH=3", "fix: use 1, 2, 4"),
         ("# CONFIG_WANDB is not set", 'CONFIG_WANDB="y"', "y nor n"),
     ],
 )
@@ -247,7 +257,7 @@ def test_menuconfig_given_up_after_a_mistake_leaves_the_config(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("builtins.input", leave)
-    assert "stays as it was" in refusal("menuconfig")
+    assert "unchanged" in refusal("menuconfig")
 
 
 def test_the_list_names_every_defconfig_and_fragment_and_needs_no_kconfiglib():
@@ -283,9 +293,7 @@ def test_configuring_needs_no_torch():
 def test_an_assignment_that_would_be_ignored_is_refused(command: str) -> None:
     defconfig()
     before = Path(".config").read_text()
-    with pytest.raises(
-        UserError, match="belongs to `make defconfig-NAME CONFIG_X=v`; it changes nothing here"
-    ):
+    with pytest.raises(UserError, match="no effect here; fix: make defconfig-NAME CONFIG_X=v"):
         run(command, makeflags=" -- CONFIG_SEEDS=5")
     assert Path(".config").read_text() == before
     assert not Path("defconfig").exists()

@@ -185,7 +185,7 @@ SILENT = [
     ('CONFIG_LEARNING_RATE="0"', 'CONFIG_LEARNING_RATE="0"', "above 0 and at most 1"),
     ('CONFIG_LEARNING_RATE="nan"', 'CONFIG_LEARNING_RATE="nan"', "not a number"),
     ('CONFIG_ALTERNATION_INIT="1"', 'CONFIG_ALTERNATION_INIT="1"', "above 0 and below 1"),
-    ("CONFIG_MICRO_BATCH=5", "CONFIG_MICRO_BATCH=5", "nearest values that work: 1, 2, 4"),
+    ("CONFIG_MICRO_BATCH=5", "CONFIG_MICRO_BATCH=5", "fix: use 1, 2, 4"),
     ("CONFIG_GPT2_MAX_TIME=0", "CONFIG_GPT2_MAX_TIME=0", "no budget"),
     ('CONFIG_VARIANTS="B RALERN"', 'CONFIG_VARIANTS="B RALERN"', "RALEARN"),
     ('CONFIG_VARIANTS="B RA:3-12"', 'CONFIG_VARIANTS="B RA:3-12"', "layers 0 to 3"),
@@ -239,7 +239,7 @@ def test_a_malformed_line_is_named(line, tmp_path, monkeypatch):
     message = refusal("defconfig", "mine")
     assert "mine:2: " in message
     assert line.strip() in message
-    assert "right:" in message
+    assert "fix:" in message
 
 
 def test_a_losing_choice_member_is_refused(tmp_path, monkeypatch):
@@ -260,7 +260,7 @@ def refusal_without_folder(spec: str) -> str:
 def test_a_symbol_set_twice_in_one_file_is_refused(tmp_path, monkeypatch):
     own_defconfigs(monkeypatch, tmp_path / "d", mine="CONFIG_SEEDS=3\nCONFIG_SEEDS=4\n")
     message = refusal_without_folder("mine")
-    assert "mine:2: CONFIG_SEEDS=4 was set before, as CONFIG_SEEDS=3" in message
+    assert "mine:2: CONFIG_SEEDS=4 is already set, as CONFIG_SEEDS=3" in message
 
 
 def test_a_failed_write_leaves_the_config_and_no_temporary_file(monkeypatch):
@@ -276,12 +276,14 @@ def test_a_failed_write_leaves_the_config_and_no_temporary_file(monkeypatch):
     assert Path(".config").read_text() == text
 
 
-def test_the_config_before_is_kept_if_it_was_valid_and_differs():
+def test_the_previous_config_is_saved_valid_or_not(capsys):
     first = defconfig()
     second = defconfig("CONFIG_SEEDS=5")
     assert Path(".config.old").read_text() == first
     assert defconfig("CONFIG_SEEDS=5") == second
     assert Path(".config.old").read_text() == first
-    Path(".config").write_text("CONFIG_SEDS=4\n")
-    assert defconfig() == first
-    assert Path(".config.old").read_text() == first
+    for broken in (b"CONFIG_SEDS=4\n", b"\xff\xfe hours of editing"):
+        Path(".config").write_bytes(broken)
+        assert defconfig() == first
+        assert Path(".config.old").read_bytes() == broken
+        assert "the previous one is .config.old; it was not valid (.config" in capsys.readouterr().out
