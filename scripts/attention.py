@@ -32,9 +32,10 @@ def main() -> int:
     if not arguments.runs:
         raise UserError("no run was named; right: make attention RUN=results/STUDY/runs/NAME")
     export_environment()
+    from pages.page import render_html
     from study.attention import inspect
     from study.attention.data import as_json, halves
-    from study.attention.page import page
+    from study.attention.page import attention_document
 
     runs = [inspect.load(path) for path in arguments.runs]
     deep = min(run.config.model.layers for run in runs)
@@ -46,7 +47,7 @@ def main() -> int:
     try:
         for path, one in zip(arguments.runs, seen, strict=True):
             files.write_json(path / "attention.json", as_json(one, text))
-        files.write_text(arguments.runs[0] / "attention.html", page(seen, text))
+        files.write_text(arguments.runs[0] / "attention.html", render_html(attention_document(seen, text)))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}") from error
     print(f"{text.tokens:,} tokens: {text.source}")

@@ -1,4 +1,4 @@
-"""Pictures of attention as plain data for `pages.html`: both paths of chosen heads, in colours. Needs no torch."""
+"""Attention maps of chosen heads as heat maps for plotly, both paths side by side. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,62 +9,62 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pages.html import Figure, text
+from pages.markup import escape_figure
 from study.attention.data import PATHS, Look, Picture, Text, used_path
 
-FLOOR = 1e-4  # of a picture's colours as mass: less looks like none
+FLOOR = 1e-4  # the smallest mass with a color of its own
 SIDE, GAP = 330, 84  # pixels on the screen
-SPANS = (1, 6)  # powers of two that the colours against an even spread may reach
+SPANS = (1, 6)  # least and most powers of two in the color scale against an even spread
 DIVERGING = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f4f4f2"], [0.75, "#f4a582"], [1, "#b2182b"]]
-COLOURS = ("against an even spread", "mass")
-ABOUT_PICTURES = (
-    "A row is a query position, a column a key position at or before it. Against an even spread, blue is less mass "
-    "than every position alike would get and red is more. Long texts are shown in blocks of tokens."
+SCALES = ("against an even spread", "mass")
+ABOUT_MAPS = (
+    'A row is a query position. A column is a key position at or before it. Under "against an even spread", blue is '
+    "less mass and red is more mass than uniform attention gives. In long texts one cell is a block of tokens."
 )
-ABOUT_MASS = f"As mass, dark is {FLOOR:g} or less and bright is all of it, on a logarithmic scale."
+ABOUT_MASS = f'Under "mass", dark is {FLOOR:g} or less and bright is 1, on a logarithmic scale.'
 
 
-def places(seen: Sequence[Look]) -> dict[tuple[int, int], list[Look]]:
-    """(layer, head) -> the runs with a picture of it."""
+def heads_with_maps(looks: Sequence[Look]) -> dict[tuple[int, int], list[Look]]:
+    """(layer, head) -> the runs with a map of it."""
     found: dict[tuple[int, int], list[Look]] = {}
-    for one in seen:
-        for number, layer in one.layers.items():
+    for look in looks:
+        for number, layer in look.layers.items():
             for head in layer.pictures:
-                found.setdefault((number, head), []).append(one)
+                found.setdefault((number, head), []).append(look)
     return dict(sorted(found.items()))
 
 
-def picture(seen: Sequence[Look], layer: int, head: int, text_seen: Text) -> tuple[Figure, int]:
-    """Heat maps side by side, queries downwards, keys to the right; the powers of two that the colours reach."""
-    even = even_spread(text_seen.tokens, seen[0].block)
-    reach = _reach(seen, layer, head, even)
+def maps_of_runs(looks: Sequence[Look], layer: int, head: int, text: Text) -> tuple[dict[str, Any], int]:
+    """One row of heat maps for each run, and the powers of two that the colors reach."""
+    even = even_spread(text.tokens, looks[0].block)
+    reach = _reach(looks, layer, head, even)
     data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"height": (SIDE + GAP) * len(seen) + 20, "annotations": []}
+    layout: dict[str, Any] = {"height": (SIDE + GAP) * len(looks) + 20, "annotations": []}
     layout["margin"] = {"l": 56, "r": 12, "t": 8, "b": 24}
-    options: list[dict[str, Any]] = [{"name": name, "data": []} for name in COLOURS]
-    high = 1 / len(seen)
-    for row, one in enumerate(seen):
+    options: list[dict[str, Any]] = [{"name": name, "data": []} for name in SCALES]
+    high = 1 / len(looks)
+    for row, look in enumerate(looks):
         bottom = 1 - (row + 1) * high
         top = bottom + high * SIDE / (SIDE + GAP)
         for column, path in enumerate(PATHS):
             number = 2 * row + column + 1
-            masses = one.layers[layer].pictures[head][column]
-            colours = _colours(masses, even, reach)
-            data.append(_heat(masses, one.block, text_seen, number) | colours[0])
-            for option, own in zip(options, colours, strict=True):
-                option["data"].append(own)
+            masses = look.layers[layer].pictures[head][column]
+            scales = _color_scales(masses, even, reach)
+            data.append(_heat(masses, look.block, text, number) | scales[0])
+            for option, scale in zip(options, scales, strict=True):
+                option["data"].append(scale)
             layout |= _axes(number, column, bottom, top)
-            layout["annotations"].append(_title(one, layer, column, path, top))
+            layout["annotations"].append(_title(look, layer, column, path, top))
     return {
         "data": data,
         "layout": layout,
         "narrow": {"font": {"size": 10}, "margin": {"l": 36, "r": 4}},
-        "choices": [{"label": "Colour", "options": options}],
+        "choices": [{"label": "Color", "options": options}],
     }, reach
 
 
 def _axes(number: int, column: int, bottom: float, top: float) -> dict[str, Any]:
-    """Of the heat map so numbered, in its column and between two heights."""
+    """Axes of heat map `number`, in its column and between two heights."""
     suffix, left = _suffix(number), 0.53 * column
     axis = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 6}
     return {
@@ -76,47 +76,47 @@ def _axes(number: int, column: int, bottom: float, top: float) -> dict[str, Any]
 
 
 def _suffix(number: int) -> str:
-    """As plotly numbers its axes."""
+    """The suffix of plotly's axis `number`."""
     return "" if number == 1 else str(number)
 
 
-def _title(one: Look, layer: int, column: int, path: str, top: float) -> dict[str, Any]:
-    share = one.layers[layer].share
+def _title(look: Look, layer: int, column: int, path: str, top: float) -> dict[str, Any]:
+    share = look.layers[layer].share
     mark = " (used)" if share is not None and share == float(column) else ""
     return {
-        "text": f"{text(one.run)}: {path}{mark}", "xref": "paper", "yref": "paper", "x": 0.53 * column + 0.235,
-        "xanchor": "center", "y": top, "yanchor": "bottom", "showarrow": False, "yshift": 6,
+        "text": f"{escape_figure(look.run)}: {path}{mark}", "xref": "paper", "yref": "paper",
+        "x": 0.53 * column + 0.235, "xanchor": "center", "y": top, "yanchor": "bottom", "showarrow": False, "yshift": 6,
     }  # fmt: skip
 
 
-def _heat(masses: Picture, block: int, text_seen: Text, number: int) -> dict[str, Any]:
-    """The axes and what the pointer tells; the colours are those of `_colours`."""
+def _heat(masses: Picture, block: int, text: Text, number: int) -> dict[str, Any]:
+    """Positions and hover texts. `_color_scales` adds the values."""
     at = [place * block for place in range(len(masses))]
     trace: dict[str, Any] = {
         "type": "heatmap", "x": at, "y": at, "xaxis": f"x{_suffix(number)}", "yaxis": f"y{_suffix(number)}",
         "showscale": False, "hoverongaps": False, "hovertemplate": "query %{y}, key %{x}: %{z}<extra></extra>",
     }  # fmt: skip
-    if len(text_seen.pieces) == len(masses):
-        pieces = [text(piece) or "·" for piece in text_seen.pieces]
-        trace["text"] = [[f"{own} → {other}" for other in pieces] for own in pieces]
+    if len(text.pieces) == len(masses):
+        pieces = [escape_figure(piece) or "·" for piece in text.pieces]
+        trace["text"] = [[f"{query} → {key}" for key in pieces] for query in pieces]
         trace["hovertemplate"] = "%{text}: %{z}<extra></extra>"
     return trace
 
 
-def one_by_one(seen: Sequence[Look], layer: int, head: int, text_seen: Text) -> Figure:
-    """The two paths of one run at a time, in colours that are the same for all; a switch goes through the runs."""
-    even = even_spread(text_seen.tokens, seen[0].block)
-    reach = _reach(seen, layer, head, even)
+def map_by_variant(looks: Sequence[Look], layer: int, head: int, text: Text) -> dict[str, Any]:
+    """The two paths of one run at a time, on one color scale. A switch selects the run."""
+    even = even_spread(text.tokens, looks[0].block)
+    reach = _reach(looks, layer, head, even)
     options = []
-    for one in seen:
-        pair = one.layers[layer].pictures[head]
-        shown = [_colours(masses, even, reach)[0] for masses in pair]
-        titles = [_title(one, layer, column, path, 1.0) for column, path in enumerate(PATHS)]
-        uses = used_path(one.layers[layer].share)
-        name = f"{one.variant} ({uses})" if "%" in uses else one.variant
+    for look in looks:
+        pair = look.layers[layer].pictures[head]
+        shown = [_color_scales(masses, even, reach)[0] for masses in pair]
+        titles = [_title(look, layer, column, path, 1.0) for column, path in enumerate(PATHS)]
+        uses = used_path(look.layers[layer].share)
+        name = f"{look.variant} ({uses})" if "%" in uses else look.variant
         options.append({"name": name, "data": shown, "layout": {"annotations": titles}})
-    first = seen[0].layers[layer].pictures[head]
-    data = [_heat(masses, seen[0].block, text_seen, number) for number, masses in enumerate(first, 1)]
+    first = looks[0].layers[layer].pictures[head]
+    data = [_heat(masses, looks[0].block, text, number) for number, masses in enumerate(first, 1)]
     layout = {"height": SIDE + 60, "margin": {"l": 56, "r": 12, "t": 32, "b": 24}}
     for column in range(2):
         layout |= _axes(column + 1, column, 0.0, 1.0)
@@ -128,11 +128,11 @@ def one_by_one(seen: Sequence[Look], layer: int, head: int, text_seen: Text) -> 
     }
 
 
-# ---- colours
+# ---- color scales
 
 
 def even_spread(tokens: int, block: int) -> NDArray[np.float64]:
-    """The picture (N, N) of attention that gives every position before it the same, `block` tokens to a pixel."""
+    """The map (N, N) of uniform causal attention, `block` tokens a cell."""
     rows = np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]
     starts = np.arange(0, tokens, block)
     sums: NDArray[np.float64] = np.add.reduceat(np.add.reduceat(rows, starts, axis=1), starts, axis=0)
@@ -140,23 +140,23 @@ def even_spread(tokens: int, block: int) -> NDArray[np.float64]:
 
 
 def ratios(masses: Picture, even: NDArray[np.float64]) -> Picture:
-    """Mass against an even spread in powers of two."""
+    """log2 of the mass over that of an even spread."""
     return [
         [math.log2(max(mass, 1e-30) / max(float(even[i, j]), 1e-30)) for j, mass in enumerate(row)]
         for i, row in enumerate(masses)
     ]
 
 
-def _reach(seen: Sequence[Look], layer: int, head: int, even: NDArray[np.float64]) -> int:
-    """How many powers of two the colours need for all but a hundredth of the pixels."""
-    drawn = [path for one in seen for path in one.layers[layer].pictures[head]]
+def _reach(looks: Sequence[Look], layer: int, head: int, even: NDArray[np.float64]) -> int:
+    """Powers of two that cover 99 % of the cells."""
+    drawn = [path for look in looks for path in look.layers[layer].pictures[head]]
     values = sorted(abs(value) for masses in drawn for row in ratios(masses, even) for value in row)
     needed = math.ceil(values[int(0.99 * (len(values) - 1))])
     return min(max(needed, SPANS[0]), SPANS[1])
 
 
-def _colours(masses: Picture, even: NDArray[np.float64], reach: int) -> list[dict[str, Any]]:
-    """For each of COLOURS the values and their scale; nothing above the diagonal, which is the future."""
+def _color_scales(masses: Picture, even: NDArray[np.float64], reach: int) -> list[dict[str, Any]]:
+    """Values and color scale for each of SCALES. Cells above the diagonal (the future) are empty."""
     bound = 2 * SPANS[1]
     ratio = [[min(max(value, -bound), bound) for value in row] for row in ratios(masses, even)]
     mass = [[math.log10(max(value, FLOOR)) for value in row] for row in masses]

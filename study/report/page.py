@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pages.components import render_blocks
+from pages.document import figures as figures_of
 from pages.html import (
     Figure,
     Place,
@@ -70,7 +72,7 @@ def document(report: Report, study_dir: Path) -> str:
                 "Speed and memory", figure("cost", figures_final.cost(report), COST), _cost(report, names)
             ),
             _alternation(report, figure),
-            _attention(study_dir, names, figure),
+            _attention(study_dir, names, drawn),
         ]
     parts += [
         page_sections.runs(report),
@@ -272,10 +274,10 @@ def _alternation(report: Report, figure: Place) -> str:
     return section("What was learned", *made)
 
 
-def _attention(study_dir: Path, names: Sequence[str], figure: Place) -> str:
-    kept = read_study(study_dir)
-    return (
-        report_section([one for one in kept[0] if one.variant in names], kept[1], names, figure)
-        if kept
-        else ""
-    )
+def _attention(study_dir: Path, names: Sequence[str], drawn: dict[str, Figure]) -> str:
+    found = read_study(study_dir)
+    if not found:
+        return ""
+    section_ = report_section([look for look in found[0] if look.variant in names], found[1], names)
+    drawn |= figures_of([section_])
+    return render_blocks([section_])

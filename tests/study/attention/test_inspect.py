@@ -15,15 +15,16 @@ from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
 from gpt2.system import files
 from gpt2.train.step import build_model
+from pages.page import render_html
 from ra import attention_maps
 from ra.control import swap_query_and_key
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.attention import inspect
 from study.attention.data import FILE, Look, Text, as_json, halves, read_study, write_study
-from study.attention.figures import even_spread, picture, ratios
+from study.attention.figures import even_spread, maps_of_runs, ratios
 from study.attention.inspect import AttentionError
-from study.attention.page import page
+from study.attention.page import attention_document
 from study.report import write
 from tests.study.sample_records import a_record, edit
 
@@ -200,11 +201,11 @@ def test_the_page_shows_every_run_and_trusts_none(tmp_path: Path, config_file: P
     runs = [a_run(tmp_path, config_file, name) for name in ("B", "RALEARN")]
     shown = [seen_of(run_dir, words) for run_dir in runs]
     shown[0][0].notes.append("<b>note</b>")
-    made = page([seen for seen, _ in shown], shown[0][1])
+    made = render_html(attention_document([seen for seen, _ in shown], shown[0][1]))
     assert "<script>alert" not in made
     assert "<b>note" not in made
     assert all(name in made for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "map0-1"))
-    figure, _ = picture([seen for seen, _ in shown], 0, 1, shown[0][1])
+    figure, _ = maps_of_runs([seen for seen, _ in shown], 0, 1, shown[0][1])
     assert len(figure["data"]) == 4
     for trace in figure["data"]:
         for i, row in enumerate(trace["z"]):
@@ -220,7 +221,7 @@ def test_a_layer_of_another_kind_is_left_out_and_the_rest_is_shown(tmp_path: Pat
     seen = inspect.look(run, ids, [0, 1], [0])
     assert list(seen.layers) == [1]
     assert halves(seen, "entropy", "standard")[0] is None
-    assert "map1-0" in page([seen], text)
+    assert "map1-0" in render_html(attention_document([seen], text))
 
 
 def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path, config_file: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
+from pages.page import render_html
 from ra import attention_maps
 from study.attention.data import Look, Text, write_study
 from study.attention.figures import DIVERGING
 from study.attention.inspect import READABLE, layer_look
-from study.attention.page import page
+from study.attention.page import attention_document
 from study.compare import build as compare
 from study.compare import write
 from study.report.write import write_report
@@ -112,7 +113,7 @@ def a_text(tokens: int) -> Text:
 @pytest.mark.parametrize("tokens", [60, 40])
 def test_the_pictures_of_attention_are_drawn_and_fit(tmp_path: Path, phone: bool, tokens: int) -> None:
     looks = [a_look("B0", "B", 0.0, tokens), a_look("RAALL0", "RAALL", 1.0, tokens)]
-    (tmp_path / "attention.html").write_text(page(looks, a_text(tokens)))
+    (tmp_path / "attention.html").write_text(render_html(attention_document(looks, a_text(tokens))))
     seen = faultless(as_report(tmp_path, "attention.html"), phone=phone)
     assert set(seen["drawn"]) == {"layers", "map0-0", "map1-0"}
     assert seen["width"][0] <= seen["width"][1]
