@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.memory.allocation_tracker import KINDS, Block, Timeline
+from gpt2.memory.allocation_tracker import KINDS, Allocation, Timeline
 from gpt2.memory.prediction import Prediction
 from pages.document import Section, render_markdown, render_terminal
 from pages.page import render_html
@@ -30,14 +30,14 @@ def timelines(draw) -> Timeline:
     ends = sorted(draw(st.sets(st.integers(2, 3000), min_size=4, max_size=4)))
     spans = list(zip([0, *ends], ends, strict=False))
     phases = [(name, a + 1, b) for name, (a, b) in zip(PHASES, spans, strict=True)]
-    blocks = [Block(draw(st.integers(1, 2**36)), 0, "", "token", kind="parameters")]
+    blocks = [Allocation(draw(st.integers(1, 2**36)), 0, "", "token", kind="parameters")]
     for _ in range(draw(st.integers(0, 25))):
         start = draw(st.integers(1, ends[-1]))
         end = draw(st.none() | st.integers(start, ends[-1]))
         phase = next(name for name, a, b in phases if a <= start <= b)
         kind = draw(st.sampled_from(["", *KINDS]))
         blocks.append(
-            Block(draw(st.integers(1, 2**36)), start, phase, "norm", end, kind, draw(st.booleans()))
+            Allocation(draw(st.integers(1, 2**36)), start, phase, "norm", end, kind, draw(st.booleans()))
         )
     return Timeline(blocks, phases, ends[-1])
 
@@ -45,9 +45,9 @@ def timelines(draw) -> Timeline:
 def peak_at_the_end() -> Timeline:
     """An activation and weights, and at the very last event more than before."""
     blocks = [
-        Block(4 * MIB, 0, "", "token", kind="parameters"),
-        Block(3 * MIB, 10, "forward", "blocks.0.mlp.fc", 100),
-        Block(40 * MIB, 99, "evaluation", "head and loss", None),
+        Allocation(4 * MIB, 0, "", "token", kind="parameters"),
+        Allocation(3 * MIB, 10, "forward", "blocks.0.mlp.fc", 100),
+        Allocation(40 * MIB, 99, "evaluation", "head and loss", None),
     ]
     return Timeline(blocks, [("forward", 1, 50), ("evaluation", 51, 100)], 100)
 
@@ -93,7 +93,7 @@ def test_the_mark_of_the_peak_is_at_the_peak_and_says_its_phase(timeline: Timeli
 
 
 def test_the_events_drawn_contain_the_peak_of_each_column() -> None:
-    blocks = [Block(MIB, 0, "", "token"), Block(9 * MIB, 1234, "forward", "norm", 1235)]
+    blocks = [Allocation(MIB, 0, "", "token"), Allocation(9 * MIB, 1234, "forward", "norm", 1235)]
     timeline = Timeline(blocks, [("forward", 1, 5000)], 5000)
     events = drawn_events(timeline, 1, 5000)
     assert 1234 in events
@@ -119,7 +119,7 @@ def test_wide_phases_are_named_in_their_order() -> None:
 )
 def test_a_hostile_name_is_text_on_the_page_and_in_the_figure(hostile: str) -> None:
     timeline = peak_at_the_end()
-    timeline.blocks.append(Block(50 * MIB, 0, "", hostile, kind="parameters"))
+    timeline.blocks.append(Allocation(50 * MIB, 0, "", hostile, kind="parameters"))
     timeline.phases.append((hostile, 100, 100))
     document = memory_document([a_row(timeline, hostile)], hostile, [hostile])
     page = render_html(document)
