@@ -1,7 +1,7 @@
-# Targets and nothing else: every recipe is one call. `make help` lists them.
+# Every recipe is one command. `make help` lists the targets.
 #
-# Without PYTHON= a virtual environment (.venv) is made and filled as needed;
-# with PYTHON=python3 that interpreter is used as it is.
+# Without PYTHON=, make creates a virtual environment (.venv) and installs packages as needed.
+# With PYTHON=python3, make uses that interpreter and installs nothing.
 
 # `make attention RUN=...` names runs; from here on RUN is the interpreter, whatever the command line says.
 RUNS_NAMED := $(RUN)
@@ -17,25 +17,25 @@ endif
         data run extend report compare attention control memory bench check faults clean mrproper
 .DEFAULT_GOAL := all
 
-all: setup-main  ## Set up what is missing, run what is missing, resume what was cut off, report
+all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
 	@$(RUN) -m scripts.study
 
-help:  ## This list, and the defconfigs
+help:  ## List the targets and the defconfigs
 	@$(or $(PYTHON),python3) -m scripts.dev.help
 
-defconfig-%: setup-base  ## Write .config; behind NAME +FRAGMENT..., behind the command CONFIG_X=v ...
+defconfig-%: setup-base  ## Write .config [defconfig-NAME+FRAGMENT] [CONFIG_X=value ...]
 	@$(RUN) -m scripts.kconfig defconfig '$*'
 
 menuconfig: setup-base  ## Edit .config in menus
 	@$(RUN) -m scripts.kconfig menuconfig
 
-savedefconfig: setup-base  ## Write what differs from the defaults to ./defconfig
+savedefconfig: setup-base  ## Write the settings that differ from the defaults to ./defconfig
 	@$(RUN) -m scripts.kconfig savedefconfig
 
-olddefconfig: setup-base  ## Bring .config up to date with the Kconfig files
+olddefconfig: setup-base  ## Update .config to the Kconfig files
 	@$(RUN) -m scripts.kconfig olddefconfig
 
-data: setup-main  ## Prepare the data that .config names
+data: setup-main  ## Prepare and check the data that .config names
 	@$(RUN) -m scripts.data
 
 run: setup-main  ## The same as make
@@ -50,10 +50,10 @@ report: setup-main  ## Rebuild the report from the records [STUDY=results/x; wit
 compare: setup-tools  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(RUN) -m scripts.compare $(STUDIES) $(if $(OUT),--out '$(OUT)')
 
-attention: setup-tools  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: what attention looks at
+attention: setup-tools  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(RUN) -m scripts.attention $(RUNS_NAMED) $(if $(TEXT),--text '$(TEXT)') --layers '$(LAYERS)' --heads '$(HEADS)'
 
-control: setup-main  ## The equivalence control: B and RAALL from swapped initial weights
+control: setup-main  ## Check that B and the reciprocal patterns are one function class (one to two minutes on a CPU)
 	@$(RUN) -m scripts.control
 
 # Each of these names, set to 1, is another bench; one at a time.
@@ -71,16 +71,16 @@ bench: setup-tools  ## Speed and memory [CASES=]; README says what GROWTH=1 and 
 memory: setup-tools  ## Peak memory of each variant, predicted and measured [TARGET="a100-40g w7900"] [VARIANTS=]
 	@$(RUN) -m scripts.memory --target '$(TARGET)' --variants '$(VARIANTS)'
 
-check: setup-dev  ## The tests, the linter and the type checker
+check: setup-dev  ## Run the tests, the linter and the type checker
 	@$(RUN) -m scripts.dev.check
 
-faults: setup-dev  ## Kill, starve and corrupt a small study in every way, and say what came of it (half an hour)
+faults: setup-dev  ## Kill, starve and corrupt a small study and report the outcomes (half an hour)
 	@$(RUN) -m tests.faults
 
-clean:  ## Remove caches and prepared data; results and .venv stay
+clean:  ## Remove caches and prepared data, not results and .venv
 	@$(or $(PYTHON),python3) -m scripts.dev.clean caches data
 
-mrproper:  ## Remove .config and .venv as well; results stay unless RESULTS=yes
+mrproper:  ## Remove .config and .venv as well [RESULTS=yes: and results]
 	@$(or $(PYTHON),python3) -m scripts.dev.clean caches data config venv $(if $(filter yes,$(RESULTS)),results)
 
 setup-base setup-main setup-tools setup-dev: setup-%:

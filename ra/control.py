@@ -1,7 +1,7 @@
-"""The equivalence control: a reciprocal layer is a standard layer with W_Q and W_K renamed.
+"""Run the equivalence control: a reciprocal layer is a standard layer with W_Q and W_K renamed.
 
-Start B as usual and a fixed reciprocal pattern with the rows of W_Q and W_K exchanged in its reciprocal layers: the
-two are then the same function, and their losses must coincide step by step to rounding.
+Start B as usual. Start a fixed reciprocal pattern with W_Q and W_K exchanged in its reciprocal layers. The two are
+the same function, so their losses coincide at every step to rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def swap_query_and_key(model: GPT2, layers: Iterable[int]) -> None:
 
 @dataclass(frozen=True)
 class Control:
-    """Losses in nats of each step, of B and of the swapped pattern."""
+    """The losses of every step in nats, of B and of the swapped pattern."""
 
     name: str
     baseline: list[float]
@@ -58,11 +58,13 @@ def losses(
     dtype: str,
     swap: bool,
 ) -> list[float]:
-    """The loss of each of `steps` steps of a fixed variant; with `swap` from exchanged initial weights."""
+    """Train a fixed variant for `steps` steps and return each step's loss. swap: exchange initial W_Q and W_K."""
     layers = reciprocal_layers(name, model.layers)
     if layers is None:
-        raise ValueError(f"{name} is no fixed reciprocal pattern, so it is not the baseline renamed")
-    unused = AlternationSettings("output", 0.5, 1.0)  # a fixed pattern learns no share
+        raise ValueError(
+            f"{name} is no fixed reciprocal pattern, so it differs from the baseline's function class"
+        )
+    unused = AlternationSettings("output", 0.5, 1.0)  # only RALEARN reads these
     stepper = Stepper(
         model,
         optimizer,

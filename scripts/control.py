@@ -1,9 +1,9 @@
-"""`make control`: B and the fixed reciprocal patterns from swapped initial weights; their curves must coincide."""
+"""`make control`: train B and the reciprocal patterns from swapped initial weights; their losses must coincide."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+import itertools
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from scripts.study import load
 
 STEPS = 60
 NAMES = ("RAALL", "RAEARLY", "RALATE")
-TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}  # float32: rounding; bfloat16 keeps 8 bits of each product
+TRAININGS = len(NAMES) + 2  # and B, and RAALL from unswapped weights
+TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}  # nats; float32: rounding; bfloat16 has 8 significant bits
 SEQUENCES = 32  # at most; a control needs no large batch
 
 
@@ -32,15 +33,23 @@ def main() -> int:
     block = config.model.block_size
     batch = plan_batch(effective, largest_micro_batch(effective, 1, 8), 1, block)
     corpus = dataset.open_corpus(dataset.prepare(config.data, report=print))
+    number = itertools.count(1)
 
     def batches(k: int) -> torch.Tensor:
         return torch.from_numpy(dataset.global_batch(corpus.train, block, effective, 0, k).astype(np.int64))
 
-    train = partial(
-        losses, model=model, optimizer=config.optimizer, batch=batch, batches=batches, steps=STEPS, seed=0,
-        device=resolved.device, dtype=resolved.dtype,
-    )  # fmt: skip
-    print(f"{STEPS} steps of {effective} sequences on {resolved.device_name}, {resolved.dtype}")
+    def train(name: str, swap: bool) -> list[float]:
+        start = "swapped" if swap else "unswapped"
+        print(f"training {next(number)} of {TRAININGS}: {name} from {start} weights", flush=True)
+        return losses(
+            name, model, config.optimizer, batch, batches, steps=STEPS, seed=0,
+            device=resolved.device, dtype=resolved.dtype, swap=swap,
+        )  # fmt: skip
+
+    print(
+        f"{STEPS} steps of {effective} sequences on {resolved.device_name}, {resolved.dtype}; no result is saved",
+        flush=True,
+    )
     with attention_kernels.attention_context(resolved):
         baseline = train("B", swap=False)
         controls = [Control(name, baseline, train(name, swap=True)) for name in NAMES]
@@ -56,11 +65,11 @@ def main() -> int:
     for control in controls:
         verdict = "coincides with B" if control not in failed else f"DIFFERS (limit {limit:g})"
         print(
-            f"{control.name} from swapped weights: largest |difference| {control.largest_difference:.2e}: {verdict}"
+            f"{control.name} from swapped weights: largest loss difference {control.largest_difference:.2e}: {verdict}"
         )
     print(
-        f"RAALL from B's own weights: largest |difference| {unswapped.largest_difference:.2e}: "
-        "another start of the same function class, so this is noise, not an effect"
+        f"RAALL from unswapped weights: largest loss difference {unswapped.largest_difference:.2e}: "
+        "another random start of the same function class; noise, not an effect"
     )
     return 1 if failed else 0
 

@@ -1,7 +1,4 @@
-"""`make help`: the targets with the line that stands beside each in the Makefile, and the defconfigs.
-
-Standard library only: it is what one types first.
-"""
+"""`make help`: list the targets with their Makefile comments, and the defconfigs. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,11 +7,16 @@ from pathlib import Path
 
 from kconfig.commands import listing
 
+NOTES = (
+    "A run's NAME is its variant and seed: B0 is variant B with seed 0. A dot separates them after a digit (SHP2.0)",
+    "and after listed layers (RA:5-7,9 with seed 0 is RA-5-7_9.0). Its folder is RESULTS_DIR/STUDY_NAME/runs/NAME.",
+    "PYTHON=python3 uses that interpreter and installs nothing; without it, make uses .venv.",
+)
 TARGET = re.compile(r"^([\w.%-]+):[^#\n]*##[ \t]*(\S.*)$", re.MULTILINE)
 
 
 def targets(makefile: str) -> list[tuple[str, str]]:
-    """(command, one line) of every target with a `##` comment, in the Makefile's order."""
+    """Return (command, comment) of every target with a `##` comment, in the Makefile's order."""
     return [
         ("make" if name == "all" else f"make {name.replace('-%', '-NAME')}", text.strip())
         for name, text in TARGET.findall(makefile)
@@ -30,7 +32,7 @@ def main() -> None:
     print(*lines(targets(Path("Makefile").read_text(encoding="utf-8"))), sep="\n")
     for title, rows in listing().items():
         print("", title, *lines(rows), sep="\n")
-    print("\nPYTHON=python3 uses that interpreter as it is instead of .venv.")
+    print("", *NOTES, sep="\n")
 
 
 if __name__ == "__main__":

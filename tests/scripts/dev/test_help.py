@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.artifacts.run_record import run_name
 from kconfig.commands import DEFCONFIGS
 from scripts.dev import help as makehelp
 
@@ -73,3 +74,13 @@ def test_columns_are_aligned_and_lines_fit_a_wide_terminal(shown: list[str]) -> 
     for block in "\n".join(shown).split("\n\n"):
         starts = {m.end() for line in block.splitlines() if (m := re.match(r"  \S.*?  +(?=\S)", line))}
         assert len(starts) <= 1
+
+
+def test_the_names_of_runs_are_explained_by_names_that_runs_have(shown: list[str]) -> None:
+    text = " ".join(shown)
+    for variant, seed in (("B", 0), ("SHP2", 0), ("RA:5-7,9", 0)):
+        assert run_name(variant, seed) in text
+
+
+def test_durations_are_not_given_in_seconds(shown: list[str]) -> None:
+    assert not [line for line in shown if "in seconds" in line]
