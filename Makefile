@@ -53,7 +53,7 @@ compare: setup-tools  ## STUDIES="results/a results/b" [OUT=folder]: two or more
 attention: setup-tools  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(RUN) -m scripts.attention $(RUNS_NAMED) $(if $(TEXT),--text '$(TEXT)') --layers '$(LAYERS)' --heads '$(HEADS)'
 
-control: setup-main  ## Check that B and the reciprocal patterns are one function class (one to two minutes on a CPU)
+control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
 	@$(RUN) -m scripts.control
 
 # Each of these names, set to 1, is another bench; one at a time.

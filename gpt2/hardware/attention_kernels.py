@@ -1,7 +1,6 @@
-"""Only fused attention: a T x T matrix of scores is never written out quietly.
+"""Restrict attention to fused kernels, so that no call silently computes a T x T matrix of scores.
 
-A context manager leaves torch no kernel but the target's fused ones, so that a call which none of them takes
-raises; a check before training names the remedy.
+In the context, a call that no fused kernel supports raises. A check before training names the fix.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 
     from gpt2.config.config import ModelConfig, TargetConfig
 
-# Of the largest deviation from float64, as a share of the largest value. Measured with torch's CPU kernel: 9e-7 in
-# float32, 6e-3 in bfloat16; GPUs may use TF32 for float32. A wrong mask or scale is off by tenths.
+# Largest deviation from float64, relative to the largest value. torch's CPU kernel has 9e-7 in float32 and 6e-3 in
+# bfloat16; GPUs may use TF32 for float32. A wrong mask or scale gives tenths.
 TOLERANCE = {"float32": 1e-2, "bfloat16": 5e-2}
 
 
 def attention_context(resolved: ResolvedTarget, dropout: float = 0.0) -> AbstractContextManager[Any]:
     """Restrict scaled_dot_product_attention to the target's fused kernels, in the row's order.
 
-    To be held while the model is compiled as well as while it runs. torch's fused CPU kernel takes no dropout: on a
-    CPU, and with dropout above 0, the T x T path is allowed.
+    Enter it for compiling and for running. torch's fused CPU kernel supports no dropout; on a CPU with dropout above
+    0 the T x T path is allowed.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -49,10 +48,10 @@ def attention_context(resolved: ResolvedTarget, dropout: float = 0.0) -> Abstrac
 def check_attention(
     resolved: ResolvedTarget, heads: int, head_size: int, block_size: int = 64, dropout: float = 0.0
 ) -> ResolvedTarget:
-    """One small forward and backward as the model will make them; the target with the kernel that took them.
+    """Run a small forward and backward with the model's shapes and return the target with the kernel that ran.
 
-    TargetError where no fused kernel takes the call, or where its result is not attention's (compared with the
-    definition in float64, without dropout). Draws from a generator of its own.
+    TargetError where no fused kernel supports the call, or where the result differs from the definition in float64
+    (compared without dropout). Uses a separate random generator.
     """
     import torch
 
@@ -67,22 +66,22 @@ def check_attention(
     except RuntimeError as error:
         reason = next(iter(reasons), str(error).strip().splitlines()[0])
         raise TargetError(
-            f"{resolved.device_name}: no fused attention kernel takes {heads} heads of {head_size} in "
-            f"{resolved.dtype}, and the T x T math path is not taken quietly; {_remedy(resolved)} (torch: {reason})"
+            f"{resolved.device_name}: no fused attention kernel supports {heads} heads of {head_size} in "
+            f"{resolved.dtype} (torch: {reason}); the T x T path is disabled; {_fix(resolved)}"
         ) from error
     if not dropout:
-        _compare(resolved, kernel, (y, gradient), _define(qkv_BTC.to(dtype).double(), heads))
+        _compare(resolved, kernel, (y, gradient), _reference(qkv_BTC.to(dtype).double(), heads))
     note = resolved.note
     if kernel == "math":
-        told = (
-            "attention writes out T x T scores: torch's fused CPU kernel takes no CONFIG_GPT2_DROPOUT above 0"
+        quadratic = (
+            "attention stores T x T scores: torch's fused CPU kernel supports no CONFIG_GPT2_DROPOUT above 0"
         )
-        note = f"{note}; {told}" if note else told
+        note = f"{note}; {quadratic}" if note else quadratic
     return dataclasses.replace(resolved, attention_backend=kernel, note=note)
 
 
 def _attend(qkv_BTC: Tensor, heads: int, dropout: float) -> tuple[Tensor, Tensor, str]:
-    """Causal attention, the gradient of the sum of its squares, and the kernel that ran."""
+    """Return causal attention, the gradient of half its squared sum, and the kernel that ran."""
     import torch.nn.functional as F
 
     qkv_BTC = qkv_BTC.detach().requires_grad_()
@@ -97,8 +96,8 @@ def _attend(qkv_BTC: Tensor, heads: int, dropout: float) -> tuple[Tensor, Tensor
     return y_BHTD.detach(), qkv_BTC.grad, kernel
 
 
-def _define(qkv_BTC: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The same from the definition, on the CPU."""
+def _reference(qkv_BTC: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Return the same from the definition, on the CPU."""
     import torch
 
     qkv_BTC = qkv_BTC.detach().requires_grad_()
@@ -112,53 +111,54 @@ def _define(qkv_BTC: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 
 def _split(qkv_BTC: Tensor, heads: int) -> list[Tensor]:
-    """Three views (B, H, T, D) of one projection, strided as the model's are."""
+    """Return three views (B, H, T, D) of one projection with the model's strides."""
     return [part.unflatten(2, (heads, -1)).transpose(1, 2) for part in qkv_BTC.chunk(3, dim=2)]
 
 
 def _compare(
-    resolved: ResolvedTarget, kernel: str, got: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]
+    resolved: ResolvedTarget, kernel: str, found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]
 ) -> None:
-    for what, mine, other in zip(("result", "gradient"), got, right, strict=True):
-        error = float((mine.cpu().double() - other).abs().max() / other.abs().max())
+    for name, value, reference in zip(("result", "gradient"), found, expected, strict=True):
+        error = float((value.cpu().double() - reference).abs().max() / reference.abs().max())
         limit = TOLERANCE[resolved.dtype]
         if not error <= limit:  # true for NaN as well
             raise TargetError(
-                f"{resolved.device_name}: the {kernel} attention kernel's {what} is off by {error:.1%} "
-                f"in {resolved.dtype}, right: at most {limit:.0%}; remedy: another version of torch or of the driver"
+                f"{resolved.device_name}: the {kernel} attention kernel's {name} differs by {error:.1%} from the "
+                f"definition in {resolved.dtype}; the limit is {limit:.0%}; fix: use another version of torch or of "
+                "the driver"
             )
 
 
-def _remedy(resolved: ResolvedTarget) -> str:
+def _fix(resolved: ResolvedTarget) -> str:
     needs = resolved.target.environment
     missing = " ".join(f"{name}={value}" for name, value in needs.items() if os.environ.get(name) != value)
     if missing:
-        return f"export {missing} before the start"
+        return f"fix: export {missing}"
     if resolved.device == "cpu":
-        return "a newer torch has a fused CPU kernel"
+        return "fix: install a newer torch, which has a fused CPU kernel"
     if resolved.target.kind == "rocm":
-        return "install a ROCm build of torch that has AOTriton kernels for this card"
+        return "fix: install a ROCm build of torch that has AOTriton kernels for this card"
     if resolved.dtype == "float32":
-        return "set CONFIG_DTYPE_AUTO=y: most fused kernels take bfloat16 only"
-    return "install a build of torch for this card, or choose a model whose heads have a size of 64 to 128"
+        return "fix: set CONFIG_DTYPE_AUTO=y, since most fused kernels support bfloat16 only"
+    return "fix: install a build of torch for this card, or choose a model with a head size of 64 to 128"
 
 
 @contextmanager
 def _reasons(reasons: list[str]) -> Iterator[None]:
-    """Collect what torch says about kernels that it passes over, instead of printing it."""
+    """Collect torch's warnings about skipped kernels instead of printing them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             yield
         finally:
-            told = [str(warning.message).partition("(Triggered internally")[0].strip() for warning in caught]
-            reasons += [reason for reason in told if not reason.endswith("because:")]
+            messages = [str(one.message).partition("(Triggered internally")[0].strip() for one in caught]
+            reasons += [message for message in messages if not message.endswith("because:")]
 
 
 def prepare_device(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
-    """The target with its kernels tried on the model's shapes, and this process set up to train there.
+    """Resolve the target, check its kernels with the model's shapes, and set up this process for training.
 
-    TargetError where the target is not this machine or has no kernel for them.
+    TargetError where this machine is not the target or has no kernel for the shapes.
     """
     import torch
 

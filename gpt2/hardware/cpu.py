@@ -1,6 +1,6 @@
-"""The CPU: its name, the memory and the cores that this process may use. Standard library only.
+"""Read the CPU's name, and the memory and cores available to this process. Standard library only.
 
-A container's limits (cgroup v1 and v2) and the scheduler's affinity count, not what the machine has.
+A container's limits (cgroup v1 and v2) and the scheduler's affinity apply, not the machine's totals.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SYS, PROC = Path("/sys"), Path("/proc")
-UNLIMITED = 2**60  # cgroup v1 writes "no limit" as a number just below 2**63
+UNLIMITED = 2**60  # bytes; cgroup v1 writes "no limit" as a number just below 2**63
 
 
 def read(path: Path) -> str:
-    """A file's text without white space around it; empty where it cannot be read."""
+    """Read a file's text without surrounding white space; empty where it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -23,19 +23,19 @@ def read(path: Path) -> str:
 
 
 def number(path: Path) -> int:
-    """A file's whole number; 0 where there is none."""
+    """Read a file's whole number; 0 where there is none."""
     text = read(path)
     return int(text) if text.isdecimal() else 0
 
 
 def cpu_name(proc: Path = PROC) -> str:
-    """The processor's model name, as the kernel tells it."""
+    """Read the processor's model name."""
     found = re.search(r"^(?:model name|Model)\s*:\s*(.+)$", read(proc / "cpuinfo"), re.MULTILINE)
     return found.group(1).strip() if found else "CPU"
 
 
 def memory_bytes(sys: Path = SYS, proc: Path = PROC) -> int:
-    """Total memory in bytes that this process may use: the machine's, or less where a container limits it."""
+    """Return the total memory available to this process, in bytes: the machine's, or a container's limit."""
     found = re.search(r"^MemTotal:\s+(\d+) kB", read(proc / "meminfo"), re.MULTILINE)
     total = int(found.group(1)) * 1024 if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [number(folder / "memory.max") for folder in _groups(sys, proc, "")]
@@ -44,10 +44,10 @@ def memory_bytes(sys: Path = SYS, proc: Path = PROC) -> int:
 
 
 def cpu_threads(requested: int, sys: Path = SYS, proc: Path = PROC, allowed: set[int] | None = None) -> int:
-    """`requested` threads, or with 0 one a physical core that this process may use.
+    """Return `requested` threads, or for 0 one thread per physical core available to this process.
 
-    Hyper-threads share a core's arithmetic units, so they count once. allowed: logical CPUs (the scheduler's
-    affinity by default). A container's CPU quota is an upper bound; the result is at least 1.
+    Hyper-threads share a core's arithmetic units, so they count once. allowed: logical CPUs (default: the
+    scheduler's affinity). A container's CPU quota is an upper bound; the result is at least 1.
     """
     if requested:
         return requested
@@ -61,7 +61,7 @@ def cpu_threads(requested: int, sys: Path = SYS, proc: Path = PROC, allowed: set
 
 
 def _cpu_quotas(sys: Path, proc: Path) -> Iterator[float]:
-    """CPUs' worth of time that each enclosing cgroup grants; groups without a limit are left out."""
+    """Yield the CPU limit of each enclosing cgroup, in CPUs. Groups without a limit are skipped."""
     for folder in _groups(sys, proc, ""):
         quota, _, period = read(folder / "cpu.max").partition(" ")
         if quota.isdecimal() and period.isdecimal():
@@ -73,7 +73,7 @@ def _cpu_quotas(sys: Path, proc: Path) -> Iterator[float]:
 
 
 def _groups(sys: Path, proc: Path, controller: str) -> list[Path]:
-    """This process's cgroup of a controller ("": v2) and all around it; in a container they may start anywhere."""
+    """List this process's cgroup of a controller ("": v2) and its parents. A container may show any part of them."""
     path = ""
     for line in read(proc / "self/cgroup").splitlines():
         _, _, rest = line.partition(":")

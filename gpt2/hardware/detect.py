@@ -1,7 +1,7 @@
-"""What hardware is here, seen without torch: quick enough for every `make defconfig`. Standard library only.
+"""Detect the hardware without torch, fast enough for every `make defconfig`. Standard library only.
 
-NVIDIA cards come from nvidia-smi, or from /proc/driver/nvidia where it is missing or hangs; AMD cards from the
-kernel's compute topology (/sys/class/kfd). Integrated GPUs never count. Memory is total memory, never what is free.
+nvidia-smi lists NVIDIA cards, or /proc/driver/nvidia where nvidia-smi is missing or hangs. The kernel's compute
+topology (/sys/class/kfd) lists AMD cards. Integrated GPUs are ignored. Memory is total memory, not free memory.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpt2.hardware.cpu import PROC, SYS, number, read
 from gpt2.hardware.gpu_specs import GIB, TARGETS, match
 from gpt2.system.errors import UserError
 
-TIMEOUT_SECONDS = 8  # of nvidia-smi: it loads the driver when no other program holds it, which takes seconds
+TIMEOUT_SECONDS = 8  # of nvidia-smi, which may need seconds to load the driver
 NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 QUERY = "--query-gpu=uuid,name,memory.total,mig.mode.current,driver_version"
 
-# Processor graphics by LLVM target, from LLVM's AMDGPU guide. Datacentre APUs (gfx94x) are cards for our purpose.
+# Processor graphics by LLVM target, from LLVM's AMDGPU guide. Datacentre APUs (gfx94x) count as cards.
 INTEGRATED = {
     *(
         "gfx801",
@@ -38,8 +38,8 @@ INTEGRATED = {
     ),
     *("gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"),
 }
-LEAST_MEMORY_BYTES = 2 * GIB  # an AMD GPU with less is taken for processor graphics that the list lacks
-AMD_NAMES = {  # PCI device -> name, for the cards with a row; sysfs seldom has names
+LEAST_MEMORY_BYTES = 2 * GIB  # an AMD GPU with less counts as processor graphics
+AMD_NAMES = {  # PCI device -> name, for the cards of the target table; sysfs seldom has names
     0x7448: "AMD Radeon PRO W7900",
     0x744A: "AMD Radeon PRO W7900 Dual Slot",
     0x74A1: "AMD Instinct MI300X",
@@ -55,9 +55,9 @@ class HardwareError(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Hardware:
-    """The device that a study would use. count: discrete GPUs of its kind that are visible, 0 for a CPU.
+    """The device of a study. count: visible discrete GPUs of its kind, 0 for a CPU.
 
-    memory_bytes: total, 0 where nothing tells. ignored: what was passed over, each with the reason in brackets.
+    memory_bytes: total, 0 where unknown. ignored: the skipped devices and tools, each with a reason in brackets.
     """
 
     kind: str  # "cuda", "rocm" or "cpu"
@@ -70,7 +70,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU in the driver's order. index: its number there; slices of a card (MIG) share it."""
+    """A GPU in the driver's order. index: its number there; slices of a card (MIG) share it."""
 
     kind: str
     index: int
@@ -81,20 +81,20 @@ class Card:
 
 
 def detected_target_name(environment: Mapping[str, str] | None = None) -> str:
-    """The row of the target table for this machine; RA_DETECTED in the environment overrides it."""
+    """Return the row of the target table for this machine. RA_DETECTED in the environment overrides it."""
     environment = os.environ if environment is None else environment
     if name := environment.get("RA_DETECTED"):
         if name not in TARGETS:
-            raise HardwareError(f"RA_DETECTED={name} is no target; right: one of {', '.join(TARGETS)}")
+            raise HardwareError(f"RA_DETECTED={name} is no target; fix: use one of {', '.join(TARGETS)}")
         return name
-    seen = detect_hardware(environment=environment)
-    return match(seen.name, seen.memory_bytes, seen.kind).name
+    found = detect_hardware(environment=environment)
+    return match(found.name, found.memory_bytes, found.kind).name
 
 
 def run_tool(command: Sequence[str]) -> str:
-    """A command's output; OSError where it is missing, SubprocessError where it fails or takes too long.
+    """Return a command's output. OSError where it is missing, SubprocessError where it fails or takes too long.
 
-    A tool that hangs is killed but not waited for: stuck inside a driver, it cannot even die.
+    A tool that hangs is killed without a wait, since it cannot end while the driver blocks it.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -112,7 +112,7 @@ def run_tool(command: Sequence[str]) -> str:
 def detect_hardware(
     sys: Path = SYS, proc: Path = PROC, run: Run = run_tool, environment: Mapping[str, str] | None = None
 ) -> Hardware:
-    """The first visible discrete GPU (NVIDIA before AMD), else the CPU. Never raises for a tool that is missing."""
+    """Return the first visible discrete GPU (NVIDIA before AMD), else the CPU. A missing tool is no error."""
     environment = os.environ if environment is None else environment
     ignored: list[str] = []
     nvidia, nvidia_driver = _nvidia(proc, run, ignored)
@@ -126,7 +126,7 @@ def detect_hardware(
     amd = [card for card in amd if not card.integrated]
     for cards, others, driver in ((nvidia, amd, nvidia_driver), (amd, [], _amd_driver(sys, proc))):
         if cards:
-            ignored += [f"{card.name} (of another maker than the first)" for card in others]
+            ignored += [f"{card.name} (another vendor)" for card in others]
             first = cards[0]
             return Hardware(first.kind, first.name, first.memory_bytes, len(cards), tuple(ignored), driver)
     return Hardware("cpu", cpu.cpu_name(proc), cpu.memory_bytes(sys, proc), 0, tuple(ignored))
@@ -135,9 +135,9 @@ def detect_hardware(
 def _visible(
     cards: list[Card], variables: Sequence[str], environment: Mapping[str, str], ignored: list[str]
 ) -> list[Card]:
-    """The cards that the first variable that is set lets through, in its order; the rest go to `ignored`.
+    """Return the cards that the first set variable selects, in its order. `ignored` receives the others.
 
-    As in CUDA and HIP: indices or the beginnings of UUIDs, and what follows an invalid entry does not count.
+    Entries are indices or prefixes of UUIDs. An invalid entry ends the list, as in CUDA and HIP.
     """
     variable = next((name for name in variables if name in environment), None)
     if variable is None:
@@ -159,7 +159,7 @@ def _visible(
 
 
 def _fastest_first(cards: list[Card]) -> list[Card]:
-    """CUDA's default order, as far as the table tells: by peak, then by memory, then as the driver has them."""
+    """Sort cards in CUDA's default order as far as the table allows: by peak, by memory, by the driver's index."""
 
     def slowness(card: Card) -> tuple[float, int]:
         return -(match(card.name, card.memory_bytes, card.kind).peak_flops or 0), -card.memory_bytes
@@ -174,7 +174,7 @@ def _fastest_first(cards: list[Card]) -> list[Card]:
 
 
 def _nvidia(proc: Path, run: Run, ignored: list[str]) -> tuple[list[Card], str]:
-    """NVIDIA cards and the driver's version."""
+    """Return NVIDIA cards and the driver's version."""
     for tool in NVIDIA_SMI:
         try:
             return _from_nvidia_smi(run([tool, QUERY, "--format=csv,noheader,nounits"]), tool, run)
@@ -209,17 +209,18 @@ def _from_nvidia_smi(output: str, tool: str, run: Run) -> tuple[list[Card], str]
 
 
 def _mig_slices(listing: str, index: int, uuid: str, name: str) -> list[Card]:
-    """The slices of one card in `nvidia-smi -L`; a profile such as 3g.20gb tells the gigabytes."""
+    """Parse the slices of a card from `nvidia-smi -L`. A profile such as 3g.20gb includes the gigabytes."""
     _, _, below = listing.partition(f"(UUID: {uuid})")
-    own = re.split(r"^GPU ", below, flags=re.MULTILINE)[0]
-    found = re.findall(r"MIG (\S*?(\d+)gb\S*)\s.*\(UUID: (\S+)\)", own)
+    lines = re.split(r"^GPU ", below, flags=re.MULTILINE)[0]
+    found = re.findall(r"MIG (\S*?(\d+)gb\S*)\s.*\(UUID: (\S+)\)", lines)
     return [
-        Card("cuda", index, f"{name} MIG {what}", int(gb) * GIB, slice_id) for what, gb, slice_id in found
+        Card("cuda", index, f"{name} MIG {profile}", int(gb) * GIB, slice_id)
+        for profile, gb, slice_id in found
     ]
 
 
 def _from_proc(proc: Path) -> list[Card]:
-    """Names alone: the kernel module tells no memory."""
+    """Return NVIDIA cards by name. The kernel module reports no memory size."""
     cards = []
     for index, file in enumerate(sorted((proc / "driver/nvidia/gpus").glob("*/information"))):
         fields = dict(re.findall(r"^([^:]+):\s+(.*)$", read(file), re.MULTILINE))
@@ -232,7 +233,7 @@ def _from_proc(proc: Path) -> list[Card]:
 
 
 def _amd(sys: Path) -> list[Card]:
-    """AMD GPUs in the order of the compute topology, which is HIP's; nodes closed to this process are left out."""
+    """Return AMD GPUs in the order of the compute topology, which is HIP's. Skips nodes closed to this process."""
     nodes = sys / "class/kfd/kfd/topology/nodes"
     cards: list[Card] = []
     for node in sorted(nodes.glob("*"), key=lambda path: (len(path.name), path.name)):
@@ -259,7 +260,7 @@ def _amd_card(index: int, node: Path, values: Mapping[str, int], sys: Path) -> C
 
 
 def is_integrated(target: str, memory_bytes: int, flagged: bool = False) -> bool:
-    """Whether an AMD GPU is processor graphics. target: LLVM's name; flagged: what the driver itself says."""
+    """Return whether an AMD GPU is processor graphics. target: LLVM's name; flagged: the driver's flag."""
     target = target.partition(":")[0]  # gfx942:sramecc+:xnack-
     if target.startswith(("gfx94", "gfx95")):
         return False

@@ -1,7 +1,7 @@
-"""The table of hardware targets: one row a card, and which row a device is. Standard library only.
+"""List the hardware targets, one row a card, and match a device to its row. Standard library only.
 
-Memory is the total that torch reports on the card, which is a little less than the box says. Peaks are dense
-(without 2:4 sparsity) bfloat16 matrix FLOP/s with float32 accumulation, from the vendor's own paper.
+Memory is the total that torch reports, slightly less than the nominal size. Peaks are dense (without 2:4 sparsity)
+bfloat16 matrix FLOP/s with float32 accumulation, from the vendor's papers.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from dataclasses import dataclass, field
 from gpt2.system.errors import UserError
 
 GIB = 2**30
-SMALLEST_SHARE = (
-    0.9  # of a row's memory; a device with less is a slice of the card (MIG, a partition, a virtual GPU)
-)
-# torch's fused kernels in the order tried; none of them holds a T x T matrix. cuDNN's comes last although torch
-# itself prefers it on Hopper: not-a-number gradients have been reported of it.
+# Of a row's memory. A device with less is a slice of the card (MIG, a partition, a virtual GPU).
+SMALLEST_SHARE = 0.9
+# torch's fused kernels in order of preference; none stores a T x T matrix. cuDNN is last although torch prefers it on
+# Hopper, because users reported NaN gradients.
 FUSED_CUDA = ("flash", "efficient", "cudnn")
 FUSED_ROCM = ("flash", "efficient")  # both are AOTriton's
-# AOTriton's kernels for most Radeon cards count as experimental; without this torch refuses them and takes the
-# T x T math path. torch reads it once, at the first attention.
+# AOTriton's kernels for most Radeon cards are experimental; without this variable torch uses the T x T path instead.
+# torch reads the variable once, at the first attention call.
 AOTRITON = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
 
 
 class TargetError(UserError, RuntimeError):
-    """The target that was asked for and the machine do not go together."""
+    """The requested target does not fit the machine."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A form factor of the same card with a peak of its own. pattern: as in Target.patterns."""
+    """A form factor of a card with a different peak. pattern: as in Target.patterns."""
 
     pattern: str
     peak_flops: float
@@ -40,10 +39,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Target:
-    """One row. memory_bytes is None where only the machine knows it, peak_flops where there is no one figure.
+    """A row. memory_bytes is None where only the machine can report it; peak_flops is None without a single value.
 
-    patterns match a whole device name, letter case aside. attention: torch's fused attention kernels that are
-    allowed, in the order tried. environment: what must be exported before the training process starts.
+    patterns match a whole device name, ignoring case. attention: torch's allowed fused kernels in order of
+    preference. environment: variables to export before the training process starts.
     """
 
     name: str
@@ -60,15 +59,15 @@ class Target:
 
     @property
     def attention_backend(self) -> str:
-        """The kernel that the row expects to run on."""
+        """Return the preferred kernel."""
         return self.attention[0]
 
     def named(self, device_name: str) -> bool:
-        """Whether a device of this name is this card."""
+        """Return whether a device of this name is this card."""
         return any(re.fullmatch(pattern, device_name, re.IGNORECASE) for pattern in self.patterns)
 
     def as_form(self, device_name: str) -> Target:
-        """This row with the peak of the form factor that the device's name tells."""
+        """Return this row with the peak of the device's form factor."""
         for form in self.forms:
             if re.fullmatch(form.pattern, device_name, re.IGNORECASE):
                 return dataclasses.replace(self, peak_flops=form.peak_flops, peak_source=form.peak_source)
@@ -175,7 +174,7 @@ _ROWS = (
     ),
     Target(
         name="generic-cuda",
-        title="an NVIDIA GPU without a row of its own",
+        title="an NVIDIA GPU that the table lacks",
         kind="cuda",
         memory_bytes=None,
         dtype="bfloat16",
@@ -185,7 +184,7 @@ _ROWS = (
     ),
     Target(
         name="generic-rocm",
-        title="an AMD GPU without a row of its own",
+        title="an AMD GPU that the table lacks",
         kind="rocm",
         memory_bytes=None,
         dtype="bfloat16",
@@ -209,10 +208,9 @@ TARGETS = {row.name: row for row in _ROWS}
 
 
 def match(device_name: str, memory_bytes: int, kind: str) -> Target:
-    """The row of a device: by its name and total memory (0: unknown), else the generic row of its kind.
+    """Return the row of a device by name and total memory (0: unknown), else the generic row of its kind.
 
-    kind: "cuda", "rocm" or "cpu". A slice of a card (MIG, a partition) has the card's name or part of its memory,
-    and gets the generic row.
+    kind: "cuda", "rocm" or "cpu". A slice of a card (MIG, a partition) gets the generic row.
     """
     if kind == "cpu":
         return TARGETS["cpu"]

@@ -1,8 +1,7 @@
-"""From the target that .config asks for to the device that a study runs on.
+"""Resolve the target of .config to the device of the study.
 
-The table is gpt2.hardware.gpu_specs, what the machine has is seen by gpt2.hardware.detect (without torch)
-and by torch itself; this
-module brings the three together and refuses contradictions. Importing it does not import torch.
+Compares the target table (gpu_specs), the hardware (detect) and torch's devices (torch_devices), and refuses
+contradictions. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,19 +18,16 @@ from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchD
 if TYPE_CHECKING:
     from gpt2.config.config import TargetConfig
 
-NAMELESS = (
-    "",
-    "amd radeon graphics",
-    "amd radeon(tm) graphics",
-)  # ROCm's names where it lacks a list of names
+# ROCm's names for cards that it does not know
+NAMELESS = ("", "amd radeon graphics", "amd radeon(tm) graphics")
 
 
 @dataclass(frozen=True)
 class ResolvedTarget:
-    """A row of the table and the device that stands for it.
+    """A row of the table and its device.
 
-    device: torch's name ("cuda:0", "cpu"). memory_bytes: its total. attention_backend: the fused kernel expected, or
-    after check_attention the one that ran. driver and torch are None where a plan needed no machine.
+    device: torch's name ("cuda:0", "cpu"). memory_bytes: total. attention_backend: the expected fused kernel, after
+    check_attention the one that ran. driver and torch are None in a plan without the machine.
     """
 
     target: Target
@@ -46,7 +42,7 @@ class ResolvedTarget:
 
     @property
     def device_type(self) -> str:
-        """torch's name of the kind of device: "cpu", or "cuda", which ROCm's cards are as well."""
+        """Return torch's device type: "cpu", or "cuda" for NVIDIA and AMD cards."""
         return self.device.partition(":")[0]
 
 
@@ -57,11 +53,11 @@ def resolve(
     seen: TorchDevices | None = None,
     hardware: Hardware | None = None,
 ) -> ResolvedTarget:
-    """The device of a study on this machine, or with `planning` the row alone, which needs no machine.
+    """Return the device of a study on this machine, or with `planning` the row alone.
 
-    "auto" takes the first discrete GPU, or the CPU where there is none. TargetError where a named card is not here,
-    and where a GPU is here that torch cannot use, unless .config was scaled to a CPU. `seen` and `hardware` replace
-    what torch and the system report.
+    "auto" selects the first discrete GPU, else the CPU. TargetError where this machine lacks the named card, and
+    where torch cannot use its GPU, unless .config was scaled to a CPU. seen, hardware: substitutes for the reports
+    of torch and the system.
     """
     hardware = detect_hardware() if hardware is None else hardware
     if planning:
@@ -77,7 +73,7 @@ def resolve(
             raise TargetError(_unusable(hardware, seen))
         if asked != "auto":
             raise TargetError(
-                f"{_symbol(asked)}=y, but no GPU is here: {_ignored_gpus(hardware) or hardware.name}; {_AUTO}"
+                f"{_symbol(asked)}=y, but this machine has no GPU: {_ignored_gpus(hardware) or hardware.name}; {_AUTO}"
             )
         return _resolve_cpu(config, hardware, [_why_cpu(hardware, config)], seen.torch)
     rows = [_row_of(device, seen.kind, hardware) for device in discrete]
@@ -88,15 +84,15 @@ def resolve(
             f"{_symbol(asked)}=y ({TARGETS[asked].title}), but this machine has {here}; {_AUTO}"
         )
     device, row = fits[0]
-    if select and device.index:  # what torch does without a device named should be done on this one
+    if select and device.index:  # the default for torch calls that name no device
         import torch
 
         torch.cuda.set_device(device.index)
     return _resolve_gpu(config, device, row, seen, hardware)
 
 
-_ON_CPU = "to train on the CPU, make the .config anew with CONFIG_TARGET_CPU=y"
-_AUTO = "right: CONFIG_TARGET_AUTO=y, or start where that card is"
+_USE_CPU = "to train on the CPU, set CONFIG_TARGET_CPU=y: make defconfig-gpt2-ra-ablation+cpu"
+_AUTO = "fix: set CONFIG_TARGET_AUTO=y, or start on a machine with that card"
 
 
 def _symbol(name: str) -> str:
@@ -104,7 +100,7 @@ def _symbol(name: str) -> str:
 
 
 def _row_of(device: TorchDevice, kind: str, hardware: Hardware) -> Target:
-    """The row by torch's name, or by the kernel's where ROCm has no name for the card."""
+    """Return the row by torch's device name, or by the kernel's where ROCm has no name for the card."""
     name = device.name
     if hardware.kind == kind and " ".join(name.lower().split()) in NAMELESS:
         name = hardware.name
@@ -112,33 +108,32 @@ def _row_of(device: TorchDevice, kind: str, hardware: Hardware) -> Target:
 
 
 def _unusable(hardware: Hardware, seen: TorchDevices) -> str:
-    """The message where a GPU is here and torch cannot use it, with the remedy."""
-    found = f"{hardware.name} is here, but torch {seen.torch} cannot use it"
+    """Explain why torch cannot use the GPU, with the fix."""
+    found = f"{hardware.name} is present, but torch {seen.torch} cannot use it"
     if seen.kind != hardware.kind:
         built = {"cuda": "for NVIDIA GPUs", "rocm": "for AMD GPUs", "cpu": "for CPUs only"}[seen.kind]
         need = {"cuda": "CUDA", "rocm": "ROCm"}[hardware.kind]
-        remedy = f"it was built {built}; install torch's {need} build into .venv, or name an interpreter that has it"
-        return f"{found}: {remedy} (make PYTHON=...); {_ON_CPU}"
+        fix = f"install torch's {need} build into .venv, or name a Python that has it (make PYTHON=...)"
+        return f"{found}: it was built {built}; fix: {fix}; {_USE_CPU}"
     reason = seen.trouble or f"it was built with {seen.runtime}"
     driver = f" (driver {hardware.driver})" if hardware.driver else ""
-    fix = (
-        "may this user open /dev/kfd and /dev/dri/renderD*?"
-        if seen.kind == "rocm"
-        else "is the driver new enough?"
-    )
-    return f"{found}{driver}: {reason}; {fix} Otherwise, {_ON_CPU}"
+    if seen.kind == "rocm":
+        fix = "give this user access to /dev/kfd and /dev/dri/renderD*"
+    else:
+        fix = "install a driver that supports this torch"
+    return f"{found}{driver}: {reason}; fix: {fix}; {_USE_CPU}"
 
 
 def _ignored_gpus(hardware: Hardware) -> str:
-    return f"{hardware.name}; passed over: {', '.join(hardware.ignored)}" if hardware.ignored else ""
+    return f"{hardware.name}; ignored: {', '.join(hardware.ignored)}" if hardware.ignored else ""
 
 
 def _why_cpu(hardware: Hardware, config: TargetConfig) -> str | None:
     if hardware.kind != "cpu":
-        return f"on the CPU as .config was scaled to one, although {hardware.name} is here, which torch cannot use"
+        return f".config is scaled to a CPU, so this is a CPU study; torch cannot use {hardware.name}"
     if not config.scale_cpu:
         here = _ignored_gpus(hardware) or hardware.name
-        return f".config was scaled to {config.detected}, but no GPU is here ({here})"
+        return f".config is scaled to {config.detected}, but this machine has no GPU ({here})"
     return _ignored_gpus(hardware) or None
 
 
@@ -148,7 +143,10 @@ def _resolve_cpu(
     row = TARGETS["cpu"]
     dtype = row.dtype if config.dtype == "auto" else config.dtype
     if dtype == "bfloat16":
-        notes = [*notes, "bfloat16 is tens of times slower than float32 on a CPU without instructions for it"]
+        notes = [
+            *notes,
+            "bfloat16 is tens of times slower than float32 on a CPU without bfloat16 instructions",
+        ]
     name, memory = (hardware.name, hardware.memory_bytes) if hardware.kind == "cpu" else (cpu.cpu_name(), 0)
     memory = memory or cpu.memory_bytes()
     return ResolvedTarget(row, "cpu", name, memory, dtype, row.attention_backend, None, torch, _join(notes))
@@ -161,11 +159,11 @@ def _resolve_gpu(
     dtype, backend, notes = _precision(config, device, row, seen.kind)
     if row.memory_bytes is None:
         notes.append(
-            f"{device.name} has no row in the table: its memory is as reported, {device.memory_bytes / GIB:.1f} GiB; "
-            "its peak is unknown, so no utilisation is reported"
+            f"the target table lacks {device.name}: torch reports {device.memory_bytes / GIB:.1f} GiB; the peak is "
+            "unknown, so no utilisation is reported"
         )
     if len(discrete) > 1:
-        notes.append(f"{len(discrete)} GPUs are here; a run uses one: {device.name}, cuda:{device.index}")
+        notes.append(f"a run uses one of {len(discrete)} GPUs: {device.name}, cuda:{device.index}")
     ignored = [other.name for other in seen.devices if other.integrated]
     if ignored:
         notes.append(f"integrated GPU ignored: {', '.join(ignored)}")
@@ -180,41 +178,41 @@ def _resolve_gpu(
 def _precision(
     config: TargetConfig, device: TorchDevice, row: Target, kind: str
 ) -> tuple[str, str, list[str | None]]:
-    """dtype, the fused kernel expected, and notes."""
+    """Return dtype, the expected fused kernel, and notes."""
     able = kind != "cuda" or device.capability >= BFLOAT16_CAPABILITY
     if config.dtype == "bfloat16" and not able:
         major, minor = device.capability
         raise TargetError(
             f"CONFIG_DTYPE_BFLOAT16=y, but {device.name} (compute capability {major}.{minor}) has no bfloat16; "
-            "right: CONFIG_DTYPE_AUTO=y, which takes float32 there"
+            "fix: set CONFIG_DTYPE_AUTO=y, which selects float32 there"
         )
     notes: list[str | None] = []
     dtype = row.dtype if able else "float32"
     if config.dtype != "auto":
         dtype = config.dtype
     if dtype == "float32":
-        reason = "as asked for" if able else "as the card has no bfloat16"
+        reason = "is configured" if able else "is used, since the card has no bfloat16"
         notes.append(
-            f"float32 {reason}: flash attention takes half precision only, so the efficient kernel is used"
+            f"float32 {reason}; flash attention supports half precision only, so the efficient kernel is used"
         )
         return dtype, "efficient", notes
     return dtype, row.attention_backend, notes
 
 
 def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
-    """The row that .config names, or the one it was scaled to, whatever machine this is."""
+    """Return the row that .config names or was scaled to, on any machine."""
     name = config.detected if config.name == "auto" else config.name
     row = TARGETS.get(name)
     if row is None:
-        raise TargetError(f"CONFIG_DETECTED={name} is no target; right: one of {', '.join(TARGETS)}")
+        raise TargetError(f"CONFIG_DETECTED={name} is no target; fix: use one of {', '.join(TARGETS)}")
     if row.kind == "cpu":
         return _resolve_cpu(config, hardware, [], None)
     memory, title = row.memory_bytes, row.title
     if memory is None:
         if hardware.kind != row.kind or not hardware.memory_bytes:
             raise TargetError(
-                f"{name} has no memory size to plan with on a machine without that card; "
-                "right: name a card, such as CONFIG_TARGET_A100_40G=y"
+                f"the memory size of {name} is unknown on a machine without that card; "
+                "fix: name a card, such as CONFIG_TARGET_A100_40G=y"
             )
         memory, title = hardware.memory_bytes, hardware.name
     dtype = row.dtype if config.dtype == "auto" else config.dtype
@@ -229,24 +227,24 @@ def _join(notes: list[str | None]) -> str | None:
 
 
 def environment_for(name: str, detected: str | None = None) -> dict[str, str]:
-    """What a parent must export before the training process starts. "auto": for `detected`, or what is here."""
+    """Return the variables to export before the training process starts. "auto": for `detected` or this machine."""
     if name == "auto":
         name = detected or detected_target_name()
     if name not in TARGETS:
-        raise TargetError(f"{name} is no target; right: auto or one of {', '.join(TARGETS)}")
+        raise TargetError(f"{name} is no target; fix: use auto or one of {', '.join(TARGETS)}")
     return dict(TARGETS[name].environment)
 
 
 def export_environment(name: str = "auto", detected: str | None = None) -> None:
-    """Set environment_for(name) in this process and in those that it starts; every command does, before it loads torch.
+    """Set environment_for(name) in this process and its children. Call before torch is loaded.
 
-    A card whose fused kernels torch holds for experimental would otherwise have none.
+    Without it, a card with experimental fused kernels has none.
     """
     os.environ.update(environment_for(name, detected))
 
 
 def target_record(resolved: ResolvedTarget) -> dict[str, Any]:
-    """The `target` object of run.json."""
+    """Return the `target` object of run.json."""
     return {
         "name": resolved.target.name,
         "device": resolved.device_name,
@@ -259,9 +257,9 @@ def target_record(resolved: ResolvedTarget) -> dict[str, Any]:
 
 
 def scale_notice(config: TargetConfig, detected: str | None = None) -> str | None:
-    """What to say where .config's scale does not suit the machine that it starts on; None where it does.
+    """Return a notice where .config's scale does not fit this machine, else None.
 
-    detected: the row of this machine. A target that .config names was the user's choice and is not remarked upon.
+    detected: the row of this machine. A target that .config names gives no notice, since the user chose it.
     """
     if config.name != "auto":
         return None
@@ -271,7 +269,8 @@ def scale_notice(config: TargetConfig, detected: str | None = None) -> str | Non
     titles = {name: row.title for name, row in TARGETS.items()}
     here = titles.get(detected, detected)
     if config.scale_cpu:
-        found = f"notice: .config was scaled to a CPU study, but {here} is here"
+        found = f"notice: .config is scaled to a CPU study, but this machine has {here}"
     else:
-        found = f"notice: .config was scaled to {titles.get(config.detected, config.detected)}, but no GPU is here"
-    return f"{found}; to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"
+        scale = titles.get(config.detected, config.detected)
+        found = f"notice: .config is scaled to {scale}, but this machine has no GPU"
+    return f"{found}; to scale it to this machine: make defconfig-gpt2-ra-ablation, or your defconfig"

@@ -1,4 +1,4 @@
-"""The GPUs as torch reports them. torch is imported when asked, not before."""
+"""List the GPUs that torch reports. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from gpt2.hardware.detect import is_integrated
 
-BFLOAT16_CAPABILITY = (8, 0)  # NVIDIA's compute capability from which bfloat16 is in the hardware (Ampere)
+BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA compute capability with bfloat16 in hardware (Ampere)
 
 
 @dataclass(frozen=True)
 class TorchDevice:
-    """One GPU. memory_bytes: its total, never what is free. capability: NVIDIA's compute capability."""
+    """A GPU. memory_bytes: total memory, not free memory. capability: NVIDIA's compute capability."""
 
     index: int
     name: str
@@ -24,7 +24,7 @@ class TorchDevice:
 
 @dataclass(frozen=True)
 class TorchDevices:
-    """What torch sees. kind: what it was built for; trouble: what it says about a GPU that it cannot use."""
+    """The GPUs of a torch build. kind: the build's hardware; trouble: torch's warning about an unusable GPU."""
 
     kind: str  # "cuda", "rocm" or "cpu"
     torch: str
@@ -34,12 +34,12 @@ class TorchDevices:
 
 
 def list_torch_devices(torch: Any = None) -> TorchDevices:
-    """The GPUs that torch can use, integrated ones marked; `torch` stands in for the module in tests."""
+    """List the GPUs that torch can use, integrated ones included. torch: a substitute for the module in tests."""
     if torch is None:
         import torch
     hip, cuda = getattr(torch.version, "hip", None), getattr(torch.version, "cuda", None)
     kind = "rocm" if hip else "cuda" if cuda else "cpu"
-    with warnings.catch_warnings(record=True) as caught:  # a driver that is too old is told in a warning
+    with warnings.catch_warnings(record=True) as caught:  # torch warns about a driver that is too old
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         devices = [_device(index, kind, torch.cuda.get_device_properties(index)) for index in range(count)]
@@ -50,8 +50,10 @@ def list_torch_devices(torch: Any = None) -> TorchDevices:
     return TorchDevices(kind, str(torch.__version__), tuple(devices), runtime, trouble)
 
 
-def _device(index: int, kind: str, seen: Any) -> TorchDevice:
-    arch, flagged = str(getattr(seen, "gcnArchName", "")), bool(getattr(seen, "is_integrated", False))
-    memory_bytes = int(seen.total_memory)
+def _device(index: int, kind: str, properties: Any) -> TorchDevice:
+    arch = str(getattr(properties, "gcnArchName", ""))
+    flagged = bool(getattr(properties, "is_integrated", False))
+    memory_bytes = int(properties.total_memory)
     integrated = kind == "rocm" and is_integrated(arch, memory_bytes, flagged)
-    return TorchDevice(index, str(seen.name), memory_bytes, integrated, (int(seen.major), int(seen.minor)))
+    capability = (int(properties.major), int(properties.minor))
+    return TorchDevice(index, str(properties.name), memory_bytes, integrated, capability)

@@ -234,12 +234,12 @@ def test_visible_devices_are_respected_as_rocm_does(
     assert machine.detect(**environment).kind == kind
 
 
-def test_beside_an_nvidia_card_an_amd_card_is_passed_over_and_said(machine: Machine) -> None:
+def test_beside_an_nvidia_card_an_amd_card_is_ignored_with_the_reason(machine: Machine) -> None:
     machine.workstation()
     machine.nvidia(A100)
     seen = machine.detect()
     assert (seen.kind, seen.count) == ("cuda", 1)
-    assert "AMD Radeon PRO W7900 (of another maker than the first)" in seen.ignored
+    assert "AMD Radeon PRO W7900 (another vendor)" in seen.ignored
 
 
 PROC_INFORMATION = "Model: \t\t NVIDIA A100-SXM4-40GB\nIRQ:   \t\t 100\nGPU UUID: \t GPU-aaaa\n"
@@ -328,7 +328,7 @@ def test_processor_graphics_are_told_from_cards(
 def test_the_environment_overrides_detection_with_a_row_of_the_table() -> None:
     for name in TARGETS:
         assert detected_target_name({"RA_DETECTED": name}) == name
-    with pytest.raises(HardwareError, match=r"RA_DETECTED=h900 is no target; right: one of a100-40g, "):
+    with pytest.raises(HardwareError, match=r"RA_DETECTED=h900 is no target; fix: use one of a100-40g, "):
         detected_target_name({"RA_DETECTED": "h900"})
 
 

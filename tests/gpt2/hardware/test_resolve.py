@@ -126,9 +126,7 @@ def test_an_unknown_card_gets_its_own_memory_and_a_note() -> None:
     assert (got.target.name, got.memory_bytes, got.dtype) == ("generic-cuda", 64 * GIB, "bfloat16")
     assert got.target.peak_flops is None
     assert got.note is not None
-    assert got.note.startswith(
-        "NVIDIA RTX 9999 has no row in the table: its memory is as reported, 64.0 GiB;"
-    )
+    assert got.note.startswith("the target table lacks NVIDIA RTX 9999: torch reports 64.0 GiB;")
 
 
 def test_a_slice_of_a_card_is_generic() -> None:
@@ -136,10 +134,10 @@ def test_a_slice_of_a_card_is_generic() -> None:
     assert (got.target.name, got.memory_bytes) == ("generic-cuda", int(19.6 * GIB))
 
 
-def test_of_several_cards_the_first_is_used_and_said() -> None:
+def test_of_several_cards_the_first_is_used_with_a_note() -> None:
     seen = nvidia(card("NVIDIA H200", 139.8, 9), card("NVIDIA H200", 139.8, 9))
     got = resolve(config(), seen=seen, hardware=A100)
-    assert (got.device, got.note) == ("cuda:0", "2 GPUs are here; a run uses one: NVIDIA H200, cuda:0")
+    assert (got.device, got.note) == ("cuda:0", "a run uses one of 2 GPUs: NVIDIA H200, cuda:0")
 
 
 def test_a_named_card_is_found_among_others() -> None:
@@ -174,7 +172,7 @@ def test_a_gpu_that_a_cpu_build_cannot_see_is_an_error_with_the_remedy() -> None
             resolve(config(asked), seen=CPU_BUILD, hardware=A100)
         message = str(refusal.value)
         assert message.startswith(
-            "NVIDIA A100-SXM4-40GB is here, but torch 2.13.0 cannot use it: it was built for CPUs"
+            "NVIDIA A100-SXM4-40GB is present, but torch 2.13.0 cannot use it: it was built for CPUs"
         )
         assert "CUDA build" in message
         assert "make PYTHON=" in message
@@ -182,23 +180,23 @@ def test_a_gpu_that_a_cpu_build_cannot_see_is_an_error_with_the_remedy() -> None
 
 def test_the_other_makers_build_is_named() -> None:
     with pytest.raises(
-        TargetError, match=r"W7900 is here, .* built for NVIDIA GPUs; install torch's ROCm build"
+        TargetError, match=r"W7900 is present, .* built for NVIDIA GPUs; fix: install torch's ROCm build"
     ):
         resolve(config(detected="w7900"), seen=nvidia(), hardware=W7900)
 
 
-def test_a_driver_that_is_too_old_is_told_in_torchs_words() -> None:
+def test_a_driver_that_is_too_old_is_reported_in_torchs_words() -> None:
     old = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n (Triggered in c10"
     with pytest.raises(TargetError) as refusal:
         resolve(config(), seen=nvidia(warning=old), hardware=A100)
     assert "(driver 550.54.15): CUDA initialization: The NVIDIA driver on your system is too old" in str(
         refusal.value
     )
-    assert "is the driver new enough?" in str(refusal.value)
+    assert "fix: install a driver that supports this torch" in str(refusal.value)
 
 
 def test_a_closed_kfd_is_hinted_at() -> None:
-    with pytest.raises(TargetError, match=r"may this user open /dev/kfd"):
+    with pytest.raises(TargetError, match=r"fix: give this user access to /dev/kfd"):
         resolve(config(detected="w7900"), seen=amd(), hardware=W7900)
 
 
@@ -207,7 +205,7 @@ def test_a_config_scaled_to_a_cpu_runs_there_beside_a_gpu_that_torch_cannot_use(
     assert got.device == "cpu"
     assert got.memory_bytes > 0
     assert got.note is not None
-    assert "NVIDIA A100-SXM4-40GB is here, which torch cannot use" in got.note
+    assert "torch cannot use NVIDIA A100-SXM4-40GB" in got.note
 
 
 def test_a_config_scaled_to_a_gpu_does_not_run_on_a_cpu_silently() -> None:
@@ -215,8 +213,8 @@ def test_a_config_scaled_to_a_gpu_does_not_run_on_a_cpu_silently() -> None:
     got = resolve(config(detected="h200"), seen=CPU_BUILD, hardware=hidden)
     assert got.device == "cpu"
     assert got.note == (
-        ".config was scaled to h200, but no GPU is here "
-        "(AMD EPYC; passed over: NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES))"
+        ".config is scaled to h200, but this machine has no GPU "
+        "(AMD EPYC; ignored: NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES))"
     )
 
 
@@ -293,14 +291,14 @@ def test_the_environment_given_out_is_a_copy() -> None:
     assert environment_for("w7900") == {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
 
 
-def test_a_scale_that_does_not_suit_the_machine_is_told_with_the_command() -> None:
+def test_a_scale_that_does_not_suit_the_machine_gives_a_notice_with_the_command() -> None:
     assert scale_notice(config(detected="cpu"), "h200") == (
-        "notice: .config was scaled to a CPU study, but NVIDIA H200 141 GB is here; "
-        "to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"
+        "notice: .config is scaled to a CPU study, but this machine has NVIDIA H200 141 GB; "
+        "to scale it to this machine: make defconfig-gpt2-ra-ablation, or your defconfig"
     )
     assert scale_notice(config(detected="h200"), "cpu") == (
-        "notice: .config was scaled to NVIDIA H200 141 GB, but no GPU is here; "
-        "to scale it to this machine apply your defconfig again, such as make defconfig-gpt2-ra-ablation"
+        "notice: .config is scaled to NVIDIA H200 141 GB, but this machine has no GPU; "
+        "to scale it to this machine: make defconfig-gpt2-ra-ablation, or your defconfig"
     )
 
 
