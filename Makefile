@@ -13,7 +13,7 @@ override RUN := .venv/bin/python
 SETUP := python3 -m scripts.dev.setup
 endif
 
-.PHONY: all help setup-base setup-main setup-tools setup-dev menuconfig savedefconfig olddefconfig \
+.PHONY: all help setup-base setup-core setup-main setup-tools setup-dev menuconfig savedefconfig olddefconfig \
         data run extend report compare attention control memory bench check faults clean mrproper
 .DEFAULT_GOAL := all
 
@@ -44,13 +44,13 @@ run: setup-main  ## The same as make
 extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); UNDO=1: restore them
 	@$(RUN) -m scripts.extend $(if $(FACTOR),'$(FACTOR)') $(if $(UNDO),--undo '$(UNDO)')
 
-report: setup-main  ## Rebuild the report from the records [STUDY=results/x; without it the study of .config]
+report: setup-core  ## Rebuild the report from the records [STUDY=results/x; without it the study of .config]
 	@$(RUN) -m scripts.report $(if $(STUDY),'$(STUDY)')
 
-compare: setup-tools  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
+compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(RUN) -m scripts.compare $(STUDIES) $(if $(OUT),--out '$(OUT)')
 
-attention: setup-tools  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
+attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(RUN) -m scripts.attention $(RUNS_NAMED) $(if $(TEXT),--text '$(TEXT)') --layers '$(LAYERS)' --heads '$(HEADS)'
 
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
@@ -68,8 +68,8 @@ bench: setup-tools  ## Speed and memory [CASES=]; README says what GROWTH=1 and 
 	@$(RUN) -m $(BENCH) $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
 	    $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(CASES),--cases '$(CASES)')
 
-memory: setup-tools  ## Peak memory of each variant, predicted and measured [TARGET="a100-40g w7900"] [VARIANTS=]
-	@$(RUN) -m scripts.memory --target '$(TARGET)' --variants '$(VARIANTS)'
+memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]
+	@$(RUN) -m scripts.memory --target '$(TARGET)' --from '$(FROM)' --variants '$(VARIANTS)'
 
 check: setup-dev  ## Run the tests, the linter and the type checker
 	@$(RUN) -m scripts.dev.check
@@ -83,5 +83,5 @@ clean:  ## Remove caches and prepared data, not results and .venv
 mrproper:  ## Remove .config and .venv as well [RESULTS=yes: and results]
 	@$(or $(PYTHON),python3) -m scripts.dev.clean caches data config venv $(if $(filter yes,$(RESULTS)),results)
 
-setup-base setup-main setup-tools setup-dev: setup-%:
+setup-base setup-core setup-main setup-tools setup-dev: setup-%:
 	@$(SETUP) $*

@@ -3,6 +3,7 @@
     python3 -m scripts.dev.setup base            .venv with kconfiglib: enough to configure
     python3 -m scripts.dev.setup main            what .config needs to train (torch, and the extras that it asks for)
     python3 -m scripts.dev.setup tools           the same for a command that can do without a .config
+    python3 -m scripts.dev.setup core            the same without the extras of .config
     python3 -m scripts.dev.setup dev             what `make check` needs besides
     PYTHON -m scripts.dev.setup --as-it-is WHAT  install nothing; say what this interpreter lacks
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 MODULES = {  # the module by which an installed requirement shows
     "base": ["kconfiglib"],
+    "core": ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"],
     "main": ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"],
     "dev": [
         "pytest",
@@ -35,6 +37,7 @@ MODULES = {  # the module by which an installed requirement shows
         "pyarrow",
     ],
 }
+NO_EXTRAS = ("base", "core")
 WITHOUT_CONFIG = {"tools": "main"}  # kinds that are another one, .config or not
 EXTRA_MODULES = {"hub": ["datasets", "pyarrow"], "wandb": ["wandb"], "trackio": ["trackio"]}
 EXTRAS = {  # lines of .config that need an extra
@@ -64,7 +67,7 @@ def wanted(what: str) -> list[str]:
     if what == "base":
         return [line for line in main if line.startswith("kconfiglib")]
     lines = [line for line in main if not line.startswith("torch")]
-    for extra in [*configured_extras(), *(["dev"] if what == "dev" else [])]:
+    for extra in [*([] if what in NO_EXTRAS else configured_extras()), *(["dev"] if what == "dev" else [])]:
         lines += extras[extra]
     return lines
 
@@ -166,7 +169,7 @@ def install_torch() -> None:
 def install(what: str) -> None:
     lines = wanted(what)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-    stamp = VENV / f".{what}-{digest}"
+    stamp = VENV / f".{'main' if what == 'core' else what}-{digest}"
     if stamp.exists() and (VENV / "bin" / "python").exists():
         return
     if what == "main":
@@ -198,7 +201,7 @@ def lacking(modules: list[str]) -> list[str]:
 def check_as_it_is(what: str) -> None:
     """Say which modules this interpreter lacks for `what`."""
     modules = MODULES["main"] + MODULES["dev"] if what == "dev" else list(MODULES[what])
-    if what != "base":
+    if what not in NO_EXTRAS:
         modules += [name for extra in configured_extras() for name in EXTRA_MODULES[extra]]
     missing = lacking(list(dict.fromkeys(modules)))
     if missing:

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from gpt2.config.config import Config
+from gpt2.config.config import Config, read_symbols
 from gpt2.memory.allocation_tracker import Allocation, Timeline
 from gpt2.memory.prediction import Prediction
 from gpt2.system.errors import UserError
 from kconfig import commands
+from kconfig.targets import symbols_for_target
 from pages.page import render_html
 from scripts import memory
 from study.memory.micro_batch import Predictions
 from study.memory.page import PHASES, MemoryRow, as_json, format_bytes, measured_table, memory_document
+from study.memory.peaks import NOTES
 
 ROOT = Path(__file__).parents[2]
 TARGETS = sorted(path.name for path in (ROOT / "defconfigs/target").iterdir())
@@ -66,7 +68,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     folder = tmp_path_factory.mktemp("planned")
     with checkout(folder):
         before = configure(*SMALL)
-        shown = run("--target", "a100-40g", "--variants", "B RAALL RALEARN")
+        shown = run("--target", "a100-40g", "--from", ".config", "--variants", "B RAALL RALEARN")
         yield {
             "shown": shown,
             "before": before,
@@ -86,9 +88,35 @@ def row(shown: str, name: str) -> list[str]:
 # ---- what it starts from
 
 
-def test_a_named_target_takes_the_configuration_as_if_it_had_been_chosen_in_it(empty: Path) -> None:
+def test_a_named_target_is_the_study_that_defconfig_writes_for_it(empty: Path) -> None:
+    before = configure(*SMALL)
+    symbols, source = symbols_for_target("w7900")
+    assert source == "gpt2-ra-ablation+w7900"
+    assert Path(".config").read_bytes() == before
+    Path(".config").unlink()
+    with contextlib.redirect_stdout(io.StringIO()), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RA_DETECTED", "w7900")
+        commands.main(["defconfig", "gpt2-ra-ablation+w7900"])
+    written = read_symbols(".config")
+    assert {name: str(entry) for name, entry in symbols.entries.items()} == {
+        name: str(entry) for name, entry in written.entries.items()
+    }
+
+
+def test_assignments_change_the_study_of_a_target_as_they_do_for_defconfig(empty: Path) -> None:
+    makeflags = " -- TARGET=w7900 VARIANTS=B\\ RALEARN CONFIG_MICRO_BATCH=32"
+    symbols, source = symbols_for_target("w7900", makeflags=makeflags)
+    assert Config.from_symbols(symbols).batch.micro == 32
+    assert source == "gpt2-ra-ablation+w7900 CONFIG_MICRO_BATCH=32"
+    with pytest.raises(UserError, match="CONFIG_NOTHING"):
+        symbols_for_target("w7900", makeflags=" -- CONFIG_NOTHING=1")
+
+
+def test_with_from_the_settings_of_a_configuration_are_predicted_on_the_target(empty: Path) -> None:
     before = configure(*SMALL, "TARGET_H100=y")
-    config = Config.from_symbols(memory.symbols_for("w7900"))
+    symbols, source = symbols_for_target("w7900", ".config")
+    config = Config.from_symbols(symbols)
+    assert source == ".config with target w7900"
     assert (config.target.name, config.target.detected) == ("w7900", "w7900")
     assert (config.model.size, config.model.block_size) == ("tiny", 32)
     assert (config.batch.effective, config.batch.micro, config.optimizer.grad_clip) == (8, 4, 0.5)
@@ -96,18 +124,28 @@ def test_a_named_target_takes_the_configuration_as_if_it_had_been_chosen_in_it(e
     assert not Path(".config.old").exists()
 
 
-def test_what_the_configuration_left_at_its_default_follows_the_target(empty: Path) -> None:
+def test_with_from_the_defaults_of_a_configuration_follow_the_target(empty: Path) -> None:
     configure("SEEDS=7")
-    config = Config.from_symbols(memory.symbols_for("a100-40g"))
+    config = Config.from_symbols(symbols_for_target("a100-40g", ".config")[0])
     assert (config.model.size, config.model.block_size, config.batch.effective) == ("124m", 1024, 512)
-    assert Config.from_symbols(memory.symbols_for("")).model.size == "mini"
+
+
+def test_the_first_line_names_the_configuration(empty: Path) -> None:
+    configure(*SMALL)
+    said = {
+        arguments: run("--variants", "B", *arguments).splitlines()[0]
+        for arguments in [("--target", "cpu", "--from", ".config"), ()]
+    }
+    assert list(said.values()) == ["configuration: .config with target cpu", "configuration: .config"]
+    _, source = memory.configuration("w7900", "")
+    assert source == "gpt2-ra-ablation+w7900 (.config is not used; FROM=.config uses its settings)"
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_without_a_configuration_it_is_the_study_on_that_target_and_none_is_written(
     empty: Path, name: str
 ) -> None:
-    config = Config.from_symbols(memory.symbols_for(name))
+    config = Config.from_symbols(symbols_for_target(name)[0])
     assert config.target.name == name
     assert config.model.size == ("mini" if name == "cpu" else "124m")
     assert not Path(".config").exists()
@@ -117,12 +155,18 @@ def test_without_a_configuration_it_is_the_study_on_that_target_and_none_is_writ
     ("configured", "arguments", "told"),
     [
         (True, ["--target", "a100"], r'there is no fragment "a100"; did you mean a100-40g or a100-80g'),
-        (True, ["--target", "a100-40g+w7900"], r"a100-40g\+w7900.*right: .*TARGET=\"a100-40g w7900\""),
+        (True, ["--target", "a100-40g+w7900"], r"a100-40g\+w7900.*fix: TARGET=\"a100-40g w7900\""),
         (True, ["--target", "gpt2-ra-ablation"], r"gpt2-ra-ablation is a whole defconfig"),
         (True, ["--target", "../target/h100"], r'there is no fragment "\.\./target/h100"'),
+        (
+            True,
+            ["--from", ".config"],
+            r"FROM=\.config needs a target; fix: make memory FROM=\.config TARGET=",
+        ),
+        (False, ["--target", "cpu", "--from", ".config"], r"FROM=\.config does not exist"),
         (True, ["--target", "cpu", "--variants", "RALERN"], r"RALERN is no variant.*RALEARN"),
         (True, ["--target", "cpu", "--variants", "RA:9"], r"RA:9: there is no layer 9"),
-        (False, ["--variants", "B"], r"there is no \.config; right: make defconfig-"),
+        (False, ["--variants", "B"], r"there is no \.config; fix: make memory TARGET=a100-40g"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
@@ -152,17 +196,6 @@ def test_every_variant_has_a_row_and_patterns_need_the_same(planned: dict[str, A
     assert row(shown, "B")[-2:] == ["8", "yes"]  # the largest micro-batch is the whole step
 
 
-def test_cause_and_cure_stand_side_by_side(planned: dict[str, Any]) -> None:
-    """Both the baseline and RALEARN of the 2025 report, at its micro-batch or at the whole step."""
-    variants = planned["json"]["variants"]
-    for name in ("B", "RALEARN"):
-        old = variants[f"{name}, 2025 report"]
-        assert old["micro"] == 8
-        assert row(planned["shown"], f"{name}, 2025 report")[1] == format_bytes(old["predicted_bytes"])
-    plain, learned = (variants[f"{name}, 2025 report"]["by_phase"]["forward"] for name in ("B", "RALEARN"))
-    assert learned > plain > variants["B"]["by_phase"]["forward"]
-
-
 def test_the_same_numbers_are_written_for_programs(planned: dict[str, Any]) -> None:
     assert planned["files"] == ["results/memory/a100-40g.html", "results/memory/a100-40g.json"]
     assert planned["json"]["heading"] in planned["shown"]
@@ -181,18 +214,18 @@ def test_the_page_shows_a_chart_of_each_kind_of_variant_and_names_what_holds_the
 ) -> None:
     text = planned["page"]
     made = Outline(text)
-    assert text.count('class="plot"') == 4  # B, RALEARN, and both of the 2025 report; RAALL is B's
+    assert text.count('class="plot"') == 2  # B and RALEARN; RAALL is B's
     assert "The same kernels as B" in text
     for name, found in planned["json"]["variants"].items():
         assert f"<h2>{name}</h2>" in text
         module, kind, nbytes = found["by_module"][0]
         assert f"{module}: {kind} {format_bytes(nbytes)}" in text
-        assert made.text.count("at the peak, in ") == made.text.count("at the peak, by module") == 4
+        assert made.text.count("at the peak, in ") == made.text.count("at the peak, by module") == 2
         assert (
             f'<td class="text">{module}</td><td class="text">{kind}</td><td>{format_bytes(nbytes)}</td>'
             in text
         )
-    assert all(note in made.text for note in memory.NOTES)
+    assert all(note in made.text for note in NOTES)
 
 
 def test_on_the_machine_itself_predicted_stands_beside_measured_in_every_phase(empty: Path) -> None:
@@ -200,7 +233,7 @@ def test_on_the_machine_itself_predicted_stands_beside_measured_in_every_phase(e
     shown = run("--variants", "B")
     assert Path(".config").read_bytes() == before
     found = json.loads(Path("results/memory/cpu.json").read_text())["variants"]
-    assert list(found) == ["B"]  # nobody trained on a CPU in 2025
+    assert list(found) == ["B"]
     assert found["B"]["measured"]["allocated"] == found["B"]["by_phase"]
     for phase in PHASES:
         assert re.search(rf"^B +{phase} .*\+0\.0%", shown, re.MULTILINE)
@@ -225,8 +258,8 @@ def test_a_variant_that_cannot_be_predicted_has_a_line_of_its_own_and_the_others
     monkeypatch.setattr(
         Predictions, "unpredictable", lambda self, each, micro: "no RALEARN" if each.name == "RALEARN" else ""
     )
-    shown = run("--target", "cpu", "--variants", "B RALEARN")
-    assert shown.splitlines()[0] == "no RALEARN"
+    shown = run("--target", "cpu", "--from", ".config", "--variants", "B RALEARN")
+    assert "no RALEARN" in shown.splitlines()
     assert row(shown, "B")
     assert list(json.loads(Path("results/memory/cpu.json").read_text())["variants"]) == ["B"]
 

@@ -236,10 +236,29 @@ def test_training_without_a_config_names_the_remedy(
     assert machine.calls() == []
 
 
-@pytest.mark.parametrize("command", ["compare", "attention", "bench", "memory"])
-def test_a_command_that_reads_no_config_is_set_up_without_one(command: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [("report", "core"), ("compare", "core"), ("attention", "core"), ("memory", "core"), ("bench", "tools")],
+)
+def test_a_command_that_reads_no_config_is_set_up_without_one(command: str, kind: str) -> None:
     makefile = (Path(setup.__file__).parents[2] / "Makefile").read_text()
-    assert f"\n{command}: setup-tools " in makefile
+    assert f"\n{command}: setup-{kind} " in makefile
+
+
+def test_a_command_that_reads_results_or_predicts_needs_no_extras_of_the_configuration(
+    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.configure("CONFIG_DATASET_TINYSTORIES=y", "CONFIG_WANDB=y")
+    asked: list[str] = []
+    monkeypatch.setattr(setup, "lacking", lambda names: asked.extend(names) or [])
+    assert setup.main(["--as-it-is", "core"]) == 0
+    assert "torch" in asked
+    assert not {"datasets", "pyarrow", "wandb"} & set(asked)
+    assert setup.main(["core"]) == 0
+    assert machine.calls()[-1] == "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15"
+    machine.configure("CONFIG_SEEDS=3")
+    assert setup.main(["main"]) == 0
+    assert machine.calls() == []
 
 
 def test_without_a_config_the_tools_get_what_training_needs_and_no_extras(machine: Machine) -> None:
@@ -270,7 +289,7 @@ def test_as_it_is_the_tools_need_what_training_needs(
 
 @pytest.mark.parametrize("arguments", [[], ["everything"], ["base", "main"]])
 def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "right: one of base, main, dev, tools" in error_of(arguments, capsys)
+    assert "one of base, core, main, dev, tools" in error_of(arguments, capsys)
 
 
 def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

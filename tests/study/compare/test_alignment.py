@@ -105,7 +105,7 @@ def test_lines_that_are_no_training_losses_are_passed_over(tmp_path: Path) -> No
         '{"event": "train", "iteration": true, "loss": 4.0}\n{"event": "train", "iteration": 2, "loss": NaN}\n'
         '{"event": "train", "iteration": 1, "loss": 5.0}\n{"event": "train", "iteration": 3}\n"x"\n{'
     )
-    seen = read_curve(tmp_path)
+    seen = read_curve(tmp_path / "metrics.jsonl")
     assert seen.losses == {1: 5.0}
     assert seen.unreadable == 7
     assert read_curve(tmp_path / "absent").losses == {}

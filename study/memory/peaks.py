@@ -1,0 +1,125 @@
+"""Predict the peak memory of a study's variants, measure it on the device itself, and write the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpt2.config.config import Config, TargetConfig
+from gpt2.config.dotconfig import Symbols
+from gpt2.hardware import attention_kernels, resolve
+from gpt2.system.files import write_json, write_text
+from pages.document import render_terminal
+from pages.page import render_html
+from ra.settings import AlternationSettings
+from ra.variants import Variant, variant
+from study.memory.micro_batch import MARGIN, Predictions
+from study.memory.page import MemoryRow, as_json, heading, memory_document
+from study.runner.child_process import EXACT_HEAP
+from study.runner.settings import StudySettings
+
+NOTES = (
+    "One optimizer step in its steady state and one evaluation batch are predicted. The real model, attention, loss "
+    "and optimizer run on tensors without memory. Nothing is extrapolated.",
+    "The step is not compiled. torch.compile fuses elementwise operations and saves fewer tensors.",
+    "On a GPU the fused attention kernels are assumed to save the tensors of flash attention: q, k, v, the output in "
+    "its own format, and a float32 number for each row and head.",
+    "Peak allocated memory is compared. The CUDA context and the allocator's reserve beyond it come out of the margin.",
+)
+
+
+def report_memory(symbols: Symbols, names: Sequence[str], planning: bool) -> None:
+    """Predict one target, measure it if it is this machine, print the tables and write the page.
+
+    names: of the variants; empty: those of the study. planning: never measure.
+    """
+    config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
+    resolved, here = _resolve(config.target, planning)
+    alternation = AlternationSettings.from_symbols(symbols)
+    variants = [variant(name, config.model, alternation) for name in names or settings.variants]
+    predictions = Predictions(config, resolved)
+    # the batch is planned for the study's variants, whichever are shown
+    batch = predictions.choose_batch(variant(name, config.model, alternation) for name in settings.variants)
+    title = heading(resolved, batch, config.model.size, MARGIN)
+    print(title, flush=True)
+    rows = predict_rows(predictions, variants, batch.micro)
+    if here:
+        resolve.export_environment(config.target.name)  # for the processes that measure
+        for row in rows:
+            if not row.same_as:
+                row.measured = _measure_in_process(row.name, row.micro)
+    document = memory_document(rows, title, NOTES)
+    print(render_terminal(dataclasses.replace(document, title="", subtitle="")))
+    folder = settings.results_dir / "memory"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / f"{resolved.target.name}.json", as_json(rows, title))
+    write_text(folder / f"{resolved.target.name}.html", render_html(document))
+    print(f"\ncharts: {folder / resolved.target.name}.html\n", flush=True)
+
+
+def _resolve(target: TargetConfig, planning: bool) -> tuple[resolve.ResolvedTarget, bool]:
+    """The target, and whether it is this machine."""
+    if planning:
+        return resolve.resolve(target, planning=True), False
+    try:
+        return resolve.resolve(target), True
+    except resolve.TargetError as error:
+        print(f"predicted only: {error}")
+        return resolve.resolve(target, planning=True), False
+
+
+def predict_rows(predictions: Predictions, variants: Sequence[Variant], micro: int) -> list[MemoryRow]:
+    """A row of each variant that can be predicted; the reason is printed for the others."""
+    rows: list[MemoryRow] = []
+    first: dict[str, str] = {}
+    for each in variants:
+        reason = predictions.unpredictable(each, micro)
+        if reason:
+            print(reason)
+            continue
+        same_as = first.setdefault(each.cost_class, each.name)
+        prediction, largest = predictions.of(each, micro), predictions.largest_micro(each)
+        fits = predictions.fits(each, micro)
+        rows.append(
+            MemoryRow(each.name, micro, prediction, largest, fits, "" if same_as == each.name else same_as)
+        )
+    return rows
+
+
+# ---- measuring
+
+
+def _measure_in_process(name: str, micro: int) -> dict[str, dict[str, int]] | None:
+    """Bytes by method and phase, measured in a new process; None if it fails, and the reason is printed."""
+    print(f"measuring {name} ...", flush=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.memory", "--measure", name, "--micro", str(micro)],
+        env=os.environ | {"GLIBC_TUNABLES": EXACT_HEAP},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
+        print(f"measuring {name} failed: {last}")
+        return None
+    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure_variant(symbols: Symbols, name: str, micro: int) -> dict[str, Any]:
+    """Measure a variant in this process; on a GPU also write a snapshot for pytorch.org/memory_viz."""
+    from gpt2.memory.measure import measure
+
+    config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
+    resolved = attention_kernels.prepare_device(config.target, config.model)
+    chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
+    work = Predictions(config, resolved).work_at(chosen, micro)
+    path = Path(settings.results_dir / "memory" / f"{resolved.target.name}-{name}.pickle")
+    with attention_kernels.attention_context(resolved, config.model.dropout):
+        return dataclasses.asdict(measure(work, resolved.device, path))
