@@ -16,6 +16,7 @@ from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import refuse_assignments
 from kconfig.targets import STUDY, symbols_for_target
 from study.memory.peaks import measure_variant, report_memory
+from study.runner.settings import StudySettings
 
 CONFIG = Path(".config")
 
@@ -29,12 +30,18 @@ def main() -> int:
     parser.add_argument("--micro", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure_variant(read_symbols(CONFIG), arguments.measure, arguments.micro)))
+        symbols = read_symbols(CONFIG)
+        folder = StudySettings.from_symbols(symbols).results_dir / "memory"
+        print(json.dumps(measure_variant(symbols, arguments.measure, arguments.micro, folder)))
         return 0
     for target in arguments.target.split() or [""]:
         symbols, source = configuration(target, arguments.base)
         print(f"configuration: {source}")
-        report_memory(symbols, arguments.variants.split(), planning=bool(target))
+        settings = StudySettings.from_symbols(symbols)
+        names = arguments.variants.split() or settings.variants
+        report_memory(
+            symbols, settings.variants, names, settings.results_dir / "memory", planning=bool(target)
+        )
     return 0
 
 

@@ -22,7 +22,7 @@ from bench import runner as bench
 from bench.runner import BASELINE, BenchError, Sample, Shape, ratios, spread
 from bench.tables import columns, told
 from bench.workers import last_words
-from study.runner.child_process import EXACT_HEAP
+from gpt2.memory.measure import EXACT_HEAP
 
 VARIANTS = ("B", "RAALL", "RALEARN")
 LENGTHS = (256, 512, 1024, 2048, 4096)

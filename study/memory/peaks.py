@@ -14,6 +14,7 @@ from typing import Any
 from gpt2.config.config import Config, TargetConfig
 from gpt2.config.dotconfig import Symbols
 from gpt2.hardware import attention_kernels, resolve
+from gpt2.memory.measure import EXACT_HEAP, measure
 from gpt2.system.files import write_json, write_text
 from pages.document import render_terminal
 from pages.page import render_html
@@ -21,8 +22,6 @@ from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.memory.micro_batch import MARGIN, Predictions
 from study.memory.page import MemoryRow, as_json, heading, memory_document
-from study.runner.child_process import EXACT_HEAP
-from study.runner.settings import StudySettings
 
 NOTES = (
     "One optimizer step in its steady state and one evaluation batch are predicted. The real model, attention, loss "
@@ -34,18 +33,19 @@ NOTES = (
 )
 
 
-def report_memory(symbols: Symbols, names: Sequence[str], planning: bool) -> None:
-    """Predict one target, measure it if it is this machine, print the tables and write the page.
+def report_memory(
+    symbols: Symbols, study: Sequence[str], names: Sequence[str], folder: Path, planning: bool
+) -> None:
+    """Predict one target, measure it if it is this machine, print the tables and write the page in `folder`.
 
-    names: of the variants; empty: those of the study. planning: never measure.
+    study: its variants, for which the batch is planned. names: of the variants to show. planning: never measure.
     """
-    config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
+    config = Config.from_symbols(symbols)
     resolved, here = _resolve(config.target, planning)
     alternation = AlternationSettings.from_symbols(symbols)
-    variants = [variant(name, config.model, alternation) for name in names or settings.variants]
+    variants = [variant(name, config.model, alternation) for name in names]
     predictions = Predictions(config, resolved)
-    # the batch is planned for the study's variants, whichever are shown
-    batch = predictions.choose_batch(variant(name, config.model, alternation) for name in settings.variants)
+    batch = predictions.choose_batch(variant(name, config.model, alternation) for name in study)
     title = heading(resolved, batch, config.model.size, MARGIN)
     print(title, flush=True)
     rows = predict_rows(predictions, variants, batch.micro)
@@ -56,7 +56,6 @@ def report_memory(symbols: Symbols, names: Sequence[str], planning: bool) -> Non
                 row.measured = _measure_in_process(row.name, row.micro)
     document = memory_document(rows, title, NOTES)
     print(render_terminal(dataclasses.replace(document, title="", subtitle="")))
-    folder = settings.results_dir / "memory"
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / f"{resolved.target.name}.json", as_json(rows, title))
     write_text(folder / f"{resolved.target.name}.html", render_html(document))
@@ -112,14 +111,12 @@ def _measure_in_process(name: str, micro: int) -> dict[str, dict[str, int]] | No
     return found
 
 
-def measure_variant(symbols: Symbols, name: str, micro: int) -> dict[str, Any]:
-    """Measure a variant in this process; on a GPU also write a snapshot for pytorch.org/memory_viz."""
-    from gpt2.memory.measure import measure
-
-    config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
+def measure_variant(symbols: Symbols, name: str, micro: int, folder: Path) -> dict[str, Any]:
+    """Measure a variant in this process; on a GPU also write a snapshot for pytorch.org/memory_viz to `folder`."""
+    config = Config.from_symbols(symbols)
     resolved = attention_kernels.prepare_device(config.target, config.model)
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
     work = Predictions(config, resolved).work_at(chosen, micro)
-    path = Path(settings.results_dir / "memory" / f"{resolved.target.name}-{name}.pickle")
+    path = folder / f"{resolved.target.name}-{name}.pickle"
     with attention_kernels.attention_context(resolved, config.model.dropout):
         return dataclasses.asdict(measure(work, resolved.device, path))

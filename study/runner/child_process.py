@@ -19,9 +19,6 @@ PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
 # A training step frees and takes the same large buffers over and over: a heap that keeps them spares the page faults
 # of fresh ones. Another value of GLIBC_TUNABLES in the environment wins.
 KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
-# For measuring only: every buffer of 64 KiB or more on pages of its own, so that the resident set is what is
-# allocated and no more. A heap that keeps its buffers is faster and its resident peak larger by what it keeps.
-EXACT_HEAP = "glibc.malloc.mmap_threshold=65536"
 
 
 def keep_heap() -> None:
