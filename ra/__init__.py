@@ -1,1 +1,1 @@
-"""The attentions under study: one name gives one attention a layer."""
+"""The attentions under study. A variant name selects the attention of each layer."""

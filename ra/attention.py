@@ -1,7 +1,7 @@
-"""Reciprocal attention: the roles of query and key exchanged, for good or by a learned share.
+"""Reciprocal attention: exchange the roles of query and key, always or by a learned share.
 
-Every path masks after the exchange, so position i sees j <= i only, in training as in evaluation; and every path
-is one or two fused attention calls, so that memory stays linear in T.
+Every path applies the mask after the exchange, so position i attends to j <= i only, in training and evaluation.
+Every path is one or two fused attention calls, so memory is linear in T.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class ReciprocalAttention(CausalSelfAttention):
 
 
 class LearnedAttention(CausalSelfAttention):
-    """A learned share of reciprocal attention, one logit a layer; the same function in training and evaluation.
+    """Mix standard and reciprocal attention by a learned share, one logit per layer.
 
     p = sigmoid(alternation_logit);  y = (1 - p) y_standard + p y_reciprocal
 
-    Kept for backward beyond what standard attention keeps: the second call's output and softmax statistics. Each
-    call keeps its output anyway; the mix of the two, which the output projection needs, is made again from them in
-    backward, to the bit. With `recompute` the calls themselves are made again as well, and only q, k and v are kept.
+    Training and evaluation compute the same function. Backward needs the second call's output and softmax statistics
+    in addition to standard attention's. Backward recomputes the mix from the two stored outputs, bitwise equal. With
+    `recompute` it recomputes the calls as well, and only q, k and v are stored.
     """
 
     attention_calls: float = 2
@@ -62,11 +62,11 @@ class LearnedAttention(CausalSelfAttention):
         self.learning_rate_multiplier = learning_rate_multiplier
 
     def probability(self) -> Tensor:
-        """The share p of the reciprocal path, a scalar in (0, 1)."""
+        """Return the share p of the reciprocal path, a scalar in (0, 1)."""
         return torch.sigmoid(self.alternation_logit)
 
     def optimizer_settings(self) -> dict[str, float]:
-        """The logit has a parameter group of its own: no weight decay, a multiple of the learning rate."""
+        """Give the logit a separate parameter group: no weight decay, a multiple of the learning rate."""
         return {"alternation_logit": self.learning_rate_multiplier}
 
     def learned_scalars(self) -> dict[str, float]:
@@ -76,10 +76,10 @@ class LearnedAttention(CausalSelfAttention):
         qkv = self.project(x_BTC)
         if not torch.is_grad_enabled():
             return self.merge(self.attend(*qkv))
-        made: Callable[..., Tensor] = self.attend if self.recompute else self.mix
-        kept = qkv if self.recompute else self.paths(*qkv)
+        inner: Callable[..., Tensor] = self.attend if self.recompute else self.mix
+        stored = qkv if self.recompute else self.paths(*qkv)
         y_BTC = checkpoint_through_linear(
-            lambda *parts: self.concat_heads(made(*parts)), self.proj, *kept, random=self.dropout > 0
+            lambda *parts: self.concat_heads(inner(*parts)), self.proj, *stored, random=self.dropout > 0
         )
         return nn.functional.dropout(y_BTC, self.dropout, self.training)
 
@@ -87,23 +87,23 @@ class LearnedAttention(CausalSelfAttention):
         return self.mix(*self.paths(q_BHTD, k_BHTD, v_BHTD))
 
     def paths(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, ...]:
-        """What is kept for backward and mixed: the two outputs, (B, H, T, D) each."""
+        """Return the two outputs, (B, H, T, D) each, which are mixed and stored for backward."""
         return self.fused(q_BHTD, k_BHTD, v_BHTD), self.fused(k_BHTD, q_BHTD, v_BHTD)
 
     def mix(self, *paths: Tensor) -> Tensor:
-        """The paths -> y (B, H, T, D)."""
+        """Mix the paths into y (B, H, T, D)."""
         standard, reciprocal = paths
-        p = self.probability()  # a scalar: it keeps float32 while the product stays in v's dtype
+        p = self.probability()  # a float32 scalar; the product has v's dtype
         return (1 - p) * standard + p * reciprocal
 
 
 class LearnedScoreAttention(LearnedAttention):
-    """The share is taken of the scores, before the softmax: one call on heads twice as wide.
+    """Mix the scores before the softmax: one call on heads twice as wide.
 
     softmax_j(((1 - p) Q_i . K_j + p K_i . Q_j) / sqrt(D)) = softmax_j([(1-p) Q, p K]_i . [K, Q]_j / sqrt(D))
 
-    The values are padded with zeros to the same head size, which every fused kernel accepts. Call and operands are
-    always made again in backward: kept, they would be seven times a layer's output.
+    The values are padded with zeros to the same head size, since fused kernels need one head size. Backward always
+    recomputes the call and its operands, which together are seven times a layer's output.
     """
 
     attention_calls: float = 2  # one call of twice the head size
@@ -113,7 +113,7 @@ class LearnedScoreAttention(LearnedAttention):
         self.recompute = True
 
     def paths(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> tuple[Tensor, ...]:
-        """The one output, (B, H, T, 2 D), of which the second half is zero."""
+        """Return the output, (B, H, T, 2 D). Its second half is zero."""
         p = self.probability()
         query = torch.cat([(1 - p) * q_BHTD, p * k_BHTD], dim=-1)
         key = torch.cat([k_BHTD, q_BHTD], dim=-1)
@@ -138,38 +138,38 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class LearnedHardAttention(LearnedAttention):
-    """One path only: reciprocal where p > 0.5, else standard.
+    """Select one path: reciprocal where p > 0.5, else standard.
 
-    The value is that of the chosen path exactly. The gate's straight-through gradient, <dL/dy, y_reciprocal -
-    y_standard>, needs the other path as well: in training both are computed at every `gate_every`-th step, at which
-    the gate moves. At the steps between, and without gradients, one call is made.
+    The output equals the selected path exactly. The gate's straight-through gradient, <dL/dy, y_reciprocal -
+    y_standard>, needs both paths. Training computes both at every `gate_every`-th step, where the gate is updated.
+    Other steps, and evaluation, make one call.
     """
 
     def __init__(self, *arguments: Any, gate_every: int = 1, **options: Any) -> None:
         super().__init__(*arguments, **options)
         if gate_every < 1:
-            raise ValueError(f"the gate moves every {gate_every} steps; right: at least 1")
-        self.gate_every, self.measures = gate_every, True
-        self.attention_calls = 1 + 1 / gate_every  # on the mean
+            raise ValueError(f"gate_every is {gate_every} steps; fix: use at least 1")
+        self.gate_every, self.updates_gate = gate_every, True
+        self.attention_calls = 1 + 1 / gate_every  # mean over the steps
 
     def begin_step(self, iteration: int) -> None:
-        """Which steps move the gate is a function of the iteration alone, so that a resumed run does the same."""
-        self.measures = self.kind_of_step(iteration)
+        """Set the kind of the step. It depends on the iteration alone, so that a resumed run repeats it."""
+        self.updates_gate = self.kind_of_step(iteration)
 
     def kind_of_step(self, iteration: int) -> bool:
-        """Whether the step moves the gate: it makes two calls, the others one."""
+        """Return whether the step updates the gate. Such a step makes two calls, others one."""
         return iteration % self.gate_every == 0
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        if self.measures or not torch.is_grad_enabled():
+        if self.updates_gate or not torch.is_grad_enabled():
             return super().forward(x_BTC)
-        return self.merge(self.fused(*self.project_chosen(x_BTC)))
+        return self.merge(self.fused(*self.project_selected(x_BTC)))
 
-    def project_chosen(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value (B, H, T, D) with the roles exchanged where p > 0.5.
+    def project_selected(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value (B, H, T, D), with query and key exchanged where p > 0.5.
 
-        The rows of W_Q and W_K are exchanged rather than q and k: less to copy, and no waiting for the device to
-        learn which path it is.
+        Exchanging the rows of W_Q and W_K copies less than exchanging q and k. `where` needs no synchronisation
+        with the device.
         """
         B, T, C = x_BTC.shape
         swap = self.probability().detach() > 0.5
@@ -180,7 +180,7 @@ class LearnedHardAttention(LearnedAttention):
 
     @staticmethod
     def _exchanged(parameter: Tensor, swap: Tensor) -> Tensor:
-        """The rows of W_Q and W_K exchanged where `swap` (a scalar) is true."""
+        """Exchange the rows of W_Q and W_K where `swap` (a scalar) is true."""
         query, key, value = parameter.chunk(3)
         return torch.cat([torch.where(swap, key, query), torch.where(swap, query, key), value])
 

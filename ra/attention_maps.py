@@ -1,10 +1,10 @@
-"""What the standard and the reciprocal path of an attention look at, measured in slices of rows.
+"""Measure the attention maps of the standard and the reciprocal path in slices of rows.
 
     standard    P_ij = softmax_{j<=i}(Q_i . K_j / sqrt(D))
     reciprocal  R_ij = softmax_{j<=i}(K_i . Q_j / sqrt(D))
 
-Both come from the same projections, whichever of them the layer uses. A slice of rows at a time is made in float64;
-no (heads, T, T) tensor is ever kept, so a sequence of 1024 needs a few tens of megabytes.
+Both use the layer's projections, whichever path the layer trains. One slice of rows at a time is computed in
+float64. No (heads, T, T) tensor exists, so a sequence of 1024 needs a few tens of megabytes.
 
 Shapes: H heads, T tokens, D head size, R rows of a slice, N side of a picture.
 """
@@ -27,9 +27,9 @@ SLICE_ROWS = 128
 
 @dataclass
 class PathStatistics:
-    """Of one path, each (H,), mean over the positions 1 .. T-1 (position 0 has nothing to choose).
+    """Statistics of one path, each (H,): means over positions 1 .. T-1 (position 0 attends to itself only).
 
-    entropy: in bits; distance: mean of i - j in tokens; previous, first: mass on position i - 1 and on position 0.
+    entropy: bits. distance: mean of i - j, tokens. previous, first: attention mass on position i - 1 and on position 0.
     """
 
     entropy: Tensor
@@ -40,10 +40,10 @@ class PathStatistics:
 
 @dataclass
 class LayerMaps:
-    """Both paths of a layer, and how far apart they are: total variation (0 to 1) and Jensen-Shannon in bits (0 to 1).
+    """Both paths of a layer and their distance: total variation (0 to 1) and Jensen-Shannon in bits (0 to 1).
 
-    pictures: head -> (standard, reciprocal), (N, N) each: the mass that a block of queries gives to a block of keys,
-    mean over its queries, so that every row sums to 1.
+    pictures: head -> (standard, reciprocal), (N, N) each: the attention mass from a block of queries to a block of
+    keys, mean over the queries, so every row sums to 1.
     """
 
     standard: PathStatistics
@@ -54,7 +54,7 @@ class LayerMaps:
 
 
 def attention_rows(query_HTD: Tensor, key_HTD: Tensor, first: int, last: int) -> Tensor:
-    """Rows first .. last-1 of causal softmax attention: (H, R, last) float64; columns from `last` on are zero."""
+    """Return rows first .. last-1 of causal softmax attention: (H, R, last) float64. Later columns are zero."""
     query_HRD = query_HTD[:, first:last].double()
     scores_HRT = query_HRD @ key_HTD[:, :last].double().transpose(1, 2) / math.sqrt(query_HTD.shape[2])
     positions = torch.arange(last)
@@ -63,12 +63,12 @@ def attention_rows(query_HTD: Tensor, key_HTD: Tensor, first: int, last: int) ->
 
 
 def entropy_bits(rows: Tensor) -> Tensor:
-    """Of distributions along the last dimension; 0 log 0 is 0."""
+    """Return the entropy of distributions along the last dimension; 0 log 0 is 0."""
     return -torch.xlogy(rows, rows).sum(-1) / math.log(2)
 
 
 def pixel_tokens(tokens: int, pixels: int) -> int:
-    """Tokens that a pixel stands for in a picture of at most so many pixels a side."""
+    """Return the tokens per pixel of a picture of at most `pixels` a side."""
     return math.ceil(tokens / pixels)
 
 
@@ -80,10 +80,10 @@ def layer_maps(
     pixels: int = PIXELS,
     slice_rows: int = SLICE_ROWS,
 ) -> LayerMaps:
-    """Statistics of every head and pictures of `heads`. T must be at least 2."""
+    """Compute the statistics of every head and the pictures of `heads`. T must be at least 2."""
     H, T, _ = query_HTD.shape
     if T < 2:
-        raise ValueError(f"{T} tokens leave no position with a choice; right: at least 2")
+        raise ValueError(f"{T} tokens are too few for attention statistics; fix: use at least 2")
     totals = torch.zeros(10, H, dtype=torch.float64)
     block = pixel_tokens(T, pixels)
     side = math.ceil(T / block)
@@ -95,8 +95,8 @@ def layer_maps(
             attention_rows(key_HTD, query_HTD, start, stop),
         ]
         skip = 1 if start == 0 else 0
-        own = [_path_sums(path[:, skip:], start + skip) for path in paths]
-        totals += torch.cat([*own, _distance_sums(*(path[:, skip:] for path in paths))])
+        sums = [_path_sums(path[:, skip:], start + skip) for path in paths]
+        totals += torch.cat([*sums, _distance_sums(*(path[:, skip:] for path in paths))])
         for number, path in enumerate(paths):
             _draw(drawn[number], path[list(heads)], start, block)
     mean = totals / (T - 1)
@@ -107,7 +107,7 @@ def layer_maps(
 
 
 def _path_sums(rows_HRT: Tensor, first: int) -> Tensor:
-    """(4, H): entropy, distance, previous and first mass, summed over the rows, which begin at position `first` > 0."""
+    """Sum entropy, distance, previous and first mass over rows that begin at position `first` > 0: (4, H)."""
     R, width = rows_HRT.shape[1:]
     queries, keys = torch.arange(first, first + R), torch.arange(width)
     distance = (rows_HRT * (queries[:, None] - keys[None, :]).double()).sum((1, 2))
@@ -116,7 +116,7 @@ def _path_sums(rows_HRT: Tensor, first: int) -> Tensor:
 
 
 def _distance_sums(one_HRT: Tensor, other_HRT: Tensor) -> Tensor:
-    """(2, H): total variation and Jensen-Shannon divergence in bits between rows, summed over the rows."""
+    """Sum the total variation and the Jensen-Shannon divergence in bits between rows: (2, H)."""
     variation = (one_HRT - other_HRT).abs().sum(2) / 2
     middle = entropy_bits((one_HRT + other_HRT) / 2)
     divergence = middle - (entropy_bits(one_HRT) + entropy_bits(other_HRT)) / 2
@@ -124,7 +124,7 @@ def _distance_sums(one_HRT: Tensor, other_HRT: Tensor) -> Tensor:
 
 
 def _draw(picture_HNN: Tensor, rows_HRT: Tensor, first: int, block: int) -> None:
-    """Add rows that begin at position `first` to the picture, a block of columns and of rows to a pixel."""
+    """Add rows that begin at position `first` to the picture. A pixel is a block of rows and columns."""
     width = rows_HRT.shape[2]
     columns = torch.arange(width) // block
     wide = torch.zeros(*rows_HRT.shape[:2], picture_HNN.shape[2], dtype=rows_HRT.dtype)
@@ -137,9 +137,9 @@ def _draw(picture_HNN: Tensor, rows_HRT: Tensor, first: int, block: int) -> None
 def queries_and_keys(
     model: GPT2, ids_T: Tensor, layers: Iterable[int] | None = None
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Layer -> (query, key), (H, T, D) each, as the model computes them on the sequence ids_T (T,), in evaluation mode.
+    """Compute layer -> (query, key), (H, T, D) each, on the sequence ids_T (T,) in evaluation mode.
 
-    Layers whose attention is no CausalSelfAttention have no query and key to speak of and are left out.
+    Layers whose attention is no CausalSelfAttention have no defined query and key; they are skipped.
     """
     found: dict[int, tuple[Tensor, Tensor]] = {}
     wanted = set(range(len(model.blocks)) if layers is None else layers)

@@ -1,6 +1,6 @@
-"""What the 2025 study ran out of memory with, to be compared with: scores and logits written out.
+"""Naive RALEARN and loss, which store all scores and logits. The 2025 study ran out of memory with them.
 
-Never trained with. Tests take it for a reference, and `make memory` predicts what it would need.
+Not for training: they are the reference of tests, and `make memory` predicts their peak memory for comparison.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ra.attention import LearnedAttention
 
 
 class NaiveAttention(LearnedAttention):
-    """RALEARN from two (T, T) matrices of scores a head, which autograd keeps for backward.
+    """Compute RALEARN from two (T, T) matrices of scores per head, which autograd stores for backward.
 
-    The softmax is float32, as autocast has it on a GPU; its result is cast for the product with the values.
+    The softmax is float32, as under autocast on a GPU. Its result is cast for the product with the values.
     """
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class NaiveAttention(LearnedAttention):
 
 
 def naive_loss(x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor, vocabulary: int) -> Tensor:
-    """linear_cross_entropy from all logits at once, (B T, V), with the softmax and its gradient in float32."""
+    """Compute linear_cross_entropy from all logits at once, (B T, V), with softmax and gradient in float32."""
     logits_NV = F.linear(x_BTC, weight_VC).flatten(0, -2)[:, :vocabulary]
     wide = torch.promote_types(logits_NV.dtype, torch.float32)
     return F.cross_entropy(logits_NV.to(wide), targets_BT.flatten(), ignore_index=-1)

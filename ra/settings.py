@@ -1,4 +1,4 @@
-"""What .config says about the learned attentions. Needs no torch."""
+"""Read the settings of the learned attentions from .config. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MIXES = {"ALTERNATION_MIX_OUTPUT": "output", "ALTERNATION_MIX_SCORE": "score", "
 
 @dataclass(frozen=True)
 class AlternationSettings:
-    """mix: what is mixed ("output", "score", "hard"); initial_probability in (0, 1) of the reciprocal path;
+    """Settings of RALEARN.
 
-    learning_rate_multiplier: of the logits, relative to the rest of the model. recompute: make the attention calls
-    again in backward instead of keeping their outputs. gate_every: steps from one gradient of the hard gate to the
-    next.
+    mix: the mixed quantity ("output", "score", "hard"). initial_probability: share of the reciprocal path, in (0, 1).
+    learning_rate_multiplier: of the logits, relative to the rest of the model. recompute: recompute the attention
+    calls in backward instead of storing their outputs. gate_every: steps between two gradients of the hard gate.
     """
 
     mix: str
@@ -26,7 +26,7 @@ class AlternationSettings:
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> AlternationSettings:
-        """ConfigError where a value is out of range."""
+        """Read the symbols. ConfigError where a value is out of range."""
         mix = MIXES[symbols.choice(MIXES)]
         return cls(
             mix=mix,

@@ -1,11 +1,11 @@
-"""A variant's name -> the attention of each layer.
+"""Build the attention of each layer from a variant's name.
 
-To add a variant of your own, add one file: `ra/custom/<name>.py` (lower case) with a function
+To add a custom variant, add one file `ra/custom/<name>.py` (lower case) with a function
 
     def attention(layer: int, spec: AttentionSpec) -> torch.nn.Module: ...
 
-It is then the variant <NAME> (upper case), trained, resumed, recorded and reported like the others, and judged
-against the noise floor as a real change. README shows one.
+It defines the variant <NAME> (upper case), which is trained, resumed, recorded and reported like the others. The
+report compares it with the control arms. README shows an example.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": Lea
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What an attention module may depend on besides its layer."""
+    """The inputs of an attention module besides its layer."""
 
     layers: int
     heads: int
@@ -45,9 +45,9 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class Variant:
-    """name; attention(layer) -> module.
+    """A variant. attention: layer -> module.
 
-    cost_class: variants of one class run the same kernels, so they cost the same time and memory.
+    cost_class: variants of one class run the same kernels, so they need the same time and memory.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Variant:
 
 
 def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> Variant:
-    """The variant called `name` for that model; VariantError (of ra.names) for a name that is none."""
+    """Build the variant `name` for a model. VariantError (of ra.names) for an unknown name."""
     spec = AttentionSpec(model.layers, model.heads, model.width, model.dropout, alternation)
     if is_custom(name):
-        return _own(name, spec)
+        return _custom(name, spec)
     if name == LEARNED:
         return _learned(spec)
     layers = reciprocal_layers(name, model.layers)
-    assert layers is not None  # None is a variant of another kind, handled above
+    assert layers is not None  # None means a custom or learned variant, handled above
 
     def attention(layer: int) -> nn.Module:
         kind = ReciprocalAttention if layer in layers else CausalSelfAttention
@@ -72,32 +72,31 @@ def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> 
     return Variant(name, attention, "standard")
 
 
-def _own(name: str, spec: AttentionSpec) -> Variant:
-    """A user's variant; whatever is wrong with its file is a VariantError that names the line."""
+def _custom(name: str, spec: AttentionSpec) -> Variant:
+    """Import a custom variant. VariantError names the faulty line of its file."""
     path = CUSTOM_FOLDER / f"{name.lower()}.py"
     try:
-        own = importlib.import_module(f"ra.custom.{path.stem}")
-        with keyed_generator(0, name):  # whatever it draws: nobody else's draws change by this look at it
-            first = own.attention(0, spec)
+        module = importlib.import_module(f"ra.custom.{path.stem}")
+        with keyed_generator(0, name):  # its random draws change no other draws
+            first = module.attention(0, spec)
         if not isinstance(first, nn.Module):
-            raise TypeError(f"attention(0, spec) gave {type(first).__name__}, not a torch.nn.Module")
-    except Exception as error:  # her code may raise anything
+            raise TypeError(f"attention(0, spec) returned {type(first).__name__}, not a torch.nn.Module")
+    except Exception as error:  # the user's code may raise anything
         frames = [
             frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
         ]
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise VariantError(
-            f"{name}: ra/custom/{path.name}{f', line {line}' if line else ''}: {message}; right: a "
-            "function attention(layer, spec) that gives a torch.nn.Module (README shows one)"
+            f"{name}: ra/custom/{path.name}{f', line {line}' if line else ''}: {message}; fix: define a "
+            "function attention(layer, spec) that returns a torch.nn.Module (README shows an example)"
         ) from error
-    return Variant(name, lambda layer: own.attention(layer, spec), name)
+    return Variant(name, lambda layer: module.attention(layer, spec), name)
 
 
 def _learned(spec: AttentionSpec) -> Variant:
     kind, settings = MIXES[spec.alternation.mix], spec.alternation
-
-    own = {"gate_every": settings.gate_every} if kind is LearnedHardAttention else {}
+    options = {"gate_every": settings.gate_every} if kind is LearnedHardAttention else {}
 
     def attention(layer: int) -> nn.Module:
         return kind(
@@ -107,9 +106,9 @@ def _learned(spec: AttentionSpec) -> Variant:
             initial_probability=settings.initial_probability,
             learning_rate_multiplier=settings.learning_rate_multiplier,
             recompute=settings.recompute,
-            **own,
+            **options,
         )
 
-    again = "-recomputed" if settings.recompute else ""
+    recomputed = "-recomputed" if settings.recompute else ""
     every = f"-every-{settings.gate_every}" if settings.gate_every > 1 else ""
-    return Variant(LEARNED, attention, f"learned-{settings.mix}{again}{every}")
+    return Variant(LEARNED, attention, f"learned-{settings.mix}{recomputed}{every}")

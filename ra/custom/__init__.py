@@ -1,1 +1,1 @@
-"""Variants of your own, one file each: see ra/variants.py."""
+"""Custom variants, one file each: see ra/variants.py."""

@@ -131,7 +131,7 @@ def test_a_gate_that_moves_every_8th_step_weighs_its_dear_step_by_an_eighth() ->
     layer = attention(0)
     for iteration, dear in ((0, True), (1, False)):
         layer.begin_step(iteration)
-        assert layer.measures == dear
+        assert layer.updates_gate == dear
 
 
 # --- memory

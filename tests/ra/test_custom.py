@@ -78,7 +78,7 @@ def test_the_readme_names_the_file_and_the_variant_alike() -> None:
     [
         ("def attention(layer, spec) return 1\n", r"line 1: SyntaxError: expected ':'"),
         ("x = 1\n", "AttributeError: .*'attention'"),
-        ("def attention(layer, spec):\n    return 1\n", r"TypeError: attention\(0, spec\) gave int"),
+        ("def attention(layer, spec):\n    return 1\n", r"TypeError: attention\(0, spec\) returned int"),
         (
             "def attention(layer, spec):\n    y = 0\n    return spec.widht\n",
             "line 3: AttributeError: .*widht",

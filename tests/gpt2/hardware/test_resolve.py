@@ -259,7 +259,7 @@ def test_planning_for_a_cpu_takes_this_machines_memory() -> None:
 def test_planning_for_an_unknown_card_needs_the_card() -> None:
     asked = config(detected="generic-cuda")
     assert resolve(asked, planning=True, hardware=A100).memory_bytes == A100.memory_bytes
-    with pytest.raises(TargetError, match=r"generic-cuda has no memory size to plan with"):
+    with pytest.raises(TargetError, match=r"memory size of generic-cuda is unknown"):
         resolve(asked, planning=True, hardware=CPU)
     with pytest.raises(TargetError, match=r"CONFIG_DETECTED=h900 is no target"):
         resolve(config(detected="h900"), planning=True, hardware=CPU)
