@@ -56,17 +56,16 @@ attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEAD
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
 	@$(RUN) -m scripts.control
 
-# Each of these names, set to 1, is another bench; one at a time.
-BENCHES := $(foreach name,GROWTH FIRST_STEP CORPUS EVALUATION PROFILE CURVES,$(if $($(name)),$(name)))
-ifneq (,$(and $(filter bench,$(MAKECMDGOALS)),$(word 2,$(BENCHES))))
-$(error make bench measures one thing at a time, not $(BENCHES:%=%=1); right: one of them, or none)
+# Switches of earlier versions, set on the command line: the error names what replaced them.
+OLD_SWITCHES := GROWTH FIRST_STEP CORPUS EVALUATION PRODUCTS PROFILE CURVES HEAD
+OLD_SWITCHES := $(strip $(foreach name,$(OLD_SWITCHES),$(if $(filter command,$(origin $(name))),$(name))))
+ifneq (,$(and $(filter bench,$(MAKECMDGOALS)),$(OLD_SWITCHES)))
+$(error make bench takes no $(OLD_SWITCHES:%=%=); fix: make bench \
+    SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records)
 endif
-BENCH := $(if $(GROWTH),_growth)$(if $(FIRST_STEP),_first_step)$(if $(CORPUS),_data)
-BENCH := $(BENCH)$(if $(EVALUATION),_evaluation)$(if $(PROFILE),_profile)
-BENCH := scripts.bench$(BENCH)$(if $(CURVES),_curves)
-bench: setup-tools  ## Speed and memory [CASES=]; README says what GROWTH=1 and five more measure
-	@$(RUN) -m $(BENCH) $(if $(SHAPE),--shape '$(SHAPE)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
-	    $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(CASES),--cases '$(CASES)')
+bench: setup-tools  ## Speed and memory; or SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records
+	@$(RUN) -m scripts.bench $(if $(SUITE),--suite '$(SUITE)') $(if $(SHAPE),--shape '$(SHAPE)') \
+	    $(if $(ROUNDS),--rounds '$(ROUNDS)') $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(CASES),--cases '$(CASES)')
 
 memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]
 	@$(RUN) -m scripts.memory --target '$(TARGET)' --from '$(FROM)' --variants '$(VARIANTS)'

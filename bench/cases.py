@@ -1,20 +1,20 @@
-"""What `make bench` measures: shapes of the model, and of each the cases at their micro-batches. Needs no torch."""
+"""Define the model shapes of the benches and the cases measured on each. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 from gpt2.system.errors import UserError
 
 PLAIN, BASELINE = "plain", "B"
-AGAIN = ":again"  # behind a variant: activations are made again in backward (gpt2.model.recompute)
+RECOMPUTE = ":recompute"  # suffix of a variant: activations are recomputed in backward (gpt2.model.recompute)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The model of a bench."""
+    """Sizes of one model."""
 
     name: str
     layers: int
@@ -25,24 +25,28 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Shape(Sizes):
-    """A model, and what of it is measured: (case, micro-batch).
+    """A model and its cases: (case, micro-batch).
 
-    effective: sequences of an optimizer step, the same in every case; 0: every case makes a step a micro-batch.
-    plain_micro: the micro-batch that the plain step has by default, for ratios to it; 0: no such ratio.
+    effective: sequences in one optimizer step, the same for every case; 0: one micro-batch.
+    plain_micro: default micro-batch of the plain case (bench.reference_gpt), for ratios to it; 0: no such ratio.
     """
 
-    cases: tuple[tuple[str, int], ...]
+    cases: tuple[tuple[str, int], ...] = ()
     effective: int = 0
     plain_micro: int = 0
 
     def accumulation(self, micro: int) -> int:
-        """Micro-batches of an optimizer step."""
+        """Count the micro-batches in one optimizer step."""
         return self.effective // micro if self.effective else 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields that a worker needs. It gets its case apart from the shape."""
+        return asdict(self) | {"cases": ()}
 
 
 VARIANTS = ("B", "RAALL", "RALEARN", "RALEARN:score", "RALEARN:hard", "RALEARN:hard:8")
-# 192 is the least number of sequences that 12, 32 and 64 all divide, so that no case makes more optimizer steps a
-# sequence than another (12 does not divide the 512 of a study).
+# 192 is the smallest number of sequences that 12, 32 and 64 divide, so that every case makes the same number of
+# optimizer steps for a sequence. (12 does not divide the 512 sequences of a study.)
 SHAPES = {
     "cpu": (
         Shape("124m-t256", 12, 12, 768, 256, ((PLAIN, 2), *((name, 2) for name in VARIANTS)), 0, 2),
@@ -51,52 +55,53 @@ SHAPES = {
     "cuda": (
         Shape(
             "124m-t1024", 12, 12, 768, 1024,
-            ((PLAIN, 12), (PLAIN, 32), ("B", 12), *((name, 32) for name in VARIANTS), ("B" + AGAIN, 32), ("B", 64)),
+            (
+                (PLAIN, 12), (PLAIN, 32), ("B", 12), *((name, 32) for name in VARIANTS),
+                ("B" + RECOMPUTE, 32), ("B", 64),
+            ),
             192, 12,
         ),
     ),
 }  # fmt: skip
 
 
-def chosen(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
-    """The shapes of `kind` whose name contains `part`, with the cases that `names` has; all where it has none.
+def select_shapes(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
+    """Return the shapes of `kind` whose name contains `part`, with only the cases in `names`.
 
-    A name is a case's, for all its micro-batches ("B"), or has one behind it ("B@32"). UserError where there is no
-    such shape or case.
+    names: a case at all its micro-batches ("B") or at one ("B@32"); empty: all cases.
+    Raises UserError for an unknown shape or case.
     """
     shapes = [shape for shape in SHAPES[kind] if part in shape.name]
     if not shapes:
-        raise no_shape(SHAPES[kind], part)
+        raise unknown_shape(SHAPES[kind], part)
     labels: dict[str, list[str]] = {}
     for case, micro in dict.fromkeys(pair for shape in shapes for pair in shape.cases):
         labels.setdefault(case, []).append(f"{case}@{micro}")
     for name in names:
         if not any(name == case or name in own for case, own in labels.items()):
-            there = ", ".join(f"{case} ({', '.join(own)})" for case, own in labels.items())
-            raise UserError(f"no case is called {name!r} here; there are {there}")
+            known = ", ".join(f"{case} ({', '.join(own)})" for case, own in labels.items())
+            raise UserError(f"unknown case {name!r}; cases: {known}")
     if not names:
         return shapes
-    kept = [
+    selected = [
         replace(
             shape, cases=tuple(pair for pair in shape.cases if {pair[0], f"{pair[0]}@{pair[1]}"} & {*names})
         )
         for shape in shapes
     ]
-    return [shape for shape in kept if shape.cases]
+    return [shape for shape in selected if shape.cases]
 
 
 AnyShape = TypeVar("AnyShape", bound=Sizes)
 
 
-def named(shapes: Sequence[AnyShape], name: str) -> AnyShape:
-    """The shape of exactly that name, the first without one; UserError, listing them, where there is none."""
+def find_shape(shapes: Sequence[AnyShape], name: str) -> AnyShape:
+    """Return the shape with exactly this name; the first shape for an empty name. UserError if there is none."""
     for shape in shapes:
         if name in ("", shape.name):
             return shape
-    raise no_shape(shapes, name)
+    raise unknown_shape(shapes, name)
 
 
-def no_shape(shapes: Sequence[Sizes], name: str) -> UserError:
-    return UserError(
-        f"no shape is called {name!r} here; there are {', '.join(shape.name for shape in shapes)}"
-    )
+def unknown_shape(shapes: Sequence[Sizes], name: str) -> UserError:
+    return UserError(f"unknown shape {name!r}; shapes: {', '.join(shape.name for shape in shapes)}")

@@ -1,33 +1,31 @@
-"""What evaluating costs, from timed shares of it: `make bench EVALUATION=1`.
+"""Generate items as long as HellaSwag's, and extrapolate the cost of an evaluation from a timed share of it.
 
-Items like HellaSwag's, made up from the lengths of the real ones, and the arithmetic from samples to seconds of a
-whole HellaSwag, seconds of one validation and the share of a run that its validations take.
+Results: seconds of the whole HellaSwag, seconds of one validation, and the share of a run spent in validations.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tiktoken
 
-from bench.runner import spread
-from bench.suites.growth import columns
+from bench.tables import INTERVAL, Table, format_spread, mebibytes, spread
 from gpt2.eval.hellaswag import ENDINGS, Item, encode_pair
 
 HELLASWAG_GOAL_SECONDS, VALIDATION_GOAL = 60.0, 0.03
 GOAL_CARD = "h200"
 
-# GPT-2 tokens of the prepared texts of HellaSwag's validation set (sha256 0aa3b888...), at LEVELS percent of its items.
+# Percentiles (LEVELS) of the GPT-2 tokens of HellaSwag's validation set (sha256 0aa3b888...), after its preparation.
 LEVELS = (0, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One source of HellaSwag's items: how many, and quantiles of tokens of the query and of an ending."""
+    """One source of HellaSwag's items: their number, and quantiles of the tokens of a query and of an ending."""
 
     items: int
     query: tuple[int, ...]
@@ -50,10 +48,10 @@ FULL_ITEMS = sum(kind.items for kind in KINDS)
 
 
 def synthetic_items(encoding: tiktoken.Encoding, seed: int = 0) -> list[Item]:
-    """FULL_ITEMS items of random words, as long in tokens as the real ones by KINDS; the same for a seed.
+    """Generate FULL_ITEMS items of random words with the token lengths of KINDS, reproducible by seed.
 
-    Every word is one token. The lengths of a query and of its endings are drawn apart from each other: batches are
-    made of endings of a length, whatever items they are of.
+    Each word is one token. The lengths of a query and of its endings are drawn independently: a batch holds endings of
+    similar length from any item.
     """
     draw = random.Random(seed)
     words = one_token_words(encoding)
@@ -69,13 +67,13 @@ def synthetic_items(encoding: tiktoken.Encoding, seed: int = 0) -> list[Item]:
 
 
 def one_token_words(encoding: tiktoken.Encoding) -> list[str]:
-    """Words that are one token each behind a space."""
+    """Return the words that are one token after a space."""
     found = (re.fullmatch(rb" ([a-z]{2,})", token) for token in encoding.token_byte_values())
     return [match[1].decode() for match in found if match]
 
 
 def length(quantiles: Sequence[int], draw: random.Random) -> int:
-    """One length from the distribution with these values at LEVELS, linear in between."""
+    """Draw one length from the distribution with these quantiles at LEVELS, linear between them."""
     level = 100 * draw.random()
     place = next(place for place, upper in enumerate(LEVELS[1:]) if level < upper)
     share = (level - LEVELS[place]) / (LEVELS[place + 1] - LEVELS[place])
@@ -83,7 +81,7 @@ def length(quantiles: Sequence[int], draw: random.Random) -> int:
 
 
 def scored_tokens(items: Sequence[Item], encoding: tiktoken.Encoding, block_size: int) -> int:
-    """Positions that the model is asked for, padding aside, when all endings of the items are scored."""
+    """Count the positions that the model computes, without padding, to score all endings of the items."""
     return sum(
         min(len(encode_pair(encoding, item.query, ending)[0]) - 1, block_size)
         for item in items
@@ -93,9 +91,9 @@ def scored_tokens(items: Sequence[Item], encoding: tiktoken.Encoding, block_size
 
 @dataclass(frozen=True)
 class Whole:
-    """What is to be evaluated in a run: tokens of one validation, every so many training tokens, and HellaSwag.
+    """The full evaluation of a run. interval_tokens: training tokens from one validation to the next.
 
-    run_seconds: of training. items and item_tokens: of the whole HellaSwag.
+    run_seconds: of training. items, item_tokens: of the whole HellaSwag.
     """
 
     validation_tokens: int
@@ -107,7 +105,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class Sample:
-    """One variant in one round: what was scored, in which time; peak bytes with the weights."""
+    """One variant in one round: the scored share, its time, and the peak bytes with the weights."""
 
     case: str
     validation_tokens: int
@@ -119,16 +117,17 @@ class Sample:
 
 
 def validations(whole: Whole, training_rate: float) -> int:
-    """Of a run of run_seconds at so many training tokens/s: at each grid point inside it, and at its end."""
+    """Count the validations of a run at this rate in tokens/s: one at each grid point inside it and one at its end."""
     tokens = int(whole.run_seconds * training_rate)
     return max(1, -(-tokens // whole.interval_tokens)) if whole.interval_tokens else 1
 
 
-def table(samples: Sequence[Sample], training_rates: dict[str, float], whole: Whole) -> list[dict[str, Any]]:
-    """One row a variant; measured values and what follows from them as `spread` over the rounds.
+def rows_of(
+    samples: Sequence[Sample], training_rates: Mapping[str, float], whole: Whole
+) -> list[dict[str, Any]]:
+    """Return one row a variant: measured values and extrapolations as `spread` over the rounds.
 
-    A share that was timed is scaled to the whole by its tokens; `timed_items` and `timed_validation_tokens` say how
-    much was timed.
+    A timed share is scaled to the whole by its tokens. timed_items, timed_validation_tokens: size of the share.
     """
     rows = []
     for case in dict.fromkeys(sample.case for sample in samples):
@@ -156,42 +155,27 @@ def table(samples: Sequence[Sample], training_rates: dict[str, float], whole: Wh
     return rows
 
 
-def text(rows: list[dict[str, Any]], whole: Whole) -> str:
-    """The table and under it what was timed, what extrapolated, and where the number of validations comes from."""
+COLUMNS = {
+    "variant": lambda row: row["case"],
+    "items/s": lambda row: format_spread(row["items_per_second"], ".1f"),
+    "HellaSwag s": lambda row: format_spread(row["hellaswag_seconds"], ".1f"),
+    "validation tokens/s": lambda row: format_spread(row["validation_tokens_per_second"], ",.0f"),
+    "one validation s": lambda row: format_spread(row["validation_seconds"], ".2f"),
+    "% of a run": lambda row: format_spread(row["validation_share"], ".2f", 100),
+    "peak MiB": lambda row: mebibytes(row["peak_bytes"]),
+}
 
-    def told(value: dict[str, float], form: str, times: float = 1.0) -> str:
-        median, least, most = (f"{value[key] * times:{form}}" for key in ("median", "least", "most"))
-        return f"{median} [{least}, {most}]"
 
-    head = (
-        "variant",
-        "items/s",
-        "HellaSwag s",
-        "validation tokens/s",
-        "one validation s",
-        "of a run",
-        "peak MiB",
-    )
-    body = [
-        (
-            row["case"],
-            told(row["items_per_second"], ".1f"),
-            told(row["hellaswag_seconds"], ".1f"),
-            told(row["validation_tokens_per_second"], ",.0f"),
-            told(row["validation_seconds"], ".2f"),
-            told(row["validation_share"], ".2f", 100) + " %",
-            f"{row['peak_bytes'] / 2**20:,.0f}",
-        )
-        for row in rows
-    ]
-    said = [columns([head, *body]), f"median [least, most] of {rows[0]['rounds']} rounds"]
+def table(rows: list[dict[str, Any]], whole: Whole) -> Table:
+    """List the rows. Notes state the extrapolations and the source of the number of validations."""
     first = rows[0]
+    notes = [f"{first['rounds']} rounds, median [{INTERVAL}]"]
     if first["timed_items"] < whole.items:
-        said.append(
+        notes.append(
             f"HellaSwag s is EXTRAPOLATED by tokens from {first['timed_items']} items to all {whole.items:,}"
         )
     if first["timed_validation_tokens"] < whole.validation_tokens:
-        said.append(
+        notes.append(
             f"one validation s is EXTRAPOLATED from {first['timed_validation_tokens']:,} tokens to all "
             f"{whole.validation_tokens:,}"
         )
@@ -199,15 +183,15 @@ def text(rows: list[dict[str, Any]], whole: Whole) -> str:
         f"{row['case']} {row['validations']} ({row['training_tokens_per_second']:,.0f} tokens/s)"
         for row in rows
     )
-    said.append(
-        f"validations of a run: {counts}: every {whole.interval_tokens:,} training tokens and at the end, over "
+    notes.append(
+        f"validations of a run: {counts}: every {whole.interval_tokens:,} training tokens and at the end, in "
         f"{whole.run_seconds:g} s at the training speed measured here"
     )
-    return "\n".join(said)
+    return Table.of("cost of evaluation", COLUMNS, rows, notes)
 
 
-def verdict(rows: list[dict[str, Any]], peak_flops: float, goal_card_flops: float) -> str:
-    """The goals beside what was measured. A card with a smaller peak than the goal's has more time in proportion."""
+def goals(rows: list[dict[str, Any]], peak_flops: float, goal_card_flops: float) -> str:
+    """Compare the results with the goals. The time limit of a card grows as its peak FLOP/s fall below the goal's."""
     limit = HELLASWAG_GOAL_SECONDS * max(1.0, goal_card_flops / peak_flops)
     lines = []
     for row in rows:

@@ -1,130 +1,98 @@
-"""`make bench`: speed and memory beside what a user would take instead, as ratios measured in one run.
+"""Measure cases in interleaved rounds (A B C A B C), so that drift of the machine affects all cases alike.
 
-Every case is measured in a process of its own, so that memory peaks stay apart; the cases take turns (A B C A B C),
-so that a drift of the machine falls on all alike. A ratio is taken within a round, and its median over the rounds is
-what is told.
+A ratio is taken within a round. The reported value is its median over the rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from bench.cases import BASELINE, PLAIN, SHAPES, VARIANTS, Shape, chosen
-from bench.tables import FEW, INTERVAL, Sample, memory_ratio, ratios, spread, table, text
-from bench.workers import BenchError, Held, Running, in_a_process
-from gpt2.config.config import VOCABULARY
+from bench import workers
+from bench.cases import Shape
+from bench.workers import BenchError, PersistentWorkers
 
-__all__ = [
-    "BASELINE",
-    "FEW",
-    "INTERVAL",
-    "PLAIN",
-    "SHAPES",
-    "VARIANTS",
-    "BenchError",
-    "Held",
-    "Running",
-    "Sample",
-    "Shape",
-    "chosen",
-    "in_a_process",
-    "memory_ratio",
-    "ratios",
-    "run",
-    "spread",
-    "stages",
-    "table",
-    "text",
-    "turns",
-]
-
-HELD_ROUNDS = 3  # of held processes, for one of new ones
-# Rounds, and seconds of timed steps a turn. On a GPU nearly all of a turn is a new process that loads torch and makes
-# its kernels ready, once a case and round; three rounds are below FEW, so that what stands in brackets there is their
-# range and is called that: no confidence is claimed that so few rounds do not give. ROUNDS=6 has an interval.
-DEFAULTS = {"cpu": (6, 12.0), "cuda": (3, 6.0)}
-
+Case = tuple[str, int]  # name, micro-batch
 Measure = Callable[[Shape, str, int, float], dict[str, Any]]
-Turns = Callable[[], AbstractContextManager[Measure]]
-
-
-def turns(on_cpu: bool) -> Turns:
-    """How our own cases take turns: on a CPU their processes are held; a card belongs to one at a time."""
-    return Held if on_cpu else (lambda: contextlib.nullcontext(in_a_process))
+OpenWorkers = Callable[[], AbstractContextManager[Measure]]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Some cases of a shape, how often and how long they are measured in turn, and in which processes."""
+class Sample:
+    """One case in one round. step_seconds: median time of an optimizer step.
 
-    name: str
-    shape: Shape
-    rounds: int
-    seconds: float
-    turns: Turns
-
-
-NEW, HELD = (
-    "each turn in a new process",
-    "processes held from turn to turn, so that intervals are of these processes",
-)
-
-
-def stages(shape: Shape, on_cpu: bool, rounds: int, seconds: float, free: int | None) -> list[Stage]:
-    """On a GPU one, of all cases, each in new processes. On a CPU so only the plain step and the baseline; then all
-    but the plain step in held processes, a step a turn and HELD_ROUNDS times the rounds, if they all fit. A stage
-    without cases is none.
-
-    free: bytes of memory that nobody holds, None where that is not known.
+    flops_per_token: by this project's formula. peak_bytes: of the timed steps only.
     """
-    if not on_cpu:
-        return [Stage(NEW, shape, rounds, seconds, turns(on_cpu=False))]
-    first = replace(shape, cases=tuple(case for case in shape.cases if case[0] in (PLAIN, BASELINE)))
-    second = replace(shape, cases=tuple(case for case in shape.cases if case[0] != PLAIN))
-    alone = Stage(NEW, first, rounds, seconds, turns(on_cpu=False))
-    together = Stage(HELD, second, HELD_ROUNDS * rounds, 0.0, turns(on_cpu=True))
-    if free is not None and free < len(second.cases) * held_bytes(shape):
-        together = replace(alone, shape=second)
-    return [stage for stage in (alone, together) if stage.shape.cases]
+
+    case: str
+    micro: int
+    round: int
+    step_seconds: float
+    tokens_per_second: float
+    peak_bytes: int
+    flops_per_token: float
+    nanogpt_flops_per_token: float
 
 
-def held_bytes(shape: Shape) -> int:
-    """Roughly what a process of the shape holds: weights, gradients and moments, half as much again, and torch."""
-    parameters = 12 * shape.layers * shape.width**2 + (VOCABULARY + shape.block_size) * shape.width
-    return 24 * parameters + 2**29
+def new_workers() -> AbstractContextManager[Measure]:
+    """Measure each turn in a new worker."""
+    return contextlib.nullcontext(workers.measure_in_new_worker)
 
 
-def run(
+def workers_for(on_cpu: bool) -> OpenWorkers:
+    """Choose the workers of our cases: persistent on a CPU, new for each turn on a GPU, which fits one at a time."""
+    return PersistentWorkers if on_cpu else new_workers
+
+
+def interleaved_rounds(
     shape: Shape,
     rounds: int,
     seconds: float,
-    tell: Callable[[str], None],
-    measure: Measure = in_a_process,
-    after: Callable[[list[Sample], list[str]], None] = lambda samples, reasons: None,
+    say: Callable[[str], None],
+    measure: Measure,
+    after_round: Callable[[list[Sample], list[str]], None] = lambda samples, skipped: None,
 ) -> list[Sample]:
-    """Every case of the shape once a round. A case that does not run (out of memory) is told of and left out.
+    """Measure every case of the shape once a round. Report and skip a case that fails (out of memory).
 
-    after: called at the end of each round with all samples so far and why cases were left out, to be kept.
+    after_round: gets all samples so far and the reasons for skipped cases, to save them.
     """
     samples: list[Sample] = []
-    left_out: dict[tuple[str, int], str] = {}
+    skipped: dict[Case, str] = {}
     for number in range(rounds):
         for case, micro in shape.cases:
-            if (case, micro) in left_out:
+            if (case, micro) in skipped:
                 continue
             try:
-                seen = measure(shape, case, micro, seconds)
+                found = measure(shape, case, micro, seconds)
             except BenchError as error:
-                left_out[case, micro] = str(error)
-                tell(f"left out: {error}")
+                skipped[case, micro] = str(error)
+                say(f"skipped: {error}")
                 continue
-            sample = Sample(case=case, micro=micro, round=number, **seen)
+            sample = Sample(case=case, micro=micro, round=number, **found)
             samples.append(sample)
             speed = f"{sample.tokens_per_second:,.0f} tok/s"
-            tell(f"round {number + 1}/{rounds}  {shape.name}  {case} micro {micro}: {speed}")
-        after(samples, list(left_out.values()))
+            say(f"round {number + 1}/{rounds}  {shape.name}  {case} micro {micro}: {speed}")
+        after_round(samples, list(skipped.values()))
     return samples
+
+
+def samples_of(samples: Sequence[Sample], case: Case) -> list[Sample]:
+    return [sample for sample in samples if (sample.case, sample.micro) == case]
+
+
+def speed_ratios(samples: Sequence[Sample], case: Case, to: Case) -> list[float]:
+    """Divide the speed of `case` by that of `to`, in every round that has both."""
+    speed = {(s.case, s.micro, s.round): s.tokens_per_second for s in samples}
+    rounds = sorted({s.round for s in samples})
+    pairs = [(speed.get((*case, number)), speed.get((*to, number))) for number in rounds]
+    return [one / other for one, other in pairs if one and other]
+
+
+def memory_ratio(samples: Sequence[Sample], case: Case, to: Case) -> float | None:
+    """Divide the median peak of `case` by that of `to`; None for the same case or a missing one."""
+    one, other = ([s.peak_bytes for s in samples_of(samples, key)] for key in (case, to))
+    return median(one) / median(other) if one and other and case != to else None

@@ -1,4 +1,4 @@
-"""Studies in temporary folders for the benches: configured as `make defconfig-NAME` would, prepared, not run."""
+"""Configure and prepare studies in temporary folders, as `make defconfig-NAME` would, without running them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 from gpt2.config.dotconfig import parse_lines, read_symbols, read_text
 from gpt2.data import dataset
 from gpt2.hardware.detect import detected_target_name
-from kconfig import commands
-from kconfig import rules as rules
+from kconfig import commands, rules
 from kconfig.arguments import parse_assignments
 from study.runner.study import Study
 
 
-def study_in(folder: Path, specification: str, **values: str) -> Study:
-    """The study of `NAME+FRAGMENT...` with these symbols, its results in `folder`; .config is not touched."""
+def configure_study(folder: Path, specification: str, **values: str) -> Study:
+    """Configure `NAME+FRAGMENT...` with these symbols and results in `folder`. The user's .config stays unchanged."""
     tree = rules.load_kconfig(detected_target_name())
     layers = [
         parse_lines(read_text(path), commands.display_name(path)) for path in commands.resolve(specification)
@@ -29,8 +28,8 @@ def study_in(folder: Path, specification: str, **values: str) -> Study:
     return Study(read_symbols(folder / "config"), text)
 
 
-def prepare(study: Study) -> None:
-    """All that comes before the first run: data, HellaSwag, the plan."""
+def prepare_study(study: Study) -> None:
+    """Do everything that comes before the first run: data, HellaSwag, the plan."""
     directory = dataset.prepare(study.config.data, report=lambda line: None)
     dataset.check_corpus(directory, study.config.model.block_size, report=lambda line: None)
     study.directory.mkdir(parents=True, exist_ok=True)

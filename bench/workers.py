@@ -1,4 +1,4 @@
-"""A case of `make bench` in a process of its own: started, asked for steps, listened to for so long, and ended."""
+"""Start, query and stop worker processes. Every measurement of the benches outside this process goes through here."""
 
 from __future__ import annotations
 
@@ -12,177 +12,201 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 from bench.cases import PLAIN, Shape
 from gpt2.system.errors import UserError
 from study.runner.child_process import KEEP_HEAP, how_it_ended
 
-COMMAND = (sys.executable, "-m", "scripts.bench", "--case")
-SLOWER = (
-    10  # times the seconds asked for that a turn may take: a case times one sample at least, however long
-)
-FIRST_ANSWER, LATER_ANSWER = (
-    600.0,
-    300.0,
-)  # seconds beside those; before the first it loads torch and compiles
-ENDING = 60.0  # seconds that a process may take to end when it is asked for nothing more
-# An exception's line in what Python writes, or the line of gpt2.system.errors.run_command.
+COMMAND = (sys.executable, "-m", "bench.worker")
+TIMED_CASE = "bench.case_step:serve"
+SLOWER = 10  # limit of a turn as a multiple of its seconds; a case times at least one sample, however long
+FIRST_ANSWER_SECONDS = 600.0  # added before the first answer: the worker loads torch and compiles
+LATER_ANSWER_SECONDS = 300.0  # added to later turns
+EXIT_SECONDS = 60.0  # until a worker that gets no more requests is killed
+# The line of an exception in Python's traceback, or the line of gpt2.system.errors.run_command.
 EXCEPTION = re.compile(r"(?:error|[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit))(?::|$)")
-WORDS, LETTERS = 3, 600  # lines and characters of a case's last words
+MESSAGE_LINES, MESSAGE_CHARACTERS = 3, 600
 
 
 class BenchError(UserError, RuntimeError):
     """A case could not be measured."""
 
 
-def last_words(said: str) -> str:
-    """Of what a process wrote on stderr its last exception's line and up to two behind it, or its last lines.
+def last_message(stderr: str) -> str:
+    """Extract the last exception and up to two lines after it, or the last lines where there is no exception.
 
-    torch writes advice behind an exception, which alone says nothing of what went wrong.
+    torch prints advice after an exception. The advice alone does not name the error.
     """
-    said = said.partition("\nException ignored ")[0]  # of an interpreter that is ending already
-    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
+    stderr = stderr.partition("\nException ignored ")[0]  # from an interpreter that is already shutting down
+    lines = [line.rstrip() for line in stderr.splitlines() if line.strip()]
     at = [number for number, line in enumerate(lines) if EXCEPTION.match(line)]
-    kept = lines[at[-1] :][:WORDS] if at else lines[-WORDS:]
-    return " / ".join(line.strip() for line in kept)[:LETTERS] or "no message"
+    chosen = lines[at[-1] :][:MESSAGE_LINES] if at else lines[-MESSAGE_LINES:]
+    return " / ".join(line.strip() for line in chosen)[:MESSAGE_CHARACTERS] or "no message"
 
 
-def why(status: int, said: str) -> str:
-    """What ended a process that was to measure: the signal, if it was one, and its last words."""
-    ended = f"{how_it_ended(status)}; last it said: " if status < 0 else ""
-    return f"{ended}{last_words(said)}"
+def worker_env(heap: str | None) -> dict[str, str]:
+    """Return the environment of a worker. Variables set by the user take precedence.
 
-
-def surroundings(case: str) -> dict[str, str]:
-    """The environment of a case's process; what is named in ours wins.
-
-    Our cases get the heap of a training process. Kernels compiled once are kept on disk (torch's default, which a
-    site may have changed), so that of a case on a GPU only the first process compiles them.
+    heap: GLIBC_TUNABLES of the worker. Compiled kernels are cached on disk (torch's default, which a site may change),
+    so that only the first worker of a case on a GPU compiles them.
     """
-    own = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
-    if case != PLAIN:
-        own["GLIBC_TUNABLES"] = KEEP_HEAP
-    return own | os.environ
+    defaults = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
+    if heap:
+        defaults["GLIBC_TUNABLES"] = heap
+    return defaults | os.environ
 
 
-class Running:
-    """A case in a process of its own, warmed up: `steps(seconds)` times steps for so long, at least one.
+def heap_of(case: str) -> str | None:
+    """Return the heap settings of a case: those of a training process, none for the plain case."""
+    return None if case == PLAIN else KEEP_HEAP
 
-    Raises BenchError with the process's last words where it fails, and where it does not answer in time, which ends
-    it. A context manager that ends the process.
+
+def case_label(shape: Shape, case: str, micro: int) -> str:
+    return f"{shape.name}, {case} at micro-batch {micro}"
+
+
+class Worker:
+    """One function in its own process (bench.worker).
+
+    `answer` returns its next result. BenchError, with the end of its stderr, if it fails or exceeds the time limit. A
+    worker that exceeds the limit is killed. Use as a context manager: leaving it ends the process.
     """
 
-    def __init__(self, shape: Shape, case: str, micro: int) -> None:
-        self.name = f"{shape.name}, {case} at micro-batch {micro}"
-        asked = json.dumps({"shape": asdict(shape) | {"cases": []}, "case": case, "micro": micro})
-        self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - as long as the process
+    def __init__(self, label: str, target: str, arguments: dict[str, Any], env: dict[str, str]) -> None:
+        """target: "module:function"; arguments: of the function, as JSON."""
+        self.label = label
+        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - open as long as the process
         self._lines: queue.SimpleQueue[str | None] | None = None
-        self._patience = FIRST_ANSWER
         self.process = subprocess.Popen(
-            [*COMMAND, asked],
-            env=surroundings(case),
+            [*COMMAND, target, json.dumps(arguments)],
+            env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             text=True,
         )
 
-    def steps(self, seconds: float) -> dict[str, Any]:
-        """What scripts.bench measured: the fields of Sample beside case, micro and round."""
+    def answer(self, limit_seconds: float | None = None, request: str = "") -> dict[str, Any]:
+        """Send a request, if any, and wait for the next JSON object on the worker's stdout. Skip other lines."""
         assert self.process.stdin
-        with contextlib.suppress(OSError, ValueError):  # it may be gone, or be closed already
-            self.process.stdin.write(f"{seconds}\n")
+        with contextlib.suppress(OSError, ValueError):  # the process may be gone, or its pipe closed
+            self.process.stdin.write(request)
             self.process.stdin.flush()
-        limit = SLOWER * seconds + self._patience
-        end = time.monotonic() + limit
+        end = None if limit_seconds is None else time.monotonic() + limit_seconds
         try:
-            while (line := self._line(end - time.monotonic())) is not None:
+            while (line := self._next_line(None if end is None else end - time.monotonic())) is not None:
                 with contextlib.suppress(ValueError):
-                    answer = json.loads(line)
-                    if isinstance(answer, dict):
-                        self._patience = LATER_ANSWER
-                        return answer
+                    found = json.loads(line)
+                    if isinstance(found, dict):
+                        return found
         except queue.Empty:
             self.process.kill()
             self.close()
             raise BenchError(
-                f"{self.name}: no answer within {limit:,.0f} s, so it was ended; last it said: "
-                f"{last_words(self._stderr())}"
+                f"{self.label}: no answer within {limit_seconds:,.0f} s, so it was killed; last message: "
+                f"{last_message(self._stderr_text())}"
             ) from None
         self.close()
-        raise BenchError(f"{self.name}: {why(self.process.returncode, self._stderr())}")
+        status = self.process.returncode
+        ended = f"{how_it_ended(status)}; last message: " if status < 0 else ""
+        raise BenchError(f"{self.label}: {ended}{last_message(self._stderr_text())}")
 
-    def _line(self, seconds: float) -> str | None:
-        """Its next line, None behind its last; queue.Empty where none comes for so long.
+    def _next_line(self, seconds: float | None) -> str | None:
+        """Return the next line of stdout, None after the last one. queue.Empty if none arrives in time.
 
-        Read by a thread: what compiles for it may hold its output open after its end, or never end itself.
+        A thread reads the pipe: a compiler started by the worker can keep the pipe open after the worker's end.
         """
         if self._lines is None:
             self._lines = queue.SimpleQueue()
-            threading.Thread(target=self._listen, args=(self._lines,), daemon=True).start()
-        line = self._lines.get(timeout=max(seconds, 0.0))
+            threading.Thread(target=self._read_lines, args=(self._lines,), daemon=True).start()
+        line = self._lines.get(timeout=None if seconds is None else max(seconds, 0.0))
         if line is None:
-            self._lines.put(None)  # it stays the last
+            self._lines.put(None)  # later calls find the end as well
         return line
 
-    def _listen(self, lines: queue.SimpleQueue[str | None]) -> None:
+    def _read_lines(self, lines: queue.SimpleQueue[str | None]) -> None:
         assert self.process.stdout
         for line in self.process.stdout:
             lines.put(line)
         lines.put(None)
 
-    def _stderr(self) -> str:
-        self._said.seek(0)
-        return self._said.read()
+    def _stderr_text(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()
 
     def close(self) -> None:
-        """It ends when it is asked for nothing more; where it does not, it is killed."""
+        """End the process by closing its stdin. Kill it if it does not exit within EXIT_SECONDS."""
         assert self.process.stdin
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         try:
-            self.process.wait(ENDING)
+            self.process.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-def in_a_process(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
-    """Measure a case in a process that is new and gone afterwards, so that a card belongs to one at a time."""
-    with Running(shape, case, micro) as running:
-        return running.steps(seconds)
+class CaseWorker(Worker):
+    """One case, warmed up in its own process."""
+
+    def __init__(self, shape: Shape, case: str, micro: int) -> None:
+        arguments = {"shape": shape.as_json(), "case": case, "micro": micro}
+        super().__init__(case_label(shape, case, micro), TIMED_CASE, arguments, worker_env(heap_of(case)))
+        self._extra_seconds = FIRST_ANSWER_SECONDS
+
+    def time_steps(self, seconds: float) -> dict[str, Any]:
+        """Time steps for so many seconds, at least one. Returns the fields of Sample except case, micro and round."""
+        found = self.answer(SLOWER * seconds + self._extra_seconds, f"{seconds}\n")
+        self._extra_seconds = LATER_ANSWER_SECONDS
+        return found
 
 
-class Held:
-    """Measure as in_a_process, but keep every process for its next turn: a turn can then be a single step.
+def call_in_worker(
+    label: str,
+    target: str,
+    arguments: dict[str, Any],
+    heap: str | None = None,
+    limit_seconds: float | None = None,
+) -> dict[str, Any]:
+    """Call one function in a new worker and return its result."""
+    with Worker(label, target, arguments, worker_env(heap)) as worker:
+        return worker.answer(limit_seconds)
 
-    The shorter the turns, the closer in time are the steps that a ratio compares, and the less of a machine's drift
-    falls between them. For our own cases only: the plain step gives its memory back and takes fresh pages all the
-    time, which cost it a third of its speed on a virtual machine while other processes held theirs.
-    All cases are in memory at once. A context manager that ends the processes.
+
+def measure_in_new_worker(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+    """Measure one turn of a case in a new worker, so that one case at a time occupies the GPU."""
+    with CaseWorker(shape, case, micro) as worker:
+        return worker.time_steps(seconds)
+
+
+class PersistentWorkers:
+    """Measure like `measure_in_new_worker`, but reuse each worker for later turns. A turn can be a single step.
+
+    Short turns bring the steps of a ratio close together in time, so that less drift of the machine falls between them.
+    All workers are in memory at once. Not for the plain case: it frees and takes fresh pages in every step, and on
+    a virtual machine it lost a third of its speed beside persistent workers.
     """
 
     def __init__(self) -> None:
-        self._running: dict[tuple[Shape, str, int], Running] = {}
+        self._workers: dict[tuple[Shape, str, int], CaseWorker] = {}
 
     def __call__(self, shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
         key = (shape, case, micro)
-        if key not in self._running:
-            self._running[key] = Running(shape, case, micro)
-        return self._running[key].steps(seconds)
+        if key not in self._workers:
+            self._workers[key] = CaseWorker(*key)
+        return self._workers[key].time_steps(seconds)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for running in self._running.values():
-            running.close()
-        self._running.clear()
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()

@@ -1,1 +1,18 @@
-"""The suites of `make bench`, one module each."""
+"""The suites of `make bench`, one module each, every one with a SUITE."""
+
+from __future__ import annotations
+
+import importlib
+
+from bench.suite import Suite
+from gpt2.system.errors import UserError
+
+NAMES = ("speed", "growth", "evaluation", "profile", "loss_parity", "startup", "corpus", "records")
+
+
+def load_suite(name: str) -> Suite:
+    """Import one suite. UserError for an unknown name."""
+    if name not in NAMES:
+        raise UserError(f"unknown suite {name!r}; fix: make bench SUITE={'|'.join(NAMES)}")
+    suite: Suite = importlib.import_module(f"bench.suites.{name}").SUITE
+    return suite

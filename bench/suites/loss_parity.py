@@ -1,35 +1,65 @@
-"""Whether two ways of making a step train alike: their loss curves, seed by seed. Needs no torch.
+"""Compare the loss curves of our training step and the plain one, seed by seed: `make bench SUITE=loss_parity`.
 
-With one seed both ways start from the same weights and see the same batches, so that what differs is arithmetic; two
-seeds start from different weights, and what differs between them is the noise that an experiment has anyway.
+For one seed both steps start from the same weights and get the same batches, so a difference is arithmetic. Seeds
+start from different weights; their differences are the noise of an experiment.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+from bench.cases import Sizes, find_shape
+from bench.suite import Options, Session, Suite, SuiteResult
+from bench.tables import Table
+from gpt2.hardware import attention_kernels
+from gpt2.system.errors import UserError
 from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, sum_of_squares
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpt2.hardware.resolve import ResolvedTarget
+
 END = 10  # the last tenth of the steps is the end of a curve
+MAX_TOKENS = 2_000_000  # of text, from which the batches are drawn
+
+
+@dataclass(frozen=True)
+class Shape(Sizes):
+    """A model and its training. micro, effective: sequences of a micro-batch and of an optimizer step."""
+
+    micro: int
+    effective: int
+    steps: int
+    learning_rate: float
+
+
+TINY = Shape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)  # for tests, by name only
+SHAPES = {
+    "cpu": (Shape("4x128-t128", 4, 4, 128, 128, 4, 8, 150, 1e-3), TINY),
+    "cuda": (Shape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4), TINY),
+}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Training losses in nats of one seed, a step each: ours and the other's, as many."""
+    """Training losses of one seed in nats, one a step: ours and the plain step's."""
 
     seed: int
     ours: Sequence[float]
-    other: Sequence[float]
+    plain: Sequence[float]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """difference: ours - the other's at the end, with the t interval over the seeds. noise: standard deviation of a
-    loss at the end among seeds, pooled over both ways. dof: of the noise; ways that train alike tell the same of
-    it, so that it is that of one."""
+    """difference: ours - plain at the end, with its t interval over the seeds.
+
+    noise: standard deviation of the final loss among seeds, pooled over both steps. dof: of the noise; steps that train
+    alike carry the same noise, so it is that of one.
+    """
 
     difference: Interval
     noise: float
@@ -37,67 +67,175 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the whole interval is within the measured noise of one run, taken for the true one.
+        """Whether the whole interval lies within the measured noise of one run, which is taken as the true noise.
 
-        That takes more than not differing from 0.
+        An interval that contains 0 is not enough.
         """
         low, high = self.difference.low, self.difference.high
         return low is not None and high is not None and -self.noise <= low and high <= self.noise
 
 
-def end(losses: Sequence[float]) -> float:
-    """The mean of the last steps' losses."""
+def run(options: Options, session: Session) -> SuiteResult:
+    """Train ROUNDS seeds with both steps. Save after every seed."""
+    shape = find_shape(SHAPES[session.resolved.device_type], options.shape)
+    from bench.case_step import model_config
+    from gpt2.config.config import ANY_TARGET
+
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
+    if resolved.device != "cpu" and resolved.dtype != "bfloat16":
+        raise UserError(f"the plain step needs bfloat16 on a GPU; this GPU trains in {resolved.dtype}")
+    session.say(f"{shape.name}, {shape.steps} steps")
+    batches = draw_batches(shape, embedded_tokens())
+    data: dict[str, Any] = {"shape": asdict(shape), "curves": []}
+    pairs: list[Pair] = []
+    for seed in range(options.rounds):
+        pair = Pair(seed, *train_both(shape, seed, batches, resolved))
+        pairs.append(pair)
+        data["curves"].append(asdict(pair))
+        session.say(
+            f"seed {seed}: ours {final_loss(pair.ours):.6f}, plain {final_loss(pair.plain):.6f} nats at the end"
+        )
+        session.save(data)
+    found = compare(pairs)
+    rows = rows_of(pairs)
+    data |= {"rows": rows, "equal": found.equal, **asdict(found)}
+    table = Table.of("training loss in nats", COLUMNS, rows, (verdict(found, len(pairs)),))
+    return SuiteResult(data, (table,))
+
+
+def final_loss(losses: Sequence[float]) -> float:
+    """Return the mean loss of the last steps."""
     return mean(losses[-max(1, len(losses) // END) :])
 
 
 def compare(pairs: Sequence[Pair]) -> Comparison:
-    """ValueError with fewer than two seeds, which have no noise."""
+    """Compare the final losses. ValueError for fewer than two seeds, which have no noise."""
     if len(pairs) < 2:
-        raise ValueError(f"{len(pairs)} seeds; right: at least 2")
-    ends = [[end(pair.ours) for pair in pairs], [end(pair.other) for pair in pairs]]
-    squares = math.fsum(sum_of_squares(way) for way in ends)
-    differences = [ours - other for ours, other in zip(*ends, strict=True)]
+        raise ValueError(f"{len(pairs)} seeds; at least 2 are needed")
+    ends = [[final_loss(pair.ours) for pair in pairs], [final_loss(pair.plain) for pair in pairs]]
+    squares = math.fsum(sum_of_squares(losses) for losses in ends)
+    differences = [ours - plain for ours, plain in zip(*ends, strict=True)]
     return Comparison(mean_interval(differences), math.sqrt(squares / (2 * (len(pairs) - 1))), len(pairs) - 1)
 
 
-def rows(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """The curves at some steps, 1, 2, 5, 10 ... and the last. ours and other: means over the seeds; difference: the
-    largest of any seed between the two ways; seeds: the largest between two seeds of one way. In nats."""
+def rows_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """Return the curves at steps 1, 2, 5, 10 ... and the last, in nats.
+
+    ours, plain: means over the seeds. difference: the largest of any seed between the two steps. seeds: the largest
+    between two seeds of one step.
+    """
     last = len(pairs[0].ours)
     places = sorted({place for k in range(7) for n in (1, 2, 5) if (place := n * 10**k) < last} | {last})
     found = []
     for place in places:
         ours = [pair.ours[place - 1] for pair in pairs]
-        other = [pair.other[place - 1] for pair in pairs]
+        plain = [pair.plain[place - 1] for pair in pairs]
         found.append(
             {
                 "step": place,
                 "ours": mean(ours),
-                "other": mean(other),
-                "difference": max(abs(one - two) for one, two in zip(ours, other, strict=True)),
-                "seeds": max(max(ours) - min(ours), max(other) - min(other)),
+                "plain": mean(plain),
+                "difference": max(abs(one - two) for one, two in zip(ours, plain, strict=True)),
+                "seeds": max(max(ours) - min(ours), max(plain) - min(plain)),
             }
         )
     return found
 
 
+COLUMNS = {
+    "step": lambda row: f"{row['step']}",
+    "ours": lambda row: f"{row['ours']:.4f}",
+    "plain": lambda row: f"{row['plain']:.4f}",
+    "largest difference": lambda row: f"{row['difference']:.1e}",
+    "between seeds": lambda row: f"{row['seeds']:.1e}",
+}
+
+
 def verdict(found: Comparison, seeds: int) -> str:
-    """What the comparison allows one to say, in a line."""
+    """State in one line whether the two steps train alike."""
     interval = found.difference
-    told = (
-        f"ours - plain over the last tenth of the steps: {interval.mean:+.2g} nats [{interval.low:+.2g}, "
-        f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {seeds} seeds); a seed's noise, measured with "
-        f"{found.dof} degrees of freedom: {found.noise:.2g}"
-    )
     said = "equal within noise" if found.equal else "NOT shown to be equal within noise"
-    return f"{told}: {said}"
+    return (
+        f"ours - plain over the last tenth of the steps: {interval.mean:+.2g} nats [{interval.low:+.2g}, "
+        f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {seeds} seeds); noise of one seed: {found.noise:.2g} nats "
+        f"({found.dof} degrees of freedom): {said}"
+    )
 
 
-def text(found: Sequence[dict[str, Any]]) -> str:
-    """The table as it is printed."""
-    lines = ["  step      ours     plain  largest difference  between seeds"]
-    lines += [
-        f"{row['step']:6d}  {row['ours']:8.4f}  {row['other']:8.4f}  {row['difference']:18.1e}  {row['seeds']:13.1e}"
-        for row in found
-    ]
-    return "\n".join(lines)
+def embedded_tokens() -> Tensor:
+    """Return token ids of the embedded text, (n,) int64, at most MAX_TOKENS."""
+    import torch
+
+    from gpt2.data import tokenizer
+    from gpt2.data.sources import embedded_files
+
+    encoding, ids = tokenizer.load(), list[int]()
+    for path in embedded_files():
+        ids += [tokenizer.EOT, *encoding.encode_ordinary(path.read_text(encoding="utf-8", errors="replace"))]
+        if len(ids) >= MAX_TOKENS:
+            break
+    return torch.tensor(ids[:MAX_TOKENS])
+
+
+def draw_batches(shape: Shape, ids_N: Tensor) -> list[Tensor]:
+    """Draw the batches (E, T+1) of all steps at random, on the CPU: the same for every seed and both steps."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    places = torch.arange(shape.block_size + 1)
+    starts = torch.randint(
+        len(ids_N) - shape.block_size, (shape.steps, shape.effective, 1), generator=generator
+    )
+    return list(ids_N[starts + places])
+
+
+def train_both(
+    shape: Shape, seed: int, batches: list[Tensor], resolved: ResolvedTarget
+) -> tuple[list[float], list[float]]:
+    """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses."""
+    with attention_kernels.attention_context(resolved, 0.0):
+        ours = losses_of(our_step(shape, seed, resolved), batches, resolved.device)
+    return ours, losses_of(plain_step(shape, seed, resolved), batches, resolved.device)
+
+
+def losses_of(step: Callable[[Tensor, int], float], batches: list[Tensor], device: str) -> list[float]:
+    return [step(ids_ET.to(device), number) for number, ids_ET in enumerate(batches)]
+
+
+def our_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
+    """Build the trainer's step, compiled on a GPU."""
+    from bench.case_step import make_stepper
+
+    stepper = make_stepper(shape, "B", shape.micro, resolved, shape.effective, seed, shape.learning_rate)
+    return lambda ids_ET, number: stepper.step(ids_ET, number, shape.steps).loss
+
+
+def plain_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
+    """Build the plain step with our initial weights. No padded vocabulary: padding would be in its softmax."""
+    from bench.case_step import model_config
+    from bench.reference_gpt import PlainShape, PlainStep, take_weights
+    from gpt2.config.config import VOCABULARY
+    from gpt2.model.init import initialise
+    from gpt2.train.step import build_model
+
+    sizes = (shape.layers, shape.heads, shape.width, shape.block_size)
+    step = PlainStep(
+        PlainShape(*sizes, vocabulary=VOCABULARY),
+        resolved.device,
+        shape.effective // shape.micro,
+        shape.learning_rate,
+    )
+    ours = build_model(model_config(shape), None)
+    initialise(ours, seed)
+    take_weights(step.model, ours)
+    return lambda ids_ET, number: float(step(ids_ET))
+
+
+SUITE = Suite(
+    name="loss_parity",
+    help="loss curves of our step and the plain one beside the noise among seeds",
+    run=run,
+    options={"SHAPE": "the name of a shape; the first by default", "ROUNDS": "seeds, at least 2"},
+    rounds={"cpu": 3, "cuda": 3},
+    least_rounds=2,
+)

@@ -1,0 +1,133 @@
+"""Measure the preparation of data, for a corpus and for one four times as large: `make bench SUITE=corpus`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.suite import Options, Session, Suite, SuiteResult
+from bench.tables import Table, mebibytes
+from bench.workers import call_in_worker
+from gpt2.config.config import DataConfig
+from gpt2.data import dataset
+from gpt2.data.sources import embedded_files
+from gpt2.system.errors import UserError
+
+MEGABYTES = 16
+FACTOR = 4
+FILE_BYTES = 250_000
+GOAL = 1.5e6  # tokens a second on two cores
+STATUS = Path("/proc/self/status")
+PREPARE = "bench.suites.corpus:prepare_corpus"
+
+
+def run(options: Options, session: Session) -> SuiteResult:
+    """Write texts to a temporary folder and prepare each corpus in a new worker."""
+    if options.shape and not (options.shape.isdecimal() and int(options.shape)):
+        raise UserError(f"SHAPE={options.shape} is not a number of megabytes; fix: SHAPE={MEGABYTES}")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure(Path(folder), 1_000_000 * int(options.shape or MEGABYTES))
+    return SuiteResult({"rows": rows}, (table(rows),))
+
+
+def measure(folder: Path, size: int) -> list[dict[str, Any]]:
+    """Prepare corpora of `size` and FACTOR times as many bytes, as many .txt files and as one .jsonl file."""
+    rows = []
+    for lines in (False, True):
+        for times in (1, FACTOR):
+            texts, into = folder / f"texts-{lines}-{times}", folder / f"prepared-{lines}-{times}"
+            written = write_texts(texts, size * times, lines)
+            arguments = {"texts": str(texts), "into": str(into)}
+            found = call_in_worker(f"preparing {texts}", PREPARE, arguments)
+            rows.append(found | {"bytes": written, "source": "one .jsonl" if lines else "many .txt"})
+    return rows
+
+
+def write_texts(folder: Path, size: int, lines: bool) -> int:
+    """Write documents of shuffled lines of the embedded text, `size` bytes in all. Returns the bytes written."""
+    draw = random.Random(size)
+    known = [line for path in embedded_files()[:40] for line in path.read_text(errors="replace").splitlines()]
+    folder.mkdir(parents=True)
+    each = min(FILE_BYTES, size // 400)  # small enough that some documents become validation text
+    written = 0
+    with (folder / "all.jsonl").open("w", encoding="utf-8") if lines else open(os.devnull, "w") as together:
+        while written < size:
+            document = "\n".join(draw.choices(known, k=each // 32))
+            if lines:
+                together.write(json.dumps({"text": document}) + "\n")
+            else:
+                (folder / f"{written:012d}.txt").write_text(document, encoding="utf-8")
+            written += len(document.encode())
+    return written
+
+
+def prepare_corpus(texts: str, into: str) -> dict[str, Any]:
+    """Prepare a corpus in this process and its pool, one process a core.
+
+    parent_bytes: peak of this process. worker_bytes: peak of the largest process that it started.
+    """
+    config = DataConfig("files", (str(Path(texts) / "*"),), 0, Path(into), 0)
+    began = time.perf_counter()
+    directory = dataset.prepare(config, report=lambda line: None)
+    seconds = time.perf_counter() - began
+    manifest = dataset.verify(directory)
+    tokens = sum(manifest["splits"][split]["tokens"] for split in dataset.SPLITS)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "parent_bytes": peak_of_this_process(unit),
+        "worker_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit,
+        "workers": len(os.sched_getaffinity(0)),
+    }
+
+
+def peak_of_this_process(unit: int) -> int:
+    """Return the high-water mark since this process started. ru_maxrss would include its parent's."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text()) if STATUS.exists() else None
+    return int(found.group(1)) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+COLUMNS = {
+    "source": lambda row: row["source"],
+    "MB": lambda row: f"{row['bytes'] / 1e6:.0f}",
+    "M tokens": lambda row: f"{row['tokens'] / 1e6:.1f}",
+    "M tokens/s": lambda row: f"{row['tokens_per_second'] / 1e6:.2f}",
+    "parent MiB": lambda row: mebibytes(row["parent_bytes"]),
+    "largest worker MiB": lambda row: mebibytes(row["worker_bytes"]),
+}
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    """List the rows. Compare the peaks of the large corpus with those of the small one in notes."""
+    notes = []
+    for small, large in zip(rows[::2], rows[1::2], strict=True):
+        size = large["bytes"] / small["bytes"]
+        more = [f"{name} {growth(small, large, f'{name}_bytes')}" for name in ("parent", "worker")]
+        notes.append(
+            f"{small['source']}: {size:.1f} times the text takes times the memory: {', '.join(more)}"
+        )
+    notes.append("The text repeats known lines, which raises tokens/s. Memory does not depend on that.")
+    title = f"preparing a corpus on {rows[0]['workers']} cores (goal: {GOAL / 1e6:g} M tokens/s)"
+    return Table.of(title, COLUMNS, rows, notes)
+
+
+def growth(small: dict[str, Any], large: dict[str, Any], key: str) -> str:
+    return f"{large[key] / small[key]:.2f}" if small[key] else "- (too little text for a pool)"
+
+
+SUITE = Suite(
+    name="corpus",
+    help="tokens/s and peak memory of preparing data",
+    run=run,
+    options={"SHAPE": f"megabytes of the smaller corpus, {MEGABYTES} by default"},
+)

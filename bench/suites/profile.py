@@ -1,0 +1,141 @@
+"""Profile a training step by operation, in our step and in the plain one: `make bench SUITE=profile`."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from bench import workers
+from bench.cases import Shape, select_shapes
+from bench.suite import Options, Session, Suite, SuiteResult
+from bench.tables import Table
+from bench.workers import BenchError
+from gpt2.hardware import attention_kernels
+from gpt2.system.errors import UserError
+
+CASES = ("plain", "B", "RALEARN")
+SHOWN = 20  # operations in the table
+STEP_LIMIT_SECONDS = 60.0  # for each profiled step
+PROFILE = "bench.suites.profile:profile_case"
+
+
+def run(options: Options, session: Session) -> SuiteResult:
+    """Profile each case in a new worker. Save after every case."""
+    shape = select_shapes(session.resolved.device_type, options.shape, ())[0]
+    micro = dict(shape.cases)[
+        CASES[-1]
+    ]  # the variants' micro-batch; B and the plain case have others as well
+    session.say(f"{shape.name}, an optimizer step of {micro} x {shape.accumulation(micro)} sequences")
+    found: dict[str, dict[str, Any]] = {}
+    data = {"shape": shape.name, "micro": micro, "accumulation": shape.accumulation(micro), "cases": found}
+    for case in CASES:
+        try:
+            found[case] = profile_in_worker(shape, case, micro, options.rounds)
+        except BenchError as error:
+            session.say(f"skipped: {error}")
+            continue
+        session.save(data)
+    if not found:
+        raise UserError("no case could be profiled; the reason for each case is printed above")
+    return SuiteResult(data, (table(shape, found),))
+
+
+def profile_in_worker(shape: Shape, case: str, micro: int, steps: int) -> dict[str, Any]:
+    """Call `profile_case` in a new worker with the heap of the case."""
+    arguments = {"shape": shape.as_json(), "case": case, "micro": micro, "steps": steps}
+    label = workers.case_label(shape, case, micro)
+    limit = workers.FIRST_ANSWER_SECONDS + STEP_LIMIT_SECONDS * steps
+    return workers.call_in_worker(label, PROFILE, arguments, workers.heap_of(case), limit)
+
+
+def profile_case(shape: dict[str, Any], case: str, micro: int, steps: int) -> dict[str, Any]:
+    """Measure seconds and page faults of a step without the profiler, then profile its operations."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    from bench.case_step import WARM_UP_STEPS, case_step, kernels, model_config
+    from gpt2.config.config import ANY_TARGET
+    from gpt2.train.trainer import device_synchroniser
+
+    sizes = Shape(**shape)
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(sizes))
+    synchronise = device_synchroniser(resolved.device)
+    step, _, _ = case_step(sizes, case, micro, resolved)
+    gpu = resolved.device != "cpu"
+
+    def run_steps(count: int) -> None:
+        for _ in range(count):
+            step(1)
+        synchronise()
+
+    with kernels(case, resolved):
+        run_steps(WARM_UP_STEPS)
+        faults, began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
+        run_steps(steps)
+        seconds = (time.perf_counter() - began) / steps
+        faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) // steps
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
+        with torch.profiler.profile(activities=kinds) as profiler:
+            run_steps(steps)
+    found = operations(profiler.key_averages(), gpu, steps)
+    return {"step_seconds": seconds, "page_faults": faults, "operations": found}
+
+
+def operations(averages: Iterable[Any], gpu: bool, steps: int) -> list[dict[str, Any]]:
+    """Select the rows of torch.profiler's averages whose own times add up to the time of the steps, longest first.
+
+    On a CPU: the CPU's rows. On a GPU: kernels, copies and fills on the GPU. The CPU row of an operation repeats the
+    time of its kernels, and an annotation repeats that of all kernels under it; torch's own total excludes both.
+    """
+    from torch.autograd import DeviceType
+
+    own = "self_device_time_total" if gpu else "self_cpu_time_total"
+    counted = [
+        event
+        for event in averages
+        if getattr(event, own) > 0
+        and (not gpu or (event.device_type == DeviceType.CUDA and not event.is_user_annotation))
+    ]
+    rows = [
+        {"name": event.key, "seconds": getattr(event, own) / 1e6 / steps, "calls": event.count / steps}
+        for event in counted
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def table(shape: Shape, found: dict[str, dict[str, Any]]) -> Table:
+    """List the operations with the largest share in any case: milliseconds a step and share of all operations."""
+    by_name = {case: {row["name"]: row for row in value["operations"]} for case, value in found.items()}
+    total = {case: sum(row["seconds"] for row in rows.values()) for case, rows in by_name.items()}
+    largest = {
+        name: max(
+            rows[name]["seconds"] / total[case] if name in rows else 0.0 for case, rows in by_name.items()
+        )
+        for rows in by_name.values()
+        for name in rows
+    }
+
+    def cell(case: str, name: str) -> str:
+        row = by_name[case].get(name)
+        return f"{1000 * row['seconds']:,.0f} ({row['seconds'] / total[case]:.1%})" if row else "-"
+
+    names = sorted(largest, key=lambda name: -largest[name])[:SHOWN]
+    cells = [(name[:60], *(cell(case, name) for case in found)) for name in names]
+    cells += [("all operations", *(f"{1000 * total[case]:,.0f}" for case in found))]
+    cells += [("a step, not profiled", *(f"{1000 * value['step_seconds']:,.0f}" for value in found.values()))]
+    cells += [("page faults a step", *(f"{value['page_faults']:,}" for value in found.values()))]
+    return Table(f"operations of a step, {shape.name}", ("ms a step (share)", *found), tuple(cells))
+
+
+SUITE = Suite(
+    name="profile",
+    help="time of a step by operation, in our step and in the plain one",
+    run=run,
+    options={
+        "SHAPE": "the first shape whose name contains this, such as 6x384",
+        "ROUNDS": "number of profiled steps",
+    },
+    rounds={"cpu": 3, "cuda": 3},
+)

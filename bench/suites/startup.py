@@ -1,0 +1,109 @@
+"""Measure the time from the start of a training process to its first optimizer step: `make bench SUITE=startup`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.first_step import EVENT, HEAVY
+from bench.suite import Options, Session, Suite, SuiteResult
+from bench.tables import INTERVAL, Table, format_spread, spread
+from bench.workers import BenchError
+from gpt2.system.errors import UserError
+from study.runner.child_process import Child
+
+GOAL_SECONDS = 20.0
+SMOKE, MAIN = "gpt2-ra-ablation-smoke", "gpt2-ra-ablation"
+STUDIES: tuple[tuple[str, dict[str, str]], ...] = ((SMOKE, {}), (MAIN, {}), (SMOKE, {"COMPILE": "y"}))
+PARTS = ("interpreter", "imports", "settings and data", "model", "opening the run", "first step")
+
+
+def run(options: Options, session: Session) -> SuiteResult:
+    """Prepare each study in a temporary folder and start it ROUNDS times. Save after every study."""
+    starts: dict[str, list[dict[str, Any]]] = {}
+    data: dict[str, Any] = {"parts": PARTS, "starts": starts}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (name, values) in enumerate(STUDIES):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, f"kernels{number}"))  # empty at first
+            label = " ".join([name, *(f"CONFIG_{symbol}={value}" for symbol, value in values.items())])
+            try:
+                starts[label] = measure(Path(folder, str(number)), name, options.rounds, **values)
+            except BenchError as error:  # such as a missing compiler
+                session.say(f"skipped: {label}: {error}")
+                continue
+            totals = ", ".join(f"{row['total']:.2f}" for row in starts[label])
+            session.say(f"{label}: {totals} s")
+            session.save(data)
+    if not starts:
+        raise UserError("no study could be started; the reason for each study is printed above")
+    return SuiteResult(data, (table(starts),))
+
+
+def measure(folder: Path, name: str, rounds: int, **values: str) -> list[dict[str, Any]]:
+    """Start a training process `rounds` times.
+
+    Returns a row a start: seconds of each of PARTS, their "total", the "loaded" packages of HEAVY, and "compiles".
+    """
+    from bench.temporary_studies import configure_study, prepare_study
+    from gpt2.artifacts import run_record
+
+    fixed = {"HELLASWAG": "n", "GPT2_MAX_TIME": "0", "GPT2_MAX_ITERS": "20", "DATA_DIR": str(folder / "data")}
+    study = configure_study(folder, name, **fixed | values)
+    prepare_study(study)
+    variant, rows = study.settings.variants[0], []
+    for number in range(rounds):
+        run_dir = study.directory / "runs" / run_record.run_name(variant, number)
+        run_dir.mkdir(parents=True)
+        row = start_once([str(study.directory), variant, str(number)], run_dir / "log.txt")
+        rows.append(row | {"compiles": study.config.target.compile})
+    return rows
+
+
+def start_once(arguments: list[str], log: Path) -> dict[str, Any]:
+    """Start one training process as a study does, which is the subject here, and read its marks."""
+    began = time.monotonic()
+    child = Child(arguments, log, module="bench.first_step")
+    found = [event for event in child.events() if event["event"] == EVENT]
+    status = child.wait()
+    if not found:
+        raise BenchError(f"no first step, exit status {status}: {child.last_words()}")
+    marks = [began, *found[0]["marks"]]
+    parts = dict(zip(PARTS, (b - a for a, b in itertools.pairwise(marks)), strict=True))
+    return parts | {"total": marks[-1] - began, "loaded": found[0]["loaded"]}
+
+
+def table(starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+    """List the median seconds of each part. A first process that compiles kernels is listed in a note."""
+    cells, notes = [], []
+    for label, found in starts.items():
+        compiled_first = found[0]["compiles"] and len(found) > 1
+        rows = found[1:] if compiled_first else found
+        spreads = [spread([row[part] for row in rows]) for part in ("total", *PARTS)]
+        medians = [f"{value['median']:.2f}" for value in spreads[1:] if value]
+        cells.append((label, str(len(rows)), format_spread(spreads[0]), *medians))
+        if compiled_first:
+            first = found[0]["total"]
+            notes.append(
+                f"{label}: the first process compiled the kernels; its first step came at {first:.2f} s"
+            )
+    loaded = sorted({name for found in starts.values() for row in found for name in row["loaded"]})
+    notes += [
+        f"heavy packages loaded: {', '.join(loaded) or 'none'} (of {', '.join(HEAVY)})",
+        f"first step: median [{INTERVAL}]; parts: medians. Goal: {GOAL_SECONDS:g} s",
+    ]
+    head = ("study", "starts", "first step s", *PARTS)
+    return Table("seconds from the start of a training process", head, tuple(cells), tuple(notes))
+
+
+SUITE = Suite(
+    name="startup",
+    help="seconds from the start of a training process to its first step, by part",
+    run=run,
+    options={"ROUNDS": "starts of each study"},
+    rounds={"cpu": 5, "cuda": 5},
+)
