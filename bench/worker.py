@@ -13,13 +13,11 @@ import json
 import sys
 from collections.abc import Iterator
 
-from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import run_command
 
 
 def main() -> int:
     target, arguments = sys.argv[1:]
-    export_environment()  # before the target's module loads torch
     module, _, function = target.partition(":")
     found = getattr(importlib.import_module(module), function)(**json.loads(arguments))
     for answer in found if isinstance(found, Iterator) else (found,):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from bench.suite import Given, run_suite
 from bench.suites import NAMES, load_suite
@@ -11,11 +12,16 @@ from gpt2.system.errors import run_command
 from study.runner.child_process import keep_heap
 
 
+def describe_suites() -> str:
+    return "suites:\n" + "\n".join(load_suite(name).describe() for name in NAMES)
+
+
 def main() -> int:
+    asked_for_help = not {"-h", "--help"}.isdisjoint(sys.argv[1:])
     parser = argparse.ArgumentParser(
         prog="make bench",
         description="Measure one suite. Print its table and write results/bench/SUITE.json.",
-        epilog="suites:\n" + "\n".join(load_suite(name).describe() for name in NAMES),
+        epilog=describe_suites() if asked_for_help else None,  # a suite may load torch
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--suite", default="speed", metavar="NAME", help="one of the suites below")

@@ -1,4 +1,4 @@
-"""A case in its process: what is timed and what is not, on a GPU that is made up, and what a step is."""
+"""Timing of a case on a simulated GPU, its peak memory, and the sequences of its step."""
 
 import dataclasses
 import io
@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import case_step as bench_case
-from bench import reference_gpt as plain
-from bench.case_step import BLOCK, WARM_UP, mix_of, model_and_attention, shares
+from bench import case_step, reference_gpt
+from bench.case_step import BLOCK_STEPS, WARM_UP_STEPS, mix_of, model_and_attention, step_shares
 from bench.cases import PLAIN, SHAPES, Shape
 from bench.reference_gpt import PlainGPT, PlainShape, PlainStep
 from gpt2.config.config import TargetConfig
@@ -62,7 +61,7 @@ class Meter:
 
 
 def on_a_gpu(machine: MadeUp, case: str, *lines: str) -> list[float]:
-    found = bench_case.turns(machine.step, case, lines, Meter(), machine.synchronise, machine.clock)  # type: ignore[arg-type]
+    found = case_step.timed_requests(machine.step, case, lines, Meter(), machine.synchronise, machine.clock)  # type: ignore[arg-type]
     return [seconds for seconds, _ in found]
 
 
@@ -75,9 +74,9 @@ def test_on_a_gpu_a_step_is_charged_the_device_s_time_and_an_eighth_of_one_launc
 ) -> None:
     """Synchronised after every step it would be charged a whole launch."""
     machine = MadeUp(lambda iteration: work)
-    assert on_a_gpu(machine, case, "0\n", "0\n") == pytest.approx([work + 1 / BLOCK] * 2)
+    assert on_a_gpu(machine, case, "0\n", "0\n") == pytest.approx([work + 1 / BLOCK_STEPS] * 2)
     assert machine.synchronised == 1 + 2  # after the warm-up, and at the end of each block
-    assert machine.iterations == [*range(WARM_UP), *range(BLOCK), *range(BLOCK)]
+    assert machine.iterations == [*range(WARM_UP_STEPS), *range(BLOCK_STEPS), *range(BLOCK_STEPS)]
 
 
 @given(every=st.integers(1, 20), dear=st.floats(0, 50))
@@ -86,8 +85,8 @@ def test_on_a_gpu_a_gate_that_moves_every_kth_step_costs_what_it_costs_in_traini
 ) -> None:
     machine = MadeUp(lambda iteration: 10 + dear * (iteration % every == 0))
     (seconds,) = on_a_gpu(machine, f"RALEARN:hard:{every}", "0\n")
-    block = len(machine.iterations) - WARM_UP
-    assert block >= BLOCK
+    block = len(machine.iterations) - WARM_UP_STEPS
+    assert block >= BLOCK_STEPS
     assert block % every == 0
     assert seconds == pytest.approx(10 + dear / every + 1 / block)
 
@@ -95,12 +94,12 @@ def test_on_a_gpu_a_gate_that_moves_every_kth_step_costs_what_it_costs_in_traini
 def test_the_gate_of_every_8th_step_fits_the_block_of_all_the_others() -> None:
     machine = MadeUp(lambda iteration: 18 if iteration % 8 == 0 else 10)
     assert on_a_gpu(machine, "RALEARN:hard:8", "0\n") == pytest.approx([11 + 1 / 8])
-    assert machine.iterations[WARM_UP:] == list(range(8))
+    assert machine.iterations[WARM_UP_STEPS:] == list(range(8))
 
 
 def test_what_warming_up_leaves_to_do_is_not_timed() -> None:
     """Compiling, and steps that the device has not made when the host goes on."""
-    taken = iter([1000.0] * WARM_UP)
+    taken = iter([1000.0] * WARM_UP_STEPS)
     assert on_a_gpu(MadeUp(lambda iteration: next(taken, 10.0)), PLAIN, "0\n") == pytest.approx([10 + 1 / 8])
 
 
@@ -117,17 +116,17 @@ def test_on_a_cpu_each_step_is_timed_and_a_dear_one_weighs_by_its_share() -> Non
         machine.host += 18 if iteration == 0 else 10
 
     for case, right in (("B", 18.0), ("RALEARN:hard:8", 18 / 8 + 10 * 7 / 8)):
-        ((seconds, peak),) = bench_case.turns(step, case, ["0\n"], Meter(), None, machine.clock)  # type: ignore[arg-type]
+        ((seconds, peak),) = case_step.timed_requests(step, case, ["0\n"], Meter(), None, machine.clock)  # type: ignore[arg-type]
         assert seconds == pytest.approx(right)
         assert peak == 7  # of all there was, where the system cannot begin a peak anew
     assert machine.synchronised == 0
 
 
 def test_a_gate_that_moves_every_8th_step_weighs_its_dear_step_by_an_eighth() -> None:
-    assert sum(shares("RALEARN:hard:8")) == 1.0
-    assert shares("RALEARN:hard:8")[0] == 1 / 8
-    assert shares("B") == shares("RALEARN:hard") == (1.0,)
-    _, attention = model_and_attention(dataclasses.asdict(SHAPE), "RALEARN:hard:8")
+    assert sum(step_shares("RALEARN:hard:8")) == 1.0
+    assert step_shares("RALEARN:hard:8")[0] == 1 / 8
+    assert step_shares("B") == step_shares("RALEARN:hard") == (1.0,)
+    _, attention = model_and_attention(SHAPE, "RALEARN:hard:8")
     layer = attention(0)
     for iteration, dear in ((0, True), (1, False)):
         layer.begin_step(iteration)
@@ -154,7 +153,7 @@ def test_the_peak_is_that_of_the_timed_steps_and_not_of_compiling(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: highest)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
     meter = PeakMeter("cuda:0")
-    turns = bench_case.turns(step, "B", ["0\n", "0\n"], meter, lambda: None)
+    turns = case_step.timed_requests(step, "B", ["0\n", "0\n"], meter, lambda: None)
     assert [peak for _, peak in turns] == [10, 10]
     assert meter.peaks()["allocated"] == 100
 
@@ -189,14 +188,13 @@ def test_only_our_step_is_held_to_the_fused_kernels(
     usual: bool,
     resolved: resolve.ResolvedTarget,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen = watch(monkeypatch, case)
     monkeypatch.setattr("sys.stdin", io.StringIO("0\n"))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
-    bench_case.serve(dataclasses.asdict(SHAPE), case, 4)
-    assert seen == [(4, usual)] * (WARM_UP + 1)
-    assert '"tokens_per_second"' in capsys.readouterr().out
+    (answer,) = case_step.serve(SHAPE.as_json(), case, 4)
+    assert seen == [(4, usual)] * (WARM_UP_STEPS + 1)
+    assert answer["tokens_per_second"] > 0
 
 
 @pytest.mark.parametrize("case", [PLAIN, "B"])
@@ -210,11 +208,11 @@ def test_a_step_is_as_many_sequences_in_every_case_whatever_the_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = watch(monkeypatch, case)
-    shape = dataclasses.asdict(dataclasses.replace(SHAPE, effective=effective))
-    step, _, _ = bench_case.step_of(shape, case, micro, resolved)
+    shape = dataclasses.replace(SHAPE, effective=effective)
+    step, _, _ = case_step.case_step(shape, case, micro, resolved)
     step(0)
     assert [sequences for sequences, _ in seen] == [micro] * times
-    assert bench_case.batch_of(shape, micro).tokens == (effective or micro) * SHAPE.block_size
+    assert case_step.batch_plan(shape, micro, effective).tokens == (effective or micro) * SHAPE.block_size
 
 
 def test_on_a_gpu_every_case_makes_the_same_step_and_on_a_cpu_one_of_its_micro_batch() -> None:
@@ -222,7 +220,7 @@ def test_on_a_gpu_every_case_makes_the_same_step_and_on_a_cpu_one_of_its_micro_b
         for shape in shapes:
             assert (PLAIN, shape.plain_micro) in shape.cases
             for _, micro in shape.cases:
-                plan = bench_case.batch_of(dataclasses.asdict(shape), micro)
+                plan = case_step.batch_plan(shape, micro, shape.effective)
                 assert plan.accumulation == shape.accumulation(micro)
                 assert plan.effective == (192 if kind == "cuda" else micro)
 
@@ -231,7 +229,9 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
     """Mean gradient of the whole batch, clipped and applied once, whatever it is split into."""
     ids_ET = torch.randint(50, (8, 9), generator=torch.Generator().manual_seed(0))
     limits: list[float] = []
-    monkeypatch.setattr(plain.nn.utils, "clip_grad_norm_", lambda parameters, limit: limits.append(limit))
+    monkeypatch.setattr(
+        reference_gpt.nn.utils, "clip_grad_norm_", lambda parameters, limit: limits.append(limit)
+    )
 
     def gradients(accumulation: int) -> list[torch.Tensor]:
         step = PlainStep(PlainShape(2, 2, 16, 8, 50), "cpu", accumulation)
@@ -252,10 +252,10 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
     assert limits == [1.0] * 4
 
 
-@pytest.mark.parametrize(("case", "made"), [("B:again", True), ("B", False), ("RALEARN:hard:8", False)])
-def test_a_case_of_that_name_is_the_variant_with_its_activations_made_again(case: str, made: bool) -> None:
+@pytest.mark.parametrize(("case", "made"), [("B:recompute", True), ("B", False), ("RALEARN:hard:8", False)])
+def test_a_case_of_that_name_is_the_variant_with_its_activations_recomputed(case: str, made: bool) -> None:
     resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 1, "cpu", False))
-    with bench_case.kernels(case, resolved):
+    with case_step.kernels(case, resolved):
         assert recompute.recompute_enabled() is made
     assert not recompute.recompute_enabled()
     assert mix_of(case) == (("", 1) if case.startswith("B") else ("hard", 8))

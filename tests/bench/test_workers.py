@@ -1,4 +1,4 @@
-"""Processes that measure: answers, last words, and an end for one that does not answer."""
+"""Workers: their answers, the message of a failure, time limits, and their end."""
 
 import os
 import signal
@@ -8,57 +8,63 @@ from pathlib import Path
 
 import pytest
 
-from bench import workers as bench
+from bench import workers
 from bench.cases import Shape
+from study.runner.child_process import KEEP_HEAP
 
 SHAPE = Shape("small", 2, 2, 16, 8, ())
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Let processes run `code` instead of the bench."""
-    monkeypatch.setattr(bench, "COMMAND", (sys.executable, "-c", code))
+    """Let workers run `code` instead of bench.worker."""
+    monkeypatch.setattr(workers, "COMMAND", (sys.executable, "-c", code))
 
 
 @pytest.mark.parametrize("case", ["plain", "RALEARN:hard", "RALEARN:hard:8"])
 def test_a_case_is_measured_in_a_process(case: str) -> None:
-    seen = bench.in_a_process(SHAPE, case, 4, 0.0)
+    seen = workers.measure_in_new_worker(SHAPE, case, 4, 0.0)
     assert seen["tokens_per_second"] == pytest.approx(4 * 8 / seen["step_seconds"])
     assert seen["peak_bytes"] > 0
 
 
-def test_held_processes_take_turns_step_by_step_and_end_with_the_bench() -> None:
-    with bench.Held() as measure:
+def test_persistent_workers_measure_step_by_step_in_turn_and_end_with_the_bench() -> None:
+    with workers.PersistentWorkers() as measure:
         for _ in range(3):
             for case in ("plain", "B"):
                 assert measure(SHAPE, case, 4, 0.0)["step_seconds"] > 0
-        processes = [running.process for running in measure._running.values()]
+        processes = [worker.process for worker in measure._workers.values()]
         assert len(processes) == 2
         assert all(process.poll() is None for process in processes)
     assert all(process.poll() == 0 for process in processes)
 
 
-def test_a_case_that_fails_in_its_process_gives_its_last_words() -> None:
-    with pytest.raises(bench.BenchError, match=r"small, XB at micro-batch 4: .*XB"), bench.Held() as measure:
+def test_a_case_that_fails_in_its_worker_gives_the_exception() -> None:
+    with (
+        pytest.raises(workers.BenchError, match=r"small, XB at micro-batch 4: .*XB"),
+        workers.PersistentWorkers() as measure,
+    ):
         measure(SHAPE, "XB", 4, 0.0)
 
 
-def test_a_process_that_is_killed_is_told_of_by_its_signal_and_stray_lines_are_passed_over() -> None:
-    with bench.Running(SHAPE, "B", 4) as running:
-        assert running.steps(0.0)["step_seconds"] > 0
-        running.process.kill()
-        with pytest.raises(bench.BenchError, match="killed by SIGKILL"):
-            running.steps(0.0)
-        with pytest.raises(bench.BenchError, match="killed by SIGKILL"):  # at once, however often it is asked
-            running.steps(0.0)
-    with bench.Running(SHAPE, "B", 4) as running:
-        running.process.stdout = iter(["said by a library\n", "[1]\n", '{"step_seconds": 1.0}\n'])  # type: ignore[assignment]
-        assert running.steps(0.0) == {"step_seconds": 1.0}
+def test_a_killed_worker_is_reported_by_its_signal_and_other_lines_are_skipped() -> None:
+    with workers.CaseWorker(SHAPE, "B", 4) as worker:
+        assert worker.time_steps(0.0)["step_seconds"] > 0
+        worker.process.kill()
+        with pytest.raises(workers.BenchError, match="killed by SIGKILL"):
+            worker.time_steps(0.0)
+        with pytest.raises(
+            workers.BenchError, match="killed by SIGKILL"
+        ):  # at once, however often it is asked
+            worker.time_steps(0.0)
+    with workers.CaseWorker(SHAPE, "B", 4) as worker:
+        worker.process.stdout = iter(["said by a library\n", "[1]\n", '{"step_seconds": 1.0}\n'])  # type: ignore[assignment]
+        assert worker.time_steps(0.0) == {"step_seconds": 1.0}
 
 
-# --- patience
+# --- time limits
 
 
-def test_a_process_that_does_not_answer_is_ended_though_what_it_started_holds_its_output(
+def test_a_worker_that_does_not_answer_is_killed_though_its_child_holds_its_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a compiler that hangs does: it has its parent's pipes and does not end with it."""
@@ -71,52 +77,55 @@ def test_a_process_that_does_not_answer_is_ended_though_what_it_started_holds_it
         f"pathlib.Path({str(compiler)!r}).write_text(str(compiler.pid))\n"
         "time.sleep(600)",
     )
-    monkeypatch.setattr(bench, "FIRST_ANSWER", 1.0)
-    with bench.Running(SHAPE, "B", 4) as running:
+    monkeypatch.setattr(workers, "FIRST_ANSWER_SECONDS", 1.0)
+    with workers.CaseWorker(SHAPE, "B", 4) as worker:
         while not (compiler.exists() and compiler.read_text()):
-            assert running.process.poll() is None
+            assert worker.process.poll() is None
             time.sleep(0.05)
         try:
             with pytest.raises(
-                bench.BenchError, match=r"B at micro-batch 4: no answer within 1 s, .*: compiling"
+                workers.BenchError, match=r"B at micro-batch 4: no answer within 1 s, .*: compiling"
             ):
-                running.steps(0.0)
-            assert running.process.returncode == -signal.SIGKILL
+                worker.time_steps(0.0)
+            assert worker.process.returncode == -signal.SIGKILL
             os.kill(int(compiler.read_text()), 0)  # still there, and with it the output's other end
         finally:
             os.kill(int(compiler.read_text()), signal.SIGKILL)
 
 
-def test_patience_grows_with_the_seconds_asked_for_and_is_longest_before_the_first_answer(
+def test_the_time_limit_grows_with_the_seconds_of_a_turn_and_is_longest_before_the_first_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in(monkeypatch, "import sys\nfor line in sys.stdin: print('{}', flush=True)")
     waited: list[float] = []
-    line = bench.Running._line
+    line = workers.Worker._next_line
 
-    def watched(running: bench.Running, seconds: float) -> str | None:
+    def watched(worker: workers.Worker, seconds: float | None) -> str | None:
+        assert seconds is not None
         waited.append(seconds)
-        return line(running, seconds)
+        return line(worker, seconds)
 
-    monkeypatch.setattr(bench.Running, "_line", watched)
-    with bench.Running(SHAPE, "B", 4) as running:
+    monkeypatch.setattr(workers.Worker, "_next_line", watched)
+    with workers.CaseWorker(SHAPE, "B", 4) as worker:
         for seconds in (0.0, 0.0, 12.0):
-            assert running.steps(seconds) == {}
-    later = bench.LATER_ANSWER
-    assert waited == pytest.approx([bench.FIRST_ANSWER, later, later + 12 * bench.SLOWER], abs=1.0)
+            assert worker.time_steps(seconds) == {}
+    later = workers.LATER_ANSWER_SECONDS
+    assert waited == pytest.approx(
+        [workers.FIRST_ANSWER_SECONDS, later, later + 12 * workers.SLOWER], abs=1.0
+    )
 
 
-def test_a_process_that_does_not_end_when_it_is_asked_for_nothing_more_is_killed(
+def test_a_worker_that_does_not_exit_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in(monkeypatch, "import time; time.sleep(600)")
-    monkeypatch.setattr(bench, "ENDING", 0.2)
-    with bench.Running(SHAPE, "B", 4) as running:
+    monkeypatch.setattr(workers, "EXIT_SECONDS", 0.2)
+    with workers.CaseWorker(SHAPE, "B", 4) as worker:
         pass
-    assert running.process.returncode == -signal.SIGKILL
+    assert worker.process.returncode == -signal.SIGKILL
 
 
-# --- last words
+# --- messages
 
 COMPILER = """Traceback (most recent call last):
   File "bench.py", line 1, in <module>
@@ -154,32 +163,33 @@ BrokenPipeError: [Errno 32] Broken pipe
         ("", "no message", "/"),
     ],
 )
-def test_last_words_begin_at_the_exception_and_keep_what_is_said_behind_it(
+def test_a_message_starts_at_the_exception_and_includes_the_lines_after_it(
     said: str, starts: str, lacks: str
 ) -> None:
-    words = bench.last_words(said)
-    assert words.startswith(starts)
-    assert lacks not in words
-    assert "\n" not in words
-    assert len(words) <= bench.LETTERS
+    message = workers.last_message(said)
+    assert message.startswith(starts)
+    assert lacks not in message
+    assert "\n" not in message
+    assert len(message) <= workers.MESSAGE_CHARACTERS
 
 
-def test_a_compiler_s_advice_follows_what_went_wrong() -> None:
-    assert "/ Set TORCHDYNAMO_VERBOSE=1" in bench.last_words(COMPILER)
+def test_a_compiler_s_advice_follows_the_error() -> None:
+    assert "/ Set TORCHDYNAMO_VERBOSE=1" in workers.last_message(COMPILER)
 
 
-# --- surroundings
+# --- environment
 
 
-def test_kernels_are_kept_from_process_to_process_unless_the_environment_says_otherwise(
+def test_compiled_kernels_are_cached_for_later_workers_unless_the_environment_disables_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     switches = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
     for name in (*switches, "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
     for case in ("plain", "B"):
-        assert [bench.surroundings(case)[name] for name in switches] == ["1", "1"]
-    assert "GLIBC_TUNABLES" not in bench.surroundings("plain")
-    assert bench.surroundings("B")["GLIBC_TUNABLES"] == bench.KEEP_HEAP
+        env = workers.worker_env(workers.heap_of(case))
+        assert [env[name] for name in switches] == ["1", "1"]
+    assert "GLIBC_TUNABLES" not in workers.worker_env(workers.heap_of("plain"))
+    assert workers.worker_env(workers.heap_of("B"))["GLIBC_TUNABLES"] == KEEP_HEAP
     monkeypatch.setenv(switches[0], "0")
-    assert bench.surroundings("B")[switches[0]] == "0"
+    assert workers.worker_env(KEEP_HEAP)[switches[0]] == "0"

@@ -1,7 +1,5 @@
 """Every command exports what the card needs before it loads torch, and tries the fused kernels before it trains."""
 
-import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -10,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench.runner import SHAPES
+from bench import case_step, workers
+from bench.cases import SHAPES
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.hardware.gpu_specs import AOTRITON, TargetError
 from kconfig import commands
-from scripts import bench, control, memory
+from scripts import control, memory
 
 ROOT = Path(__file__).parents[2]
 (SWITCH,) = AOTRITON
@@ -25,12 +24,10 @@ with open(os.environ["SEEN"], "a") as file:
     file.write(os.environ.get({SWITCH!r}, "not set") + "\\n")
 raise SystemExit(7)
 """
-CASE = json.dumps({"shape": dataclasses.asdict(SHAPES["cpu"][0]), "case": "B", "micro": 1})
 COMMANDS = {
-    "control": [],
-    "bench": [],
-    "bench --case": ["--case", CASE],
-    "attention": ["results/a/runs/B0"],
+    "control": ["scripts.control"],
+    "bench": ["scripts.bench"],
+    "attention": ["scripts.attention", "results/a/runs/B0"],
 }
 SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=16", "EFFECTIVE_BATCH=2", "EVAL_TOKENS=16", "HELLASWAG=n")
 
@@ -56,7 +53,7 @@ def environment_of_torch(command: str, detected: str, folder: Path) -> list[str]
     (stand_in / "torch.py").write_text(TORCH)
     surroundings = {key: value for key, value in os.environ.items() if key != SWITCH}
     done = subprocess.run(
-        [sys.executable, "-m", f"scripts.{command.split()[0]}", *COMMANDS[command]],
+        [sys.executable, "-m", *COMMANDS[command]],
         cwd=folder,
         env=surroundings | {"PYTHONPATH": f"{stand_in}:{ROOT}", "SEEN": str(seen), "RA_DETECTED": detected},
         capture_output=True,
@@ -90,6 +87,28 @@ def test_the_processes_that_measure_memory_are_started_with_the_switch(
     assert [env.get(SWITCH) for env in started] == ["1", "1"]
 
 
+def test_the_workers_of_a_bench_are_started_with_the_switch(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+
+    class Process:
+        def __init__(self, command: list[str], env: dict[str, str], **options: Any) -> None:
+            started.append(env)
+            raise KeyboardInterrupt
+
+    monkeypatch.setenv("RA_DETECTED", "w7900")
+    resolve.export_environment()
+    monkeypatch.setattr(workers.subprocess, "Popen", Process)
+    for call in (
+        lambda: workers.measure_in_new_worker(SHAPES["cpu"][0], "B", 1, 0.0),
+        lambda: workers.call_in_worker("profile", "bench.suites.profile:profile_case", {}),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    assert [env.get(SWITCH) for env in started] == ["1", "1"]
+
+
 @pytest.mark.parametrize("command", ["control", "bench", "memory"])
 def test_the_fused_kernels_are_tried_before_a_step_is_made(
     command: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +126,7 @@ def test_the_fused_kernels_are_tried_before_a_step_is_made(
         "control": (control.main, tiny),
         "memory": (lambda: memory.measure_one("B", 1), tiny),
         "bench": (
-            lambda: bench.serve(dataclasses.asdict(small), "B", 1),
+            lambda: next(case_step.serve(small.as_json(), "B", 1)),
             (small.heads, small.width // small.heads, small.block_size, 0.0),
         ),
     }

@@ -2,28 +2,37 @@
 
 from pathlib import Path
 
-from scripts import bench_data
+import pytest
+
+from bench.suites import corpus
+from gpt2.system.errors import UserError
+from tests.bench.sessions import run_small
 
 
 def test_both_sizes_are_prepared_and_their_peaks_compared(tmp_path: Path) -> None:
-    rows = bench_data.measure(tmp_path, 200_000)
+    rows = corpus.measure(tmp_path, 200_000)
     assert [row["source"] for row in rows] == ["many .txt", "many .txt", "one .jsonl", "one .jsonl"]
     for small, large in zip(rows[::2], rows[1::2], strict=True):
         assert 3.5 < large["bytes"] / small["bytes"] < 4.5
         assert large["tokens"] > 3 * small["tokens"]
         assert small["parent_bytes"] > 0
         assert small["worker_bytes"] == 0  # so little text needs no pool
-    shown = bench_data.text(rows)
+    shown = str(corpus.table(rows))
     assert "times the text takes times the memory: parent" in shown
-    assert "too little text for workers" in shown
+    assert "too little text for a pool" in shown
 
 
 def test_the_texts_are_the_same_at_every_run(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        bench_data.write_texts(tmp_path / name, 100_000, lines=True)
+        corpus.write_texts(tmp_path / name, 100_000, lines=True)
     one, two = ((tmp_path / name / "all.jsonl").read_bytes() for name in ("one", "two"))
     assert one == two
 
 
 def test_a_process_that_was_started_by_a_large_one_counts_its_own_memory_only() -> None:
-    assert bench_data.own_peak(1024) > 2**20
+    assert corpus.peak_of_this_process(1024) > 2**20
+
+
+def test_a_size_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="SHAPE=much is not a number of megabytes; fix: SHAPE=16"):
+        run_small(corpus.SUITE, tmp_path, monkeypatch, shape="much")

@@ -1,10 +1,7 @@
-"""The bench of evaluation: its items, its arithmetic, and the command itself on a tiny model."""
+"""The evaluation suite: its items, its arithmetic, and a run on a tiny model."""
 
 import dataclasses
-import json
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +11,8 @@ import numpy as np
 import pytest
 
 from bench import evaluation_cost as cost
-from bench.cases import named
+from bench.cases import find_shape
+from bench.suites import evaluation
 from gpt2.config.config import TargetConfig
 from gpt2.data import tokenizer
 from gpt2.eval import hellaswag
@@ -22,10 +20,9 @@ from gpt2.eval.hellaswag import Item
 from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
 from gpt2.train.peak_memory import PeakMeter
-from scripts import bench_evaluation as bench
+from tests.bench.sessions import run_small
 from tests.hellaswag_items import FIXTURE, real_items
 
-ROOT = Path(__file__).parents[3]
 SEPARATE = 0.02  # of the mean: what drawing queries and endings apart, and from quantiles, may cost
 REAL_TOKENS = 3_143_781  # that the model is asked for in the real items, by encode_pair
 WHOLE = cost.Whole(1000, 10_000, 100.0, 50, 2000)
@@ -105,7 +102,7 @@ def test_the_table_scales_a_share_to_the_whole_by_its_tokens() -> None:
         sample("RALEARN", 2.0, 8.0),
         sample("B", 2.0, 3.0),
     ]
-    rows = cost.table(samples, {"B": 250.0, "RALEARN": 100.0}, WHOLE)
+    rows = cost.rows_of(samples, {"B": 250.0, "RALEARN": 100.0}, WHOLE)
     assert [row["case"] for row in rows] == ["B", "RALEARN"]
     first = rows[0]
     assert first["rounds"] == 3
@@ -122,7 +119,7 @@ def test_the_table_scales_a_share_to_the_whole_by_its_tokens() -> None:
     assert first["validation_share"]["median"] == pytest.approx(3 * 4.0 / 100)
     assert first["peak_bytes"] == 9
     assert rows[1]["validations"] == 1
-    shown = cost.text(rows, WHOLE)
+    shown = str(cost.table(rows, WHOLE))
     assert "EXTRAPOLATED by tokens from 5 items to all 50" in shown
     assert "EXTRAPOLATED from 500 tokens to all 1,000" in shown
     assert "B 3 (250 tokens/s), RALEARN 1 (100 tokens/s): every 10,000 training tokens" in shown
@@ -130,9 +127,9 @@ def test_the_table_scales_a_share_to_the_whole_by_its_tokens() -> None:
 
 def test_nothing_is_called_extrapolated_where_all_was_scored() -> None:
     whole = cost.Sample("B", 1000, 1.0, 50, 2000, 30.0, 1)
-    rows = cost.table([whole], {"B": 250.0}, WHOLE)
+    rows = cost.rows_of([whole], {"B": 250.0}, WHOLE)
     assert rows[0]["hellaswag_seconds"]["median"] == 30.0
-    assert "EXTRAPOLATED" not in cost.text(rows, WHOLE)
+    assert "EXTRAPOLATED" not in str(cost.table(rows, WHOLE))
 
 
 @pytest.mark.parametrize(
@@ -144,13 +141,13 @@ def test_validations_are_counted_on_the_grid_and_once_at_the_end(rate: float, co
 
 
 def test_the_goal_is_met_or_not_and_a_smaller_card_has_more_time() -> None:
-    rows = cost.table([cost.Sample("B", 1000, 0.5, 50, 2000, 90.0, 1)], {"B": 250.0}, WHOLE)
-    same = cost.verdict(rows, 1e15, 1e15)
+    rows = cost.rows_of([cost.Sample("B", 1000, 0.5, 50, 2000, 90.0, 1)], {"B": 250.0}, WHOLE)
+    same = cost.goals(rows, 1e15, 1e15)
     assert "HellaSwag NOT within 60 s, validation within 3% of a run" in same
     assert "in proportion" not in same
-    assert "HellaSwag within 120 s" in cost.verdict(rows, 5e14, 1e15)
-    assert "in proportion to peak FLOPs" in cost.verdict(rows, 5e14, 1e15)
-    assert "NOT within 60 s" in cost.verdict(rows, 2e15, 1e15)
+    assert "HellaSwag within 120 s" in cost.goals(rows, 5e14, 1e15)
+    assert "in proportion to peak FLOPs" in cost.goals(rows, 5e14, 1e15)
+    assert "NOT within 60 s" in cost.goals(rows, 2e15, 1e15)
 
 
 # --- measuring
@@ -161,7 +158,7 @@ def test_the_scorer_gets_every_item_once_and_validation_every_window(
 ) -> None:
     asked: list[Item] = []
     windows: list[Any] = []
-    score, perplexity = hellaswag.score, bench_perplexity()
+    score, perplexity = hellaswag.score, real_perplexity()
 
     def counted(model: Any, items: Sequence[Item], *arguments: Any, **named: Any) -> Any:
         asked.extend(items)
@@ -173,84 +170,61 @@ def test_the_scorer_gets_every_item_once_and_validation_every_window(
 
     monkeypatch.setattr("gpt2.eval.hellaswag.score", counted)
     monkeypatch.setattr("gpt2.eval.validation.perplexity", seen)
-    shape = dataclasses.replace(bench.TINY, items=0, windows=70)
-    made = bench.material(shape, 1 << 20, FIXTURE)
+    shape = dataclasses.replace(evaluation.TINY, items=0, windows=70)
+    made = evaluation.make_material(shape, 1 << 20, FIXTURE)
     resolved = resolve.resolve(TargetConfig("cpu", "auto", False, 1, "cpu", False))
-    found = bench.one_turn(shape, "RALEARN", resolved, made, PeakMeter("cpu"))
+    found = evaluation.evaluate_once(shape, "RALEARN", resolved, made, PeakMeter("cpu"))
     assert Counter(asked) == Counter(hellaswag.load_items(FIXTURE, 0))
     assert windows == [64, 70]  # one batch of 4,096 tokens to warm up, then all
     assert (found.items, found.validation_tokens) == (len(asked), 70 * 64)
     assert found.item_tokens == made.whole_item_tokens
 
 
-def bench_perplexity() -> Any:
+def real_perplexity() -> Any:
     from gpt2.eval import validation
 
     return validation.perplexity
 
 
 def test_a_share_is_of_the_items_and_the_same_at_every_run() -> None:
-    one, two = (bench.material(bench.TINY, 1 << 20, FIXTURE) for _ in range(2))
+    one, two = (evaluation.make_material(evaluation.TINY, 1 << 20, FIXTURE) for _ in range(2))
     everything = hellaswag.load_items(FIXTURE, 0)
     assert one.items == two.items
-    assert len(one.items) == len(set(one.items)) == bench.TINY.items
+    assert len(one.items) == len(set(one.items)) == evaluation.TINY.items
     assert set(one.items) <= set(everything)
     assert one.whole_items == len(everything)
-    assert f"timed: {bench.TINY.items} of them" in one.source
+    assert f"timed: {evaluation.TINY.items} of them" in one.source
 
 
 def test_windows_are_as_many_as_a_study_validates_where_all_are_asked_for() -> None:
-    shape = dataclasses.replace(bench.TINY, windows=0)
-    assert bench.material(shape, 1000, FIXTURE).windows.shape == (15, 65)
+    shape = dataclasses.replace(evaluation.TINY, windows=0)
+    assert evaluation.make_material(shape, 1000, FIXTURE).windows.shape == (15, 65)
 
 
 def test_the_runs_meant_are_those_of_the_main_study_on_the_goals_card(tmp_path: Path) -> None:
-    config = bench.study_config(tmp_path)
+    config = evaluation.study_config(tmp_path)
     assert config.budget.max_time_seconds == 7200
     assert (config.evaluation.tokens, config.evaluation.interval_tokens) == (1_048_576, 52_428_800)
     assert config.model.block_size == 1024
 
 
-def test_the_command_measures_prints_and_writes(
+def test_the_suite_measures_prints_and_saves(
     one_thread: None, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (elsewhere / "data").mkdir()
     shutil.copy(FIXTURE, elsewhere / "data" / hellaswag.FILE_NAME)
     monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda requested: 1)
-    monkeypatch.setattr(sys, "argv", ["bench", "--shape", "tiny", "--rounds", "2", "--seconds", "0"])
-    assert bench.main() == 0
+    found = run_small(evaluation.SUITE, elsewhere, monkeypatch, shape="tiny", rounds=2, seconds=0)
     shown = capsys.readouterr().out
     assert f"the items of data/{hellaswag.FILE_NAME}" in shown
-    assert "median [least, most] of 2 rounds" in shown
-    written = json.loads((elsewhere / bench.OUT).read_text())
-    assert written["schema"] == 1
-    assert {"created", "device", "dtype", "target", "environment"} <= set(written)
-    assert [row["case"] for row in written["rows"]] == list(bench.CASES)
-    assert [row["case"] for row in written["samples"]] == list(bench.CASES) * 2
-    assert all(row["hellaswag_seconds"]["least"] > 0 < row["validations"] for row in written["rows"])
+    assert "2 rounds, median [95 % interval; below 6 rounds the range]" in shown
+    assert (found["schema"], found["suite"]) == (3, "evaluation")
+    assert {"created", "device", "dtype", "target", "environment"} <= set(found)
+    assert [row["case"] for row in found["rows"]] == list(evaluation.CASES)
+    assert [row["case"] for row in found["samples"]] == list(evaluation.CASES) * 2
+    assert all(row["hellaswag_seconds"]["least"] > 0 < row["validations"] for row in found["rows"])
 
 
 def test_a_shape_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match="no shape is called '350m' here; there are 124m-t256, tiny"):
-        named(bench.SHAPES["cpu"], "350m")
-
-
-# --- make
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
-def test_make_takes_one_bench_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MAKEFLAGS", raising=False)
-
-    def make(*typed: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["make", "-n", "PYTHON=python3", *typed], cwd=ROOT, capture_output=True, text=True
-        )
-
-    one = make("bench", "EVALUATION=1", "ROUNDS=2")
-    assert "-m scripts.bench_evaluation  --rounds '2'" in one.stdout
-    two = make("bench", "EVALUATION=1", "GROWTH=1")
-    assert two.returncode != 0
-    assert "one thing at a time, not GROWTH=1 EVALUATION=1; right: one of them" in two.stderr
-    assert len(two.stderr.splitlines()) == 1
-    assert make("help", "EVALUATION=1", "GROWTH=1").returncode == 0
+    with pytest.raises(UserError, match="unknown shape '350m'; shapes: 124m-t256, tiny"):
+        find_shape(evaluation.SHAPES["cpu"], "350m")

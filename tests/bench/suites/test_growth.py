@@ -1,8 +1,6 @@
-"""How cost grows: turns, ratios of cost, and a line that tells a straight growth from a square one."""
+"""Growth of cost: ratios within rounds, and a line that distinguishes straight growth from a square law."""
 
 import dataclasses
-import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import runner as bench
-from bench.runner import Shape
+from bench import workers
+from bench.cases import Shape
 from bench.suites import growth
+from bench.workers import BenchError
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
-from scripts import bench_growth, bench_records
+from tests.bench.sessions import run_small, saved
 
 LENGTHS = (8, 16, 32, 64)
 CASES = tuple((name, 2) for name in growth.VARIANTS)
@@ -41,8 +40,8 @@ def peak(shape: Shape, case: str, micro: int) -> int:
 
 
 def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_where_they_are_exact() -> None:
-    found = growth.run(SERIES, 2, 0.0, lambda line: None, lambda: nullcontext(measure), peak)
-    rows = growth.table(SERIES, found)
+    found = growth.measure_series(SERIES, 2, 0.0, lambda line: None, lambda: nullcontext(measure), peak)
+    rows = growth.rows_of(SERIES, found)
     assert [(row["T"], row["case"]) for row in rows] == [
         (T, name) for T in LENGTHS for name in growth.VARIANTS
     ]
@@ -52,10 +51,10 @@ def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_where_they_are_exa
     )
     assert learn["memory_to_baseline"] == pytest.approx(50 / 42)
     assert learn["peak_bytes"] == 50 * 2**20
-    fits = growth.lines(rows, 16)
+    fits = growth.fit_lines(rows, 16)
     assert [fit["first"] for fit in fits["RALEARN"]] == [8, 16]
     assert [fit["bytes_per_token"] for fit in fits["RALEARN"]] == pytest.approx([1.25 * 2**20] * 2)
-    shown = growth.text(SERIES, rows, fits)
+    shown = str(growth.table(SERIES, rows, fits))
     assert "1.250 [1.250, 1.250]" in shown
     assert (
         "peak of RALEARN from T = 8 on: 10 MiB + 1,280.0 KiB for each of T; at most 0.0% off that line"
@@ -64,42 +63,44 @@ def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_where_they_are_exa
 
 
 def test_without_a_measure_of_its_own_the_peak_is_that_of_the_timed_process() -> None:
-    rows = growth.table(SERIES, growth.run(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(measure)))
+    rows = growth.rows_of(
+        SERIES, growth.measure_series(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(measure))
+    )
     assert {row["peak_bytes"] for row in rows} == {7}
 
 
 def test_a_case_that_does_not_run_leaves_the_others_and_their_lines() -> None:
     def fails(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
         if case == "RALEARN" and shape.block_size >= 32:
-            raise bench.BenchError("out of memory")
+            raise BenchError("out of memory")
         return measure(shape, case, micro, seconds)
 
-    rows = growth.table(
-        SERIES, growth.run(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(fails), peak)
+    rows = growth.rows_of(
+        SERIES, growth.measure_series(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(fails), peak)
     )
     assert len(rows) == 10
-    assert set(growth.lines(rows, 16)) == {"B", "RAALL"}
+    assert set(growth.fit_lines(rows, 16)) == {"B", "RAALL"}
 
 
 @given(st.floats(1e6, 1e9), st.floats(1e3, 1e6))
 def test_a_straight_growth_lies_on_its_line_and_a_square_one_does_not(start: float, slope: float) -> None:
-    straight = growth.line([(T, start + slope * T) for T in growth.LENGTHS])
+    straight = growth.fit_line([(T, start + slope * T) for T in growth.LENGTHS])
     assert straight
     assert straight.deviation < 1e-6
     assert straight.last_doubling <= 1.0
     assert (straight.start_bytes, straight.bytes_per_token) == pytest.approx((start, slope), rel=1e-3)
     bent = [{"case": "B", "T": T, "peak_bytes": start + slope * max(T, 400)} for T in growth.LENGTHS]
-    knee = growth.lines(bent, knee=512)
+    knee = growth.fit_lines(bent, knee=512)
     assert knee["B"][0]["deviation"] > knee["B"][1]["deviation"]
     assert knee["B"][1]["deviation"] < 1e-6
-    square = growth.line([(T, slope * T * T) for T in growth.LENGTHS])
+    square = growth.fit_line([(T, slope * T * T) for T in growth.LENGTHS])
     assert square
     assert square.deviation > 0.5
     assert square.last_doubling == pytest.approx(2.0)
 
 
 def test_two_points_are_no_line() -> None:
-    assert growth.line([(8, 1.0), (16, 2.0)]) is None
+    assert growth.fit_line([(8, 1.0), (16, 2.0)]) is None
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -112,66 +113,63 @@ def test_a_series_varies_one_thing_and_fits_its_heads(kind: str) -> None:
 
 
 def test_a_peak_is_measured_in_a_process_and_grows_with_the_text() -> None:
-    short, long = (growth.peak_in_a_process(Shape(f"{T}", 2, 2, 32, T, ()), "RALEARN", 1) for T in (64, 512))
+    short, long = (growth.measure_peak(Shape(f"{T}", 2, 2, 32, T, ()), "RALEARN", 1) for T in (64, 512))
     assert 0 < short < long
 
 
-def test_the_command_measures_prints_and_writes_what_it_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cases = (("B", 1), ("RALEARN", 1))
-    tiny = growth.Series("T", "tiny", (Shape("8", 2, 2, 16, 8, cases),))
-    monkeypatch.setitem(growth.SERIES, "cpu", (tiny,))
-    monkeypatch.setattr(growth, "peak_in_a_process", peak)
-    monkeypatch.setattr(bench_growth, "OUT", tmp_path / "results" / "growth.json")
-    monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "1", "--seconds", "0", "--shape", "T"])
-    assert bench_growth.main() == 0
-    shown = capsys.readouterr().out
-    written = json.loads((tmp_path / "results" / "growth.json").read_text())
-    rows = written["T"]["rows"]
-    assert [(row["T"], row["case"]) for row in rows] == [(8, "B"), (8, "RALEARN")]
-    assert rows[1]["time_to_baseline"]["median"] > 0
-    assert f"{rows[1]['memory_to_baseline']:.3f}" in shown
-    assert written["memory"] in shown
-    assert written["complete"] is True
-
-
-def kept_at(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
-
-
 @pytest.fixture
-def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command writes on what it takes for a GPU, with two small series."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the suite run on a simulated GPU, with two small series."""
     resolved = dataclasses.replace(resolve.resolve(ANY_TARGET), device="cuda:0")
     monkeypatch.setattr(resolve, "resolve", lambda config: resolved)
     size = growth.Series("size", "tiny", (Shape("2x16", 2, 2, 16, 8, CASES),))
     monkeypatch.setitem(growth.SERIES, "cuda", (SERIES, size))
-    monkeypatch.setattr(bench_growth, "OUT", tmp_path / "results" / "growth.json")
-    monkeypatch.setattr(sys, "argv", ["bench"])
-    return bench_growth.OUT
 
 
-def test_what_was_measured_is_kept_before_the_records_are_tried(
-    out: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_suite_saves_the_numbers_that_it_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(count: int) -> dict[str, Any]:
-        found = kept_at(out)
-        assert found["complete"] is False
-        assert len(found["T"]["rows"]) == len(LENGTHS) * len(CASES)
-        assert len(found["size"]["rows"]) == len(CASES)
-        raise bench.BenchError("recorded runs: no room")
-
-    monkeypatch.setattr(bench, "in_a_process", measure)
-    monkeypatch.setattr(bench_records, "in_a_process", fails)
-    with pytest.raises(bench.BenchError, match="no room"):
-        bench_growth.main()
-    assert kept_at(out)["complete"] is False
-    assert {"T", "size"} <= kept_at(out).keys()
+    tiny = growth.Series("T", "tiny", (Shape("8", 2, 2, 16, 8, (("B", 1), ("RALEARN", 1))),))
+    monkeypatch.setitem(growth.SERIES, "cpu", (tiny,))
+    monkeypatch.setattr(growth, "measure_peak", peak)
+    found = run_small(growth.SUITE, tmp_path, monkeypatch, shape="T", rounds=1, seconds=0)
+    shown = capsys.readouterr().out
+    rows = found["T"]["rows"]
+    assert [(row["T"], row["case"]) for row in rows] == [(8, "B"), (8, "RALEARN")]
+    assert rows[1]["time_to_baseline"]["median"] > 0
+    assert f"{rows[1]['memory_to_baseline']:.3f}" in shown
+    assert found["memory"] in shown
+    assert found["complete"] is True
 
 
-def test_on_a_gpu_every_round_is_kept(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_series_is_saved_before_the_next_one_is_measured(
+    gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+        if shape.name == "2x16":
+            found = saved(growth.SUITE)
+            assert found["complete"] is False
+            assert len(found["T"]["rows"]) == len(LENGTHS) * len(CASES)
+            raise KeyboardInterrupt
+        return measure(shape, case, micro, seconds)
+
+    monkeypatch.setattr(workers, "measure_in_new_worker", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run_small(growth.SUITE, tmp_path, monkeypatch)
+    assert saved(growth.SUITE)["complete"] is False
+
+
+def test_both_series_are_in_the_file_at_the_end(
+    gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "measure_in_new_worker", measure)
+    found = run_small(growth.SUITE, tmp_path, monkeypatch)
+    assert found["complete"] is True
+    assert len(found["T"]["rows"]) == len(LENGTHS) * len(CASES)
+    assert len(found["size"]["rows"]) == len(CASES)
+
+
+def test_on_a_gpu_every_round_is_saved(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
     def killed(*arguments: Any) -> dict[str, Any]:
@@ -180,47 +178,48 @@ def test_on_a_gpu_every_round_is_kept(out: Path, monkeypatch: pytest.MonkeyPatch
             raise KeyboardInterrupt
         return measure(*arguments)
 
-    monkeypatch.setattr(bench, "in_a_process", killed)
+    monkeypatch.setattr(workers, "measure_in_new_worker", killed)
     with pytest.raises(KeyboardInterrupt):
-        bench_growth.main()
-    samples = kept_at(out)["T"]["samples"]
+        run_small(growth.SUITE, tmp_path, monkeypatch)
+    samples = saved(growth.SUITE)["T"]["samples"]
     assert {name: len(own) for name, own in samples.items()} == {"8": 3 * len(CASES), "16": 2 * len(CASES)}
 
 
-def test_where_nothing_can_be_timed_the_command_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_case_can_be_timed_the_suite_fails(
+    gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*arguments: Any) -> dict[str, Any]:
-        raise bench.BenchError("out of memory")
+        raise BenchError("out of memory")
 
-    monkeypatch.setattr(bench, "in_a_process", fails)
-    with pytest.raises(UserError, match="nothing could be timed"):
-        bench_growth.main()
+    monkeypatch.setattr(workers, "measure_in_new_worker", fails)
+    with pytest.raises(UserError, match="no case could be timed"):
+        run_small(growth.SUITE, tmp_path, monkeypatch)
 
 
 def test_a_peak_that_cannot_be_measured_leaves_its_case_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(shape: Shape, case: str, micro: int) -> int:
         if case == "RAALL":
-            raise bench.BenchError("out of memory")
+            raise BenchError("out of memory")
         return peak(shape, case, micro)
 
-    told: list[str] = []
-    kept: list[int] = []
-    found = growth.run(
+    said: list[str] = []
+    saved_shapes: list[int] = []
+    found = growth.measure_series(
         SERIES,
         2,
         0.0,
-        told.append,
+        said.append,
         lambda: nullcontext(measure),
         fails,
-        lambda found: kept.append(len(found)),
+        lambda found: saved_shapes.append(len(found)),
     )
-    assert {row["case"] for row in growth.table(SERIES, found)} == {"B", "RALEARN"}
-    assert "left out: out of memory" in told
-    assert kept == [1, 2, 3, 4]  # a shape at a time: before its end its peaks are not known
+    assert {row["case"] for row in growth.rows_of(SERIES, found)} == {"B", "RALEARN"}
+    assert "skipped: out of memory" in said
+    assert saved_shapes == [1, 2, 3, 4]  # a shape at a time: before its end its peaks are not known
 
 
 def test_a_part_that_does_not_exist_is_an_error_that_lists_those_that_do(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "--shape", "none"])
-    with pytest.raises(Exception, match="no part is called 'none'; there are T, size, runs"):
-        bench_growth.main()
+    with pytest.raises(UserError, match="unknown part SHAPE=none; parts: T, size"):
+        run_small(growth.SUITE, tmp_path, monkeypatch, shape="none")

@@ -1,9 +1,7 @@
-"""Two ways of making a step: when their loss curves are called equal, and whether ours and the plain one's are."""
+"""Loss parity: when two loss curves count as equal, and whether those of our step and the plain one are."""
 
 import dataclasses
-import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from bench.suites.loss_parity import Pair, compare, end, rows, verdict
+from bench.suites import loss_parity
+from bench.suites.loss_parity import TINY, Pair, compare, final_loss, rows_of, train_both, verdict
 from gpt2.config.config import TargetConfig
 from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
-from scripts import bench_curves as script
+from tests.bench.sessions import run_small
 
 LOSSES = st.lists(st.floats(0.5, 12, width=32), min_size=20, max_size=20)
-TINY = script.TINY
 CPU = TargetConfig("cpu", "float32", False, 1, "cpu", False)
 
 
@@ -66,17 +64,17 @@ def test_equal_is_a_claim_about_the_whole_interval_and_not_that_it_has_zero_in_i
 
 
 def test_the_end_is_the_last_tenth_and_at_least_a_step() -> None:
-    assert end([9.0] * 18 + [1.0, 2.0]) == 1.5
-    assert end([9.0, 1.0]) == 1.0
+    assert final_loss([9.0] * 18 + [1.0, 2.0]) == 1.5
+    assert final_loss([9.0, 1.0]) == 1.0
 
 
 def test_one_seed_has_no_noise_and_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 seeds; right: at least 2"):
+    with pytest.raises(ValueError, match="1 seeds; at least 2"):
         compare(pairs_of([4.0], [4.0]))
 
 
 def test_the_table_has_the_first_step_and_the_last_and_the_largest_differences() -> None:
-    found = rows([Pair(0, [4.0, 3.0, 2.0], [4.0, 3.5, 2.0]), Pair(1, [5.0, 3.0, 1.0], [5.0, 2.0, 1.5])])
+    found = rows_of([Pair(0, [4.0, 3.0, 2.0], [4.0, 3.5, 2.0]), Pair(1, [5.0, 3.0, 1.0], [5.0, 2.0, 1.5])])
     assert [row["step"] for row in found] == [1, 2, 3]
     assert [row["difference"] for row in found] == [0.0, 1.0, 0.5]
     assert [row["seeds"] for row in found] == [1.0, 1.5, 1.0]
@@ -88,57 +86,55 @@ def test_the_table_has_the_first_step_and_the_last_and_the_largest_differences()
 def test_ours_and_the_plain_step_train_alike_from_the_same_weights_on_the_same_batches() -> None:
     """With two micro-batches a step, clipping and weight decay: the losses part only as rounding grows."""
     resolved = resolve.resolve(CPU)
-    batches = script.batches_of(TINY, torch.arange(1000) % 97)
-    ours, plain = script.both(TINY, 0, batches, resolved)
+    batches = loss_parity.draw_batches(TINY, torch.arange(1000) % 97)
+    ours, plain = train_both(TINY, 0, batches, resolved)
     assert len(ours) == TINY.steps
     assert ours[0] == pytest.approx(plain[0], rel=1e-6)
     assert ours == pytest.approx(plain, rel=1e-4)
     assert ours[-1] < ours[0] - 0.05  # it learned something
     faster = dataclasses.replace(TINY, learning_rate=2e-3)
-    other, _ = script.both(faster, 0, batches, resolved)
+    other, _ = train_both(faster, 0, batches, resolved)
     assert other != pytest.approx(plain, rel=1e-4)
 
 
 def test_batches_are_windows_of_the_text_and_no_two_steps_have_the_same() -> None:
     ids_N = torch.arange(1000)
-    batches = script.batches_of(TINY, ids_N)
+    batches = loss_parity.draw_batches(TINY, ids_N)
     assert len(batches) == TINY.steps
     for ids_ET in batches:
         assert ids_ET.shape == (TINY.effective, TINY.block_size + 1)
         assert torch.equal(ids_ET - ids_ET[:, :1], torch.arange(TINY.block_size + 1).expand_as(ids_ET))
     assert len({int(ids_ET[0, 0]) for ids_ET in batches}) > TINY.steps // 2
     assert all(
-        torch.equal(one, two) for one, two in zip(batches, script.batches_of(TINY, ids_N), strict=True)
+        torch.equal(one, two) for one, two in zip(batches, loss_parity.draw_batches(TINY, ids_N), strict=True)
     )
 
 
-def test_the_command_writes_the_curves_and_what_they_allow_one_to_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_suite_saves_the_curves_and_their_comparison(
+    one_thread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script, "OUT", tmp_path / "bench-curves.json")
     monkeypatch.setattr("gpt2.config.config.ANY_TARGET", CPU)
-    monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda _: torch.get_num_threads())
-    monkeypatch.setattr(script, "text_tokens", lambda: torch.arange(1000) % 97)
-    monkeypatch.setattr(sys, "argv", ["bench", "--shape", "tiny", "--rounds", "2"])
-    assert script.main() == 0
-    found = json.loads(script.OUT.read_text())
+    monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda _: 1)
+    monkeypatch.setattr(loss_parity, "embedded_tokens", lambda: torch.arange(1000) % 97)
+    found = run_small(loss_parity.SUITE, tmp_path, monkeypatch, shape="tiny", rounds=2)
     assert found["complete"] is True
     assert [curve["seed"] for curve in found["curves"]] == [0, 1]
     assert found["curves"][0]["ours"] != found["curves"][1]["ours"]
     assert max(row["difference"] for row in found["rows"]) < 1e-3
     shown = capsys.readouterr().out
     assert "ours - plain over the last tenth of the steps" in shown
-    assert f"{TINY.steps:6d}  " in shown
+    assert f"\n{TINY.steps}  " in shown
 
 
-def test_one_seed_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "1"])
-    with pytest.raises(UserError, match="--rounds 1; right: at least 2"):
-        script.main()
+def test_one_seed_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="ROUNDS=1 is too few for suite loss_parity; fix: ROUNDS=2 or more"):
+        run_small(loss_parity.SUITE, tmp_path, monkeypatch, rounds=1)
 
 
-def test_the_text_that_is_always_there_is_tokens_of_the_vocabulary() -> None:
-    ids_N = script.text_tokens()
-    assert 100_000 < len(ids_N) <= script.TOKENS
+def test_the_embedded_text_is_tokens_of_the_vocabulary() -> None:
+    ids_N = loss_parity.embedded_tokens()
+    assert 100_000 < len(ids_N) <= loss_parity.MAX_TOKENS
     assert int(ids_N.min()) >= 0
     assert int(ids_N.max()) <= 50256

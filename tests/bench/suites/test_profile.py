@@ -1,7 +1,6 @@
-"""The bench of operations: what counts on which device, shares largest first, and a real step looked at."""
+"""The profile suite: the operations that count on a device, their order, and a profiled step."""
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,18 @@ import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from bench import runner as bench
+from bench import workers
+from bench.cases import Shape
 from bench.reference_gpt import PlainGPT
+from bench.suites import profile
+from bench.workers import BenchError
 from gpt2.config.config import ANY_TARGET, TargetConfig
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
-from scripts import bench_profile
+from tests.bench.sessions import run_small, saved
 
-SHAPE = bench.Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4)))
+SHAPE = Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4)))
 
 
 def seen(**seconds: float) -> dict[str, Any]:
@@ -28,7 +30,9 @@ def seen(**seconds: float) -> dict[str, Any]:
 
 
 def test_operations_are_listed_by_their_largest_share_of_any_case() -> None:
-    lines = bench_profile.text({"plain": seen(mm=0.2, sqrt=0.8), "B": seen(mm=0.9, gelu=0.1)}).splitlines()
+    lines = str(
+        profile.table(SHAPE, {"plain": seen(mm=0.2, sqrt=0.8), "B": seen(mm=0.9, gelu=0.1)})
+    ).splitlines()[1:]
     assert [line.split()[0] for line in lines[1:4]] == ["mm", "sqrt", "gelu"]
     assert lines[1].split()[1:] == ["200", "(20.0%)", "900", "(90.0%)"]
     assert lines[2].split()[1:] == ["800", "(80.0%)", "-"]
@@ -62,14 +66,14 @@ def averages() -> Any:
 
 
 def test_on_a_gpu_a_kernel_s_time_counts_once_and_the_sum_is_torch_s_own_total() -> None:
-    rows = bench_profile.operations(averages(), gpu=True, steps=2)
+    rows = profile.operations(averages(), gpu=True, steps=2)
     assert [(row["name"], row["calls"]) for row in rows] == [("gemm", 1.0), ("Memcpy HtoD", 0.5)]
     assert [row["seconds"] for row in rows] == pytest.approx([25e-6, 2e-6])
     assert "time total: 54.000us" in averages().table().rpartition("Self CUDA ")[2]
 
 
 def test_on_a_cpu_the_operations_own_times_count() -> None:
-    rows = bench_profile.operations(averages(), gpu=False, steps=1)
+    rows = profile.operations(averages(), gpu=False, steps=1)
     assert ("aten::mm", pytest.approx(9e-6)) in [(row["name"], row["seconds"]) for row in rows]
     assert not {"gemm", "Memcpy HtoD"} & {row["name"] for row in rows}
 
@@ -77,18 +81,18 @@ def test_on_a_cpu_the_operations_own_times_count() -> None:
 # --- a step
 
 
-def test_a_step_is_looked_at_in_a_process_of_its_own() -> None:
+def test_a_step_is_profiled_in_a_worker() -> None:
     for case in ("plain", "RALEARN"):
-        found = bench_profile.in_a_process(dataclasses.replace(SHAPE), case, 4, 1)
+        found = profile.profile_in_worker(SHAPE, case, 4, 1)
         names = {row["name"] for row in found["operations"]}
         assert any("mm" in name for name in names)
         assert ("aten::_log_softmax" in names) == (case == "plain")
         assert found["step_seconds"] > 0
 
 
-def test_a_process_that_fails_gives_its_last_words() -> None:
-    with pytest.raises(bench.BenchError, match=r"small, XB at micro-batch 4: .*XB"):
-        bench_profile.in_a_process(SHAPE, "XB", 4, 1)
+def test_a_worker_that_fails_gives_the_exception() -> None:
+    with pytest.raises(BenchError, match=r"small, XB at micro-batch 4: .*XB"):
+        profile.profile_in_worker(SHAPE, "XB", 4, 1)
 
 
 @pytest.mark.parametrize(("case", "usual"), [("plain", True), ("B", False)])
@@ -106,61 +110,60 @@ def test_only_our_step_is_held_to_the_fused_kernels(
     monkeypatch.setattr(owner, name, watched)
     resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
-    bench_profile.profile(dataclasses.asdict(SHAPE), case, 4, 1)
+    profile.profile_case(SHAPE.as_json(), case, 4, 1)
     assert set(allowed) == {usual}
 
 
-# --- the command
+# --- the suite
 
 
 @pytest.fixture
-def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the command writes on what it takes for a GPU."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the suite run on a simulated GPU."""
     resolved = dataclasses.replace(resolve.resolve(ANY_TARGET), device="cuda:0")
     monkeypatch.setattr(resolve, "resolve", lambda config: resolved)
-    monkeypatch.setattr(bench_profile, "OUT", tmp_path / "results" / "profile.json")
-    monkeypatch.setattr(sys, "argv", ["bench"])
-    return bench_profile.OUT
 
 
-def test_a_case_that_fails_is_left_out_and_the_others_are_kept(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_case_that_fails_is_skipped_and_the_others_are_saved(
+    gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
 
-    def measure(shape: bench.Shape, case: str, micro: int, steps: int) -> dict[str, Any]:
+    def measure(shape: Shape, case: str, micro: int, steps: int) -> dict[str, Any]:
         if asked:
-            assert json.loads(out.read_text())["complete"] is False
+            assert saved(profile.SUITE)["complete"] is False
         asked.append((case, micro))
         if case == "B":
-            raise bench.BenchError("B: out of memory")
+            raise BenchError("B: out of memory")
         return seen(mm=1.0)
 
-    monkeypatch.setattr(bench_profile, "in_a_process", measure)
-    assert bench_profile.main() == 0
-    assert asked == [(case, 32) for case in bench_profile.CASES]  # not B's 64, nor the plain step's 12
+    monkeypatch.setattr(profile, "profile_in_worker", measure)
+    found = run_small(profile.SUITE, tmp_path, monkeypatch)
+    assert asked == [(case, 32) for case in profile.CASES]  # not B's 64, nor the plain case's 12
     shown = capsys.readouterr().out
-    assert "left out: B: out of memory" in shown
+    assert "skipped: B: out of memory" in shown
     assert "an optimizer step of 32 x 6 sequences" in shown
-    written = json.loads(out.read_text())
-    assert (written["complete"], written["micro"], [*written["cases"]]) == (True, 32, ["plain", "RALEARN"])
+    assert (found["complete"], found["micro"], [*found["cases"]]) == (True, 32, ["plain", "RALEARN"])
 
 
-def test_where_nothing_can_be_profiled_the_command_fails(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_case_can_be_profiled_the_suite_fails(
+    gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*arguments: Any) -> dict[str, Any]:
-        raise bench.BenchError("out of memory")
+        raise BenchError("out of memory")
 
-    monkeypatch.setattr(bench_profile, "in_a_process", fail)
-    with pytest.raises(UserError, match="nothing could be profiled"):
-        bench_profile.main()
-    assert not out.exists()
+    monkeypatch.setattr(profile, "profile_in_worker", fail)
+    with pytest.raises(UserError, match="no case could be profiled"):
+        run_small(profile.SUITE, tmp_path, monkeypatch)
+    assert not [*tmp_path.rglob("*.json")]
 
 
-def test_a_hung_process_is_ended_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(command: list[str], timeout: float, **options: Any) -> Any:
-        assert timeout > bench_profile.FIRST_ANSWER
-        raise bench_profile.subprocess.TimeoutExpired(command, timeout)
-
-    monkeypatch.setattr(bench_profile.subprocess, "run", run)
-    with pytest.raises(bench.BenchError, match=r"small, B at micro-batch 4: no answer within \d+ s"):
-        bench_profile.in_a_process(SHAPE, "B", 4, 3)
+def test_a_worker_that_hangs_is_killed_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = (sys.executable, "-c", "import time; time.sleep(600)")
+    monkeypatch.setattr(workers, "COMMAND", hangs)
+    monkeypatch.setattr(workers, "FIRST_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(profile, "STEP_LIMIT_SECONDS", 0.25)
+    with pytest.raises(
+        BenchError, match=r"small, B at micro-batch 4: no answer within 1 s, so it was killed"
+    ):
+        profile.profile_in_worker(SHAPE, "B", 4, 2)

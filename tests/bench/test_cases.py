@@ -1,0 +1,37 @@
+"""Selection of shapes and cases by name."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.cases import SHAPES, select_shapes
+from gpt2.system.errors import UserError
+
+CASES = [case for shape in SHAPES["cuda"] for case in shape.cases]
+
+
+@given(st.sets(st.sampled_from(CASES), min_size=1))
+def test_cases_are_chosen_by_name_and_micro_batch_and_keep_their_order(wanted: set[tuple[str, int]]) -> None:
+    (shape,) = select_shapes("cuda", "", [f"{case}@{micro}" for case, micro in wanted])
+    assert shape.cases == tuple(case for case in CASES if case in wanted)
+    (whole,) = SHAPES["cuda"]
+    assert replace(shape, cases=whole.cases) == whole
+
+
+def test_a_name_alone_is_a_case_at_all_its_micro_batches_and_no_name_is_all_cases() -> None:
+    (shape,) = select_shapes("cuda", "", ["B", "RALEARN:hard"])
+    assert shape.cases == (("B", 12), ("B", 32), ("RALEARN:hard", 32), ("B", 64))
+    assert select_shapes("cpu", "", []) == list(SHAPES["cpu"])
+    (small,) = select_shapes("cpu", "", ["B@12"])  # a shape of which nothing is wanted is left out
+    assert (small.name, small.cases) == ("6x384-t256", (("B", 12),))
+
+
+@pytest.mark.parametrize("name", ["XB", "B@7", "ralearn", "RALEARN:hard:9"])
+def test_a_case_that_does_not_exist_is_an_error_of_one_line_that_lists_those_that_do(name: str) -> None:
+    start = rf"unknown case '{name}'; cases: plain \(plain@12, plain@32\), B"
+    with pytest.raises(UserError, match=start) as refused:
+        select_shapes("cuda", "", ["B", name])
+    assert "\n" not in str(refused.value)
+    assert "RALEARN:hard:8" in str(refused.value)
