@@ -1,4 +1,4 @@
-"""`make check`: the linter, the formatter, the type checker and the tests; stops at nothing, fails if any failed."""
+"""`make check`: run the linter, the formatter, the type checker and the tests; fail if any of them failed."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import sys
 
 from gpt2.hardware.cpu import memory_bytes
 
-PROCESS_BYTES = 2 * 2**30  # that a process of tests needs at most
+PROCESS_BYTES = 2 * 2**30  # peak memory of a test process
 MOST_PROCESSES = 8
 PROCESSES = str(max(1, min(os.cpu_count() or 1, memory_bytes() // PROCESS_BYTES, MOST_PROCESSES)))
 CHECKS = (
     ("ruff check", ["-m", "ruff", "check", "."]),
     ("ruff format", ["-m", "ruff", "format", "--check", "."]),
     ("mypy", ["-m", "mypy"]),
-    # a file's tests stay together, since they share what was made for them
+    # one process runs all tests of a file, since they share fixtures
     ("pytest", ["-m", "pytest", "--numprocesses", PROCESSES, "--dist", "loadfile"]),
 )
 
 
 def main() -> int:
-    # one thread each: processes that all compute with as many threads as there are cores wait for each other
+    # one thread per process; more threads than cores would slow all of them down
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     failed = []
     for name, arguments in CHECKS:

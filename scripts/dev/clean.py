@@ -1,9 +1,9 @@
-"""`make clean` and `make mrproper`: remove what can be made again. Results go only when asked for by name.
+"""`make clean` and `make mrproper`: remove files that make can create again. Removes results only by name.
 
-    python -m scripts.dev.clean WHAT ...    of caches, data, config, venv, results
+    python -m scripts.dev.clean KIND ...    kinds: caches, data, config, venv, results
 
-Nothing outside this folder is removed, no link is followed out of it, and of the data folder goes only what
-`make data` put there: own texts beside it stay.
+Removes nothing outside this folder and follows no link out of it. Removes from the data folder only the files of
+`make data`, not the user's texts.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from pathlib import Path
 
 CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 SOURCES = (".git", "bench", "defconfigs", "gpt2", "kconfig", "pages", "ra", "scripts", "study", "tests")
-# A corpus, its lock, what a run that was killed left of it; HellaSwag as downloaded.
+# A corpus, its lock and its temporary folder; the downloaded HellaSwag and its temporary file.
 PREPARED = re.compile(
     r"\.?\w+-[0-9a-f]{12}(\.lock|\.\d+\.tmp)?|hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+"
 )
-WHAT = ("caches", "data", "config", "venv", "results")
+KINDS = ("caches", "data", "config", "venv", "results")
 
 
 def configured(symbol: str, default: str) -> Path:
-    """The path that .config names, or Kconfig's usual one where there is no .config."""
+    """Return the path that .config names, or `default` where there is no .config."""
     config = Path(".config")
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     found = re.search(rf'^CONFIG_{symbol}="(.+)"$', text, re.MULTILINE)
     return Path(found.group(1) if found else default)
 
 
-def caches(kept: list[Path]) -> list[Path]:
-    """The tools' caches in this folder, not in `kept`."""
+def caches(excluded: list[Path]) -> list[Path]:
+    """List the tools' caches in this folder, without the excluded folders."""
     found: list[Path] = []
     for folder, names, _ in os.walk("."):
         found += [Path(folder, name) for name in names if name in CACHES]
-        names[:] = [n for n in names if n not in CACHES and Path(folder, n).resolve() not in kept]
+        names[:] = [n for n in names if n not in CACHES and Path(folder, n).resolve() not in excluded]
     return found
 
 
 def prepared(directory: Path) -> list[Path]:
-    """What `make data` made in the data folder; the folder itself where it holds nothing else."""
+    """List the files of `make data` in the data folder; the folder itself where it holds nothing else."""
     if not directory.is_dir():
         return []
     named = configured("HELLASWAG_FILE", "").resolve()
     entries = list(directory.iterdir())
-    made = [path for path in entries if PREPARED.fullmatch(path.name) and path.resolve() != named]
-    return [directory] if len(made) == len(entries) else made
+    found = [path for path in entries if PREPARED.fullmatch(path.name) and path.resolve() != named]
+    return [directory] if len(found) == len(entries) else found
 
 
-def refusal(path: Path, kept: list[Path]) -> str | None:
-    """Why this path is not removed, or None."""
+def refusal(path: Path, protected: list[Path]) -> str | None:
+    """Return the reason not to remove this path, or None."""
     here, there = Path.cwd().resolve(), path.resolve()
     if there == here or not there.is_relative_to(here):
         return f"outside this folder ({there})" if there != here else "this folder itself"
-    for other in kept:
+    for other in protected:
         if there.is_relative_to(other) or other.is_relative_to(there):
-            return f"{os.path.relpath(other)} stays"
+            return f"{os.path.relpath(other)} is protected"
     return None
 
 
@@ -69,29 +69,29 @@ def remove(path: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    unknown = [what for what in arguments if what not in WHAT]
+    unknown = [kind for kind in arguments if kind not in KINDS]
     if unknown or not arguments:
-        print(f"error: nothing known as {unknown}; right: some of {', '.join(WHAT)}", file=sys.stderr)
+        print(f"error: unknown kinds {unknown}; fix: use some of {', '.join(KINDS)}", file=sys.stderr)
         return 1
     results = configured("RESULTS_DIR", "results")
     sources = [Path(name).resolve() for name in SOURCES]
-    kept = sources + ([] if "results" in arguments else [results.resolve()])
+    protected = sources + ([] if "results" in arguments else [results.resolve()])
     chosen = {
         "data": prepared(configured("DATA_DIR", "data")),
         "config": [Path(".config"), Path(".config.old"), Path("defconfig")],
         "venv": [Path(".venv")],
         "results": [results],
     }
-    paths = [path for what in arguments if what != "caches" for path in chosen[what]]
+    paths = [path for kind in arguments if kind != "caches" for path in chosen[kind]]
     for path in paths:
-        reason = refusal(path, kept)
+        reason = refusal(path, protected)
         if reason and (path.exists() or path.is_symlink()):
-            print(f"left alone: {path}: {reason}")
+            print(f"not removed: {path}: {reason}")
         elif not reason:
             remove(path)
     if "caches" in arguments:
-        apart = [results.resolve(), Path(".venv").resolve(), Path(".git").resolve()]
-        for path in caches(apart):
+        excluded = [results.resolve(), Path(".venv").resolve(), Path(".git").resolve()]
+        for path in caches(excluded):
             remove(path)
     return 0
 

@@ -1,13 +1,13 @@
-"""Set up what is missing: the virtual environment and the packages that the next command needs.
+"""Create the virtual environment and install the packages that the next command needs.
 
-    python3 -m scripts.dev.setup base            .venv with kconfiglib: enough to configure
-    python3 -m scripts.dev.setup main            what .config needs to train (torch, and the extras that it asks for)
-    python3 -m scripts.dev.setup tools           the same for a command that can do without a .config
+    python3 -m scripts.dev.setup base            .venv with kconfiglib, to configure
+    python3 -m scripts.dev.setup main            the packages that .config needs to train: torch and its extras
+    python3 -m scripts.dev.setup tools           the same; .config is optional
     python3 -m scripts.dev.setup core            the same without the extras of .config
-    python3 -m scripts.dev.setup dev             what `make check` needs besides
-    PYTHON -m scripts.dev.setup --as-it-is WHAT  install nothing; say what this interpreter lacks
+    python3 -m scripts.dev.setup dev             the packages of main and of `make check`
+    PYTHON -m scripts.dev.setup --as-it-is KIND  install nothing; name the packages that this interpreter lacks
 
-Standard library only: it runs before anything is installed. A second call finds its stamp and does nothing.
+Standard library only: it runs before any package is installed. A stamp file makes a second call do nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
-MODULES = {  # the module by which an installed requirement shows
+MODULES = {  # a module of each requirement
     "base": ["kconfiglib"],
     "core": ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"],
     "main": ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"],
@@ -38,7 +38,7 @@ MODULES = {  # the module by which an installed requirement shows
     ],
 }
 NO_EXTRAS = ("base", "core")
-WITHOUT_CONFIG = {"tools": "main"}  # kinds that are another one, .config or not
+WITHOUT_CONFIG = {"tools": "main"}  # kinds that install another kind, with or without a .config
 EXTRA_MODULES = {"hub": ["datasets", "pyarrow"], "wandb": ["wandb"], "trackio": ["trackio"]}
 EXTRAS = {  # lines of .config that need an extra
     "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet",
@@ -46,28 +46,28 @@ EXTRAS = {  # lines of .config that need an extra
     "trackio": r"CONFIG_TRACKIO=y",
 }
 OLDEST = (3, 11)
-TORCH_ON_CPU = "torch==2.13.0+cpu"  # the CPU build that this project is tested with
+TORCH_ON_CPU = "torch==2.13.0+cpu"  # the tested CPU build
 
 
 class SetupError(Exception):
-    """One line for the user."""
+    """The set-up failed; one line for the user."""
 
 
 def requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """The project's dependencies and its extras, from pyproject.toml."""
+    """Read the project's dependencies and extras from pyproject.toml."""
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return project["dependencies"], project["optional-dependencies"]
 
 
-def wanted(what: str) -> list[str]:
-    """The requirements of `what`, torch left out: it is chosen by hardware."""
+def requirements_of(kind: str) -> list[str]:
+    """Return the requirements of a kind without torch, whose build depends on the hardware."""
     main, extras = requirements()
-    if what == "base":
+    if kind == "base":
         return [line for line in main if line.startswith("kconfiglib")]
     lines = [line for line in main if not line.startswith("torch")]
-    for extra in [*([] if what in NO_EXTRAS else configured_extras()), *(["dev"] if what == "dev" else [])]:
+    for extra in [*([] if kind in NO_EXTRAS else configured_extras()), *(["dev"] if kind == "dev" else [])]:
         lines += extras[extra]
     return lines
 
@@ -83,7 +83,7 @@ def say(text: str) -> None:
 
 
 def say_scale() -> None:
-    """What the study was scaled to, before anything else is said."""
+    """Print the scale of a CPU study before the installation starts."""
     config = ROOT / ".config"
     lines = config.read_text(errors="replace").splitlines() if config.exists() else []
     if "CONFIG_SCALE_CPU=y" in lines:
@@ -96,7 +96,7 @@ def python() -> str:
 
 
 def pip(*arguments: str, quiet_failure: bool = False) -> bool:
-    """Run pip in the virtual environment; True when it succeeded. Its last lines are shown when it did not."""
+    """Run pip in the virtual environment; return whether it succeeded. A failure prints its last lines."""
     command = [python(), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode and not quiet_failure:
@@ -105,10 +105,10 @@ def pip(*arguments: str, quiet_failure: bool = False) -> bool:
 
 
 def works(code: str) -> bool:
-    """Whether the environment's interpreter is there and runs `code`."""
+    """Return whether the environment's interpreter exists and runs `code`."""
     try:
         return subprocess.run([python(), "-c", code], capture_output=True).returncode == 0
-    except OSError:  # none, a link into the void, another machine's
+    except OSError:  # no interpreter, a broken link, or a copy from another machine
         return False
 
 
@@ -120,13 +120,13 @@ def make_venv() -> None:
     )
     if made.returncode:
         raise SetupError(
-            "python3 could not make a virtual environment; install your system's package for it "
-            "(python3-venv on Debian and Ubuntu), or name an interpreter that has torch: make PYTHON=python3"
+            "python3 could not create a virtual environment; fix: install python3-venv (on Debian and Ubuntu), "
+            "or name an interpreter that has torch: make PYTHON=python3"
         )
 
 
 def install_torch() -> None:
-    """The build of torch that suits the hardware; never gigabytes of CUDA on a machine without a GPU."""
+    """Install the build of torch for the hardware. The CPU build saves gigabytes on a machine without a GPU."""
     main, _ = requirements()
     (torch,) = [line for line in main if line.startswith("torch")]
     if works("import torch"):
@@ -137,14 +137,16 @@ def install_torch() -> None:
     if kind in ("cuda", "other"):
         say(f"installing {torch} (the default build; on Linux with CUDA, some gigabytes)")
         if not pip(torch):
-            raise SetupError(f"{torch} could not be installed; its last lines are above")
+            raise SetupError(
+                f"{torch} could not be installed; pip's last lines are above; fix: make (it tries again)"
+            )
         return
     backend = "cpu" if kind == "cpu" else "auto"
     if kind == "cpu":
         say("installing torch (CPU build)")
         if pip(TORCH_ON_CPU, quiet_failure=True):
             return
-    say(f"asking uv for torch's {'CPU' if kind == 'cpu' else 'ROCm'} build")
+    say(f"installing torch's {'CPU' if kind == 'cpu' else 'ROCm'} build with uv")
     uv = [
         python(),
         "-m",
@@ -160,74 +162,73 @@ def install_torch() -> None:
     ]
     if not pip("uv") or subprocess.run(uv).returncode:
         raise SetupError(
-            f"no {'CPU' if kind == 'cpu' else 'ROCm'} build of torch could be had from here. Install the one you want "
-            f"(`{python()} -m pip install '{torch}'` takes the CUDA build, some gigabytes), then run make again; "
-            "or name an interpreter that has torch: make PYTHON=python3"
+            f"no {'CPU' if kind == 'cpu' else 'ROCm'} build of torch could be installed; fix: install a build (for "
+            f"CUDA, some gigabytes: {python()} -m pip install '{torch}'), then run make again; or name an interpreter "
+            "that has torch: make PYTHON=python3"
         )
 
 
-def install(what: str) -> None:
-    lines = wanted(what)
+def install(kind: str) -> None:
+    """Install the requirements of a kind where its stamp is missing."""
+    lines = requirements_of(kind)
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-    stamp = VENV / f".{'main' if what == 'core' else what}-{digest}"
+    stamp = VENV / f".{'main' if kind == 'core' else kind}-{digest}"
     if stamp.exists() and (VENV / "bin" / "python").exists():
         return
-    if what == "main":
+    if kind == "main":
         say_scale()
     make_venv()
-    if what != "base":  # kconfiglib alone takes seconds and goes without saying
+    if kind != "base":  # kconfiglib alone takes seconds
         install_torch()
         say("installing " + ", ".join(re.split(r"[<>=]", line)[0] for line in lines))
     if not pip(*lines):
         raise SetupError(
-            "some packages could not be installed; pip's last lines are above. Run make again to go on"
+            "some packages could not be installed; pip's last lines are above; fix: make (it tries again)"
         )
     stamp.touch()
 
 
 def lacking(modules: list[str]) -> list[str]:
-    """Those that cannot be imported; a broken one with its reason."""
+    """List the modules that cannot be imported, broken ones with the reason."""
     found = []
     for name in modules:
         try:
             importlib.import_module(name)
-        except Exception as error:  # a library that does not load raises whatever it likes
+        except Exception as error:  # a broken library may raise anything
             absent = isinstance(error, ModuleNotFoundError) and error.name == name
             reason = " ".join(str(error).split())[:100]
             found.append(name if absent else f"{name} ({type(error).__name__}: {reason})")
     return found
 
 
-def check_as_it_is(what: str) -> None:
-    """Say which modules this interpreter lacks for `what`."""
-    modules = MODULES["main"] + MODULES["dev"] if what == "dev" else list(MODULES[what])
-    if what not in NO_EXTRAS:
+def check_as_it_is(kind: str) -> None:
+    """Raise SetupError with the modules that this interpreter lacks for a kind."""
+    modules = MODULES["main"] + MODULES["dev"] if kind == "dev" else list(MODULES[kind])
+    if kind not in NO_EXTRAS:
         modules += [name for extra in configured_extras() for name in EXTRA_MODULES[extra]]
     missing = lacking(list(dict.fromkeys(modules)))
     if missing:
         raise SetupError(
-            f"{sys.executable} has no {', '.join(missing)}; install them there, or leave PYTHON= out and make sets up "
-            "an environment of its own"
+            f"{sys.executable} has no {', '.join(missing)}; fix: install them there, or run make without PYTHON=, "
+            "which creates .venv"
         )
 
 
 def prepare(arguments: list[str]) -> None:
-    """Install, or with --as-it-is check, what the one other argument names."""
+    """Install the packages of the kind in `arguments`, or with --as-it-is check them."""
     names = [argument for argument in arguments if argument != "--as-it-is"]
     if sys.version_info < OLDEST:
         raise SetupError(
-            f"Python {sys.version.split()[0]} is too old: {'.'.join(map(str, OLDEST))} or newer is needed. Install "
-            "one as python3, or name one that has torch: make PYTHON=python3.12"
+            f"Python {sys.version.split()[0]} is too old: {'.'.join(map(str, OLDEST))} or newer is needed; fix: "
+            "install one as python3, or name one that has torch: make PYTHON=python3.12"
         )
     kinds = [*MODULES, *WITHOUT_CONFIG]
     if len(names) != 1 or names[0] not in kinds:
-        raise SetupError(f"{names} is not what can be set up; right: one of {', '.join(kinds)}")
+        raise SetupError(f"{names} is no kind of set-up; fix: use one of {', '.join(kinds)}")
     if names[0] == "main" and not (ROOT / ".config").exists():
-        raise SetupError(
-            "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
-        )
-    what = WITHOUT_CONFIG.get(names[0], names[0])
-    check_as_it_is(what) if "--as-it-is" in arguments else install(what)
+        raise SetupError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
+    kind = WITHOUT_CONFIG.get(names[0], names[0])
+    check_as_it_is(kind) if "--as-it-is" in arguments else install(kind)
 
 
 def main(arguments: list[str]) -> int:
@@ -237,7 +238,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; the next make goes on with the set-up", file=sys.stderr)
+        print("stopped; the next make continues the set-up", file=sys.stderr)
         return 130
     return 0
 

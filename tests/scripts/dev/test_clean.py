@@ -97,7 +97,7 @@ def test_a_folder_elsewhere_is_left_alone_and_named(
     clean.main(["data", "results"])
     assert (tmp_path / "elsewhere/results" / f"embedded-{KEY}").exists()
     assert (tmp_path / "elsewhere/data" / f"embedded-{KEY}").exists()
-    assert capsys.readouterr().out.count("left alone") == 2
+    assert capsys.readouterr().out.count("not removed") == 2
 
 
 def test_no_link_is_followed_out_of_the_folder(tmp_path: Path) -> None:
@@ -125,5 +125,5 @@ def test_a_second_clean_does_nothing(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_an_unknown_name_removes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert clean.main(["caches", "everything"]) == 1
-    assert "right: some of caches" in capsys.readouterr().err
+    assert "fix: use some of caches" in capsys.readouterr().err
     assert Path(".pytest_cache").exists()

@@ -170,7 +170,7 @@ def test_what_failed_is_tried_again(machine: Machine, capsys: pytest.CaptureFixt
     assert setup.main(["base"]) == 1
     told = capsys.readouterr().err
     assert "refused: -m pip" in told
-    assert "Run make again" in told
+    assert "fix: make (it tries again)" in told
     machine.refuse()
     machine.calls()
     assert setup.main(["base"]) == 0
@@ -232,7 +232,7 @@ def test_training_without_a_config_names_the_remedy(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (machine.root / ".config").unlink()
-    assert "right: make defconfig-gpt2-ra-ablation" in error_of(["main"], capsys)
+    assert "fix: make defconfig-gpt2-ra-ablation" in error_of(["main"], capsys)
     assert machine.calls() == []
 
 
