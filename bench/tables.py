@@ -86,7 +86,7 @@ def mebibytes(value: float | None) -> str:
 
 def save_result(suite: str, resolved: ResolvedTarget, data: Mapping[str, Any], complete: bool) -> Path:
     """Write results/bench/SUITE.json: the data of a suite with date, device and environment."""
-    from gpt2.artifacts.provenance import record as environment
+    from gpt2.artifacts.provenance import environment_record as environment
 
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{suite}.json"

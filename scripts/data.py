@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpt2.data import dataset
-from gpt2.eval import hellaswag
+from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.system.errors import run_command
 from scripts.study import load
 
@@ -16,8 +16,8 @@ def main() -> int:
     tokens = " + ".join(f"{manifest['splits'][split]['tokens']:,} {split}" for split in dataset.SPLITS)
     print(f"data: {directory}: {tokens} tokens of {manifest['documents']} documents")
     if config.evaluation.hellaswag:
-        source = hellaswag.obtain(config.evaluation, config.data.directory, report=print)
-        if isinstance(source, hellaswag.Absent):
+        source = hellaswag_download.obtain(config.evaluation, config.data.directory, report=print)
+        if isinstance(source, hellaswag_download.Absent):
             print(f"HellaSwag: absent: {source.reason}")
         else:
             items = hellaswag.load_items(source, config.evaluation.hellaswag_limit)

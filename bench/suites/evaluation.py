@@ -134,7 +134,7 @@ def study_config(folder: Path) -> Config:
 def local_items_file(default: Config) -> Path | None:
     """Return the HellaSwag file that .config names or that was downloaded earlier. Download nothing."""
     from gpt2.config.config import load_config
-    from gpt2.eval.hellaswag import FILE_NAME
+    from gpt2.eval.hellaswag_download import FILE_NAME
 
     config = load_config(".config") if Path(".config").is_file() else default
     path = config.evaluation.hellaswag_file or config.data.directory / FILE_NAME

@@ -1,25 +1,27 @@
-"""What a run's numbers may depend on besides its configuration: versions, environment variables, the code itself.
+"""Record what a run's numbers may depend on besides its configuration: versions, environment variables, code.
 
-Standard library only at import; torch is asked when a record is begun.
+Standard library only at import; torch is loaded by `environment_record`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gpt2.artifacts.equivalent_code import module_digest
+
 ROOT = Path(__file__).resolve().parents[2]
-DIGITS = 16  # of a SHA-256, kept for each module
 
 FORMAT, ORDER = "the number format of matrix products", "the kernels or the order in which they sum"
 
-# Environment variables that change the numbers of a run without a trace in its configuration: what each changes.
+# environment variables that change a run's numbers without a trace in its configuration -> the aspect they change
 VARIABLES = {
     "NVIDIA_TF32_OVERRIDE": FORMAT,
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": FORMAT,
@@ -42,11 +44,11 @@ VARIABLES = {
 }
 
 
-def record(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The `environment` object of run.json; what this machine does not have is null.
+def environment_record(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return the `environment` object of run.json; a component that the machine lacks is None.
 
-    float32_matmul is torch's setting ("highest": float32 throughout, "high": TF32 where the card has it). variables
-    holds those of VARIABLES that are set; code the hash of every module of this project that is loaded.
+    float32_matmul: torch's setting ("highest": float32 throughout, "high": TF32 where the card has it). variables:
+    those of VARIABLES that are set. code: digests of the project's loaded modules.
     """
     import torch
 
@@ -67,9 +69,9 @@ def record(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
 
 
 def loaded_code(root: Path = ROOT) -> dict[str, str]:
-    """Module name -> the first 16 digits of its source's SHA-256, of the loaded modules that lie in `root`.
+    """Return module -> digest of its source (module_digest), for the loaded modules of this project.
 
-    A module lies there if it is in the folder of its own top-level package; a virtual environment does not.
+    A module belongs to the project if its file lies in `root`, in the folder of its top-level package.
     """
     found = {}
     for name, module in sorted(sys.modules.items()):
@@ -79,7 +81,7 @@ def loaded_code(root: Path = ROOT) -> dict[str, str]:
             and path.is_file()
             and path.resolve().is_relative_to(root / name.split(".")[0])
         ):
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGITS]
+            found[name] = module_digest(path.read_bytes())
     return found
 
 
@@ -88,3 +90,28 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+@dataclass(frozen=True)
+class Revision:
+    """Full hash of the commit, and whether tracked files differ from it. Both None outside a git checkout."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+def revision(root: Path = ROOT) -> Revision:
+    """Ask git for the revision of the checkout at `root`. A missing git or checkout is not an error."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            answer = subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return answer.stdout.strip()
+
+    commit = git("rev-parse", "HEAD")
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return Revision(commit, None if changes is None else bool(changes))

@@ -1,17 +1,14 @@
-"""HellaSwag: which of four endings does the model find most likely?
+"""Score HellaSwag: which of four endings does the model find most likely?
 
-Zellers et al., "HellaSwag: Can a Machine Really Finish Your Sentence?" (2019). Items are prepared and scored as
-lm-evaluation-harness 0.4.13 does for its task `hellaswag` (version 1, no examples in the prompt), so that numbers
-compare with published ones:
+Zellers et al., "HellaSwag: Can a Machine Really Finish Your Sentence?" (2019). Items are prepared and scored as in
+lm-evaluation-harness 0.4.13, task `hellaswag` (version 1, zero-shot), so that numbers compare with published ones:
 
-    acc       the ending with the highest log-likelihood, summed over its tokens, is the right one
+    acc       the ending with the highest log-likelihood, summed over its tokens, is correct
     acc_norm  the same after dividing by the length of the prepared ending in characters (code points), without the
               space before it: `completion_len = len(choice)` in `ConfigurableTask.process_results` (api/task.py)
 
-acc_norm is often described as normalised by byte length, but the harness's code counts characters and has bytes only
-in its separate metric acc_bytes; the two can differ on the 181 of the 10,042 items with an ending beyond ASCII.
-
-Guessing gives 25 %. Where the items cannot be had there is no score, and `Absent` says why.
+acc_norm is often described as normalised by byte length. The harness counts characters; its metric acc_bytes counts
+bytes. The two can differ on the 181 of the 10,042 items with an ending beyond ASCII. Guessing gives 25 %.
 """
 
 from __future__ import annotations
@@ -19,12 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
-import tempfile
-import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -34,34 +26,20 @@ from typing import Any
 import tiktoken
 import torch
 
-from gpt2.config.config import EvaluationConfig
 from gpt2.eval.validation import evaluating
 from gpt2.model.transformer import GPT2
-from gpt2.system.errors import UserError
+from gpt2.system.errors import UserError, one_line
 
-URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
-SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
-FILE_NAME = "hellaswag_val.jsonl"
 ENDINGS = 4
-STALL_SECONDS = 10.0  # without a byte from the server
-MAX_BYTES = 64 * 2**20  # the original is 12 MB
-REMEDY = "right: CONFIG_HELLASWAG_FILE names a copy"
 
 
 class HellaSwagError(UserError, RuntimeError):
-    """The items that were named cannot be used, or the model's scores cannot."""
-
-
-@dataclass(frozen=True)
-class Absent:
-    """There are no items, and why."""
-
-    reason: str
+    """The items or the model's scores cannot be used."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A prepared item: texts as the model gets them (an ending without the space before it), label 0 .. 3."""
+    """A prepared item: texts for the model (endings without the space before them), label 0 .. 3."""
 
     query: str
     endings: tuple[str, ...]
@@ -70,10 +48,10 @@ class Item:
 
 @dataclass(frozen=True)
 class HellaSwag:
-    """Fractions in 0 .. 1 with their standard errors (None for a single item), and what was chosen, item by item.
+    """Accuracies in 0 .. 1 with standard errors (None for a single item), and the choices item by item.
 
-    correct, correct_norm: whether the choice was the item's label, so that runs can be compared item by item.
-    log_likelihoods: nats, one list of four an item, in the order of the items. items_sha256: see `digest`.
+    correct, correct_norm: whether the choice equals the item's label; runs can be compared item by item.
+    log_likelihoods: nats, one list of four per item, in the order of the items. items_sha256: see `digest`.
     """
 
     acc: float
@@ -92,122 +70,25 @@ class HellaSwag:
 # --- getting the file
 
 
-def obtain(
-    evaluation: EvaluationConfig,
-    data_dir: Path,
-    report: Callable[[str], None],
-    url: str = URL,
-    timeout_seconds: float = 20.0,
-    sha256: str = SHA256,
-) -> Path | Absent:
-    """The file of items: the one that is configured, the one downloaded before, or the original, downloaded now.
-
-    A download ends after `timeout_seconds` in all, or STALL_SECONDS without a byte. Whatever goes wrong with it is
-    Absent; only a configured file that is not there is an error (HellaSwagError).
-    """
-    named = evaluation.hellaswag_file
-    if named is not None:
-        if not named.is_file():
-            raise HellaSwagError(
-                f"CONFIG_HELLASWAG_FILE={named} is not a file; right: a .jsonl of items, or empty to download"
-            )
-        return named
-    path = data_dir / FILE_NAME
-    try:
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
-            return path
-        report(f"HellaSwag: downloading {url} (at most {timeout_seconds:g} s)")
-        content = _download(url, timeout_seconds)
-        found = hashlib.sha256(content).hexdigest()
-        if found != sha256:
-            return Absent(f"{url} has SHA-256 {found[:12]}..., not {sha256[:12]}...; {REMEDY}")
-        _write_whole(path, content)
-    except (DownloadError, OSError) as error:
-        return Absent(f"HellaSwag could not be had from {url}: {_one_line(error)}; {REMEDY}")
-    return path
-
-
-class DownloadError(RuntimeError):
-    """The server gave no complete file in time."""
-
-
-def _download(url: str, timeout_seconds: float) -> bytes:
-    """The whole body, or DownloadError after timeout_seconds at most.
-
-    In a thread of its own, which is left behind when time is up: looking up a host's name and reading slow
-    headers know no deadline.
-    """
-    outcome: list[bytes | Exception] = []
-    deadline = time.monotonic() + timeout_seconds
-
-    def work() -> None:
-        try:
-            outcome.append(_read_body(url, deadline, min(STALL_SECONDS, timeout_seconds)))
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=work, name="hellaswag-download", daemon=True)
-    thread.start()
-    thread.join(timeout_seconds)
-    if not outcome:
-        raise DownloadError(f"no complete answer within {timeout_seconds:g} s")
-    if isinstance(outcome[0], Exception):
-        raise DownloadError(_one_line(outcome[0])) from outcome[0]
-    return outcome[0]
-
-
-def _read_body(url: str, deadline: float, stall_seconds: float) -> bytes:
-    content = bytearray()
-    with urllib.request.urlopen(url, timeout=stall_seconds) as response:
-        expected = response.headers.get("Content-Length")
-        while chunk := response.read1(1 << 16):
-            content += chunk
-            if len(content) > MAX_BYTES:
-                raise DownloadError(f"more than {MAX_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise DownloadError(f"only {len(content)} bytes when time was up")
-    if expected is not None and len(content) != int(expected):
-        raise DownloadError(f"the connection ended after {len(content)} of {expected} bytes")
-    return bytes(content)
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Under a temporary name, then renamed: at `path` there is a whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 # --- reading the items
 
 
 def load_items(path: Path, limit: int) -> list[Item]:
-    """The items of a .jsonl file in its order; with a limit, item floor(i * n / limit) for each i below it.
+    """Read the items of a .jsonl file in its order; with a limit, item floor(i * n / limit) for each i < limit.
 
-    The subset is spread over the file because its order is not random: in the original, 3,243 items from video
-    captions come before 6,799 from WikiHow. It depends on n and limit alone. limit 0, or one above n: all.
-    HellaSwagError names the file and line that is not an item.
+    The subset is spread over the file because the order is not random: in the original, 3,243 items from video
+    captions precede 6,799 from WikiHow. It depends on n and limit only. A limit of 0 or above n: all items.
+    HellaSwagError names the file and the line that is not an item.
     """
     if limit < 0:
-        raise ValueError(f"limit {limit}; right: 0 for all items, or how many")
+        raise ValueError(f"limit {limit}; fix: 0 for all items, or a positive number")
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise HellaSwagError(f"{path} cannot be read: {_one_line(error)}") from error
+        raise HellaSwagError(f"{path} cannot be read: {one_line(error)}") from error
     items = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
-        raise HellaSwagError(f"{path} has no items; right: one JSON object a line")
+        raise HellaSwagError(f"{path} has no items; fix: one JSON object per line")
     if limit == 0 or limit >= len(items):
         return items
     return [items[i * len(items) // limit] for i in range(limit)]
@@ -217,7 +98,7 @@ def _parse(line: bytes, where: str) -> Item:
     try:
         raw = json.loads(line)
     except ValueError as error:
-        raise HellaSwagError(f"{where}: not JSON in UTF-8 ({_one_line(error)})") from error
+        raise HellaSwagError(f"{where}: not JSON in UTF-8 ({one_line(error)})") from error
     if not isinstance(raw, dict):
         raise HellaSwagError(f"{where}: {type(raw).__name__} instead of a JSON object")
     for key in ("activity_label", "ctx_a", "ctx_b", "endings", "label"):
@@ -225,7 +106,7 @@ def _parse(line: bytes, where: str) -> Item:
             raise HellaSwagError(f'{where}: "{key}" is missing')
     for key in ("activity_label", "ctx_a", "ctx_b"):
         if not isinstance(raw[key], str):
-            raise HellaSwagError(f'{where}: "{key}" is {json.dumps(raw[key])[:60]}; right: a text')
+            raise HellaSwagError(f'{where}: "{key}" is {json.dumps(raw[key])[:60]}; fix: a text')
     context = raw["ctx_a"] + " " + raw["ctx_b"].capitalize()
     return Item(
         query=prepare(raw["activity_label"] + ": " + context),
@@ -236,9 +117,7 @@ def _parse(line: bytes, where: str) -> Item:
 
 def _endings(raw: object, where: str) -> tuple[str, ...]:
     if not isinstance(raw, list) or len(raw) != ENDINGS or not all(isinstance(text, str) for text in raw):
-        raise HellaSwagError(
-            f'{where}: "endings" is {json.dumps(raw)[:60]}; right: a list of {ENDINGS} texts'
-        )
+        raise HellaSwagError(f'{where}: "endings" is {json.dumps(raw)[:60]}; fix: a list of {ENDINGS} texts')
     endings = tuple(prepare(text) for text in raw)
     if not all(endings):
         raise HellaSwagError(f'{where}: "endings"[{endings.index("")}] has no text outside square brackets')
@@ -246,21 +125,21 @@ def _endings(raw: object, where: str) -> tuple[str, ...]:
 
 
 def _label(raw: object, where: str) -> int:
-    """A number, or its digits: copies on the hub have those."""
+    """Parse a label: a number, or its digits, which copies on the Hub have."""
     known = {str(label): label for label in range(ENDINGS)}
     if isinstance(raw, bool) or not isinstance(raw, int | str) or str(raw) not in known:
-        raise HellaSwagError(f'{where}: "label" is {json.dumps(raw)[:60]}; right: 0 .. {ENDINGS - 1}')
+        raise HellaSwagError(f'{where}: "label" is {json.dumps(raw)[:60]}; fix: 0 .. {ENDINGS - 1}')
     return known[str(raw)]
 
 
 def prepare(text: str) -> str:
-    """Take out WikiHow's mark-up: a [title] ends a sentence, other [brackets] go with what they hold."""
+    """Remove WikiHow's mark-up: [title] ends a sentence; other [brackets] go with their content."""
     without = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return without.replace("  ", " ")
 
 
 def digest(items: Sequence[Item]) -> str:
-    """SHA-256 of what is asked and in which order: the prepared texts and labels, however their file is written."""
+    """Return the SHA-256 over the prepared texts and labels in order. The file's formatting does not matter."""
     asked = [[item.query, item.endings, item.label] for item in items]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
@@ -269,9 +148,9 @@ def digest(items: Sequence[Item]) -> str:
 
 
 def encode_pair(encoding: tiktoken.Encoding, query: str, ending: str) -> tuple[list[int], int]:
-    """(tokens of query and ending together, how many of them are the ending's).
+    """Return (tokens of query and ending together, number of the ending's tokens).
 
-    The two are joined by a space, which belongs to the ending's first token; so do the spaces that end the query.
+    A space joins the two and belongs to the ending's first token; so do trailing spaces of the query.
     """
     context = query.rstrip()
     tokens = encoding.encode_ordinary(query + " " + ending)
@@ -289,13 +168,13 @@ def score(
     autocast: Callable[[], AbstractContextManager[Any]],
     stop: Callable[[], None] | None = None,
 ) -> HellaSwag:
-    """Every ending of every item in batches of at most batch_tokens padded tokens, endings of a length together.
+    """Score every ending of every item, in batches of at most batch_tokens padded tokens sorted by length.
 
-    What exceeds block_size + 1 tokens is cut from the left, the query first. `stop` is called before each batch
-    and raises to end the scoring. HellaSwagError where a log-likelihood is not a number, and where there is no item.
+    Rows longer than block_size + 1 tokens are truncated from the left, the query first. `stop` is called before each
+    batch and raises to end the scoring. HellaSwagError if a log-likelihood is NaN or there is no item.
     """
     if not items:
-        raise HellaSwagError("no HellaSwag items to score; right: at least one")
+        raise HellaSwagError("there are no HellaSwag items to score; fix: at least one item")
     pairs = [encode_pair(encoding, item.query, ending) for item in items for ending in item.endings]
     rows = [(tokens[-(block_size + 1) :], scored) for tokens, scored in pairs]
     sums = [0.0] * len(rows)
@@ -312,9 +191,9 @@ def score(
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows, longest first (what does not fit in memory fails at once): rows x longest <= batch_tokens.
+    """Yield batches of row indices, longest rows first, with rows x longest <= batch_tokens.
 
-    A row that is longer than batch_tokens is a batch of its own.
+    Longest first makes a batch that exceeds memory fail at the start. A row longer than batch_tokens forms one batch.
     """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -327,7 +206,7 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 
 def _pad(rows: Sequence[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids_BT, targets_BT), int64: padded at the right with 0, which no earlier position sees, and target -1."""
+    """Return (ids_BT, targets_BT), int64. Right padding: id 0, which no earlier position attends to, and target -1."""
     T = max(len(tokens) for tokens, _ in rows) - 1
     ids_BT = torch.zeros(len(rows), T, dtype=torch.int64)
     targets_BT = torch.full((len(rows), T), -1, dtype=torch.int64)
@@ -342,7 +221,7 @@ def _pad(rows: Sequence[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Ten
 def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> HellaSwag:
     for number, values in enumerate(log_likelihoods):
         if any(math.isnan(value) for value in values):
-            raise HellaSwagError(f"HellaSwag item {number}: the log-likelihoods {values} are not numbers")
+            raise HellaSwagError(f"HellaSwag item {number}: log-likelihoods {values} contain NaN")
     choices = [_largest(values) for values in log_likelihoods]
     choices_norm = [
         _largest([value / len(ending) for value, ending in zip(values, item.endings, strict=True)])
@@ -368,12 +247,12 @@ def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> Hella
 
 
 def _largest(values: Sequence[float]) -> int:
-    """The index of the largest value, the first of equals."""
+    """Return the index of the largest value; the first of equal ones."""
     return max(range(len(values)), key=values.__getitem__)
 
 
 def _accuracy(correct: Sequence[bool]) -> tuple[float, float | None]:
-    """(p, sqrt(p (1 - p) / (n - 1))): the standard error of a mean from the sample's standard deviation."""
+    """Return (p, sqrt(p (1 - p) / (n - 1))): the mean and its standard error."""
     n = len(correct)
     p = sum(correct) / n
     return p, math.sqrt(p * (1 - p) / (n - 1)) if n > 1 else None

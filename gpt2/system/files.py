@@ -1,4 +1,4 @@
-"""Atomic writes: a file is replaced at once or stays as it was. Standard library only."""
+"""Write files atomically: a file is replaced completely or stays unchanged. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """The same plain data with NaN and infinities as None, since JSON has none."""
+    """Return plain data with NaN and infinities replaced by None, because JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -20,12 +20,12 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace the file at once: temporary name, flush to disk, rename."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file atomically: write a temporary file, flush it to the disk, rename it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -33,6 +33,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Replace the file atomically by `text` in UTF-8."""
+    write_bytes(path, text.encode())
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Replace the file at once by `value` as JSON."""
+    """Replace the file atomically by `value` as JSON."""
     write_text(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")

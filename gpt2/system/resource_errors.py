@@ -1,7 +1,7 @@
-"""Memory or disk that ran out, recognised whatever the library called it.
+"""Recognise errors of exhausted memory or disk, whichever library raises them.
 
 torch raises OutOfMemoryError for CUDA and ROCm allocations, and plain RuntimeErrors for the CPU's allocator, for
-cuBLAS and hipBLAS handles, and for a file that could not be written.
+cuBLAS and hipBLAS handles, and for a file that it could not write.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ OUT_OF_MEMORY = (
     "BLAS_STATUS_ALLOC_FAILED",
     "could not create a memory object",  # oneDNN
 )
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # no space, over quota, over the limit of a file's size
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # no space, over quota, over the file size limit
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this error, or one that it was raised from, says that memory ran out."""
+    """Whether this error or one of its causes says that memory ran out."""
     return any(
         isinstance(link, MemoryError)
         or type(link).__name__ == "OutOfMemoryError"
@@ -34,24 +34,24 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def disk_full(error: BaseException) -> bool:
-    """Whether this error, or one that it was raised from, says that the disk is full."""
+    """Whether this error or one of its causes says that the disk is full."""
     return any(isinstance(link, OSError) and link.errno in FULL for link in chain(error))
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that it was raised from."""
+    """Yield the error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def free_bytes(path: Path) -> int:
-    """What an ordinary user may still write at `path`, which need not exist yet."""
+    """Return the bytes that an ordinary user can still write at `path`, which need not exist."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 def gib(count: float) -> str:
-    """Bytes as a reader wants them: 3.2 GiB, 870 MiB."""
+    """Format bytes: 3.2 GiB, 870 MiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM, SIGHUP and the first SIGINT are noted, and honoured at the next safe place."""
+"""Stop on request: SIGTERM, SIGHUP and the first SIGINT set a flag, which the run checks at safe points."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """On Linux, have the system send this process the signal when its parent dies, so that none is left behind."""
+    """On Linux, ask the kernel to send this process the signal when its parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop; nothing is wrong. Not an Exception, so that no handler swallows it."""
+    """A signal asked the run to stop. Not an Exception, so that no `except Exception` catches it."""
 
 
 class Stop:
-    """Set by a signal; `check` raises Interrupted once it is. A second SIGINT ends the process at once."""
+    """Flag set by a signal; `check` then raises Interrupted. A second SIGINT ends the process immediately."""
 
     def __init__(self) -> None:
         self.requested = ""
         self._interrupts = 0
 
     def install(self, parent: int = 0) -> Stop:
-        """Take over the signals, and on Linux ask for SIGTERM when the parent dies; `parent` may have died before."""
+        """Install the handlers; on Linux also request SIGTERM at the parent's death. `parent` may already be dead."""
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._note)
         end_with_parent(signal.SIGTERM)
@@ -44,5 +44,6 @@ class Stop:
         self.requested = signal.Signals(number).name
 
     def check(self) -> None:
+        """Raise Interrupted if a signal asked to stop."""
         if self.requested:
             raise Interrupted(self.requested)

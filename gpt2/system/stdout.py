@@ -1,4 +1,4 @@
-"""Standard output that may go away without taking the study with it."""
+"""Standard output that may close without ending the study."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import errno
 import os
 from typing import Any, TextIO
 
-GONE = (errno.EPIPE, errno.EIO)  # the reader of a pipe ended; the terminal was closed
+CLOSED = (errno.EPIPE, errno.EIO)  # the reader of a pipe ended; the terminal closed
 
 
 class LastingOutput:
-    """Passes everything on to `stream`; once nobody reads it any more, what is written goes nowhere.
+    """Forward writes to `stream`; after the stream closes, discard them.
 
-    A study that was started in a terminal, or whose output is piped into a viewer, is worth more than its output.
+    A study goes on when its terminal closes or the viewer of its output ends.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -25,17 +25,17 @@ class LastingOutput:
         try:
             return self._stream.write(text)
         except OSError as error:
-            self._gone(error)
+            self._discard(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError as error:
-            self._gone(error)
+            self._discard(error)
 
-    def _gone(self, error: OSError) -> None:
-        if error.errno not in GONE:
+    def _discard(self, error: OSError) -> None:
+        if error.errno not in CLOSED:
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())

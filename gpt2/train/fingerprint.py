@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gpt2.artifacts import provenance, run_record
-from gpt2.artifacts.revision import revision
+from gpt2.artifacts.provenance import revision
 from gpt2.data import tokenizer
 from gpt2.hardware import resolve
 from gpt2.model.init import weights_digest
@@ -45,7 +45,7 @@ def initial_record(
             "validation": hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
         },
         "target": resolve.target_record(resolved),
-        "environment": provenance.record(),
+        "environment": provenance.environment_record(),
         "batch": dataclasses.asdict(plan.batch),
         "parameters": sum(p.numel() for p in stepper.model.parameters()),
     }

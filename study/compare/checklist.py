@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpt2.artifacts.equivalent_code import COMPUTING, changed_code
 from gpt2.artifacts.provenance import FORMAT, VARIABLES
 from ra.names import LEARNED
 from study.compare.checklist_rows import (
@@ -202,35 +203,49 @@ def _variables(studies: Sequence[Study]) -> list[Check]:
 
 
 def _code(studies: Sequence[Study]) -> list[Check]:
-    """The modules that the runs had loaded, by hash: gpt2 and ra compute, the rest plans and tells.
+    """Compare the modules that the runs had loaded, by digest.
 
-    Records without hashes are judged by commit alone, which says enough only where it is one and nothing was changed.
+    Modules known to compute the same as each other count as equal (gpt2.artifacts.equivalent_code). Records without
+    digests are judged by commit alone: equal if all have one commit and no uncommitted change.
     """
     shared = set.intersection(*(study.variants for study in studies))
     members = [[member for member in study.members if member.run.variant in shared] for study in studies]
     if not all(_hashes(member) for own in members for member in own):
         return [_by_commit(members)]
-    computing = ("gpt2.", "ra.", "aqn.", "numerics.", "rl.")
-    telling = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
+    planning = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
     may = "the runs may compute something else"
     return [
-        _modules(members, "code that computes", computing, FATAL, may),
-        _modules(members, "code that plans and tells", telling, HARMLESS, "what it decides is on record"),
+        _modules(members, "code that computes", COMPUTING, FATAL, may),
+        _modules(members, "code that plans and reports", planning, HARMLESS, "its decisions are recorded"),
     ]
 
 
 def _modules(
     members: list[list[Member]], subject: str, packages: tuple[str, ...], severity: str, reason: str
 ) -> Check:
-    """The modules of some packages; one that only some of the studies had loaded differs as well."""
+    """Compare the modules of some packages. A module that only some of the studies loaded counts as different."""
+    loaded = [
+        {
+            name: digest
+            for member in own
+            for name, digest in _hashes(member).items()
+            if name.startswith(packages)
+        }
+        for own in members
+    ]
     seen: list[set[tuple[str, str]]] = [
-        {item for member in own for item in _hashes(member).items() if item[0].startswith(packages)}
+        {
+            item
+            for member in own
+            for item in changed_code(_hashes(member)).items()
+            if item[0].startswith(packages)
+        }
         for own in members
     ]
     common = seen[0].intersection(*seen[1:])
     differing = sorted({name for own in seen for name, _ in own - common})
     if not differing:
-        return _check("code", subject, EQUAL, [f"{len(own)} modules" for own in seen], "")
+        return _check("code", subject, EQUAL, [f"{len(own)} modules" for own in loaded], "")
     values = [
         ", ".join(f"{name} {digest[:6]}" for name, digest in sorted(own) if name in differing) or "-"
         for own in seen

@@ -17,7 +17,7 @@ from gpt2.artifacts.experiment_loggers import ExperimentLoggers
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config, Symbols
 from gpt2.data import dataset
-from gpt2.eval import hellaswag
+from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.hardware import resolve
 from gpt2.hardware.detect import detected_target_name
 from gpt2.system import files
@@ -161,8 +161,10 @@ class Study:
         """Once for the study: where HellaSwag's items are, or why there are none, for every run to read."""
         found = {"absent": "CONFIG_HELLASWAG is off"}
         if self.config.evaluation.hellaswag:
-            source = hellaswag.obtain(self.config.evaluation, self.config.data.directory, report=print)
-            if isinstance(source, hellaswag.Absent):
+            source = hellaswag_download.obtain(
+                self.config.evaluation, self.config.data.directory, report=print
+            )
+            if isinstance(source, hellaswag_download.Absent):
                 found = {"absent": source.reason}
                 print(f"HellaSwag: absent, and recorded as absent: {source.reason}")
             else:

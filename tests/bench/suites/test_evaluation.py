@@ -15,7 +15,7 @@ from bench.cases import find_shape
 from bench.suites import evaluation
 from gpt2.config.config import TargetConfig
 from gpt2.data import tokenizer
-from gpt2.eval import hellaswag
+from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.eval.hellaswag import Item
 from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
@@ -212,11 +212,11 @@ def test_the_suite_measures_prints_and_saves(
     one_thread: None, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (elsewhere / "data").mkdir()
-    shutil.copy(FIXTURE, elsewhere / "data" / hellaswag.FILE_NAME)
+    shutil.copy(FIXTURE, elsewhere / "data" / hellaswag_download.FILE_NAME)
     monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda requested: 1)
     found = run_small(evaluation.SUITE, elsewhere, monkeypatch, shape="tiny", rounds=2, seconds=0)
     shown = capsys.readouterr().out
-    assert f"the items of data/{hellaswag.FILE_NAME}" in shown
+    assert f"the items of data/{hellaswag_download.FILE_NAME}" in shown
     assert "2 rounds, median [95 % interval; below 6 rounds the range]" in shown
     assert (found["schema"], found["suite"]) == (3, "evaluation")
     assert {"created", "device", "dtype", "target", "environment"} <= set(found)

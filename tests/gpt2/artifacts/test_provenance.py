@@ -1,4 +1,3 @@
-import hashlib
 import json
 import subprocess
 import sys
@@ -8,13 +7,14 @@ import numpy as np
 import torch
 
 from gpt2.artifacts import provenance, run_record
+from gpt2.artifacts.equivalent_code import module_digest
 
 SCHEMA = json.loads(Path(run_record.__file__).with_name("run.schema.json").read_text())
 ROOT = Path(run_record.__file__).parents[2]
 
 
 def test_the_environment_follows_the_schema_and_has_all_of_its_keys() -> None:
-    seen = provenance.record({})
+    seen = provenance.environment_record({})
     assert set(seen) == set(SCHEMA["properties"]["environment"]["properties"])
     assert run_record.validate(run_record.blank("B0", "B", 0) | {"environment": seen}) == []
     assert (seen["numpy"], seen["threads"]) == (np.__version__, torch.get_num_threads())
@@ -27,13 +27,16 @@ def test_a_record_without_an_environment_is_still_read() -> None:
 
 def test_only_variables_that_change_numbers_are_kept_and_never_a_secret_beside_them() -> None:
     given = {"NVIDIA_TF32_OVERRIDE": "0", "API_TOKEN": "secret", "OMP_NUM_THREADS": "2"}
-    assert provenance.record(given)["variables"] == {"NVIDIA_TF32_OVERRIDE": "0", "OMP_NUM_THREADS": "2"}
+    assert provenance.environment_record(given)["variables"] == {
+        "NVIDIA_TF32_OVERRIDE": "0",
+        "OMP_NUM_THREADS": "2",
+    }
 
 
 def test_the_code_on_record_is_that_of_the_loaded_modules_and_of_no_other_package() -> None:
     code = provenance.loaded_code()
     source = (ROOT / "gpt2" / "artifacts" / "provenance.py").read_bytes()
-    assert hashlib.sha256(source).hexdigest().startswith(code["gpt2.artifacts.provenance"])
+    assert module_digest(source) == code["gpt2.artifacts.provenance"]
     assert not {name for name in code if name.split(".")[0] in ("torch", "numpy", "json")}
 
 

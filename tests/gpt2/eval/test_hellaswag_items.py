@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpt2.config.config import EvaluationConfig
-from gpt2.eval import hellaswag
-from gpt2.eval.hellaswag import Absent, HellaSwagError
+from gpt2.eval import hellaswag, hellaswag_download
+from gpt2.eval.hellaswag import HellaSwagError
+from gpt2.eval.hellaswag_download import Absent
 from tests.hellaswag_items import FIXTURE, real_items
 
 
@@ -46,14 +47,14 @@ GOOD = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
     [
         (json.dumps({k: v for k, v in GOOD.items() if k != "ctx_b"}), '"ctx_b" is missing'),
         (json.dumps({k: v for k, v in GOOD.items() if k != "label"}), '"label" is missing'),
-        (json.dumps(GOOD | {"label": ""}), '"label" is ""; right: 0 .. 3'),
+        (json.dumps(GOOD | {"label": ""}), '"label" is ""; fix: 0 .. 3'),
         (json.dumps(GOOD | {"label": 4}), '"label" is 4'),
         (json.dumps(GOOD | {"label": True}), '"label" is true'),
         (json.dumps(GOOD | {"label": 1.0}), '"label" is 1.0'),
         (json.dumps(GOOD | {"endings": ["a", "b"]}), "a list of 4 texts"),
         (json.dumps(GOOD | {"endings": "abcd"}), "a list of 4 texts"),
         (json.dumps(GOOD | {"endings": ["a", "b", "[x]", "d"]}), '"endings"[2] has no text'),
-        (json.dumps(GOOD | {"ctx_a": None}), '"ctx_a" is null; right: a text'),
+        (json.dumps(GOOD | {"ctx_a": None}), '"ctx_a" is null; fix: a text'),
         ("[1, 2]", "list instead of a JSON object"),
         ('{"ind": 3, "activity', "not JSON"),
     ],
@@ -185,7 +186,7 @@ def evaluation(file: Path | None = None) -> EvaluationConfig:
 
 
 def obtain(directory: Path, url: str, timeout_seconds: float = 10.0) -> Path | Absent:
-    return hellaswag.obtain(
+    return hellaswag_download.obtain(
         evaluation(), directory, lambda text: None, url=url, timeout_seconds=timeout_seconds, sha256=DIGEST
     )
 
@@ -248,6 +249,6 @@ def test_a_named_file_is_used_as_it_is_and_must_exist(tmp_path: Path) -> None:
     def unused(text: str) -> None:
         raise AssertionError(text)
 
-    assert hellaswag.obtain(evaluation(FIXTURE), tmp_path, unused) == FIXTURE
+    assert hellaswag_download.obtain(evaluation(FIXTURE), tmp_path, unused) == FIXTURE
     with pytest.raises(HellaSwagError, match=r"CONFIG_HELLASWAG_FILE=.*none\.jsonl is not a file"):
-        hellaswag.obtain(evaluation(tmp_path / "none.jsonl"), tmp_path, unused)
+        hellaswag_download.obtain(evaluation(tmp_path / "none.jsonl"), tmp_path, unused)

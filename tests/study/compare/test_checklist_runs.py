@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from gpt2.artifacts.equivalent_code import equivalent_versions
 from study.compare import build
 from study.compare.markdown import terminal
 from tests.study.compared import SCORE, Change, Settings, a_study, recorded, setting, unchanged
@@ -50,7 +51,8 @@ ONE_THING = [
     (recorded("environment", "code", "gpt2.train.optimizer", to="eeee"),
      "code that computes", "fatal", "train.optimizer eeee"),
     (recorded("environment", "code", "ra.new", to="eeee"), "code that computes", "fatal", "ra.new"),
-    (recorded("environment", "code", "study.runner.plan", to="eeee"), "code that plans and tells", "harmless", "eeee"),
+    (recorded("environment", "code", "study.runner.plan", to="eeee"),
+     "code that plans and reports", "harmless", "eeee"),
     (recorded("environment", "variables", to={"NVIDIA_TF32_OVERRIDE": "0"}), "NVIDIA_TF32_OVERRIDE", "fatal", "0"),
     (recorded("environment", "variables", to={"MKL_CBWR": "AVX2"}), "MKL_CBWR", "harmless", "AVX2"),
     (recorded("fingerprint", "schedule", to="other"), "optimizer and budget, as hashed", "fatal", "other"),
@@ -123,6 +125,44 @@ def test_older_records_are_read_and_what_they_lack_is_said(first: Path, tmp_path
         [first, a_study(tmp_path / "three", lambda v, c: (older(v, c), v.update(dirty=True))[0])]
     )
     assert dirty.reasons == ["not recorded, so that it cannot be shown to agree: code that computes"]
+
+
+def loading(version: str, **changed: str) -> Change:
+    """Records whose runs loaded the computing modules of a version, some of them changed."""
+    modules = dict(equivalent_versions()[version])
+    code = modules | {name.replace("__", "."): digest for name, digest in changed.items()}
+    assert set(code) == set(modules)
+    return recorded("environment", "code", to=code)
+
+
+def test_records_from_before_the_modules_were_renamed_compare_with_new_ones(tmp_path: Path) -> None:
+    old = a_study(tmp_path / "old", loading("reference"))
+    new = a_study(tmp_path / "new", loading("present"))
+    made = build.build_comparison([old, new])
+    assert {check.subject: check.status for check in made.checks if check.group == "code"} == {
+        "commit": "equal",
+        "uncommitted changes": "equal",
+        "code that computes": "equal",
+        "code that plans and reports": "equal",
+    }
+    assert made.absolute
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        (loading("reference", gpt2__again="0" * 16), loading("present"), "gpt2.model.recompute"),
+        (loading("reference"), loading("present", ra__attention="0" * 16), "ra.attention"),
+    ],
+)
+def test_a_changed_computing_module_is_fatal_on_either_side_of_the_renaming(
+    tmp_path: Path, old: Change, new: Change, named: str
+) -> None:
+    made = build.build_comparison([a_study(tmp_path / "old", old), a_study(tmp_path / "new", new)])
+    fatal = [check for check in made.checks if check.status == "fatal"]
+    assert [check.subject for check in fatal] == ["code that computes"]
+    assert fatal[0].reason.startswith(f"{named}: ")
+    assert not made.absolute
 
 
 def test_hellaswag_on_other_items_is_said_and_forbids_no_comparison_of_losses(tmp_path: Path) -> None:

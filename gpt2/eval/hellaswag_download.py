@@ -1,0 +1,111 @@
+"""Find HellaSwag's validation file: a configured copy, an earlier download, or the original from the network."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.config.config import EvaluationConfig
+from gpt2.eval.hellaswag import HellaSwagError
+from gpt2.system.errors import one_line
+from gpt2.system.files import write_bytes
+
+URL = "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
+SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
+FILE_NAME = "hellaswag_val.jsonl"
+STALL_SECONDS = 10.0  # without a byte from the server
+MAX_BYTES = 64 * 2**20  # the original is 12 MB
+REMEDY = "fix: set CONFIG_HELLASWAG_FILE to a copy"
+
+
+@dataclass(frozen=True)
+class Absent:
+    """HellaSwag's file is missing, and why."""
+
+    reason: str
+
+
+class DownloadError(RuntimeError):
+    """The server sent no complete file in time."""
+
+
+def obtain(
+    evaluation: EvaluationConfig,
+    data_dir: Path,
+    report: Callable[[str], None],
+    url: str = URL,
+    timeout_seconds: float = 20.0,
+    sha256: str = SHA256,
+) -> Path | Absent:
+    """Return the path of the items, downloading the original if necessary.
+
+    A download ends after `timeout_seconds` in all, or after STALL_SECONDS without a byte. A failed download gives
+    Absent. A configured file that does not exist is a HellaSwagError.
+    """
+    configured = evaluation.hellaswag_file
+    if configured is not None:
+        if not configured.is_file():
+            raise HellaSwagError(
+                f"CONFIG_HELLASWAG_FILE={configured} is not a file; fix: name a .jsonl of items, or leave it empty to "
+                "download"
+            )
+        return configured
+    path = data_dir / FILE_NAME
+    try:
+        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
+            return path
+        report(f"HellaSwag: downloading {url} (at most {timeout_seconds:g} s)")
+        content = _download(url, timeout_seconds)
+        found = hashlib.sha256(content).hexdigest()
+        if found != sha256:
+            return Absent(f"{url} has SHA-256 {found[:12]}..., not {sha256[:12]}...; {REMEDY}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content)
+    except (DownloadError, OSError) as error:
+        return Absent(f"HellaSwag cannot be downloaded from {url}: {one_line(error)}; {REMEDY}")
+    return path
+
+
+def _download(url: str, timeout_seconds: float) -> bytes:
+    """Return the whole body, or raise DownloadError after `timeout_seconds` at most.
+
+    A daemon thread downloads: name resolution and slow headers have no deadline of their own.
+    """
+    outcome: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+    deadline = time.monotonic() + timeout_seconds
+
+    def work() -> None:
+        try:
+            outcome.put(_read_body(url, deadline, min(STALL_SECONDS, timeout_seconds)))
+        except Exception as error:
+            outcome.put(error)
+
+    threading.Thread(target=work, name="hellaswag-download", daemon=True).start()
+    try:
+        result = outcome.get(timeout=timeout_seconds)
+    except queue.Empty:
+        raise DownloadError(f"no complete answer within {timeout_seconds:g} s") from None
+    if isinstance(result, Exception):
+        raise DownloadError(one_line(result)) from result
+    return result
+
+
+def _read_body(url: str, deadline: float, stall_seconds: float) -> bytes:
+    content = bytearray()
+    with urllib.request.urlopen(url, timeout=stall_seconds) as response:
+        expected = response.headers.get("Content-Length")
+        while chunk := response.read1(1 << 16):
+            content += chunk
+            if len(content) > MAX_BYTES:
+                raise DownloadError(f"more than {MAX_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise DownloadError(f"only {len(content)} bytes when time was up")
+    if expected is not None and len(content) != int(expected):
+        raise DownloadError(f"the connection ended after {len(content)} of {expected} bytes")
+    return bytes(content)

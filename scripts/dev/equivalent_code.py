@@ -1,0 +1,43 @@
+"""List the current computing modules as equivalent to the reference commit, after the reference runs pass.
+
+Run it after a change of gpt2 or ra that changes no number: python -m scripts.dev.equivalent_code
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gpt2.artifacts.equivalent_code import TABLE, equivalent_versions, is_project_computing, module_digest
+from gpt2.system.errors import UserError, run_command
+from gpt2.system.files import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIDENCE = "tests/gpt2/train/test_reference_runs.py"
+
+
+def present_modules(root: Path = ROOT) -> dict[str, str]:
+    """Return module -> digest of the computing modules in the working tree."""
+    found = {}
+    for top in ("gpt2", "ra"):
+        for path in sorted((root / top).rglob("*.py")):
+            name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+            if is_project_computing(name):
+                found[name] = module_digest(path.read_bytes())
+    return found
+
+
+def main() -> None:
+    """Run the evidence, then write the table."""
+    if subprocess.run([sys.executable, "-m", "pytest", "-q", EVIDENCE], cwd=ROOT).returncode:
+        raise UserError(
+            f"{EVIDENCE} fails: the code computes other numbers than the reference; the table is unchanged. "
+            "fix: make the test pass"
+        )
+    write_json(TABLE, dict(equivalent_versions()) | {"present": present_modules()})
+    print(f"wrote {TABLE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    run_command(main)
