@@ -328,7 +328,7 @@ class Config:
 
 
 def load_config(path: Path | str) -> Config:
-    """Load the .config at `path`. ConfigError names the first fault."""
+    """The configuration in the .config at `path`; ConfigError for whatever is wrong with it."""
     return Config.from_symbols(read_symbols(path))
 
 

@@ -28,7 +28,7 @@ class TorchDevices:
 
     kind: str  # "cuda", "rocm" or "cpu"
     torch: str
-    gpus: tuple[TorchDevice, ...] = ()
+    devices: tuple[TorchDevice, ...] = ()
     runtime: str = ""
     trouble: str = ""
 

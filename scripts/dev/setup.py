@@ -115,10 +115,10 @@ def works(code: str) -> bool:
 def make_venv() -> None:
     if works(""):
         return
-    created = subprocess.run(
+    made = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
     )
-    if created.returncode:
+    if made.returncode:
         raise SetupError(
             "python3 could not create a virtual environment; fix: install python3-venv (on Debian and Ubuntu), "
             "or name an interpreter that has torch: make PYTHON=python3"

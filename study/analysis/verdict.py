@@ -1,4 +1,4 @@
-"""Real changes against the equivalent arms: what a table of losses allows one to say of each. Needs no torch."""
+"""The verdict on each real change: a paired t test over seeds against the mean of the control arms. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,94 +6,78 @@ import math
 from dataclasses import dataclass
 
 from ra.names import is_control_arm
-from study.analysis.allowance import NO_ALLOWANCE, Allowance, Allowances
-from study.analysis.evidence import Losses
-from study.stats.statistics import CONFIDENCE, AgainstFloor, Interval, against_floor, holm, noise_floor
+from study.analysis.equivalence import Losses, control_losses
+from study.stats.statistics import CONFIDENCE, PairedTest, holm, mean, paired_t
 
-MATTERS = 0.1  # of half an interval: an allowance that is worth words
+BETTER = "better"
+WORSE = "worse"
+EQUIVALENT = "equivalent"
+CANNOT_TELL = "cannot tell"
+
+VERDICT_SEEDS = 3  # fewer have no verdict
+MARGIN = math.log(1.01)  # nats: 1 % of perplexity, where plan.json names no margin
 
 
-@dataclass
-class Judged:
-    """A variant that is a real change, against the mean of the equivalent arms at the same seeds."""
+@dataclass(frozen=True)
+class Verdict:
+    """A real change against the mean of the control arms at the same seeds.
+
+    word: BETTER, WORSE, EQUIVALENT or CANNOT_TELL. test: of the differences, in nats. controls: the number of control
+    arms at each seed. adjusted_p: Holm's, over the variants judged together; None under VERDICT_SEEDS. margin: in
+    nats, of EQUIVALENT.
+    """
 
     variant: str
-    result: AgainstFloor
-    adjusted_p: float  # Holm's, over the variants judged together
+    word: str
+    test: PairedTest
+    controls: list[int]
+    adjusted_p: float | None
     judged_together: int
-    allowance: Allowance = NO_ALLOWANCE  # of the difference; adjusted_p is of what it leaves
-
-    def allowed(self, interval: Interval) -> Interval:
-        """The interval with room for all that the allowance may be worth."""
-        if self.allowance.move is None:
-            return Interval(interval.mean, -math.inf, math.inf, interval.count)
-        return interval.reaching(self.allowance.move)
+    margin: float
 
     @property
-    def beyond_noise(self) -> bool:
-        """Whether more may be said than "cannot tell"; of a variant that varies more, by its own spread as well."""
-        apart = all(self.allowed(interval).contains_zero is False for interval in self._tests)
-        return apart and self.adjusted_p < 1 - CONFIDENCE
-
-    @property
-    def allowance_matters(self) -> bool:
-        """Whether it moves a bound visibly, or decides."""
-        difference, move = self.result.difference, self.allowance.move
-        if move is None or difference.low is None:
-            return False
-        return self.is_owed or abs(move) > MATTERS * (difference.mean - difference.low)
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether it is the allowance that stands between the variant and a verdict."""
-        apart = all(interval.contains_zero is False for interval in self._tests)
-        return apart and any(self.allowed(interval).contains_zero for interval in self._tests)
-
-    @property
-    def _tests(self) -> list[Interval]:
-        return [self.result.difference, *([self.result.own] if self.result.varies_more else [])]
+    def seeds(self) -> int:
+        return self.test.difference.count
 
 
-def arms_of(table: Losses, seeds: list[int] | None = None) -> list[list[float]]:
-    """The losses of the equivalent arms at each of the seeds (all by default).
-
-    Arms that agree to the last bit are one arm under two names (RALATE and RAALT on two layers): counted once, so
-    that they do not make the noise look smaller.
-    """
-    if seeds is None:
-        seeds = sorted({seed for own in table.values() for seed in own})
-    arms = {name: own for name, own in table.items() if is_control_arm(name)}
-    return [list(dict.fromkeys(own[seed] for own in arms.values() if seed in own)) for seed in seeds]
-
-
-def fewest_arms(table: Losses) -> list[int]:
-    """How many arms each seed has, at the seeds of the real change that has the fewest; of all where there is none."""
-    changes = [list(own) for name, own in table.items() if not is_control_arm(name)]
-    at_seeds = [arms_of(table, seeds) for seeds in changes] or [arms_of(table)]
-    counts = [[len(arms) for arms in found if arms] for found in at_seeds]
-    return min((found for found in counts if found), key=len, default=[])
-
-
-def judge(table: Losses, allowances: Allowances) -> list[Judged]:
-    """Every real change that has arms. p-values are adjusted over those of which the allowance is known."""
-    floor = noise_floor(arms_of(table))
-    allowed = {name: allowances.get(name, NO_ALLOWANCE) for name in table if not is_control_arm(name)}
-    results: dict[str, AgainstFloor] = {}
-    for name, allowance in allowed.items():
-        own = table[name]
-        pairs = list(zip(own.values(), arms_of(table, list(own)), strict=True))
-        result = against_floor(pairs, floor, allowance.move or 0.0) if floor else None
-        if result:
-            results[name] = result
-    known = [name for name in results if allowed[name].move is not None]
-    adjusted = dict(zip(known, holm([results[name].p_value for name in known]), strict=True))
+def judge(table: Losses, margin: float = MARGIN) -> list[Verdict]:
+    """Judge every real change that has a seed with a control arm. table: variant -> seed -> final loss in nats."""
+    tests: dict[str, tuple[PairedTest, list[int]]] = {}
+    for name, by_seed in table.items():
+        if is_control_arm(name):
+            continue
+        pairs = zip(by_seed.values(), control_losses(table, list(by_seed)), strict=True)
+        used = [(loss, arms) for loss, arms in pairs if arms]
+        if used:
+            differences = [loss - mean(arms) for loss, arms in used]
+            tests[name] = (paired_t(differences), [len(arms) for _, arms in used])
+    judged = {
+        name: test.p_value
+        for name, (test, _) in tests.items()
+        if test.p_value is not None and test.difference.count >= VERDICT_SEEDS
+    }
+    adjusted = dict(zip(judged, holm(list(judged.values())), strict=True))
     return [
-        Judged(name, result, adjusted.get(name, 1.0), len(known), allowed[name])
-        for name, result in results.items()
+        Verdict(
+            variant=name,
+            word=_word(test, adjusted.get(name), margin),
+            test=test,
+            controls=controls,
+            adjusted_p=adjusted.get(name),
+            judged_together=len(judged),
+            margin=margin,
+        )
+        for name, (test, controls) in tests.items()
     ]
 
 
-def widest(judged: list[Judged]) -> tuple[str, float] | None:
-    """The variant that was seen to vary most beyond the arms, and its spread over seeds in nats."""
-    found = [(seen.result.spread or 0.0, seen.variant) for seen in judged if seen.result.varies_more]
-    return (max(found)[1], max(found)[0]) if found else None
+def _word(test: PairedTest, adjusted_p: float | None, margin: float) -> str:
+    """Better or worse at 5 % after Holm; else equivalent if two one-sided 5 % tests place it within the margin."""
+    if adjusted_p is None:
+        return CANNOT_TELL
+    if adjusted_p < 1 - CONFIDENCE:
+        return BETTER if test.difference.mean < 0 else WORSE
+    low, high = test.narrow.low, test.narrow.high
+    if low is not None and high is not None and -margin < low and high < margin:
+        return EQUIVALENT
+    return CANNOT_TELL

@@ -1,7 +1,7 @@
 """Do the training losses of the same run in two studies coincide at equal iterations, and until where?
 
 The same variant and seed sees the same batches from the same weights, so its two curves differ by rounding at first
-and drift apart as training amplifies it. Two yardsticks: one percent, and the spread of the equivalent arms of one
+and drift apart as training amplifies it. Two yardsticks: one percent, and the spread of the control arms of one
 study at the same seed (the A/A envelope), which differ by nothing but noise.
 """
 
@@ -37,7 +37,7 @@ class Errors:
 class Alignment:
     """One run in two studies. errors |a - b| / a; parts_...: see `parts_at`.
 
-    envelope: the largest errors between two equivalent arms of one seed, in either study; None without two arms.
+    envelope: the largest errors between two control arms of one seed, in either study; None without two arms.
     curve, envelope_curve: running means at up to POINTS iterations, for a figure.
     """
 
@@ -60,7 +60,7 @@ class Alignment:
 
     @property
     def within_envelope(self) -> bool | None:
-        """Whether the two differ by no more than equivalent arms do: at the first step, early and late.
+        """Whether the two differ by no more tha control arms do: at the first step, early and late.
 
         The arms start from the same weights as other functions, so they differ at the first step already, and runs of
         one function on the same batch by rounding alone: beyond the envelope there it is other weights or batches.
@@ -145,7 +145,7 @@ def align(one: Study, other: Study) -> list[Alignment]:
 
 
 def _arms(study: Study, curves: dict[tuple[str, tuple[str, int]], TrainingCurve], seed: int) -> list[Curve]:
-    """The curves of the study's equivalent arms at a seed."""
+    """The curves of the study's control arms at a seed."""
     keys = [key for key in study.keyed() if key[1] == seed and is_control_arm(key[0])]
     return [curves[study.label, key].losses for key in keys]
 

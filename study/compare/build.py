@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ra.names import is_control_arm
-from study.analysis.allowance import NO_ALLOWANCE, Allowance
 from study.compare.alignment import Alignment, align
 from study.compare.checklist import FATAL, Check, blocking, checklist
 from study.compare.load import Member, Study, read_studies
@@ -18,7 +17,7 @@ from study.records.runs import BASELINE, losses
 from study.report.build import common_tokens
 from study.stats.statistics import Interval, mean, mean_interval
 
-ARMS = "equivalent arms"
+ARMS = "control arms"
 
 
 @dataclass
@@ -29,7 +28,7 @@ class AbsoluteRow:
     """
 
     variant: str
-    equivalent: bool
+    control: bool
     seeds: list[int]
     tokens: int
     losses: list[Interval]
@@ -41,9 +40,8 @@ class RelativeRow:
     """A variant against the baseline of its own study, paired by seed; None where the study cannot say."""
 
     variant: str
-    equivalent: bool
+    control: bool
     against_baseline: list[Interval | None]
-    allowances: list[Allowance]  # of these differences
 
 
 @dataclass
@@ -95,7 +93,7 @@ def _reasons(checks: list[Check]) -> list[str]:
 
 
 def _absolute(studies: Sequence[Study]) -> list[AbsoluteRow]:
-    """A row for each shared variant that has a point in common, and one for the equivalent arms taken together."""
+    """A row for each shared variant that has a point in common, and one for the control arms taken together."""
     tables = [study.keyed() for study in studies]
     shared = set.intersection(*(set(table) for table in tables))
     names = ordered({name for name, _ in shared})
@@ -126,7 +124,7 @@ def _absolute_row(
     differences = [[b - a for a, b in zip(values[0], own, strict=True)] for own in values[1:]]
     return AbsoluteRow(
         variant=name,
-        equivalent=all(is_control_arm(one) for one in members),
+        control=all(is_control_arm(one) for one in members),
         seeds=seeds,
         tokens=tokens,
         losses=[mean_interval(own) for own in values],
@@ -142,7 +140,6 @@ def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
             name,
             is_control_arm(name),
             [table[name].against_baseline if name in table else None for table in tables],
-            [table[name].allowance if name in table else NO_ALLOWANCE for table in tables],
         )
         for name in names
     ]

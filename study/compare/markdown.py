@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ra.names import ONE_CLASS
 from study.compare.alignment import RULE, Alignment
 from study.compare.build import Comparison
 from study.compare.checklist import EQUAL, NOT_RECORDED, Check
@@ -12,7 +11,7 @@ from study.compare.ranking import Ranking
 from study.compare.sentences import above_table, counts, error, order_note, ranking_note, sentences
 from study.records.runs import BASELINE
 from study.report.markdown import WIDTH, columns, plain, table, wrap
-from study.report.sentences import change, inert, perplexity, shown
+from study.report.sentences import change, escape_markdown, perplexity, shown
 
 Table = tuple[list[str], list[list[str]]]  # headings, rows
 
@@ -20,7 +19,7 @@ Table = tuple[list[str], list[list[str]]]  # headings, rows
 def checklist_table(comparison: Comparison) -> Table:
     rows = [[check.subject, check.status, *check.values, check.reason] for check in comparison.checks]
     return ["must agree", "", *_labels(comparison), "what it means"], [
-        [inert(cell) for cell in row] for row in rows
+        [escape_markdown(cell) for cell in row] for row in rows
     ]
 
 
@@ -31,7 +30,7 @@ def main_table(comparison: Comparison, brief: bool = False) -> Table:
         changes = [f"{label} against {labels[0]}" for label in labels[1:]]
         return ["variant", "seeds", "tokens", *labels, *changes], [
             [
-                inert(row.variant),
+                escape_markdown(row.variant),
                 ", ".join(map(str, row.seeds)),
                 f"{row.tokens:,}",
                 *(perplexity(loss.mean) if brief else shown(loss) for loss in row.losses),
@@ -42,11 +41,8 @@ def main_table(comparison: Comparison, brief: bool = False) -> Table:
     headings = ["variant", *(f"{label}: against its {BASELINE}" for label in labels)]
     return headings, [
         [
-            inert(row.variant),
-            *(
-                change(interval, row.equivalent, allowance=allowance)
-                for interval, allowance in zip(row.against_baseline, row.allowances, strict=True)
-            ),
+            escape_markdown(row.variant),
+            *(change(interval, row.control) for interval in row.against_baseline),
         ]
         for row in comparison.relative
     ]
@@ -60,7 +56,7 @@ def alignment_table(lines: list[Alignment]) -> Table:
     ]  # fmt: skip
     return headings, [
         [
-            inert(line.run),
+            escape_markdown(line.run),
             f"{line.iterations:,}",
             error(line.errors.first),
             error(line.errors.early),
@@ -85,7 +81,7 @@ def _parts_from_envelope(line: Alignment) -> str:
 def ranking_table(ranking: Ranking) -> Table:
     return ["variant", "perplexity", "place seen", "places that noise permits"], [
         [
-            inert(one.variant) + (" (one class)" if one.equivalent else ""),
+            escape_markdown(one.variant) + (" (one class)" if one.control else ""),
             shown(one.loss),
             str(one.place),
             _places(one.low, one.high),
@@ -98,7 +94,7 @@ def across_table(comparison: Comparison) -> Table:
     """The places that noise permits in each study, among the variants that all of them have."""
     return ["variant", *(f"places in {label}" for label in _labels(comparison)), "the studies"], [
         [
-            inert(row.variant) + (" (one class)" if row.equivalent else ""),
+            escape_markdown(row.variant) + (" (one class)" if row.control else ""),
             *(_places(*seen) if seen else "-" for seen in row.places),
             row.agreement,
         ]
@@ -115,24 +111,24 @@ def pairs(comparison: Comparison) -> list[tuple[str, list[Alignment]]]:
     found: dict[tuple[str, str], list[Alignment]] = {}
     for line in comparison.alignments:
         found.setdefault(line.studies, []).append(line)
-    return [(" and ".join(map(inert, names)), lines) for names, lines in found.items()]
+    return [(" and ".join(map(escape_markdown, names)), lines) for names, lines in found.items()]
 
 
 def _labels(comparison: Comparison) -> list[str]:
-    return [inert(study.label) for study in comparison.studies]
+    return [escape_markdown(study.label) for study in comparison.studies]
 
 
 ALIGNMENT = (
     "Relative difference of the training losses of the same run in two studies: at the first shared iteration, and the "
-    "means over the first and the last tenth. A/A is the largest such difference between two equivalent arms of one "
+    "means over the first and the last tenth. A/A is the largest such difference between two control arms of one "
     "seed in either study; arms start as other functions of the same weights, so a first step beyond it is one of "
     "other weights, batches or precision. A curve parts at the first iteration that is beyond, as is the mean of those "
     "that follow."
 )
 RANKING = (
-    "A place is known only as far as noise permits: equivalent arms stand together at their mean and share one range "
+    "A place is known only as far as noise permits: control arms share their mean and one range "
     "of places; a real change is above or below them by its study's own verdict, and two real changes are told apart "
-    "by a paired t test over the seeds, adjusted by Holm's method over the pairs, beyond what unequal time is worth."
+    "by a paired t test over the seeds, adjusted by Holm's method over the pairs."
 )
 ACROSS = "Places that noise permits, among the variants that all studies have; the studies agree on a variant where "
 ACROSS += "they tell it from the same others, towards the same side."
@@ -158,7 +154,7 @@ def _alignment_section(comparison: Comparison) -> list[str]:
 
 
 def _ranking_section(comparison: Comparison) -> list[str]:
-    lines = ["", "## Order of the variants", "", f"{RANKING} {ONE_CLASS}"]
+    lines = ["", "## Order of the variants", "", RANKING]
     lines += ["", order_note(comparison)]
     if any(ranking.places for ranking in comparison.rankings) and comparison.across:
         lines += ["", ACROSS, "", *table(*across_table(comparison))]
@@ -171,13 +167,17 @@ def _ranking_section(comparison: Comparison) -> list[str]:
 def _runs_section(comparison: Comparison) -> list[str]:
     lines = ["", "## Runs that are not counted", ""]
     rows = [
-        [inert(study.label), inert(run.name), run.status, inert(run.why_not)]
+        [escape_markdown(study.label), escape_markdown(run.name), run.status, escape_markdown(run.why_not)]
         for study in comparison.studies
         for run in study.report.runs
         if not run.used
     ]
     lines += table(["study", "run", "status", "why"], rows) if rows else ["None: every run counts."]
-    notes = [f"- {inert(study.label)}: {inert(note)}" for study in comparison.studies for note in study.notes]
+    notes = [
+        f"- {escape_markdown(study.label)}: {escape_markdown(note)}"
+        for study in comparison.studies
+        for note in study.notes
+    ]
     return [*lines, "", "## Notes", "", *notes] if notes else lines
 
 
@@ -203,13 +203,15 @@ def _terminal_checks(comparison: Comparison) -> list[str]:
     """The rows that are not equal; those that are merely not on record on one line."""
 
     def line(check: Check) -> str:
-        values = " | ".join(inert(value) for value in check.values)
-        return wrap(f"  {check.status}: {inert(check.subject)}: {values} ({inert(check.reason)})")
+        values = " | ".join(escape_markdown(value) for value in check.values)
+        return wrap(
+            f"  {check.status}: {escape_markdown(check.subject)}: {values} ({escape_markdown(check.reason)})"
+        )
 
     silent = [check for check in comparison.checks if check.status == NOT_RECORDED and not check.blocks]
     told = [line(check) for check in comparison.checks if check.status != EQUAL and check not in silent]
     if silent:
-        names = ", ".join(inert(check.subject) for check in silent)
+        names = ", ".join(escape_markdown(check.subject) for check in silent)
         told.append(wrap(f"  {NOT_RECORDED}, so that only the losses could tell: {names}"))
     return told
 

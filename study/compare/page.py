@@ -8,7 +8,6 @@ from typing import Any
 
 from pages.html import Figure, colour, legend, plot, table, text
 from pages.html import page as whole_page
-from ra.names import ONE_CLASS
 from study.compare.alignment import RULE, Alignment
 from study.compare.build import Comparison
 from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED
@@ -122,7 +121,7 @@ def _alignments(comparison: Comparison, figures: dict[str, Figure]) -> list[str]
         figures[f"curves{number}"] = curves(lines, variants)
         caption = (
             f"{rich(names)}: relative difference of the training losses of the same run, running mean. Dashed: one "
-            "percent. Dotted: the largest difference between two equivalent arms of one study at the same seed."
+            "percent. Dotted: the largest difference between two control arms of one study at the same seed."
         )
         body += [plot(f"curves{number}", figures[f"curves{number}"], caption)]
         body.append(f"<details><summary>{len(lines)} runs in numbers</summary>")
@@ -131,7 +130,7 @@ def _alignments(comparison: Comparison, figures: dict[str, Figure]) -> list[str]
 
 
 def _orders(comparison: Comparison) -> list[str]:
-    body = ["<h2>Order of the variants</h2>", f"<p>{rich(RANKING)} {rich(ONE_CLASS)}</p>"]
+    body = ["<h2>Order of the variants</h2>", f"<p>{rich(RANKING)}</p>"]
     body.append(f"<p>{rich(order_note(comparison))}</p>")
     if any(ranking.places for ranking in comparison.rankings) and comparison.across:
         body += [f"<p>{rich(ACROSS)}</p>", html_table(across_table(comparison))]
@@ -236,7 +235,7 @@ def curves(lines: list[Alignment], variants: list[str]) -> Figure:
         envelope = next(line.envelope_curve for line in lines if line.seed == seed)
         if envelope:
             noise = {"color": "var(--noise)", "width": 1.4, "dash": "dot"}
-            data.append(_curve(envelope, noise, f"equivalent arms, seed {seed}", None))
+            data.append(_curve(envelope, noise, f"control arms, seed {seed}", None))
     rule = {"color": "var(--ink)", "width": 1.2, "dash": "dash"}
     data.append(_curve({1: RULE, last: RULE}, rule, "one percent", None))
     return {

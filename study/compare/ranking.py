@@ -5,26 +5,14 @@ Needs no torch.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from ra.names import PATTERNS, is_control_arm
-from study.analysis.allowance import Allowance, of_time
-from study.analysis.verdict import Judged
+from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.load import Study
-from study.records.runs import Run
-from study.stats.statistics import (
-    Interval,
-    NoiseFloor,
-    holm,
-    mean,
-    mean_interval,
-    sum_of_squares,
-    t_p_value,
-    what_is_left,
-)
+from study.stats.statistics import Interval, NoiseFloor, holm, mean, mean_interval, paired_t
 
 NO_ORDER = "one seed: no ranking"
 ALL_CUT = "no run ended its schedule: no ranking"
@@ -38,8 +26,6 @@ NONE = "no study can tell"
 ALONE = "-"  # fewer than two studies rank it
 
 Losses = dict[str, dict[int, float]]  # variant -> seed -> final loss in nats
-# of the difference of two variants, the first's loss minus the second's
-Between = Callable[[str, str], Allowance]
 Signs = dict[
     tuple[str, str], int
 ]  # -1: the first has the lower loss beyond noise, 1: the higher; else absent
@@ -53,7 +39,7 @@ class Place:
     """
 
     variant: str
-    equivalent: bool
+    control: bool
     loss: Interval
     place: int
     low: int
@@ -66,9 +52,8 @@ class Place:
 class Ranking:
     """One study's order, over seeds that all the variants in it have; other variants are left out, by name.
 
-    why_not: why there is no place, else empty. misplanned: variants of which nobody knows what unequal training may
-    be worth: they have no place either. cut: runs that the report leaves out as well, since the training
-    clock ended them before the others. judged: the report's own verdicts.
+    why_not: why there is no place, else empty. cut: runs that the report excludes as well, since they were cut short.
+    verdicts: those of the report.
     """
 
     study: str
@@ -76,11 +61,10 @@ class Ranking:
     places: list[Place]
     why_not: str
     left_out: list[str]
-    misplanned: list[str]
     cut: list[str]
     floor: NoiseFloor | None
-    judged: list[Judged]
-    same_tokens: bool  # whether the equivalent arms in it ended at the same tokens
+    verdicts: list[Verdict]
+    same_tokens: bool  # whether its control arms ended at the same tokens
 
 
 @dataclass
@@ -88,7 +72,7 @@ class Across:
     """A variant among those that all studies have: its places (low, high) in each, None where it has none."""
 
     variant: str
-    equivalent: bool
+    control: bool
     places: list[tuple[int, int] | None]
     agreement: str
 
@@ -100,16 +84,13 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
-    """The order of the variants (of those `among` them) by mean loss, and the places that noise permits each.
+    """Order the variants (those in `among`) by mean loss, with the places that noise permits each.
 
-    Equivalent arms are one class: they stand together, at their mean, and share their places. A real change is told
-    from the class only by the report's own verdict (Holm-adjusted), and from another real change by a paired t test
-    over the seeds, adjusted by Holm over the pairs, beyond what unequal time may be worth; in both cases only towards
-    the side on which it is seen.
+    Control arms are one class: they share a mean and their places. A real change is apart from the class by the
+    report's verdict, and from another real change by a paired t test over the seeds, adjusted by Holm over the pairs;
+    in both cases only towards the side on which its mean lies, and from VERDICT_SEEDS on.
     """
     names = ordered(study.variants if among is None else study.variants & set(among))
-    apart = [name for name in names if name in study.report.misplanned]
-    names = [name for name in names if name not in apart]
     table = {name: _own_losses(study, name) for name in names}
     seeds = _seeds(table)
     ranked = [name for name in names if seeds and table[name].keys() >= set(seeds)]
@@ -125,24 +106,14 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
     return Ranking(
         study=study.label,
         seeds=seeds,
-        places=[] if why_not else _places(ranked, seeds, table, study.report.judged, _between(study, seeds)),
+        places=[] if why_not else _places(ranked, seeds, table, study.report.verdicts),
         why_not=why_not,
         left_out=[name for name in names if name not in ranked],
-        misplanned=apart,
         cut=list(study.report.cut),
         floor=study.report.floor,
-        judged=study.report.judged,
+        verdicts=study.report.verdicts,
         same_tokens=len(ends) <= 1,
     )
-
-
-def _between(study: Study, seeds: Sequence[int]) -> Between:
-    """The allowance of the difference of two variants of the study at the seeds."""
-    runs: dict[str, list[Run]] = {}
-    for (name, seed), member in study.keyed().items():
-        if seed in seeds and member.run.name not in study.report.cut:
-            runs.setdefault(name, []).append(member.run)
-    return lambda one, other: of_time(runs[one], runs[other])
 
 
 def _own_losses(study: Study, variant: str) -> dict[int, float]:
@@ -168,16 +139,16 @@ def _seeds(table: Losses) -> list[int]:
 
 
 def _places(
-    ranked: Sequence[str], seeds: Sequence[int], table: Losses, judged: Sequence[Judged], between: Between
+    ranked: Sequence[str], seeds: Sequence[int], table: Losses, verdicts: Sequence[Verdict]
 ) -> list[Place]:
     losses = {name: [table[name][seed] for seed in seeds] for name in ranked}
-    signs = _signs(losses, {one.variant: one for one in judged}, between)
+    signs = _signs(losses, {verdict.variant: verdict for verdict in verdicts})
     level = _levels(losses)
     order = sorted(ranked, key=lambda name: (level[name], is_control_arm(name), mean(losses[name])))
     return [
         Place(
             variant=name,
-            equivalent=is_control_arm(name),
+            control=is_control_arm(name),
             loss=mean_interval(losses[name]),
             place=place,
             low=1 + sum(signs.get((name, other)) == 1 for other in ranked),
@@ -190,43 +161,29 @@ def _places(
 
 
 def _levels(losses: dict[str, list[float]]) -> dict[str, float]:
-    """The mean loss of a real change; of an equivalent arm that of its class."""
+    """The mean loss of a real change; of a control arm that of its class."""
     arms = [mean(own) for name, own in losses.items() if is_control_arm(name)]
     return {name: mean(arms) if is_control_arm(name) else mean(own) for name, own in losses.items()}
 
 
-def _signs(losses: dict[str, list[float]], judged: dict[str, Judged], between: Between) -> Signs:
-    """Both ways round. A sign that the means over these very seeds do not show is none."""
+def _signs(losses: dict[str, list[float]], verdicts: dict[str, Verdict]) -> Signs:
+    """Both ways round. A sign that the means over these seeds do not show is left out."""
     level = _levels(losses)
     real = [name for name in losses if not is_control_arm(name)]
-    told: Signs = {}
+    signs: Signs = {}
     for name in real:
-        verdict = judged.get(name)
-        if verdict and verdict.beyond_noise:
-            sign = -1 if verdict.result.difference.mean < 0 else 1
-            told |= {(name, other): sign for other in losses if is_control_arm(other)}
+        word = verdicts[name].word if name in verdicts else ""
+        if word in (BETTER, WORSE):
+            sign = -1 if word == BETTER else 1
+            signs |= {(name, other): sign for other in losses if is_control_arm(other)}
     pairs = list(combinations(real, 2))
-    differences = [[a - b for a, b in zip(losses[x], losses[y], strict=True)] for x, y in pairs]
-    adjusted = holm(
-        [paired_p(own, between(*pair).move) for pair, own in zip(pairs, differences, strict=True)]
-    )
-    for pair, own, p in zip(pairs, differences, adjusted, strict=True):
-        if p < LEVEL:
-            told[pair] = -1 if mean(own) < 0 else 1
-    told = {(x, y): sign for (x, y), sign in told.items() if sign * (level[x] - level[y]) > 0}
-    return told | {(y, x): -sign for (x, y), sign in told.items()}
-
-
-def paired_p(differences: Sequence[float], move: float | None = 0.0) -> float:
-    """The two-sided p-value of the paired t test that the differences (two or more) have mean zero.
-
-    move: what their mean may change by, which is taken off; 1 where nobody knows.
-    """
-    if move is None:
-        return 1.0
-    count, left = len(differences), what_is_left(mean(differences), move)
-    error = math.sqrt(sum_of_squares(differences) / (count - 1) / count)
-    return t_p_value(left / error, count - 1) if error > 0 else float(left == 0)
+    tests = [paired_t([a - b for a, b in zip(losses[x], losses[y], strict=True)]) for x, y in pairs]
+    adjusted = holm([1.0 if test.p_value is None else test.p_value for test in tests])
+    for pair, test, p in zip(pairs, tests, adjusted, strict=True):
+        if p < LEVEL and test.difference.count >= VERDICT_SEEDS:
+            signs[pair] = -1 if test.difference.mean < 0 else 1
+    signs = {(x, y): sign for (x, y), sign in signs.items() if sign * (level[x] - level[y]) > 0}
+    return signs | {(y, x): -sign for (x, y), sign in signs.items()}
 
 
 def across(studies: Sequence[Study]) -> list[Across]:
@@ -239,7 +196,7 @@ def across(studies: Sequence[Study]) -> list[Across]:
         found.append(
             Across(
                 variant=name,
-                equivalent=is_control_arm(name),
+                control=is_control_arm(name),
                 places=[(one.low, one.high) if one else None for one in seen],
                 agreement=_agreement(name, shared, tables),
             )

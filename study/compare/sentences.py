@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from ra.names import ONE_CLASS
+from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.alignment import RULE, Alignment, Errors
 from study.compare.build import Comparison
 from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, blocking
 from study.compare.load import Study
-from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
+from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking, ordered
 from study.records.runs import BASELINE
 from study.report.sentences import (
-    CANNOT_TELL,
     ONE_SEED,
     dof_text,
-    inert,
+    escape_markdown,
     percent,
-    sentence,
-    standing,
-    told_early,
-    verdict,
+    reason_text,
+    seeds_text,
+    why_uncounted,
 )
+from study.report.summary import finding, numbers, one_class
 
 
 def sentences(comparison: Comparison) -> list[str]:
     """What a reader takes away, the most important first."""
     lines = [allowed(comparison)]
     lines += [line for study in comparison.studies for line in _seeds(study)]
-    if any(sum(row.equivalent for row in study.report.rows) > 1 for study in comparison.studies):
-        lines.append(ONE_CLASS)
+    controls = {row.variant for study in comparison.studies for row in study.report.rows if row.control}
+    if len(controls) > 1:
+        lines.append(one_class(ordered(controls)))
     lines += [line for study in comparison.studies for line in _cut(study)]
-    lines += [line for study in comparison.studies for line in _early(study)]
     lines += agreements(comparison)
     lines += alignment_summary(comparison)
     lines += [line for study in comparison.studies for line in _uncounted(study)]
@@ -40,7 +39,7 @@ def allowed(comparison: Comparison) -> str:
     """Whether losses of the studies may be set side by side."""
     if comparison.absolute:
         return "Losses may be compared as they are, at equal tokens: nothing on the checklist forbids it."
-    listed = "; ".join(sentence(reason).rstrip(".") for reason in comparison.reasons)
+    listed = "; ".join(reason_text(reason).rstrip(".") for reason in comparison.reasons)
     if not comparison.checks:
         return f"There is nothing to compare: {listed}."
     return f"Losses of these studies must not be compared with each other: {listed}."
@@ -67,26 +66,26 @@ def _named(comparison: Comparison) -> str:
     unknown = [check.subject for check in blocks if check.status != FATAL]
     if unknown:
         differing.append(f"{NOT_RECORDED}: {', '.join(unknown)}")
-    return inert("; ".join(differing or comparison.reasons))
+    return escape_markdown("; ".join(differing or comparison.reasons))
 
 
 def _seeds(study: Study) -> list[str]:
-    """One seed is said wherever there is one; no order of equivalent arms is ever evidence."""
+    """Say where a study has fewer seeds than a verdict needs."""
     rows = study.report.rows
-    if not rows or max(len(row.seeds) for row in rows) > 1:
+    seeds = max((len(row.seeds) for row in rows), default=VERDICT_SEEDS)
+    if seeds >= VERDICT_SEEDS:
         return []
-    name = f"**{inert(study.label)}**"
-    if all(row.equivalent for row in rows):
-        return [f"{name}: {ONE_SEED}."]
-    return [
-        f"{name}: one seed: its differences are not evidence beyond that seed, and among equivalent arms not at all."
-    ]
+    if seeds == 1 and all(row.control for row in rows):
+        return [f"**{escape_markdown(study.label)}**: {ONE_SEED}."]
+    return [f"**{escape_markdown(study.label)}**: {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}."]
 
 
 def _cut(study: Study) -> list[str]:
-    """Runs that the clock ended before their schedule did."""
+    """Runs that were cut short."""
     names = [
-        inert(member.run.name) for member in study.members if (member.record.get("schedule") or {}).get("cut")
+        escape_markdown(member.run.name)
+        for member in study.members
+        if (member.record.get("schedule") or {}).get("cut")
     ]
     if not names:
         return []
@@ -96,29 +95,24 @@ def _cut(study: Study) -> list[str]:
         else "What sets them apart may be the length of training alone."
     )
     return [
-        f"**{inert(study.label)}**: the schedule was cut in {len(names)} of {len(study.members)} runs: "
+        f"**{escape_markdown(study.label)}**: the schedule was cut in {len(names)} of {len(study.members)} runs: "
         f"{', '.join(names)}. {meaning}"
     ]
-
-
-def _early(study: Study) -> list[str]:
-    """Variants that trained for much less than they were given."""
-    return [f"**{inert(study.label)}**: {line[0].lower()}{line[1:]}" for line in told_early(study.report)]
 
 
 def agreements(comparison: Comparison) -> list[str]:
     """For each variant that is a real change: what each study's own verdict is, and whether they agree."""
     lines = []
-    for name in sorted({judged.variant for study in comparison.studies for judged in study.report.judged}):
+    for name in sorted(
+        {verdict.variant for study in comparison.studies for verdict in study.report.verdicts}
+    ):
         said = {}
         for study in comparison.studies:
-            for judged in study.report.judged:
-                if judged.variant == name:
-                    difference = judged.result.difference
-                    told = judged.beyond_noise
-                    word = ("better" if difference.mean < 0 else "worse") if told else CANNOT_TELL
-                    said[study.label] = f"{word} ({percent(difference.mean)})", word
-        listed = "; ".join(f"{inert(label)}: {text}" for label, (text, _) in said.items())
+            for verdict in study.report.verdicts:
+                if verdict.variant == name:
+                    word = verdict.word
+                    said[study.label] = f"{word} ({percent(verdict.test.difference.mean)})", word
+        listed = "; ".join(f"{escape_markdown(label)}: {text}" for label, (text, _) in said.items())
         words = {word for _, word in said.values()}
         if len(said) < 2:
             together = "it is judged in one study only"
@@ -126,11 +120,13 @@ def agreements(comparison: Comparison) -> list[str]:
             together = "no study can tell"
         elif len(words) == 1:
             together = "they agree"
+        elif {BETTER, WORSE} <= words:
+            together = "they contradict each other"
         elif CANNOT_TELL in words:
             together = "not every study can tell, which is no contradiction"
         else:
-            together = "they contradict each other"
-        lines.append(f"**{inert(name)}** against its study's equivalent arms: {listed}; {together}.")
+            together = "equivalent within a margin and better or worse are no contradiction"
+        lines.append(f"**{escape_markdown(name)}** against its study's control arms: {listed}; {together}.")
     return lines
 
 
@@ -145,7 +141,7 @@ def alignment_summary(comparison: Comparison) -> list[str]:
     first = comparison.studies[0].label
     for other in comparison.studies[1:]:
         pair = [line for line in comparison.alignments if line.studies == (first, other.label)]
-        names = f"{inert(first)} and {inert(other.label)}"
+        names = f"{escape_markdown(first)} and {escape_markdown(other.label)}"
         if not pair:
             if comparison.checks:
                 lines.append(f"Training losses of {names}: no run has a curve in both studies.")
@@ -167,19 +163,26 @@ def alignment_summary(comparison: Comparison) -> list[str]:
 def _envelope(pair: list[Alignment]) -> str:
     known = [line.within_envelope for line in pair if line.within_envelope is not None]
     if not known:
-        return " No seed has two equivalent arms, so there is no A/A envelope."
+        return " No seed has two control arms, so there is no A/A envelope."
     return (
-        f" {sum(known)} of {len(known)} differ by no more than equivalent arms of one study do, at the first step and "
+        f" {sum(known)} of {len(known)} differ by no more than control arms of one study do, at the first step and "
         "over both tenths."
     )
 
 
 def _uncounted(study: Study) -> list[str]:
     runs = [run for run in study.report.runs if not run.used]
-    listed = ", ".join(f"{inert(run.name)} ({standing(run)})" for run in runs)
+    listed = ", ".join(f"{escape_markdown(run.name)} ({why_uncounted(run)})" for run in runs)
     if not runs:
         return []
-    return [f"{inert(study.label)}: {len(runs)} of {len(study.report.runs)} runs are not counted: {listed}."]
+    return [
+        f"{escape_markdown(study.label)}: {len(runs)} of {len(study.report.runs)} runs are not counted: {listed}."
+    ]
+
+
+def short_verdict(verdict: Verdict) -> str:
+    """The verdict of one study on a real change, with its numbers."""
+    return f"**{escape_markdown(verdict.variant)}**: {finding(verdict)} ({numbers(verdict)})."
 
 
 def ranking_note(ranking: Ranking) -> str:
@@ -192,33 +195,30 @@ def ranking_note(ranking: Ranking) -> str:
         else "no noise floor"
     )
     parts = [ranking.why_not or f"{len(ranking.seeds)} seeds", noise]
-    if not floor and not ranking.why_not:
-        parts[-1] += ", so no real change is told from the equivalent arms"
     if not ranking.same_tokens:
-        parts.append("its equivalent arms ended at different tokens, so their spread is not noise alone")
+        parts.append("its control arms ended at different tokens, so their spread is not noise alone")
     if ranking.cut:
-        parts.append(f"left out since their schedule was cut short: {', '.join(map(inert, ranking.cut))}")
-    if ranking.misplanned:
-        names = ", ".join(map(inert, ranking.misplanned))
         parts.append(
-            f"left out since they ended at other tokens and what that may be worth is not known: {names}"
+            f"left out since their schedule was cut short: {', '.join(map(escape_markdown, ranking.cut))}"
         )
     if ranking.left_out and not ranking.why_not:
-        parts.append(f"left out for want of these seeds: {', '.join(map(inert, ranking.left_out))}")
-    told = [verdict(judged) for judged in ranking.judged] if ranking.why_not else []
-    return " ".join([f"{inert(ranking.study)}: {'; '.join(parts)}.", *told])
+        parts.append(f"left out for want of these seeds: {', '.join(map(escape_markdown, ranking.left_out))}")
+    verdicts = [short_verdict(verdict) for verdict in ranking.verdicts] if ranking.why_not else []
+    return " ".join([f"{escape_markdown(ranking.study)}: {'; '.join(parts)}.", *verdicts])
 
 
 def order_note(comparison: Comparison) -> str:
     """Whether the studies put the variants that all of them have in one order."""
-    without = [f"{inert(one.study)} ({one.why_not})" for one in comparison.rankings if one.why_not]
+    without = [f"{escape_markdown(one.study)} ({one.why_not})" for one in comparison.rankings if one.why_not]
     if len(comparison.rankings) - len(without) < 2:
         return f"There are no orders to compare: {', '.join(without)}."
     said = {row.agreement for row in comparison.across}
     if not said:
         found = "The orders cannot be compared: no variant is in all of them."
     elif CONTRADICT in said:
-        names = ", ".join(inert(row.variant) for row in comparison.across if row.agreement == CONTRADICT)
+        names = ", ".join(
+            escape_markdown(row.variant) for row in comparison.across if row.agreement == CONTRADICT
+        )
         found = f"The orders contradict each other beyond noise: {names}."
     elif said == {AGREE}:
         found = "The orders agree."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,7 @@ class Plan:
     created: str = ""
     config_sha256: str = ""
     target: Mapping[str, Any] = field(default_factory=dict)
+    equivalence_margin: float = math.log(1.01)  # nats
 
     def planned_seconds(self, variant: str) -> float | None:
         """Training seconds of one run of the variant; None where no step of its class was timed."""
@@ -119,12 +121,16 @@ class Plan:
             "variants": {name: row.to_json() for name, row in self.variants.items()},
             "evaluation": {"interval_tokens": self.interval_tokens, "grid_tokens": list(self.grid_tokens)},
             "notes": list(self.notes),
+            "equivalence_margin": self.equivalence_margin,
         } | extended
 
 
-def read(study_dir: Path) -> Plan | None:
-    """Read the study's plan; None where it has none, PlanFileError where the file is not a plan."""
-    path = study_dir / FILE
+def read(study_dir: Path, name: str = FILE) -> Plan | None:
+    """Read the study's plan, or a saved one by the name of its file.
+
+    None where there is none; PlanFileError where the file is not a plan.
+    """
+    path = study_dir / name
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -167,6 +173,7 @@ def from_json(content: dict[str, Any]) -> Plan:
         created=str(content.get("created", "")),
         config_sha256=str(content.get("config_sha256", "")),
         target=dict(content.get("target") or {}),
+        equivalence_margin=float(content.get("equivalence_margin", math.log(1.01))),
     )
 
 

@@ -91,17 +91,32 @@ def losses(seen: dict[str, Any]) -> dict[int, float]:
     return {int(row[0]): float(row[2]) for row in rows if math.isfinite(row[2])}
 
 
-def _missing(study_dir: Path, present: set[str]) -> list[Run]:
+def _expected(study_dir: Path) -> tuple[int, list[str]]:
+    """Return the seeds and the variants that the study is configured for; (0, []) where they are not recorded."""
     try:
         expected = json.loads((study_dir / "expected.json").read_text(encoding="utf-8"))
-        seeds, variants = range(int(expected["seeds"])), [str(name) for name in expected["variants"]]
+        return int(expected["seeds"]), [str(name) for name in expected["variants"] if name]
     except (OSError, ValueError, KeyError, TypeError):
-        return []
+        return 0, []
+
+
+def _missing(study_dir: Path, present: set[str]) -> list[Run]:
+    seeds, variants = _expected(study_dir)
     return [
         Run(run_record.run_name(name, seed), name, seed, "missing", False, "it has not been run")
-        for seed in seeds
+        for seed in range(seeds)
         for name in variants
-        if name and run_record.run_name(name, seed) not in present
+        if run_record.run_name(name, seed) not in present
+    ]
+
+
+def not_configured(study_dir: Path, used: list[Run]) -> list[str]:
+    """Return the runs that count although the study is now configured for fewer seeds or other variants."""
+    seeds, variants = _expected(study_dir)
+    return [
+        run.name
+        for run in used
+        if seeds and variants and (run.variant not in variants or (run.seed or 0) >= seeds)
     ]
 
 

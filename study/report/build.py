@@ -1,11 +1,10 @@
-"""The numbers of a study's report, from its records alone; `study.report.markdown` puts them into words.
+"""The numbers of a study's report, from its records alone; `study.report.summary` puts them into words.
 Needs no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,13 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from ra.names import PATTERNS, is_control_arm
-from study.analysis.allowance import NO_ALLOWANCE, Allowance, Allowances, by_schedule, by_time, of_time
-from study.analysis.evidence import Evidence, Losses, gather
-from study.analysis.timing import early, told_margin
-from study.analysis.verdict import Judged, arms_of, fewest_arms, judge, widest
+from study.analysis.equivalence import (
+    Losses,
+    VarianceCheck,
+    control_losses,
+    noise_band,
+    odd_controls,
+    variance_check,
+)
+from study.analysis.paired_tests import ItemTest, item_tests
+from study.analysis.sensitivity import Sensitivity, seed_hours, sensitivities
+from study.analysis.speed import Speed, speeds
+from study.analysis.verdict import MARGIN, Verdict, judge
+from study.records import plan_file
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.records.lengths import shown_length
-from study.records.runs import BASELINE, Run, losses, provenance, read_runs
+from study.records.plan_file import Plan
+from study.records.runs import BASELINE, Run, losses, not_configured, provenance, read_runs
 from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 
 
@@ -27,19 +36,15 @@ from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, no
 class Row:
     """One variant. Losses in nats; perplexities are their exponentials; intervals are 95 %.
 
-    Final and best losses are of the runs that ended their schedule, None without one.
+    Final and best losses are of the runs that ended their schedule, None without one. control: B or a fixed pattern.
     """
 
     variant: str
-    equivalent: bool
+    control: bool
     seeds: list[int]
     final_loss: Interval | None
     best_loss: Interval | None
-    equal_tokens_loss: Interval | None
     against_baseline: Interval | None  # paired by seed, final losses
-    against_baseline_equal_tokens: Interval | None
-    allowance: Allowance  # of against_baseline
-    allowance_equal_tokens: Allowance
     hellaswag: HellaSwagScore
     iterations: float
     tokens: float
@@ -47,28 +52,32 @@ class Row:
     tokens_per_second: float | None
     mfu: float | None
     peak_memory_bytes: int | None
-    cut: int  # runs whose schedule was cut
+    cut: int  # runs that CONFIG_GPT2_HARD_LIMIT cut short
 
 
 @dataclass
 class Report:
-    """same_point: every run ended at equal_tokens, so that final and equal-token numbers are the same numbers.
+    """cut: runs that were cut short and ended before the others: their final losses count in no number.
 
-    cut: runs whose schedule the training clock cut short, where that made them end before the others: their final
-    losses count in no difference, no noise floor and no verdict; at equal tokens they do.
-    early: variants whose counts were timed on a slower machine (`study.analysis.timing`). misplanned: real
-    changes that ended
-    at other tokens than the arms, and nobody knows what that may be worth: no difference and no verdict there.
+    equal_time: counts follow step times, so that a slower variant made fewer updates. floor: the noise of the control
+    arms. odd_controls: control arms that differ from the others, which points to an error. not_configured: runs that
+    count, though the study's present settings do not ask for them.
     """
 
     study: str
     runs: list[Run]
     rows: list[Row]
     floor: NoiseFloor | None
-    judged: list[Judged]
-    judged_equal_tokens: list[Judged]
-    equal_tokens: int | None
-    same_point: bool
+    noise: (
+        float | None
+    )  # nats: a variant without effect that varies like the control arms lies within, in 95 %
+    verdicts: list[Verdict]
+    speeds: list[Speed]
+    sensitivities: list[Sensitivity]
+    variance_check: VarianceCheck | None
+    odd_controls: list[str]
+    items: list[ItemTest]
+    equal_time: bool
     learned: dict[str, dict[str, list[float]]]  # variant -> {"first": [p a layer], "last": [...]}
     budget: dict[str, Any]
     effective_batch: int | None
@@ -77,9 +86,7 @@ class Report:
     target: dict[str, Any] | None
     notes: list[str]
     cut: list[str]
-    early: list[str]
-    misplanned: dict[str, Allowance]
-    evidence: Evidence
+    not_configured: list[str]
 
 
 def common_tokens(runs: list[Run]) -> int | None:
@@ -91,13 +98,13 @@ def common_tokens(runs: list[Run]) -> int | None:
 
 def paired(table: Losses, variant: str) -> Interval | None:
     """The variant minus the baseline at the seeds that both have."""
-    base, own = table.get(BASELINE, {}), table.get(variant, {})
-    differences = [own[seed] - base[seed] for seed in sorted(own.keys() & base.keys())]
+    base, mine = table.get(BASELINE, {}), table.get(variant, {})
+    differences = [mine[seed] - base[seed] for seed in sorted(mine.keys() & base.keys())]
     return mean_interval(differences) if differences and variant != BASELINE else None
 
 
 def build_report(study_dir: Path) -> Report:
-    """Everything that the report says, as numbers."""
+    """Compute everything that the report says."""
     shown = shown_length(study_dir)
     runs = read_runs(study_dir, shown.length)
     used = [run for run in runs if run.used]
@@ -105,46 +112,49 @@ def build_report(study_dir: Path) -> Report:
     variants = sorted(
         {run.variant for run in used}, key=lambda name: (order.index(name) if name in order else 99, name)
     )
-    tokens = common_tokens(used)
-    level = _table(used, variants, lambda seen: losses(seen)[tokens]) if tokens is not None else {}
     first = used[0].record if used else None
-    plan = _plan(study_dir / (shown.length.plan if shown.length else "plan.json"))
+    plan, unreadable = _plan(study_dir, shown.length.plan if shown.length else plan_file.FILE)
     ends = {run.record["progress"]["tokens"] for run in used}
     short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
-    times = by_time(ended)
-    schedules = by_schedule(used)
-    apart = {name: seen for name, seen in times.items() if seen.move is None}
-    compared = [run for run in ended if run.variant not in apart]
-    final = _table(
-        compared, [name for name in variants if name not in apart], lambda seen: seen["validation"]["loss"]
-    )
-    floor = noise_floor(arms_of(final))
-    judged = judge(final, times)
+    final = _table(ended, variants, lambda seen: seen["validation"]["loss"])
+    controls = control_losses(final)
+    floor = noise_floor(controls)
+    verdicts = judge(final, plan.equivalence_margin if plan else MARGIN)
     items = common_items([run.record for run in used])
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
-        rows=[_row(name, used, short, final, level, items, schedules) for name in variants],
+        rows=[_row(name, used, short, final, items) for name in variants],
         floor=floor,
-        judged=judged,
-        judged_equal_tokens=judge(level, schedules),
-        equal_tokens=tokens,
-        same_point=bool(used) and all(run.record["progress"]["tokens"] == tokens for run in used),
+        noise=noise_band(floor, [len(arms) for arms in controls if arms]) if floor else None,
+        verdicts=verdicts,
+        speeds=speeds(plan, verdicts, ended),
+        sensitivities=sensitivities(
+            verdicts, floor, len(controls), max(map(len, controls), default=0), seed_hours(used)
+        ),
+        variance_check=variance_check(final),
+        odd_controls=odd_controls(final),
+        items=item_tests(study_dir, ended),
+        equal_time=plan is not None and plan.budget.equal_time,
         learned=_learned(used),
-        budget=plan["budget"],
+        budget=dataclasses.asdict(plan.budget) if plan else {},
         effective_batch=first["batch"]["effective"] if first else None,
         block_size=first["batch"]["block_size"] if first else None,
         validation_tokens=first["validation"]["tokens"] if first else None,
         target=first["target"] if first else None,
-        notes=_notes([*filter(None, [shown.note]), *plan["notes"]], used),
+        notes=_notes([*filter(None, [shown.note]), *unreadable, *(plan.notes if plan else ())], used),
         cut=[run.name for run in short],
-        early=early(plan["budget"], ended),
-        misplanned=apart,
-        evidence=gather(
-            study_dir, used, compared, final, fewest_arms(final), floor, widest(judged)
-        ),
-    )  # fmt: skip
+        not_configured=not_configured(study_dir, used),
+    )
+
+
+def updates(report: Report, variant: str) -> tuple[float, float] | None:
+    """Return the mean updates of a variant and of the control arms, where they differ; else None."""
+    own = [row.iterations for row in report.rows if row.variant == variant]
+    controls = [row.iterations for row in report.rows if row.control]
+    pair = (mean(own), mean(controls)) if own and controls else (0.0, 0.0)
+    return pair if pair[0] != pair[1] else None
 
 
 def _table(used: list[Run], variants: list[str], value: Callable[[dict[str, Any]], float]) -> Losses:
@@ -159,19 +169,8 @@ def was_cut(seen: dict[str, Any]) -> bool:
     return bool((seen.get("schedule") or {}).get("cut"))
 
 
-def _row(
-    name: str,
-    used: list[Run],
-    short: list[Run],
-    final: Losses,
-    level: Losses,
-    items: Items | None,
-    schedules: Allowances,
-) -> Row:
-    """Of the variant's runs that ended their schedule; of a variant that has none, what does not depend on the end.
-
-    final: the losses that are compared at the end of the budget.
-    """
+def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:
+    """Summarize the runs that ended their schedule; without one, what does not depend on the end."""
     own = [run for run in used if run.variant == name]
     ended = [run.record for run in own if run not in short]
     records = ended or [run.record for run in own]
@@ -183,15 +182,11 @@ def _row(
     best = [min([*losses(seen).values(), seen["validation"]["loss"]]) for seen in ended]
     return Row(
         variant=name,
-        equivalent=is_control_arm(name),
+        control=is_control_arm(name),
         seeds=sorted(run.record["seed"] for run in own),
         final_loss=mean_interval([seen["validation"]["loss"] for seen in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
-        equal_tokens_loss=mean_interval(list(level[name].values())) if level else None,
         against_baseline=paired(final, name),
-        against_baseline_equal_tokens=paired(level, name) if level else None,
-        allowance=_to_baseline(name, [run for run in used if run not in short]),
-        allowance_equal_tokens=schedules.get(name, NO_ALLOWANCE),
         hellaswag=hellaswag(records, items),
         iterations=mean(known("progress", "iterations")),
         tokens=mean(known("progress", "tokens")),
@@ -201,14 +196,6 @@ def _row(
         peak_memory_bytes=max(known("memory", "peak_allocated_bytes"), default=None),
         cut=sum(was_cut(run.record) for run in own),
     )
-
-
-def _to_baseline(name: str, ended: list[Run]) -> Allowance:
-    """The allowance of a real change's difference to the baseline at the end of the budget."""
-    if is_control_arm(name):
-        return NO_ALLOWANCE
-    own, base = ([run for run in ended if run.variant == variant] for variant in (name, BASELINE))
-    return of_time(own, base)
 
 
 def ended_runs(report: Report) -> list[Run]:
@@ -235,33 +222,29 @@ def _learned(used: list[Run]) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def _plan(path: Path) -> dict[str, Any]:
-    """The budget and the notes of a plan file; empty if it has none."""
+def _plan(study_dir: Path, name: str) -> tuple[Plan | None, list[str]]:
+    """Read a plan file of the study; one that cannot be read is a note."""
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        plan = None
-    plan = plan if isinstance(plan, dict) else {}
-    budget, notes = plan.get("budget"), plan.get("notes")
-    told = [str(note) for note in notes] if isinstance(notes, list) else []
-    return {"budget": budget if isinstance(budget, dict) else {}, "notes": [*told_margin(plan), *told]}
+        return plan_file.read(study_dir, name), []
+    except plan_file.PlanFileError as error:
+        return None, [str(error)]
 
 
 def _notes(planned: list[str], used: list[Run]) -> list[str]:
-    """Where the numbers come from, then what the plan and the runs noted, each once."""
+    """Provenance first, then the notes of the plan and of the runs, each once."""
     own = [f"{run.name}: {note}" for run in used for note in run.record.get("notes", [])]
     others = left_out([run.record for run in used])
     return list(dict.fromkeys([*provenance(used), *others, *planned, *own]))
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain data, perplexities beside the losses; the runs' own records are left where they are."""
+    """The report as plain data, with perplexities beside the losses and without the records of the runs."""
     bare = [dataclasses.replace(run, record={}) for run in report.runs]
     value = dataclasses.asdict(dataclasses.replace(report, runs=bare))
     for run in value["runs"]:
         del run["record"]
     for row in value["rows"]:
-        for key in ("final_loss", "best_loss", "equal_tokens_loss"):
+        for key in ("final_loss", "best_loss"):
             row[key.replace("loss", "perplexity")] = row[key] and {
                 part: None if row[key][part] is None else math.exp(min(row[key][part], 700.0))
                 for part in ("mean", "low", "high")

@@ -26,6 +26,7 @@ SYMBOLS = (
 )
 MARGIN = {"l": 62, "r": 96, "t": 12, "b": 48}
 SCALES = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
+COINCIDE = 0.01  # of the vertical axis
 NARROW = {"margin": {"l": 50, "r": 78}, "font": {"size": 11}, "height": 330}
 
 
@@ -76,6 +77,28 @@ def loss_curves(
             {"label": "Horizontal scale", "options": SCALES},
         ],
     }
+
+
+def coinciding(curves: Sequence[Curve]) -> str:
+    """A sentence on the curves that cannot be told apart at the scale of the figure; "" where there are none.
+
+    They lie within COINCIDE of the vertical axis from the first curve, at every point that both have.
+    """
+    first = next((curve for curve in curves if curve.tokens), None)
+    if first is None:
+        return ""
+    every = [loss for curve in curves for loss in curve.loss]
+    near = COINCIDE * (max(every) - min(every))
+    at = dict(zip(first.tokens, first.loss, strict=True))
+    names = [
+        text(curve.variant)
+        for curve in curves
+        if (gaps := [abs(at[x] - y) for x, y in zip(curve.tokens, curve.loss, strict=True) if x in at])
+        and max(gaps) <= near
+    ]
+    if len(names) < 2:
+        return ""
+    return f" The curves of {', '.join(names[:-1])} and {names[-1]} coincide at this scale and look like one."
 
 
 def _across(drawn: list[tuple[Curve, bool]], tokens_per_update: int | None) -> list[dict[str, Any]]:

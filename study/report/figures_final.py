@@ -40,18 +40,12 @@ def _interval(
 
 
 def differences(report: Report) -> Figure | None:
-    """Final differences in percent of perplexity: paired with the baseline, and real changes against the arms."""
+    """Final differences in percent of perplexity: real changes against the control arms, and all paired with B."""
     variants = [row.variant for row in report.rows]
-    judged = {seen.variant: seen.allowed(seen.result.difference) for seen in report.judged}
-    rows = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
-    lines = [(name, interval, True, "against the arms") for name, interval in judged.items()]
+    rows = sorted(report.rows, key=lambda row: row.control)  # real changes first
+    lines = [(seen.variant, seen.test.difference, True, "against control arms") for seen in report.verdicts]
     lines += [
-        (
-            row.variant,
-            row.against_baseline.reaching(row.allowance.move or 0.0),
-            False,
-            f"paired with {BASELINE}",
-        )
+        (row.variant, row.against_baseline, False, f"paired with {BASELINE}")
         for row in rows
         if row.against_baseline
     ]
@@ -72,7 +66,7 @@ def differences(report: Report) -> Figure | None:
             "line": {"color": "var(--soft)", "width": 1},
         }
     ]
-    band = noise_band(report)
+    band = report.noise
     if band is not None:
         shapes.insert(0, {"type": "rect", "x0": perplexity_percent(-band),
                           "x1": perplexity_percent(band), "yref": "paper", "y0": 0, "y1": 1,
@@ -92,11 +86,6 @@ def differences(report: Report) -> Figure | None:
         "narrow": {"margin": {"l": 122, "r": 12}, "font": {"size": 11}},
         "choices": [],
     }  # fmt: skip
-
-
-def noise_band(report: Report) -> float | None:
-    """Half the width (nats) of the band in which a variant without effect lies in 95 % of such studies."""
-    return report.evidence.sensitivity.noise if report.evidence.sensitivity else None
 
 
 def _reach(data: list[dict[str, Any]], band: float | None) -> list[float]:

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pages.html import Figure, colour, text
 from ra.names import is_control_arm
-from study.analysis.allowance import Allowance
-from study.analysis.evidence import Losses
-from study.analysis.verdict import Judged
+from study.analysis.equivalence import Losses, control_losses, noise_band
+from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, judge
 from study.records.runs import Run, losses
 from study.report.build import Report
 from study.report.figures import MARGIN, NARROW, SCALES, rounded, symbol
-from study.report.sentences import unequal
-from study.stats.statistics import (
-    CONFIDENCE,
-    against_arms_error,
-    against_floor,
-    mean,
-    noise_floor,
-    perplexity_percent,
-    t_quantile,
-)
+from study.stats.statistics import mean, noise_floor, perplexity_percent
 
 
 def over_training(report: Report, places: Sequence[int]) -> Figure | None:
-    """Each variant's difference to the mean of the equivalent arms as training goes on, with their noise; and ranks.
+    """Each variant's difference to the mean of the control arms during training, with their noise; and ranks.
 
-    places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have, and
-    one seed has no ranks. None where there is nothing to compare.
+    places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have;
+    ranks need as many as a verdict. None where there is nothing to compare.
     """
     used = [run for run in report.runs if run.used]
     tables = [_table_at(used, tokens) for tokens in places]
@@ -39,13 +29,13 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     if not seeds or len(variants) < 2 or not arms:
         return None
     means = [{name: mean([table[name][seed] for seed in seeds]) for name in variants} for table in tables]
-    band = [_band(places)] if (halves := _noise(tables, arms, seeds)) else []
+    band = [_band(places)] if (halves := _noise(tables, seeds)) else []
     upright = {"title": {"text": "% of perplexity"}, "zeroline": True, "nticks": 7}
     views = [{"name": "difference", "data": _differences(means, arms, halves), "layout": {"yaxis": upright}}]
-    if len(seeds) > 1:
+    if len(seeds) >= VERDICT_SEEDS:
         ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
         hide: list[dict[str, Any]] = [{"x": [], "y": []}] if band else []
-        ranks = _ranks(tables, means, arms, seeds, _never_told(report))
+        ranks = _ranks(tables, means, arms, seeds)
         views.append({"name": "rank", "data": hide + ranks, "layout": {"yaxis": ladder}})
     return {
         "data": band + [_line(name, variants, places) for name in variants],
@@ -61,7 +51,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
 
 
 def in_words(report: Report, figure: Figure | None) -> str:
-    """Whether the order changes as training goes on: how often a real change is told apart. "" without ranks."""
+    """How often a real change differs from the control arms during training; "" without ranks."""
     views = figure["choices"][0]["options"] if figure else []
     ranks = next((view["data"] for view in views if view["name"] == "rank"), None)
     if figure is None or ranks is None:
@@ -71,48 +61,36 @@ def in_words(report: Report, figure: Figure | None) -> str:
         for trace, rank in zip(figure["data"], ranks, strict=True)
         if "meta" in trace
     }
-    arms = next(own for name, own in rows.items() if is_control_arm(name))
+    arms = next(places for name, places in rows.items() if is_control_arm(name))
     said = []
-    other = {text(name): unequal(seen) for name, seen in _never_told(report).items()}
-    for name, own in rows.items():
-        if name in other:
-            said.append(f"{name} is not told from the equivalent arms anywhere: {other[name]}.")
-        elif not is_control_arm(name):
-            better = sum(a < b for a, b in zip(own, arms, strict=True))
-            worse = sum(a > b for a, b in zip(own, arms, strict=True))
+    for name, places in rows.items():
+        if not is_control_arm(name):
+            better = sum(a < b for a, b in zip(places, arms, strict=True))
+            worse = sum(a > b for a, b in zip(places, arms, strict=True))
             said.append(
-                f"{name} is better than the equivalent arms at {better}, worse at {worse} and not told from them at "
-                f"{len(own) - better - worse} of {len(own)} points of evaluation, each judged by itself."
+                f"{name} is better than the control arms at {better}, worse at {worse} and not told from them at "
+                f"{len(places) - better - worse} of {len(places)} points of evaluation, each tested alone."
             )
     return " ".join(said)
 
 
 def _table_at(used: Sequence[Run], tokens: int) -> Losses:
-    found: Losses = {}
+    found: dict[str, dict[int, float]] = {}
     for run in used:
         if run.seed is not None:
             found.setdefault(run.variant, {})[run.seed] = losses(run.record)[tokens]
     return found
 
 
-def _distinct(table: Losses, arms: Sequence[str], seed: int) -> list[float]:
-    """The arms' losses at a seed; those that agree to the last bit are one."""
-    return list(dict.fromkeys(table[name][seed] for name in arms))
-
-
-def _noise(tables: Sequence[Losses], arms: Sequence[str], seeds: Sequence[int]) -> list[float]:
-    """At each place half the width (nats) of the band that holds a variant without effect in 95 % of studies.
-
-    The variant is none of the arms, whose mean it is held against. Empty without a floor.
-    """
+def _noise(tables: Sequence[Losses], seeds: Sequence[int]) -> list[float]:
+    """At each place half the width (nats) of the band that holds a variant without effect; empty without a floor."""
     halves = []
     for table in tables:
-        at_seeds = [_distinct(table, arms, seed) for seed in seeds]
+        at_seeds = control_losses(table, seeds)
         floor = noise_floor(at_seeds)
         if floor is None:
             return []
-        error = against_arms_error(floor.sigma, [len(own) for own in at_seeds])
-        halves.append(t_quantile(CONFIDENCE, floor.dof) * error)
+        halves.append(noise_band(floor, [len(arms) for arms in at_seeds]))
     return halves
 
 
@@ -138,41 +116,31 @@ def _differences(
     ]
 
 
-def _told_apart(table: Losses, name: str, arms: Sequence[str], seeds: Sequence[int]) -> bool:
-    """Whether a real change is told from the arms by the rule of the verdict, of itself alone."""
-    result = against_floor([(table[name][seed], _distinct(table, arms, seed)) for seed in seeds])
-    return result is not None and Judged(name, result, result.p_value, 1).beyond_noise
-
-
-def _never_told(report: Report) -> dict[str, Allowance]:
-    """The real changes whose schedules are not those of the arms."""
-    unequal_rows = [row for row in report.rows if row.allowance_equal_tokens.move is None]
-    return {row.variant: row.allowance_equal_tokens for row in unequal_rows}
+def _differs(table: Losses, name: str, seeds: Sequence[int]) -> bool:
+    """Whether the rule of the verdict, for this variant alone, finds a difference to the control arms."""
+    alone = {
+        other: {seed: by_seed[seed] for seed in seeds}
+        for other, by_seed in table.items()
+        if other == name or is_control_arm(other)
+    }
+    return any(verdict.word in (BETTER, WORSE) for verdict in judge(alone))
 
 
 def _ranks(
-    tables: Sequence[Losses],
-    means: Sequence[dict[str, float]],
-    arms: Sequence[str],
-    seeds: Sequence[int],
-    never: Collection[str],
+    tables: Sequence[Losses], means: Sequence[dict[str, float]], arms: Sequence[str], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """The middle of the places that a variant shares: the arms are one class, and with them what is not told apart.
-
-    never: the variants that are not told apart anywhere.
-    """
+    """The middle of the places that a variant shares: control arms share theirs with what does not differ from them."""
     hover = "rank %{y} at %{x:.4s} tokens"
     rows: dict[str, list[float]] = {name: [] for name in means[0]}
     for table, at in zip(tables, means, strict=True):
         centre = _centre(at, arms)
-        real = [name for name in at if name not in arms and name not in never]
-        apart = [name for name in real if _told_apart(table, name, arms, seeds)]
+        apart = [name for name in at if name not in arms and _differs(table, name, seeds)]
         ordered = sorted(apart, key=at.__getitem__)
         better = [name for name in ordered if at[name] < centre]
         shared = len(better) + (len(at) - len(apart) + 1) / 2
-        for name, own in rows.items():
+        for name, places in rows.items():
             place = ordered.index(name) + 1 if name in apart else shared
-            own.append(place if name in better or name not in apart else place + len(at) - len(apart))
+            places.append(place if name in better or name not in apart else place + len(at) - len(apart))
     return [{"y": ranks, "hovertemplate": hover} for ranks in rows.values()]
 
 

@@ -25,25 +25,16 @@ from pages.html import (
     text,
     typeset,
 )
-from study.analysis.verdict import Judged
+from study.analysis.verdict import CANNOT_TELL, Verdict
 from study.attention.data import read_study
 from study.attention.page import report_section
 from study.records.curves import probabilities, thinned, training_curves, validation_curves
 from study.records.runs import BASELINE, losses
 from study.report import figures, figures_final, figures_ranking, page_sections
 from study.report.build import Report, Row, ended_runs
-from study.report.sentences import (
-    CANNOT_TELL,
-    change,
-    finding,
-    grounds,
-    hours_text,
-    inert,
-    score,
-    shown,
-    unjudged,
-    verdicts,
-)
+from study.report.markdown import about_results, seeds_cell
+from study.report.sentences import difference, escape_markdown, hours_text, score, shown
+from study.report.summary import at_equal_time, context, finding, first_screen, numbers, unjudged
 
 
 def document(report: Report, study_dir: Path) -> str:
@@ -66,7 +57,7 @@ def document(report: Report, study_dir: Path) -> str:
                 "Final differences", figure("differences", figures_final.differences(report), DIFFERENCES)
             ),
             _curves(report, study_dir, figure),
-            section("What this study can see", page_sections.power(report, names)),
+            section("What this study can see", page_sections.power(report)),
             page_sections.hellaswag(report, names, figure),
             section(
                 "Speed and memory", figure("cost", figures_final.cost(report), COST), _cost(report, names)
@@ -83,10 +74,9 @@ def document(report: Report, study_dir: Path) -> str:
 
 
 DIFFERENCES = (
-    "95 % intervals. Circle: paired by seed with the baseline, t over seeds. Diamond: a real change against the mean "
-    "of the equivalent arms, by their noise; this is the verdict's. Where training was unequal, a bar reaches as much "
-    "further as that may be worth. Grey: where the diamond of a variant without "
-    "effect lies in 95 % of studies with these seeds, if its runs vary as the arms' do."
+    "95 % intervals, t over seeds. Diamond: a real change against the mean of the control arms; this is the verdict's. "
+    "Circle: paired by seed with the baseline. Grey: a variant without effect that varies like the control arms lies "
+    "there in 95 % of studies with these seeds; the verdict does not use it."
 )
 COST = (
     "Means over the runs that ended their schedule, or over those that were cut where a variant has no other; memory "
@@ -108,52 +98,45 @@ def _header(report: Report) -> str:
 
 
 def _verdicts(report: Report, names: Sequence[str]) -> str:
-    """One sentence a variant, then what holds for all of them."""
+    """One item a variant, then why, what to do next, and what limits the verdicts."""
+    limits = bullets([marked(line) for line in context(report)])
     if not report.rows:
-        return '<p class="warning">No finished run yet: there is nothing to compare.</p>' + bullets(
-            [marked(line) for line in verdicts(report)]
+        return '<p class="warning">No finished run yet: there is nothing to compare.</p>' + limits
+    verdicts = {verdict.variant: verdict for verdict in report.verdicts}
+    items = {
+        control: "".join(
+            _verdict(row, verdicts.get(row.variant), report, names)
+            for row in report.rows
+            if row.control == control
         )
-    judged = {seen.variant: seen for seen in report.judged}
-    level = {} if report.same_point else {seen.variant: seen for seen in report.judged_equal_tokens}
-    ordered = sorted(report.rows, key=lambda row: row.equivalent)  # real changes first
-    items = "".join(
-        _verdict(row, judged.get(row.variant), level.get(row.variant), report, names) for row in ordered
+        for control in (False, True)
+    }
+    real, controls = (
+        f'<ul class="verdicts">{items[kind]}</ul>' if items[kind] else "" for kind in (False, True)
     )
-    bold = tuple(f"**{inert(row.variant)}**" for row in report.rows)
-    others = bullets([marked(line) for line in verdicts(report) if not line.startswith(bold)])
-    return f'<ul class="verdicts">{items}</ul><div class="context">{others}</div>'
+    bold = tuple(f"**{escape_markdown(row.variant)}**" for row in report.rows if not row.control)
+    steps = [line for line in first_screen(report) if not any(name in line for name in bold)]
+    said = "".join(f"<p>{marked(line)}</p>" for line in steps)
+    return f'{real}{said}{controls}<div class="context">{limits}</div>'
 
 
-def _verdict(
-    row: Row, judged: Judged | None, level: Judged | None, report: Report, names: Sequence[str]
-) -> str:
-    """judged: at the end of the budget; level: at equal tokens, where that is another point."""
-    kind, more = "same", ""
+def _verdict(row: Row, verdict: Verdict | None, report: Report, names: Sequence[str]) -> str:
+    kind = "same"
     if row.variant == BASELINE:
         said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
-    elif row.equivalent:
-        said, measured = (
-            f"{BASELINE} with W_Q and W_K renamed: noise",
-            change(row.against_baseline, True, len(row.seeds)),
-        )
-    elif judged:
-        at = "At the end of its budget: " if level else ""
-        said, measured = finding(judged), f"{at}{grounds(judged)}"
-        kind = "unsure" if said.startswith(CANNOT_TELL) else said.split()[0]
+    elif row.control:
+        said = f"{BASELINE} with W_Q and W_K renamed: noise"
+        measured = difference(row.against_baseline, len(row.seeds))
+    elif verdict:
+        when = at_equal_time(report, row.variant)
+        said, measured = f"{when}: {finding(verdict)}" if when else finding(verdict), numbers(verdict)
+        kind = "unsure" if verdict.word == CANNOT_TELL else verdict.word
     else:
-        said = unjudged(report, row.variant)
-        kind = "unsure"
-        measured = (
-            f"at the end of its budget: perplexity {shown(row.final_loss, len(row.seeds))}"
-            if row.variant in report.misplanned
-            else change(row.against_baseline, False, len(row.seeds), row.allowance)
-        )
-    if level:
-        told = f"At equal tokens ({report.equal_tokens or 0:,}): {finding(level)}; {grounds(level)}"
-        more = f'<span class="numbers">{typeset(told)}</span>'
+        said, kind = unjudged(report), "unsure"
+        measured = difference(row.against_baseline, len(row.seeds))
     return (
         f'<li class="{kind}" style="--variant: {colour(row.variant, names)}"><span><strong>{text(row.variant)}</strong>'
-        f'<span class="said">{text(said)}</span></span><span class="numbers">{typeset(measured)}</span>{more}</li>'
+        f'<span class="said">{text(said)}</span></span><span class="numbers">{typeset(measured)}</span></li>'
     )
 
 
@@ -161,23 +144,23 @@ def _results(report: Report, names: Sequence[str]) -> str:
     rows = [
         [
             swatch(row.variant, names),
-            ", ".join(str(seed) for seed in row.seeds) if len(row.seeds) < 6 else f"{len(row.seeds)} seeds",
+            seeds_cell(row),
             _two_lines(shown(row.final_loss, len(row.seeds))),
             _two_lines(shown(row.best_loss, len(row.seeds))),
-            _two_lines(change(row.against_baseline, row.equivalent, len(row.seeds), row.allowance)),
+            _two_lines(difference(row.against_baseline, len(row.seeds))),
             score(row.hellaswag, norm=True),
         ]
         for row in report.rows
     ]
     headings = [
         "variant",
-        "seeds",
+        "number of seeds",
         "final perplexity",
         "best perplexity",
         f"final against {BASELINE}",
         "HellaSwag (norm)",
     ]
-    return section("Results", table(headings, rows), _equal_tokens(report, names))
+    return section("Results", table(headings, rows), note(about_results()))
 
 
 def _two_lines(cell: str) -> str:
@@ -185,33 +168,6 @@ def _two_lines(cell: str) -> str:
     place = min((cell.find(sign) for sign in (" [", " (") if sign in cell), default=-1)
     return (
         typeset(cell) if place < 0 else f"{typeset(cell[:place])}<small>{typeset(cell[place + 1 :])}</small>"
-    )
-
-
-def _equal_tokens(report: Report, names: Sequence[str]) -> str:
-    if report.equal_tokens is None:
-        return note("At equal tokens: the runs share no point of evaluation.")
-    if report.same_point:
-        return note(f"Every run ended at {report.equal_tokens:,} tokens.")
-    rows = [
-        [
-            swatch(row.variant, names),
-            _two_lines(shown(row.equal_tokens_loss)),
-            _two_lines(
-                change(
-                    row.against_baseline_equal_tokens, row.equivalent, allowance=row.allowance_equal_tokens
-                )
-            ),
-        ]
-        for row in report.rows
-    ]
-    return (
-        f"<h3>At equal tokens ({report.equal_tokens:,})</h3>"
-        + table(["variant", "perplexity", f"against {BASELINE}"], rows)
-        + note(
-            "The last point at which every counted run was evaluated; the learning rate had not finished its decay "
-            "there in runs that went on."
-        )
     )
 
 
@@ -227,15 +183,17 @@ def _curves(report: Report, study_dir: Path, figure: Place) -> str:
     )
     places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in used))), 100)
     ranks = figures_ranking.over_training(report, places)
+    drawn = validation_curves(ended_runs(report))
     return section(
         "Over training",
         "<h3>Validation</h3>",
-        figure("validation", figures.loss_curves(validation_curves(ended_runs(report)), each, "validation", True),
-               f"{band}{together}"),
+        figure("validation", figures.loss_curves(drawn, each, "validation", True),
+               f"{band}{together}{figures.coinciding(drawn)}"),
         "<h3>Differences and ranking</h3>",
-        figure("ranking", ranks, "Against the mean of the equivalent arms, where every run was evaluated. Grey: a "
-               "variant of no effect, with the arms' schedule and spread, lies there in 95 % of studies, each point. "
-               "Ranks: the equivalent arms share one, and with them what the verdict's rule does not tell from them.")
+        figure("ranking", ranks, "Against the mean of the control arms, where every run was evaluated. Grey: a "
+               "variant without effect that varies like the control arms lies there in 95 % of studies, each point. "
+               "Ranks: the control arms share one, and with them the variants that a paired t test over seeds does not "
+               "tell from them.")
         or note("No ranking: the variants share no seed and point of evaluation."),
         note(order) if (order := figures_ranking.in_words(report, ranks)) else "",
         "<h3>Training loss</h3>" if (training := training_curves(study_dir, used)) else "",
@@ -260,7 +218,7 @@ def _cost(report: Report, names: Sequence[str]) -> str:
         ]
         for row in report.rows
     ]
-    headings = ["variant", "updates", "tokens", "training", "tokens/s", "MFU", "peak GiB", "schedule cut"]
+    headings = ["variant", "updates", "tokens", "training", "tokens/s", "MFU", "peak GiB", "cut short"]
     return table(headings, rows)
 
 

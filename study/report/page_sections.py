@@ -11,17 +11,9 @@ from pages.html import Place, bullets, marked, note, section, swatch, table, tex
 from study.records.runs import BASELINE, Run
 from study.report import figures_final
 from study.report.build import Report
-from study.report.method import METHOD
-from study.report.sentences import (
-    alike,
-    by_item,
-    by_window,
-    not_of_seeds,
-    perplexity,
-    score,
-    sentence,
-    visible,
-)
+from study.report.method import method as method_lines
+from study.report.sentences import item_result, perplexity, reason_text, score
+from study.report.summary import run_names, sensitivity_sentences
 
 LONG = 40  # runs, above which their list is folded
 MANY = 8  # notes, above which they are
@@ -37,32 +29,16 @@ ENVIRONMENT = {  # of the record's environment, as the page names it
 }
 
 
-def power(report: Report, names: Sequence[str]) -> str:
-    """The effect that the seeds can see, whether the arms vary alike, and the windows paired."""
-    evidence = report.evidence
-    lines = [typeset(line) for line in [*visible(evidence.sensitivity), *not_of_seeds(report.judged)]]
-    lines.append(typeset(alike(evidence.spread)))
-    made = bullets(lines)
-    if evidence.windows:
-        rows = [
-            [swatch(row.variant, names), f"{row.windows:,}", str(len(row.seeds)), typeset(by_window(row))]
-            for row in evidence.windows
-        ]
-        made += (
-            f"<h3>Same windows, paired with {BASELINE}</h3>"
-            + table(["variant", "windows", "seeds", "perplexity [95 % over windows]"], rows)
-            + note(
-                "These intervals are those of the text. They contain <strong>no seed noise</strong> and rank nothing."
-            )
-        )
-    return made
+def power(report: Report) -> str:
+    """The effects that the seeds can detect, and whether the control arms vary alike."""
+    return bullets([typeset(line) for line in sensitivity_sentences(report)])
 
 
 def hellaswag(report: Report, names: Sequence[str], figure: Place) -> str:
     """Accuracies with chance, and the paired test of the items where the runs have kept them."""
     if all(row.hellaswag.acc is None for row in report.rows):
         reasons = dict.fromkeys(row.hellaswag.absent for row in report.rows)
-        return section("HellaSwag", *(f"<p>Not run: {marked(sentence(reason))}</p>" for reason in reasons))
+        return section("HellaSwag", *(f"<p>Not run: {marked(reason_text(reason))}</p>" for reason in reasons))
     rows = [
         [
             swatch(row.variant, names),
@@ -74,7 +50,7 @@ def hellaswag(report: Report, names: Sequence[str], figure: Place) -> str:
         for row in report.rows
     ]
     notes = [
-        f"{text(row.variant)} not run: {marked(sentence(row.hellaswag.absent))}"
+        f"{text(row.variant)} not run: {marked(reason_text(row.hellaswag.absent))}"
         for row in report.rows
         if row.hellaswag.acc is None
     ]
@@ -93,7 +69,7 @@ def hellaswag(report: Report, names: Sequence[str], figure: Place) -> str:
 
 
 def _items(report: Report, names: Sequence[str]) -> str:
-    said = {(test.variant, test.measure): by_item(test) for test in report.evidence.items}
+    said = {(test.variant, test.measure): item_result(test) for test in report.items}
     if not said:
         return ""
     tested = dict.fromkeys(variant for variant, _ in said)
@@ -118,7 +94,7 @@ def runs(report: Report) -> str:
     )
     if len(report.runs) > LONG:
         made = f"<details><summary>{len(report.runs):,} runs</summary>{made}</details>"
-    return section("Runs", made)
+    return section("Runs", note(marked(run_names(report))), made)
 
 
 def _run(run: Run) -> list[str]:
@@ -145,8 +121,7 @@ def notes(report: Report) -> str:
 
 def method(report: Report) -> str:
     """How the numbers are made, and what the runs were in full."""
-    lines = METHOD.split("\n- ")[1:]
-    said = bullets([marked(text(line)) for line in lines])
+    said = bullets([marked(text(line.removeprefix("- "))) for line in method_lines(report)[2:]])
     used = [run for run in report.runs if run.used]
     facts = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in _facts(report, used) if value)
     return section("Method", said) + (

@@ -29,12 +29,6 @@ class Interval:
         """Whether zero is inside; None where there is no interval."""
         return None if self.low is None or self.high is None else self.low <= 0.0 <= self.high
 
-    def reaching(self, move: float) -> Interval:
-        """With the bound towards which all of it would be moved by `move` that far out; the estimate stays."""
-        if self.low is None or self.high is None:
-            return self
-        return Interval(self.mean, self.low + min(move, 0.0), self.high + max(move, 0.0), self.count)
-
 
 def t_p_value(t: float, dof: float) -> float:
     """Return the two-sided p-value P(|T| >= |t|) of Student's t with `dof` degrees of freedom."""
@@ -62,26 +56,65 @@ def sum_of_squares(values: Sequence[float]) -> float:
     return math.fsum((value - centre) ** 2 for value in values)
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean of independent values with its t interval; of paired differences too. One value has no interval."""
+def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """Return the mean of independent values with its t interval. One value has no interval."""
     centre, count = mean(values), len(values)
     if count < 2:
         return Interval(centre, None, None, count)
-    error = math.sqrt(sum_of_squares(values) / (count - 1) / count)
-    half = t_quantile(CONFIDENCE, count - 1) * error
+    half = t_quantile(confidence, count - 1) * standard_deviation(values) / math.sqrt(count)
     return Interval(centre, centre - half, centre + half, count)
+
+
+def standard_deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation of two or more values."""
+    return math.sqrt(sum_of_squares(values) / (len(values) - 1))
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Paired t test of one difference (nats) a seed, with S-1 degrees of freedom for S seeds.
+
+    difference: the mean with its 95 % interval. narrow: the same mean with its 90 % interval, for two one-sided 5 %
+    tests. spread: the standard deviation of the differences. One seed has no interval, no spread and no p-value.
+    """
+
+    difference: Interval
+    narrow: Interval
+    spread: float | None
+    p_value: float | None
+
+
+def paired_t(differences: Sequence[float]) -> PairedTest:
+    """Test whether paired differences (one a seed, at least one) have mean zero."""
+    interval, narrow = mean_interval(differences), mean_interval(differences, 0.90)
+    if interval.count < 2:
+        return PairedTest(interval, narrow, None, None)
+    spread = standard_deviation(differences)
+    error = spread / math.sqrt(interval.count)
+    if error > 0:
+        p_value = t_p_value(interval.mean / error, interval.count - 1)
+    else:
+        p_value = float(interval.mean == 0)
+    return PairedTest(interval, narrow, spread, p_value)
+
+
+def spread_interval(spread: float, dof: int) -> tuple[float, float]:
+    """Return the 95 % chi-square interval of a standard deviation measured with `dof` degrees of freedom."""
+    tail = (1 - CONFIDENCE) / 2
+    low, high = special.chdtri(dof, tail), special.chdtri(dof, 1 - tail)
+    return spread * math.sqrt(dof / low), spread * math.sqrt(dof / high)
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Standard deviation of a run's loss among equivalent arms of one seed, in nats, and its degrees of freedom."""
+    """Standard deviation (nats) of a run's loss among the control arms of one seed, and its degrees of freedom."""
 
     sigma: float
     dof: int
 
 
 def noise_floor(arms_by_seed: Sequence[Sequence[float]]) -> NoiseFloor | None:
-    """Pooled within seeds over the equivalent arms: S (k-1) degrees of freedom for S seeds of k arms.
+    """Pool the variance of the control arms within each seed: S (k-1) degrees of freedom for S seeds of k arms.
 
     Seeds may have different numbers of arms; None where no seed has two.
     """
@@ -101,76 +134,12 @@ class VarianceRatio:
     p_value: float
 
 
-@dataclass(frozen=True)
-class AgainstFloor:
-    """A variant against the mean of the equivalent arms at the same seeds, judged by their noise floor.
+def controls_error(sigma: float, controls: Sequence[int]) -> float:
+    """Return the standard error of the mean over seeds of (a run minus the mean of the k control arms at its seed).
 
-    own: the same mean with the t interval of the differences themselves, which takes nothing from the arms' noise.
-    variance: of the variant's runs, over that of the arms' if they vary alike; None where one seed has no variance.
+    sigma: of one run, in nats. controls: k of each seed. The run varies like a control arm and is none of them.
     """
-
-    difference: Interval
-    p_value: float
-    own: Interval
-    variance: VarianceRatio | None
-
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation (nats) of the differences over seeds; None of one seed."""
-        if self.own.high is None:
-            return None
-        count = self.own.count
-        return (self.own.high - self.own.mean) * math.sqrt(count) / t_quantile(CONFIDENCE, count - 1)
-
-    @property
-    def varies_more(self) -> bool:
-        """Whether the variant's runs were seen to vary more than the arms', which `difference` does not allow for."""
-        seen = self.variance
-        return seen is not None and seen.ratio > 1 and seen.p_value < 1 - CONFIDENCE
-
-
-def against_arms_error(sigma: float, arms: Sequence[int]) -> float:
-    """Standard error of the mean over seeds of (a run) - (mean of the k arms at its seed), with each seed's k.
-
-    A difference has variance sigma^2 (1 + 1/k) where the run varies as the arms do and is none of them.
-    """
-    return sigma * math.sqrt(math.fsum(1 + 1 / k for k in arms)) / len(arms)
-
-
-def against_floor(
-    pairs: Sequence[tuple[float, Sequence[float]]],
-    floor: NoiseFloor | None = None,
-    move: float = 0.0,
-) -> AgainstFloor | None:
-    """pairs: (the variant's loss, the losses of the equivalent arms) of each seed. None without a noise floor.
-
-    floor: that of the whole study, which may have seeds the variant lacks; by default that of the pairs' arms.
-    move: what the difference may change by, which is taken off before it is tested, where it takes it towards zero.
-
-    The difference of seed s has variance sigma^2 (1 + 1/k_s) if the variant has no effect and its runs vary as the
-    arms do; the mean over seeds is compared with t of the floor's degrees of freedom.
-    """
-    used = [(value, arms) for value, arms in pairs if arms]
-    floor = floor or noise_floor([arms for _, arms in used])
-    if floor is None or not used:
-        return None
-    differences = [value - mean(arms) for value, arms in used]
-    centre, count = mean(differences), len(used)
-    error = against_arms_error(floor.sigma, [len(arms) for _, arms in used])
-    half = t_quantile(CONFIDENCE, floor.dof) * error
-    left = what_is_left(centre, move)
-    p_value = t_p_value(left / error, floor.dof) if error > 0 else float(left == 0)
-    variance = None
-    if count > 1:
-        seen = NoiseFloor(math.sqrt(sum_of_squares(differences) / (count - 1)), count - 1)
-        variance = variance_ratio(seen, NoiseFloor(error * math.sqrt(count), floor.dof))
-    interval = Interval(centre, centre - half, centre + half, count)
-    return AgainstFloor(interval, p_value, mean_interval(differences), variance)
-
-
-def what_is_left(difference: float, move: float) -> float:
-    """The difference without as much of `move` as takes it towards zero, and not beyond."""
-    return max(difference + min(move, 0.0), 0.0) if difference > 0 else min(difference + max(move, 0.0), 0.0)
+    return sigma * math.sqrt(math.fsum(1 + 1 / k for k in controls)) / len(controls)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -92,3 +92,21 @@ def edit(study: Path, run: str, **changes: Any) -> None:
     for key, change in changes.items():
         value[key] = value[key] | change if isinstance(change, dict) and value.get(key) else change
     files.write_json(path, value)
+
+
+def a_plan(iterations: int = STEPS, **content: Any) -> dict[str, Any]:
+    """plan.json of such a study: RALEARN is of cost class "learned", the others of "standard"."""
+    rows = {
+        name: {"class": "learned" if name == "RALEARN" else "standard", "iterations": iterations,
+               "tokens": iterations * UPDATE}
+        for name in VARIANTS
+    }  # fmt: skip
+    limits = ("max_time_seconds", "max_tokens", "max_iterations", "hard_limit_seconds")
+    return {
+        "schema": 1,
+        "batch": {"effective": 512, "micro": 32, "accumulation": 16, "world_size": 1, "block_size": 1024},
+        "budget": dict.fromkeys(limits, 0) | {"equal_time": False},
+        "classes": {},
+        "variants": rows,
+        "notes": [],
+    } | content

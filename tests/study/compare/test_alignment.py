@@ -95,7 +95,7 @@ def test_the_first_step_alone_is_held_against_the_equivalent_arms_first_step(
     assert shown["A/A last tenth"] == error(envelope.late)
     for text in (markdown(made), page(made)):
         assert "A/A first step" in text
-        assert f"{9 + within} of 10 differ by no more than equivalent arms of one study do" in text
+        assert f"{9 + within} of 10 differ by no more than control arms of one study do" in text
     assert "parts: A/A" in terminal(made)
 
 

@@ -62,20 +62,22 @@ def test_each_variant_is_compared_at_the_last_tokens_that_its_own_runs_share(
                       build.ARMS: 25600}  # fmt: skip
 
 
-def test_equivalent_arms_share_their_places_and_a_real_change_keeps_its_own(
-    first: Path, tmp_path: Path
+def test_control_arms_share_their_places_and_a_real_change_keeps_its_own(
+    tmp_path: Path,
 ) -> None:
-    made = build.build_comparison([first, a_study(tmp_path / "two", noise=3)])
+    seeds = (0, 1, 2)
+    first = a_study(tmp_path / "one", seeds=seeds)
+    made = build.build_comparison([first, a_study(tmp_path / "two", seeds=seeds, noise=3)])
     for ranking in made.rankings:
         places = {one.variant: (one.low, one.high) for one in ranking.places}
         assert places.pop("RALEARN") == (1, 1)
         assert set(places.values()) == {(2, 5)}
-    assert "RALEARN** against its study's equivalent arms" in markdown(made)
+    assert "RALEARN** against its study's control arms" in markdown(made)
     assert "they agree" in markdown(made)
-    nothing = build.build_comparison([first, a_study(tmp_path / "three", effect=0.0)])
+    nothing = build.build_comparison([first, a_study(tmp_path / "three", seeds=seeds, effect=0.0, noise=5)])
     assert {(one.low, one.high) for one in nothing.rankings[1].places} == {(1, 5)}
     assert "no contradiction" in markdown(nothing)
-    worse = build.build_comparison([first, a_study(tmp_path / "four", effect=0.2)])
+    worse = build.build_comparison([first, a_study(tmp_path / "four", seeds=seeds, effect=0.2)])
     assert "they contradict each other" in markdown(worse)
 
 

@@ -9,7 +9,7 @@ from gpt2.artifacts import run_record
 from study.records.hellaswag_scores import Items, common_items, hellaswag
 from study.report import build, markdown
 from study.runner.guard import StudyError, refuse_other_items
-from tests.study.analysis.test_evidence import a_study as a_study_by_item
+from tests.study.analysis.test_paired_tests import a_study as a_study_by_item
 from tests.study.sample_records import a_study, edit
 
 ONE, OTHER = "1" * 64, "2" * 64
@@ -73,7 +73,7 @@ def test_items_are_paired_only_where_they_are_the_same(tmp_path: Path) -> None:
         score = run_record.load(path)["hellaswag"]
         other = path.name in ("RALEARN1", "RAALL0", "RAALL1", "RAALL2")
         edit(study, path.name, hellaswag=score | {"items_sha256": OTHER if other else ONE})
-    tests = {test.variant: test for test in build.build_report(study).evidence.items if test.measure == "acc"}
+    tests = {test.variant: test for test in build.build_report(study).items if test.measure == "acc"}
     assert tests["RALEARN"].seeds == [0, 2]
     assert tests["RAEARLY"].seeds == [0, 1, 2]
     assert "RAALL" not in tests

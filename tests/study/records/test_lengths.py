@@ -10,15 +10,16 @@ from study.attention.data import FILE
 from study.records.lengths import saved_counts, shown_length
 from study.report.build import build_report
 from study.report.write import write_report
-from tests.study.sample_records import STEPS, a_record, a_study, edit
+from tests.study.sample_records import STEPS, a_plan, a_record, a_study, edit
 
 VARIANTS = ("B", "RAALL", "RALEARN")
 LONG = 2 * STEPS
 
 
 def plan_of(count: int) -> dict[str, object]:
-    rows = {name: {"iterations": count} for name in VARIANTS}
-    return {"variants": rows, "budget": {"max_iterations": count}, "notes": [f"planned {count}"]}
+    content = a_plan(count, notes=[f"planned {count}"])
+    content["budget"]["max_iterations"] = count
+    return content
 
 
 @pytest.fixture

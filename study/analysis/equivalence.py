@@ -1,0 +1,109 @@
+"""Control arms: B and the fixed patterns, which are one function class, so that they differ by chance alone (A/A runs).
+
+Their spread, the noise floor, is a diagnostic: it checks the pipeline and plans seeds. The verdict does not use it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ra.names import is_control_arm
+from study.stats.statistics import (
+    CONFIDENCE,
+    NoiseFloor,
+    VarianceRatio,
+    controls_error,
+    holm,
+    mean,
+    paired_t,
+    t_quantile,
+    variance_ratio,
+)
+
+SQUARE = ("B", "RAEARLY", "RALATE", "RAALL")  # the first half of the layers swapped or not, and the second
+ENOUGH_DOF = 3  # of either variance, below which their ratio says nothing
+ENOUGH_SEEDS = 3  # of a control arm, below which it is not checked
+
+Losses = Mapping[str, Mapping[int, float]]  # variant -> seed -> loss in nats
+
+
+def control_losses(table: Losses, seeds: Sequence[int] | None = None) -> list[list[float]]:
+    """Return the losses of the control arms at each of the seeds (default: all).
+
+    Arms that agree to the last bit are one arm under two names (RALATE and RAALT on two layers) and count once.
+    """
+    if seeds is None:
+        seeds = sorted({seed for by_seed in table.values() for seed in by_seed})
+    arms = [by_seed for name, by_seed in table.items() if is_control_arm(name)]
+    return [list(dict.fromkeys(by_seed[seed] for by_seed in arms if seed in by_seed)) for seed in seeds]
+
+
+def noise_band(floor: NoiseFloor, controls: Sequence[int]) -> float:
+    """Return half the width (nats) of the band that holds a variant without effect in 95 % of studies.
+
+    controls: the number of control arms at each seed. The variant varies like a control arm and is none of them.
+    """
+    return t_quantile(CONFIDENCE, floor.dof) * controls_error(floor.sigma, controls)
+
+
+def odd_controls(table: Losses) -> list[str]:
+    """Return the control arms that differ from the mean of the others at 5 % (paired t over seeds, Holm).
+
+    They cannot differ by more than chance, so such an arm points to an error in the pipeline.
+    """
+    tested: dict[str, float] = {}
+    for name in (name for name in table if is_control_arm(name)):
+        others = {other: by_seed for other, by_seed in table.items() if other != name}
+        pairs = zip(table[name].values(), control_losses(others, list(table[name])), strict=True)
+        differences = [loss - mean(arms) for loss, arms in pairs if arms]
+        if len(differences) >= ENOUGH_SEEDS:
+            tested[name] = paired_t(differences).p_value or 0.0
+    adjusted = holm(list(tested.values()))
+    return [name for name, p in zip(tested, adjusted, strict=True) if p < 1 - CONFIDENCE]
+
+
+@dataclass(frozen=True)
+class VarianceCheck:
+    """Whether half-swapped arms differ from the baseline as much as the fully swapped one; `enough` data to decide.
+
+    halves: spread of the effects of swapping either half alone. together: of the effect that only both halves have.
+    A half swap moves the loss by the variance of one of each, a full swap by that plus another `halves`: arms vary
+    alike where the two spreads are equal.
+    """
+
+    halves: NoiseFloor | None
+    together: NoiseFloor | None
+    test: VarianceRatio | None
+    enough: bool
+
+    @property
+    def differs(self) -> bool:
+        """Whether the F test finds that the two kinds of arms vary differently."""
+        return self.test is not None and self.enough and self.test.p_value < 1 - CONFIDENCE
+
+
+def variance_check(final: Losses) -> VarianceCheck | None:
+    """Compare the variances of half-swapped and fully swapped arms; None in a study without all four of SQUARE.
+
+    Swapping no half, the first, the second or both is a 2 x 2 design. Its three contrasts, each scaled to the variance
+    of a single run, are independent and of one variance if the four arms vary independently and alike.
+    """
+    if not set(SQUARE) <= set(final):
+        return None
+    square = [final[name] for name in SQUARE]
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in square)))
+    alone, both = [], []
+    for seed in seeds:
+        none, first, second, all_ = (by_seed[seed] for by_seed in square)
+        alone += [(first + all_ - none - second) / 2, (second + all_ - none - first) / 2]
+        both.append((none + all_ - first - second) / 2)
+
+    def about_zero(contrasts: list[float]) -> NoiseFloor | None:
+        squares = math.fsum(value**2 for value in contrasts)
+        return NoiseFloor(math.sqrt(squares / len(contrasts)), len(contrasts)) if contrasts else None
+
+    halves, together = about_zero(alone), about_zero(both)
+    test = variance_ratio(halves, together) if halves and together else None
+    return VarianceCheck(halves, together, test, test is not None and min(test.dof) >= ENOUGH_DOF)

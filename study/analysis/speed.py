@@ -1,0 +1,75 @@
+"""Speed as an axis of its own: step times beside the baseline's, and the difference at equal time. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ra.names import is_control_arm
+from study.analysis.verdict import Verdict
+from study.records.plan_file import Plan
+from study.records.runs import Run, losses
+from study.stats.statistics import mean
+
+SETTLED = 0.9  # of a run's tokens: later evaluations are too close to the end to show a slope
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A variant's step time over that of the variants of class `to`, with its 95 % interval.
+
+    at_equal_time: the bounds (nats) between which the difference at equal time is expected; None where it is unknown
+    or where the study is one of equal time.
+    """
+
+    variant: str
+    to: str
+    ratio: float
+    low: float | None
+    high: float | None
+    at_equal_time: tuple[float, float] | None
+
+
+def speeds(plan: Plan | None, verdicts: Sequence[Verdict], ended: Sequence[Run]) -> list[Speed]:
+    """Return the real changes and other variants whose step times the plan knows. ended: runs with a final loss."""
+    if plan is None:
+        return []
+    by_variant = {verdict.variant: verdict for verdict in verdicts}
+    slope = slopes([run for run in ended if is_control_arm(run.variant)])
+    found = []
+    for name in dict.fromkeys(run.variant for run in ended):
+        row = plan.variants.get(name)
+        timed = plan.step_time_ratios.get(row.cost_class) if row else None
+        if row is None or timed is None or row.cost_class == timed.to:
+            continue
+        verdict = by_variant.get(name)
+        known = verdict is not None and slope is not None and not plan.budget.equal_time
+        expected = None
+        if known and verdict and slope and timed.low and timed.high:
+            moves = [rate * math.log(ratio) for rate in slope for ratio in (timed.low, timed.high)]
+            centre = verdict.test.difference.mean
+            expected = (centre + min(moves), centre + max(moves))
+        found.append(Speed(name, timed.to, timed.ratio, timed.low, timed.high, expected))
+    return found
+
+
+def slopes(runs: Sequence[Run]) -> tuple[float, float] | None:
+    """Return the lowest and highest fall of the loss (nats) for each unit of ln(tokens) late in training.
+
+    Lines from each evaluation between half and nine tenths of the tokens to the end of the run, averaged over the
+    runs. None where a run has no such evaluation or its loss rises.
+    """
+    found = [_slopes(run) for run in runs]
+    if not found or not all(found):
+        return None
+    low, high = mean([min(values) for values in found]), mean([max(values) for values in found])
+    return (low, high) if low >= 0 else None
+
+
+def _slopes(run: Run) -> list[float]:
+    end: int = run.record["progress"]["tokens"]
+    final: float = run.record["validation"]["loss"]
+    points: Mapping[int, float] = losses(run.record)
+    late = {tokens: loss for tokens, loss in points.items() if end / 2 <= tokens <= SETTLED * end}
+    return [(loss - final) / math.log(end / tokens) for tokens, loss in late.items()]

@@ -1,0 +1,115 @@
+"""Control arms: their noise, the check that they are alike, and the check that they vary alike."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from study.analysis import equivalence
+from study.analysis.equivalence import VarianceCheck
+from study.report import summary
+from study.stats.statistics import NoiseFloor
+
+Table = dict[str, dict[int, float]]
+
+
+def checked(final: Table) -> VarianceCheck:
+    seen = equivalence.variance_check(final)
+    assert seen is not None
+    return seen
+
+
+def arms(seeds: int, draw: np.random.Generator) -> Table:
+    values = 4 + 0.1 * draw.normal(size=(seeds, 1)) + 0.005 * draw.normal(size=(seeds, 4))
+    return {name: dict(enumerate(values[:, k].tolist())) for k, name in enumerate(equivalence.SQUARE)}
+
+
+def test_a_control_arm_that_differs_from_the_others_is_named() -> None:
+    table = arms(5, np.random.default_rng(0))
+    assert equivalence.odd_controls(table) == []
+    table["RAALL"] = {seed: loss + 0.2 for seed, loss in table["RAALL"].items()}
+    table["RALEARN"] = {seed: loss + 5 for seed, loss in table["B"].items()}
+    assert "RAALL" in equivalence.odd_controls(table)
+    assert "RALEARN" not in equivalence.odd_controls(table)
+
+
+def test_control_arms_that_are_alike_are_named_in_at_most_one_study_of_twenty() -> None:
+    draw = np.random.default_rng(1)
+    named = sum(bool(equivalence.odd_controls(arms(4, draw))) for _ in range(2000))
+    assert 0.02 <= named / 2000 <= 0.065
+
+
+def test_two_seeds_name_no_control_arm() -> None:
+    table = arms(2, np.random.default_rng(2))
+    table["RAALL"] = {seed: loss + 9 for seed, loss in table["RAALL"].items()}
+    assert equivalence.odd_controls(table) == []
+
+
+def test_control_losses_are_those_of_one_function_class_and_duplicates_count_once() -> None:
+    table = {"B": {0: 1.0, 1: 2.0}, "RALATE": {0: 1.5}, "RAALT": {0: 1.5}, "RALEARN": {0: 9.0, 2: 9.0}}
+    assert equivalence.control_losses(table) == [[1.0, 1.5], [2.0], []]
+    assert equivalence.control_losses(table, [1]) == [[2.0]]
+
+
+def test_the_noise_band_is_a_t_interval_of_the_difference_to_k_arms() -> None:
+    expected = stats.t.ppf(0.975, 9) * 0.01 * np.sqrt((1 + 1 / 4) / 3)
+    assert equivalence.noise_band(NoiseFloor(0.01, 9), [4, 4, 4]) == pytest.approx(expected)
+
+
+def test_a_study_without_the_four_arms_has_no_check_of_variances() -> None:
+    assert equivalence.variance_check({"B": {0: 1.0}, "RAALL": {0: 1.0}}) is None
+
+
+def square(halves: float, together: float, seeds: int) -> dict[str, dict[int, float]]:
+    """Losses of the four arms: a shift a seed, what each half does alone, and what only both do together."""
+    draw = np.random.default_rng(3)
+    signs = {"B": (-1, -1), "RAEARLY": (1, -1), "RALATE": (-1, 1), "RAALL": (1, 1)}
+    drawn = draw.normal(size=(seeds, 4)) * (1, halves / 2, halves / 2, together / 2)
+    return {
+        name: {s: 4 + float(drawn[s] @ (1, a, b, a * b)) for s in range(seeds)}
+        for name, (a, b) in signs.items()
+    }
+
+
+def test_arms_that_only_add_up_are_told_from_arms_that_vary_alike() -> None:
+    """Then a half swap has half the variance of a full one; the pairs of opposites do not show it."""
+    seen = checked(square(0.02, 0.001, 6))
+    assert seen.test is not None
+    assert seen.enough
+    assert seen.test.dof == (12, 6)
+    assert seen.test.p_value < 1e-4
+    assert "They differ: variance" in summary.variance_sentence(seen)
+    alike = summary.variance_sentence(checked(square(0.02, 0.02, 6)))
+    low, high = stats.f.ppf(0.025, 12, 6), stats.f.ppf(0.975, 12, 6)
+    assert f"ratios from {low:.2g} to {high:.2g} cannot be told from 1" in alike
+
+
+def test_the_contrasts_of_the_arms_are_what_a_regression_finds() -> None:
+    draw = np.random.default_rng(5)
+    final = {name: {s: float(4 + draw.normal()) for s in range(5)} for name in equivalence.SQUARE}
+    design = np.array([[1, -1, -1, 1], [1, 1, -1, -1], [1, -1, 1, -1], [1, 1, 1, 1]]) / 2  # orthonormal
+    found = np.array([np.linalg.solve(design, [final[n][s] for n in equivalence.SQUARE]) for s in range(5)])
+    seen = checked(final)
+    assert seen.halves is not None
+    assert seen.together is not None
+    assert seen.halves.sigma**2 == pytest.approx((found[:, 1:3] ** 2).mean())
+    assert seen.together.sigma**2 == pytest.approx((found[:, 3] ** 2).mean())
+    assert (seen.halves.dof, seen.together.dof) == (10, 5)
+    final["RAALL"].pop(2)
+    fewer = checked(final)
+    assert fewer.together is not None
+    assert fewer.together.dof == 4
+
+
+def test_independent_arms_are_called_different_in_one_study_of_twenty() -> None:
+    draw, found = np.random.default_rng(8), 0
+    for _ in range(2000):
+        losses = draw.normal(size=(4, 4)).tolist()
+        final = {name: dict(enumerate(own)) for name, own in zip(equivalence.SQUARE, losses, strict=True)}
+        found += checked(final).differs
+    assert 0.03 <= found / 2000 <= 0.07
+
+
+def test_one_seed_is_too_little_data_to_compare_variances() -> None:
+    seen = checked(square(0.02, 0.02, 1))
+    assert not seen.enough
+    assert "Too little data (2 and 1 degrees of freedom)." in summary.variance_sentence(seen)

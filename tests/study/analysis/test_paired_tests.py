@@ -1,0 +1,106 @@
+"""Paired tests by HellaSwag item."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gpt2.artifacts import run_record
+from gpt2.system import files
+from study.report import build
+
+VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
+ITEMS = 400
+
+
+def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
+    keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
+    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
+        "status": "finished",
+        "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}"},
+        "target": {"name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
+                   "attention_backend": "flash", "torch": "2.13.0", "driver": None},
+        "batch": {"effective": 16, "micro": 8, "accumulation": 2, "world_size": 1, "block_size": 128},
+        "progress": {"iterations": 30, "tokens": 3000, "train_seconds": 1800.0},
+        "clock": {"train": 1800.0, "compile": 60.0, "evaluate": 100.0, "checkpoint": 30.0, "data": 10.0},
+        "validation": {"loss": loss, "perplexity": None, "best_perplexity": None, "tokens": 4096,
+                       "history": [[3000, 1800.0, loss]]},
+    }  # fmt: skip
+
+
+def a_study(study: Path, seeds: int = 3, variants: tuple[str, ...] = VARIANTS, items: bool = True) -> Path:
+    """RALEARN is right on 40 items more than the others."""
+    draw = np.random.default_rng(0)
+    for seed in range(seeds):
+        base = 4.0 + 0.02 * float(draw.normal())
+        for name in variants:
+            better = name == "RALEARN"
+            value = a_record(name, seed, base + 0.004 * float(draw.normal()) - 0.05 * better)
+            run_dir = study / "runs" / value["run"]
+            run_dir.mkdir(parents=True)
+            if items:
+                correct = draw.permutation(np.arange(ITEMS) < 120 + 40 * better).tolist()
+                rate = sum(correct) / ITEMS
+                error = math.sqrt(rate * (1 - rate) / (ITEMS - 1))
+                value["hellaswag"] = {"acc": rate, "acc_stderr": error, "acc_norm": rate, "acc_norm_stderr": error,
+                                      "items": ITEMS}  # fmt: skip
+                files.write_json(
+                    run_dir / "hellaswag.json",
+                    {"choices": [], "choices_norm": [], "correct": correct, "correct_norm": correct},
+                )
+            files.write_json(run_dir / "run.json", value)
+    return study
+
+
+def read(study: Path, run: str, name: str) -> Any:
+    return json.loads((study / "runs" / run / name).read_text())
+
+
+def test_items_of_one_seed_get_mcnemars_exact_test(tmp_path: Path) -> None:
+    tests = build.build_report(a_study(tmp_path, seeds=1)).items
+    seen = next(test for test in tests if (test.variant, test.measure) == ("RALEARN", "acc"))
+    own, base = (np.array(read(tmp_path, run, "hellaswag.json")["correct"]) for run in ("RALEARN0", "B0"))
+    wins, losses = int((own & ~base).sum()), int((base & ~own).sum())
+    assert (seen.wins, seen.losses, seen.items) == (wins, losses, ITEMS)
+    assert seen.p_value == pytest.approx(stats.binomtest(wins, wins + losses).pvalue)
+    assert seen.adjusted_p >= seen.p_value
+
+
+def test_items_of_several_seeds_are_counted_once_by_their_net_score(tmp_path: Path) -> None:
+    tests = build.build_report(a_study(tmp_path)).items
+    seen = next(test for test in tests if (test.variant, test.measure) == ("RALEARN", "acc_norm"))
+    net = sum(
+        np.array(read(tmp_path, f"RALEARN{seed}", "hellaswag.json")["correct_norm"]).astype(int)
+        - np.array(read(tmp_path, f"B{seed}", "hellaswag.json")["correct_norm"]).astype(int)
+        for seed in range(3)
+    )
+    assert (seen.wins, seen.losses) == (int((net > 0).sum()), int((net < 0).sum()))
+    assert seen.seeds == [0, 1, 2]
+
+
+def test_side_files_that_are_missing_torn_or_of_another_evaluation_are_left_out(tmp_path: Path) -> None:
+    assert build.build_report(a_study(tmp_path / "without", items=False)).items == []
+    study = a_study(tmp_path / "with", seeds=1)
+    (study / "runs" / "RAEARLY0" / "hellaswag.json").write_text("[")
+    (study / "runs" / "RALATE0" / "hellaswag.json").write_text('{"choices": [1], "choices_norm": [1]}')
+    other = read(study, "RAALL0", "hellaswag.json")
+    other["correct"][:50] = [True] * 50
+    files.write_json(study / "runs" / "RAALL0" / "hellaswag.json", other)
+    found = build.build_report(study).items
+    assert {test.variant for test in found if test.measure == "acc"} == {"RALEARN"}
+    assert {test.variant for test in found if test.measure == "acc_norm"} == {"RAALL", "RALEARN"}
+
+
+def test_a_run_that_was_cut_short_is_in_no_item_test(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    value = read(study, "RALEARN1", "run.json")
+    value["schedule"] = {"iterations": value["progress"]["iterations"], "cut": True}
+    value["progress"]["tokens"] -= 1
+    files.write_json(study / "runs" / "RALEARN1" / "run.json", value)
+    made = build.build_report(study)
+    assert made.cut == ["RALEARN1"]
+    assert {tuple(test.seeds) for test in made.items if test.variant == "RALEARN"} == {(0, 2)}

@@ -1,0 +1,83 @@
+"""The effects that a study can detect, as ranges."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from study.analysis.sensitivity import sensitivities
+from study.analysis.verdict import judge
+from study.report import build, markdown, summary, write
+from study.stats import power
+from study.stats.statistics import NoiseFloor
+from tests.study.sample_records import a_study
+
+
+def test_the_range_of_effects_follows_the_chi_square_interval_of_the_spread(tmp_path: Path) -> None:
+    made = build.build_report(a_study(tmp_path, seeds=5))
+    (seen,) = made.sensitivities
+    spread = made.verdicts[0].test.spread
+    assert spread is not None
+    assert (seen.variant, seen.seeds, seen.at_seeds, seen.dof) == ("RALEARN", 5, 5, 4)
+    low, high = (spread * math.sqrt(4 / stats.chi2.ppf(q, 4)) for q in (0.975, 0.025))
+    assert seen.mde_low == pytest.approx(power.mde(low, 5))
+    assert seen.mde_high == pytest.approx(power.mde(high, 5))
+    for row in seen.needed:
+        effect = math.log1p(row.percent / 100)
+        assert row.low == power.seeds_for(low, effect, 3)
+        assert row.high == power.seeds_for(high, effect, 3)
+
+
+def test_the_range_contains_the_true_effect_of_80_percent_power_in_95_percent_of_studies() -> None:
+    draw, inside = np.random.default_rng(3), 0
+    true = power.mde(0.01 * math.sqrt(1 + 1 / 2), 5)
+    for _ in range(1000):
+        values = 4 + 0.01 * draw.normal(size=(5, 3))
+        table = {
+            name: dict(enumerate(values[:, k].tolist())) for k, name in enumerate(("B", "RAALL", "RALEARN"))
+        }
+        (seen,) = sensitivities(judge(table), None, 5, 2, None)
+        inside += seen.mde_low <= true <= seen.mde_high
+    assert 0.92 <= inside / 1000 <= 0.98
+
+
+def test_under_three_seeds_the_noise_floor_gives_the_range_that_three_seeds_would_have(
+    tmp_path: Path,
+) -> None:
+    made = build.build_report(a_study(tmp_path, seeds=1))
+    (seen,) = made.sensitivities
+    assert made.floor is not None
+    assert (seen.variant, seen.seeds, seen.at_seeds, seen.dof) == (None, 1, 3, 3)
+    assert seen.spread == pytest.approx(made.floor.sigma * math.sqrt(1.25))
+    text = markdown.markdown(made)
+    assert "With 3 seeds a difference of" in text
+    assert "if a variant varies like the control arms, 3 degrees of freedom" in text
+
+
+def test_every_variant_with_a_verdict_has_its_range(tmp_path: Path) -> None:
+    names = ("B", "RAALL", "RALEARN", "MINE")
+    made = build.build_report(a_study(tmp_path, variants=names))
+    assert [seen.variant for seen in made.sensitivities] == ["RALEARN", "MINE"]
+
+
+def test_the_hours_of_a_seed_are_those_of_the_runs_clocks(tmp_path: Path) -> None:
+    (seen,) = build.build_report(a_study(tmp_path)).sensitivities
+    assert seen.seed_hours == pytest.approx(5 * (3000 + 140) / 3600)
+    assert "One more seed of all variants takes about 4.4 hours." in summary.power_sentences(seen)[1]
+
+
+def test_without_control_arms_that_differ_nothing_is_known_of_what_can_be_seen(tmp_path: Path) -> None:
+    made = build.build_report(a_study(tmp_path, seeds=1, variants=("B", "RALEARN")))
+    assert made.sensitivities == []
+    assert sensitivities([], NoiseFloor(0.0, 6), 2, 4, 1.0) == []
+    assert "What this study can see is not known" in markdown.markdown(made)
+
+
+def test_report_json_holds_the_range(tmp_path: Path) -> None:
+    made = write.write_report(a_study(tmp_path))
+    seen = json.loads((tmp_path / "report.json").read_text())
+    assert seen["sensitivities"][0]["mde_low"] == made.sensitivities[0].mde_low
+    assert seen["variance_check"]["enough"] is True

@@ -1,0 +1,106 @@
+"""Speed as an axis of its own: step-time ratios, and the difference to expect at equal time."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.system import files
+from study.analysis.speed import slopes
+from study.records.runs import Run
+from study.report import build, markdown
+from tests.study.sample_records import STEPS, UPDATE, a_plan, a_record, a_study
+
+
+def plan(ratio: tuple[float, float, float] | None = (1.05, 1.03, 1.08), **budget: Any) -> dict[str, Any]:
+    """plan.json of a study whose RALEARN is slower by `ratio` (with its interval)."""
+    content = a_plan()
+    content["budget"] |= {"max_time_seconds": 40} | budget
+    if ratio:
+        value, low, high = ratio
+        content["step_time_ratios"] = {
+            "standard": {"to": "standard", "ratio": 1.0, "low": 1.0, "high": 1.0},
+            "learned": {"to": "standard", "ratio": value, "low": low, "high": high},
+        }
+    return content
+
+
+def with_plan(folder: Path, content: dict[str, Any], effect: float = -0.02) -> build.Report:
+    study = a_study(folder, effect=effect)
+    files.write_json(study / "plan.json", content)
+    return build.build_report(study)
+
+
+def test_the_ratio_of_step_times_is_reported_with_its_interval_and_without_a_verdict(tmp_path: Path) -> None:
+    made = with_plan(tmp_path, plan())
+    (speed,) = made.speeds
+    assert (speed.variant, speed.ratio, speed.low, speed.high) == ("RALEARN", 1.05, 1.03, 1.08)
+    text = markdown.markdown(made)
+    assert "one update of RALEARN takes 1.050 [1.030, 1.080] times as long" in text
+    assert "At equal time the difference would be about" in text
+    assert text.count("**RALEARN**") == 1  # one verdict
+
+
+def test_the_difference_at_equal_time_moves_along_the_late_fall_of_the_control_arms(tmp_path: Path) -> None:
+    made = with_plan(tmp_path, plan())
+    controls = [run for run in made.runs if run.variant != "RALEARN"]
+    slope = slopes(controls)
+    assert slope is not None
+    low, high = slope
+    assert 0 < low < high
+    seen, centre = made.speeds[0].at_equal_time, made.verdicts[0].test.difference.mean
+    assert seen == pytest.approx((centre + low * math.log(1.03), centre + high * math.log(1.08)))
+
+
+def test_a_faster_variant_gains_at_equal_time(tmp_path: Path) -> None:
+    made = with_plan(tmp_path, plan((0.9, 0.88, 0.92)))
+    seen, centre = made.speeds[0].at_equal_time, made.verdicts[0].test.difference.mean
+    assert seen is not None
+    assert seen[0] < seen[1] < centre
+
+
+def test_a_loss_that_is_linear_in_ln_tokens_has_that_slope_exactly() -> None:
+    value = a_record("B", 0, 4.0)
+    value["validation"]["history"] = [
+        [tokens, 1.0, 4.0 + 0.3 * math.log(value["progress"]["tokens"] / tokens)]
+        for tokens, _, _ in value["validation"]["history"]
+    ]
+    assert slopes([Run("B0", "B", 0, "finished", True, record=value)]) == pytest.approx((0.3, 0.3))
+
+
+def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_line(tmp_path: Path) -> None:
+    value = a_record("B", 0, 9.0)
+    value["validation"]["history"] = [[STEPS * UPDATE * 6 // 10, 1.0, 4.0]]
+    assert slopes([Run("B0", "B", 0, "finished", True, record=value)]) is None
+    value["validation"]["history"] = []
+    assert slopes([Run("B0", "B", 0, "finished", True, record=value)]) is None
+    assert slopes([]) is None
+
+
+def test_without_step_times_there_is_no_speed_line(tmp_path: Path) -> None:
+    assert with_plan(tmp_path / "untimed", plan(None)).speeds == []
+    assert build.build_report(a_study(tmp_path / "no-plan")).speeds == []
+
+
+def test_a_verdict_at_equal_time_begins_with_that_and_says_how_many_updates_were_made(tmp_path: Path) -> None:
+    study = a_study(tmp_path, effect=-0.1, ends={"RALEARN": 285})
+    files.write_json(study / "plan.json", plan(equal_time=True))
+    made = build.build_report(study)
+    assert "At equal time (285 of 300 updates), **RALEARN** is better" in markdown.markdown(made)
+    assert made.speeds[0].at_equal_time is None
+
+
+def test_an_old_plan_under_a_time_limit_with_different_counts_is_read_as_equal_time(tmp_path: Path) -> None:
+    content = plan(None)
+    content["budget"] = {"max_time_seconds": 40, "max_tokens": 0, "max_iterations": 0, "equal_tokens": False}
+    content["variants"]["RALEARN"]["iterations"] = 285
+    study = a_study(tmp_path, effect=0.1, ends={"RALEARN": 285})
+    files.write_json(study / "plan.json", content)
+    text = markdown.markdown(build.build_report(study))
+    assert "At equal time (285 of 300 updates), **RALEARN** is worse" in text
+
+
+def test_other_numbers_of_updates_without_a_plan_are_said(tmp_path: Path) -> None:
+    text = markdown.markdown(build.build_report(a_study(tmp_path, ends={"RALEARN": 285})))
+    assert "With another number of updates (285 of 300 updates), **RALEARN**" in text

@@ -1,0 +1,154 @@
+"""The verdict: a paired t over seeds against the mean of the control arms."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, MARGIN, WORSE, Verdict, judge
+
+CONTROLS = ("B", "RAEARLY", "RALATE", "RAALL")
+Table = dict[str, dict[int, float]]
+
+noise = st.floats(-0.02, 0.02).map(lambda value: round(value, 6))
+tables = st.integers(3, 8).flatmap(
+    lambda seeds: st.lists(st.lists(noise, min_size=6, max_size=6), min_size=seeds, max_size=seeds)
+)
+
+
+def table(rows: list[list[float]], names: tuple[str, ...] = (*CONTROLS, "RALEARN", "MINE")) -> Table:
+    """Losses around 4 nats; a row a seed, a column a variant."""
+    return {
+        name: {seed: 4 + row[place] for seed, row in enumerate(rows)}
+        for place, name in enumerate(names[: len(rows[0])])
+    }
+
+
+def drawn(seeds: int, ratio: float, effect: float, draw: np.random.Generator, sigma: float = 0.007) -> Table:
+    """Seeds differ by 0.05 nats; RALEARN's variance is `ratio` times that of a control arm."""
+    values = 4 + 0.05 * draw.normal(size=(seeds, 1)) + sigma * draw.normal(size=(seeds, 5)) * (
+        1, 1, 1, 1, math.sqrt(ratio)
+    )  # fmt: skip
+    values[:, 4] += effect
+    return {name: dict(enumerate(values[:, k].tolist())) for k, name in enumerate((*CONTROLS, "RALEARN"))}
+
+
+def only(losses: Table) -> Verdict:
+    (verdict,) = judge(losses)
+    return verdict
+
+
+@given(tables)
+def test_the_p_value_and_the_interval_are_those_of_scipys_paired_t_test(rows: list[list[float]]) -> None:
+    losses = table([row[:5] for row in rows])
+    mine = [losses["RALEARN"][seed] for seed in range(len(rows))]
+    arms = [
+        np.mean(list(dict.fromkeys(losses[name][seed] for name in CONTROLS))) for seed in range(len(rows))
+    ]
+    verdict, expected = only(losses), stats.ttest_rel(mine, arms)
+    if verdict.test.spread and verdict.test.spread > 1e-6:
+        assert verdict.test.p_value == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-12)
+        interval = expected.confidence_interval(0.95)
+        assert verdict.test.difference.low == pytest.approx(interval.low, abs=1e-9)
+        assert verdict.test.difference.high == pytest.approx(interval.high, abs=1e-9)
+        narrow = expected.confidence_interval(0.90)
+        assert verdict.test.narrow.low == pytest.approx(narrow.low, abs=1e-9)
+
+
+@given(tables, st.lists(st.floats(-3, 3), min_size=8, max_size=8))
+def test_shifting_all_losses_of_a_seed_changes_no_verdict(
+    rows: list[list[float]], shifts: list[float]
+) -> None:
+    before = judge(table(rows))
+    shifted = table([[loss + shifts[seed] for loss in row] for seed, row in enumerate(rows)])
+    for one, other in zip(before, judge(shifted), strict=True):
+        assert other.test.difference.mean == pytest.approx(one.test.difference.mean, abs=1e-9)
+        if min(abs((one.adjusted_p or 0) - 0.05), abs((one.test.spread or 0) - 1e-9)) > 1e-6:
+            assert other.word == one.word
+
+
+@given(tables)
+def test_changing_the_sign_of_every_loss_swaps_better_and_worse(rows: list[list[float]]) -> None:
+    swapped = {BETTER: WORSE, WORSE: BETTER}
+    before, after = judge(table(rows)), judge(table([[-loss - 8 for loss in row] for row in rows]))
+    for one, other in zip(before, after, strict=True):
+        if abs((one.adjusted_p or 0) - 0.05) > 1e-6 and (one.test.spread or 0) > 1e-9:
+            assert other.word == swapped.get(one.word, one.word)
+            assert other.test.difference.mean == pytest.approx(-one.test.difference.mean, abs=1e-9)
+
+
+@given(tables)
+def test_a_seed_without_control_arms_changes_nothing(rows: list[list[float]]) -> None:
+    losses = table(rows)
+    before = judge(losses)
+    losses["RALEARN"][99] = 1.0
+    assert judge(losses) == before
+
+
+@given(tables)
+def test_a_control_arm_under_a_second_name_changes_nothing(rows: list[list[float]]) -> None:
+    losses = table(rows)
+    assert judge(losses | {"RAALT": losses["RALATE"]}) == judge(losses)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_under_three_seeds_the_difference_is_known_and_the_verdict_is_not(seeds: int) -> None:
+    verdict = only(drawn(seeds, 1, -0.5, np.random.default_rng(0)))
+    assert (verdict.word, verdict.adjusted_p, verdict.seeds) == (CANNOT_TELL, None, seeds)
+    assert verdict.test.difference.mean == pytest.approx(-0.5, abs=0.05)
+
+
+def test_a_large_effect_is_better_or_worse_and_a_small_one_equivalent_within_the_margin() -> None:
+    draw = np.random.default_rng(1)
+    assert only(drawn(5, 1, -0.1, draw)).word == BETTER
+    assert only(drawn(5, 1, 0.1, draw)).word == WORSE
+    near = only(drawn(9, 1, 0.0, draw, sigma=0.002))
+    assert near.word == EQUIVALENT
+    assert near.test.narrow.low is not None
+    assert near.test.narrow.high is not None
+    assert -MARGIN < near.test.narrow.low < near.test.narrow.high < MARGIN
+    assert only(drawn(3, 10, 0.0, draw)).word == CANNOT_TELL
+
+
+def test_better_wins_over_equivalent_where_both_hold() -> None:
+    losses = table([[0, 0.0001, 0.0002, 0.0003, -0.003 + 0.0001 * seed] for seed in range(5)])
+    assert only(losses).word == BETTER
+    assert only(losses).test.difference.mean > -MARGIN
+
+
+def test_p_values_are_adjusted_by_holm_over_the_variants_with_enough_seeds() -> None:
+    draw = np.random.default_rng(4)
+    losses = drawn(5, 1, -0.012, draw)
+    losses["MINE"] = {seed: 4.0 + 0.05 * float(draw.normal()) for seed in range(5)}
+    losses["SHORT"] = {0: 4.0, 1: 4.1}
+    verdicts = {verdict.variant: verdict for verdict in judge(losses)}
+    assert {verdict.judged_together for verdict in verdicts.values()} == {2}
+    raw = [verdicts[name].test.p_value or 0.0 for name in ("RALEARN", "MINE")]
+    assert verdicts["RALEARN"].adjusted_p == pytest.approx(min(1.0, 2 * raw[0]))
+    assert verdicts["MINE"].adjusted_p == pytest.approx(max(2 * raw[0], raw[1]))
+    assert verdicts["SHORT"].adjusted_p is None
+
+
+def test_the_baseline_alone_is_control_arm_enough() -> None:
+    losses = {name: by_seed for name, by_seed in drawn(5, 1, -0.1, np.random.default_rng(2)).items()
+              if name in ("B", "RALEARN")}  # fmt: skip
+    assert (only(losses).word, only(losses).controls) == (BETTER, [1] * 5)
+    assert judge({"RALEARN": {0: 4.0, 1: 4.0, 2: 4.0}}) == []
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.sampled_from([1.0, 4.0, 10.0]), st.sampled_from([3, 5, 9]))
+def test_false_positives_are_5_percent_and_coverage_95_whatever_the_variants_variance(
+    ratio: float, seeds: int
+) -> None:
+    """1,500 studies a cell; 3 to 7 % is four standard errors."""
+    draw, wrong, covered = np.random.default_rng(seeds), 0, 0
+    for _ in range(1500):
+        verdict = only(drawn(seeds, ratio, 0.0, draw))
+        wrong += verdict.word in (BETTER, WORSE)
+        covered += verdict.test.difference.contains_zero is True
+    assert 0.027 <= wrong / 1500 <= 0.073
+    assert 0.927 <= covered / 1500 <= 0.973
