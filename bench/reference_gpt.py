@@ -1,7 +1,7 @@
-"""GPT-2 training as it is usually written, for `make bench` to measure against. Nothing else uses it.
+"""Implement a standard GPT-2 training step, the "plain" case of the benches.
 
-Full logits, cross-entropy over them, PyTorch's own AdamW (fused on a GPU, its default elsewhere), autocast and
-torch.compile on a GPU. Same shapes, same arithmetic per layer, same attention call as the project's model.
+Full logits with cross-entropy, PyTorch's AdamW (fused on a GPU), and autocast and torch.compile on a GPU. Shapes,
+arithmetic of a layer and attention call are those of the project's model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class PlainShape:
-    """layers, heads, width; block_size: tokens of a sequence; vocabulary: rows of the embedding."""
+    """Sizes of the plain model. block_size: tokens of a sequence. vocabulary: rows of the embedding."""
 
     layers: int
     heads: int
@@ -65,16 +65,16 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(logits_BTV.view(-1, logits_BTV.shape[-1]), targets_BT.reshape(-1))
 
 
-THEIR_NAMES = {"attention.qkv": "qkv", "attention.proj": "proj", "mlp.fc": "wide", "mlp.proj": "narrow"}
+PLAIN_NAMES = {"attention.qkv": "qkv", "attention.proj": "proj", "mlp.fc": "wide", "mlp.proj": "narrow"}
 
 
 @torch.no_grad()
 def take_weights(plain: PlainGPT, ours: nn.Module) -> None:
-    """Give the plain model the weights of the project's baseline of the same shape; padded rows stay behind."""
+    """Copy the weights of the project's baseline of the same shape into the plain model, without padded rows."""
     state: dict[str, Tensor] = {}
     for name, parameter in ours.named_parameters():
-        for own, theirs in THEIR_NAMES.items():
-            name = name.replace(own, theirs)
+        for our_name, plain_name in PLAIN_NAMES.items():
+            name = name.replace(our_name, plain_name)
         state[name] = parameter
     rows = plain.token.weight.shape[0]
     state["token.weight"] = state["head.weight"] = state["token.weight"][:rows]
@@ -82,7 +82,7 @@ def take_weights(plain: PlainGPT, ours: nn.Module) -> None:
 
 
 class PlainStep:
-    """One optimizer step a call: forward and backward, `accumulation` times, then clip and AdamW, as nanoGPT has it."""
+    """One optimizer step a call, as in nanoGPT: forward and backward `accumulation` times, clip, AdamW."""
 
     def __init__(
         self, shape: PlainShape, device: str, accumulation: int = 1, learning_rate: float = 1e-4
@@ -98,7 +98,7 @@ class PlainStep:
         self.run = torch.compile(self.model) if self.on_gpu else self.model
 
     def __call__(self, ids_ET: Tensor) -> Tensor:
-        """ids_ET: (E, T+1) int64 on the device, E = accumulation x micro-batch. The mean loss in nats, there too."""
+        """ids_ET: (E, T+1) int64 on the device, E = accumulation x micro-batch -> mean loss in nats, on the device."""
         losses = []
         for ids_BT in ids_ET.split(ids_ET.shape[0] // self.accumulation):
             with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu):

@@ -1,6 +1,6 @@
-"""Records of runs that never were, for measuring what many of them cost. Each says so in its notes and its commit.
+"""Write synthetic run records, to measure planning and reporting. Their notes and commit mark them as synthetic.
 
-Nothing but a bench uses this, in a folder that it removes. Needs no torch.
+Only a bench uses them, in a temporary folder. Needs no torch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from gpt2.artifacts import run_record
 from gpt2.system import files
 
-NOTE = "synthetic: made up by make bench to measure reporting; no run was made"
+NOTE = "synthetic record of make bench, written to measure reporting; no model was trained"
 EVALUATIONS, UPDATE_TOKENS = 20, 512 * 1024
 FINGERPRINT = ("model", "data", "tokenizer", "batch", "schedule", "validation")
 
 
 def synthetic_record(variant: str, seed: int, steps: int) -> dict[str, Any]:
-    """A finished record by run.schema.json whose numbers depend on (variant, seed) alone."""
+    """Return a finished record by run.schema.json. Its numbers depend on (variant, seed) only."""
     draw = random.Random(f"{variant} {seed}")
     loss = 4.0 + draw.gauss(0, 0.02)
     points = [steps * UPDATE_TOKENS * place // EVALUATIONS for place in range(1, EVALUATIONS + 1)]
@@ -53,14 +53,14 @@ def synthetic_record(variant: str, seed: int, steps: int) -> dict[str, Any]:
 
 
 def write_runs(study_dir: Path, variants: tuple[str, ...], seeds: int, steps: int) -> int:
-    """run.json and metrics.jsonl (a line a step) of every variant and seed. Returns how many runs there are now."""
+    """Write run.json and metrics.jsonl (one line a step) of every variant and seed. Returns the number of runs."""
     for seed in range(seeds):
         lines = _metrics(random.Random(seed), steps)
         for variant in variants:
             value = synthetic_record(variant, seed, steps)
             problems = run_record.validate(value)
             if problems:
-                raise run_record.RecordError(f"a synthetic record does not follow the schema: {problems[0]}")
+                raise run_record.RecordError(f"synthetic record violates the schema: {problems[0]}")
             run_dir = study_dir / "runs" / value["run"]
             run_dir.mkdir(parents=True)
             files.write_json(run_dir / "run.json", value)
@@ -69,7 +69,7 @@ def write_runs(study_dir: Path, variants: tuple[str, ...], seeds: int, steps: in
 
 
 def _metrics(draw: random.Random, steps: int) -> str:
-    """The lines of a seed's runs."""
+    """Return the metrics of one seed, the same for all variants."""
     lines = [
         {"event": "train", "iteration": step, "tokens": step * UPDATE_TOKENS, "train_seconds": float(step),
          "loss": 4.0 + 6.0 / step + draw.gauss(0, 0.05), "gradient_norm": 1.0 + draw.random(),

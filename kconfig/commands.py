@@ -112,7 +112,7 @@ def menus_module() -> Any:
 
 
 def confirm_retry() -> None:
-    """Wait until the user returns to the menus. ConfigError where she stops."""
+    """Wait until the user returns to the menus. ConfigError where the user stops."""
     try:
         input("Enter: back to the menus. Ctrl-C: stop; .config is unchanged. ")
     except (KeyboardInterrupt, EOFError):

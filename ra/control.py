@@ -74,6 +74,6 @@ def losses(
         dtype=dtype,
         compile=False,
         attention=variant(name, model, unused).attention,
-        alter=(lambda made: swap_query_and_key(made, layers)) if swap else None,
+        alter=(lambda gpt2: swap_query_and_key(gpt2, layers)) if swap else None,
     )
     return [stepper.step(batches(k).to(device), k, steps).loss for k in range(steps)]

@@ -328,7 +328,7 @@ class Config:
 
 
 def load_config(path: Path | str) -> Config:
-    """The configuration in the .config at `path`; ConfigError for whatever is wrong with it."""
+    """Load the .config at `path`. ConfigError names the first fault."""
     return Config.from_symbols(read_symbols(path))
 
 

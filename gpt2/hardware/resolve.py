@@ -50,13 +50,13 @@ def resolve(
     config: TargetConfig,
     planning: bool = False,
     *,
-    seen: TorchDevices | None = None,
+    devices: TorchDevices | None = None,
     hardware: Hardware | None = None,
 ) -> ResolvedTarget:
     """Return the device of a study on this machine, or with `planning` the row alone.
 
     "auto" selects the first discrete GPU, else the CPU. TargetError where this machine lacks the named card, and
-    where torch cannot use its GPU, unless .config was scaled to a CPU. seen, hardware: substitutes for the reports
+    where torch cannot use its GPU, unless .config was scaled to a CPU. devices, hardware: substitutes for the reports
     of torch and the system.
     """
     hardware = detect_hardware() if hardware is None else hardware
@@ -64,19 +64,19 @@ def resolve(
         return _plan(config, hardware)
     asked = config.name
     if asked == "cpu":
-        return _resolve_cpu(config, hardware, [], (seen or list_torch_devices()).torch)
-    select = seen is None
-    seen = seen or list_torch_devices()
-    discrete = [device for device in seen.devices if not device.integrated]
+        return _resolve_cpu(config, hardware, [], (devices or list_torch_devices()).torch)
+    select = devices is None
+    devices = devices or list_torch_devices()
+    discrete = [device for device in devices.gpus if not device.integrated]
     if not discrete:
         if hardware.kind != "cpu" and not (asked == "auto" and config.scale_cpu):
-            raise TargetError(_unusable(hardware, seen))
+            raise TargetError(_unusable(hardware, devices))
         if asked != "auto":
             raise TargetError(
                 f"{_symbol(asked)}=y, but this machine has no GPU: {_ignored_gpus(hardware) or hardware.name}; {_AUTO}"
             )
-        return _resolve_cpu(config, hardware, [_why_cpu(hardware, config)], seen.torch)
-    rows = [_row_of(device, seen.kind, hardware) for device in discrete]
+        return _resolve_cpu(config, hardware, [_why_cpu(hardware, config)], devices.torch)
+    rows = [_row_of(device, devices.kind, hardware) for device in discrete]
     fits = [(device, row) for device, row in zip(discrete, rows, strict=True) if asked in ("auto", row.name)]
     if not fits:
         here = ", ".join(f"{device.name} with {device.memory_bytes / GIB:.1f} GiB" for device in discrete)
@@ -88,7 +88,7 @@ def resolve(
         import torch
 
         torch.cuda.set_device(device.index)
-    return _resolve_gpu(config, device, row, seen, hardware)
+    return _resolve_gpu(config, device, row, devices, hardware)
 
 
 _USE_CPU = "to train on the CPU, set CONFIG_TARGET_CPU=y: make defconfig-gpt2-ra-ablation+cpu"
@@ -107,17 +107,17 @@ def _row_of(device: TorchDevice, kind: str, hardware: Hardware) -> Target:
     return match(name, device.memory_bytes, kind)
 
 
-def _unusable(hardware: Hardware, seen: TorchDevices) -> str:
+def _unusable(hardware: Hardware, devices: TorchDevices) -> str:
     """Explain why torch cannot use the GPU, with the fix."""
-    found = f"{hardware.name} is present, but torch {seen.torch} cannot use it"
-    if seen.kind != hardware.kind:
-        built = {"cuda": "for NVIDIA GPUs", "rocm": "for AMD GPUs", "cpu": "for CPUs only"}[seen.kind]
+    found = f"{hardware.name} is present, but torch {devices.torch} cannot use it"
+    if devices.kind != hardware.kind:
+        built = {"cuda": "for NVIDIA GPUs", "rocm": "for AMD GPUs", "cpu": "for CPUs only"}[devices.kind]
         need = {"cuda": "CUDA", "rocm": "ROCm"}[hardware.kind]
         fix = f"install torch's {need} build into .venv, or name a Python that has it (make PYTHON=...)"
         return f"{found}: it was built {built}; fix: {fix}; {_USE_CPU}"
-    reason = seen.trouble or f"it was built with {seen.runtime}"
+    reason = devices.trouble or f"it was built with {devices.runtime}"
     driver = f" (driver {hardware.driver})" if hardware.driver else ""
-    if seen.kind == "rocm":
+    if devices.kind == "rocm":
         fix = "give this user access to /dev/kfd and /dev/dri/renderD*"
     else:
         fix = "install a driver that supports this torch"
@@ -153,10 +153,10 @@ def _resolve_cpu(
 
 
 def _resolve_gpu(
-    config: TargetConfig, device: TorchDevice, row: Target, seen: TorchDevices, hardware: Hardware
+    config: TargetConfig, device: TorchDevice, row: Target, devices: TorchDevices, hardware: Hardware
 ) -> ResolvedTarget:
-    discrete = [other for other in seen.devices if not other.integrated]
-    dtype, backend, notes = _precision(config, device, row, seen.kind)
+    discrete = [other for other in devices.gpus if not other.integrated]
+    dtype, backend, notes = _precision(config, device, row, devices.kind)
     if row.memory_bytes is None:
         notes.append(
             f"the target table lacks {device.name}: torch reports {device.memory_bytes / GIB:.1f} GiB; the peak is "
@@ -164,14 +164,14 @@ def _resolve_gpu(
         )
     if len(discrete) > 1:
         notes.append(f"a run uses one of {len(discrete)} GPUs: {device.name}, cuda:{device.index}")
-    ignored = [other.name for other in seen.devices if other.integrated]
+    ignored = [other.name for other in devices.gpus if other.integrated]
     if ignored:
         notes.append(f"integrated GPU ignored: {', '.join(ignored)}")
-    driver = hardware.driver if hardware.kind == seen.kind else ""
-    driver = f"{driver} ({seen.runtime})" if driver else seen.runtime
+    driver = hardware.driver if hardware.kind == devices.kind else ""
+    driver = f"{driver} ({devices.runtime})" if driver else devices.runtime
     where = f"cuda:{device.index}"
     return ResolvedTarget(
-        row, where, device.name, device.memory_bytes, dtype, backend, driver, seen.torch, _join(notes)
+        row, where, device.name, device.memory_bytes, dtype, backend, driver, devices.torch, _join(notes)
     )
 
 

@@ -28,7 +28,7 @@ class TorchDevices:
 
     kind: str  # "cuda", "rocm" or "cpu"
     torch: str
-    devices: tuple[TorchDevice, ...] = ()
+    gpus: tuple[TorchDevice, ...] = ()
     runtime: str = ""
     trouble: str = ""
 

@@ -115,10 +115,10 @@ def works(code: str) -> bool:
 def make_venv() -> None:
     if works(""):
         return
-    made = subprocess.run(
+    created = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
     )
-    if made.returncode:
+    if created.returncode:
         raise SetupError(
             "python3 could not create a virtual environment; fix: install python3-venv (on Debian and Ubuntu), "
             "or name an interpreter that has torch: make PYTHON=python3"

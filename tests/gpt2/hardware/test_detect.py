@@ -84,8 +84,8 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def row(seen: Hardware) -> str:
-    return match(seen.name, seen.memory_bytes, seen.kind).name
+def row(found: Hardware) -> str:
+    return match(found.name, found.memory_bytes, found.kind).name
 
 
 def test_a_machine_with_nothing_is_a_cpu(machine: Machine) -> None:
@@ -94,18 +94,18 @@ def test_a_machine_with_nothing_is_a_cpu(machine: Machine) -> None:
 
 def test_an_a100_is_found_with_its_total_memory_and_driver(machine: Machine) -> None:
     machine.nvidia(A100)
-    seen = machine.detect()
-    assert seen == Hardware("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1, (), "550.54.15")
-    assert row(seen) == "a100-40g"
+    found = machine.detect()
+    assert found == Hardware("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1, (), "550.54.15")
+    assert row(found) == "a100-40g"
 
 
 def test_a_ryzens_graphics_beside_a_w7900_do_not_count(machine: Machine) -> None:
     machine.workstation()
-    seen = machine.detect()
-    assert (seen.kind, seen.name, seen.count, row(seen)) == ("rocm", "AMD Radeon PRO W7900", 1, "w7900")
-    assert seen.memory_bytes == int(47.98 * GIB)
-    assert seen.ignored == ("AMD GPU gfx1036 (integrated)",)
-    assert seen.driver == "amdgpu Linux 6.8.0"
+    found = machine.detect()
+    assert (found.kind, found.name, found.count, row(found)) == ("rocm", "AMD Radeon PRO W7900", 1, "w7900")
+    assert found.memory_bytes == int(47.98 * GIB)
+    assert found.ignored == ("AMD GPU gfx1036 (integrated)",)
+    assert found.driver == "amdgpu Linux 6.8.0"
 
 
 def test_an_integrated_gpu_listed_first_is_not_picked(machine: Machine) -> None:
@@ -118,16 +118,16 @@ def test_an_integrated_gpu_listed_first_is_not_picked(machine: Machine) -> None:
 def test_an_integrated_gpu_alone_is_a_cpu_machine(machine: Machine) -> None:
     machine.amd(0, 0x15BF, 110003, 4, 24, cpu_cores=16)
     machine.amd(1, 0x1586, 110501, 96, 80)  # large memory carved out of the CPU's does not make it a card
-    seen = machine.detect()
-    assert (seen.kind, seen.count, len(seen.ignored)) == ("cpu", 0, 2)
+    found = machine.detect()
+    assert (found.kind, found.count, len(found.ignored)) == ("cpu", 0, 2)
 
 
 def test_eight_mi300x_are_counted_and_the_first_is_named(machine: Machine) -> None:
     machine.cpu_node()
     for node in range(1, 9):
         machine.amd(node, 0x74A1, 90402, 191.98, 1216)
-    seen = machine.detect()
-    assert (seen.name, seen.count, row(seen)) == ("AMD Instinct MI300X", 8, "mi300x")
+    found = machine.detect()
+    assert (found.name, found.count, row(found)) == ("AMD Instinct MI300X", 8, "mi300x")
 
 
 def test_ten_nodes_keep_the_order_of_their_numbers(machine: Machine) -> None:
@@ -157,8 +157,8 @@ def test_a_node_closed_to_this_container_is_left_out(machine: Machine) -> None:
 
 def test_an_unknown_nvidia_card_is_generic_with_its_own_memory(machine: Machine) -> None:
     machine.nvidia("GPU-dddd, NVIDIA RTX 9999, 65536, [N/A], 700.1")
-    seen = machine.detect()
-    assert (row(seen), seen.memory_bytes) == ("generic-cuda", 64 * GIB)
+    found = machine.detect()
+    assert (row(found), found.memory_bytes) == ("generic-cuda", 64 * GIB)
 
 
 def test_a_card_that_shares_the_cpus_memory_has_none_told(machine: Machine) -> None:
@@ -176,9 +176,9 @@ def test_a_slice_of_a_card_is_generic_with_the_slices_memory(machine: Machine) -
     )
     enabled = A100.replace("Disabled", "Enabled")
     machine.nvidia(enabled, enabled.replace("aaaa", "ffff"), listing=listing)
-    seen = machine.detect()
-    assert (seen.name, seen.memory_bytes) == ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20 * GIB)
-    assert row(seen) == "generic-cuda"
+    found = machine.detect()
+    assert (found.name, found.memory_bytes) == ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20 * GIB)
+    assert row(found) == "generic-cuda"
     assert machine.detect(CUDA_VISIBLE_DEVICES="MIG-3").memory_bytes == 10 * GIB
     assert machine.detect(CUDA_VISIBLE_DEVICES="MIG-2").memory_bytes == 5 * GIB
 
@@ -207,11 +207,11 @@ def test_the_card_that_cuda_numbers_first_is_used(machine: Machine) -> None:
 )
 def test_visible_devices_are_respected_as_cuda_does(machine: Machine, visible: str, names: list[str]) -> None:
     machine.nvidia(*(f"GPU-h{i}, NVIDIA H200, 143771, Disabled, 570.1" for i in range(2)))
-    seen = machine.detect(CUDA_VISIBLE_DEVICES=visible)
-    assert seen.count == len(names)
-    assert seen.kind == ("cuda" if names else "cpu")
-    assert len(seen.ignored) == 2 - len(names)
-    assert all(entry == "NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES)" for entry in seen.ignored)
+    found = machine.detect(CUDA_VISIBLE_DEVICES=visible)
+    assert found.count == len(names)
+    assert found.kind == ("cuda" if names else "cpu")
+    assert len(found.ignored) == 2 - len(names)
+    assert all(entry == "NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES)" for entry in found.ignored)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +237,9 @@ def test_visible_devices_are_respected_as_rocm_does(
 def test_beside_an_nvidia_card_an_amd_card_is_ignored_with_the_reason(machine: Machine) -> None:
     machine.workstation()
     machine.nvidia(A100)
-    seen = machine.detect()
-    assert (seen.kind, seen.count) == ("cuda", 1)
-    assert "AMD Radeon PRO W7900 (another vendor)" in seen.ignored
+    found = machine.detect()
+    assert (found.kind, found.count) == ("cuda", 1)
+    assert "AMD Radeon PRO W7900 (another vendor)" in found.ignored
 
 
 PROC_INFORMATION = "Model: \t\t NVIDIA A100-SXM4-40GB\nIRQ:   \t\t 100\nGPU UUID: \t GPU-aaaa\n"
@@ -264,9 +264,14 @@ def test_where_nvidia_smi_fails_the_kernel_tells_the_name(
     assert machine.detect().kind == "cpu"
     assert machine.detect().ignored == (reason,)
     machine.put(machine.proc / "driver/nvidia/gpus/0000:07:00.0/information", PROC_INFORMATION)
-    seen = machine.detect()
-    assert (seen.kind, seen.name, seen.count, row(seen)) == ("cuda", "NVIDIA A100-SXM4-40GB", 1, "a100-40g")
-    assert seen.ignored == (reason,)
+    found = machine.detect()
+    assert (found.kind, found.name, found.count, row(found)) == (
+        "cuda",
+        "NVIDIA A100-SXM4-40GB",
+        1,
+        "a100-40g",
+    )
+    assert found.ignored == (reason,)
     assert machine.detect(CUDA_VISIBLE_DEVICES="").kind == "cpu"
 
 
@@ -293,8 +298,8 @@ def test_a_real_tool_that_hangs_is_given_up(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(hardware, "TIMEOUT_SECONDS", 0.2)
     tool(tmp_path, "exec sleep 600")
-    seen = detect_hardware(machine.sys, machine.proc, run_tool, {})
-    assert (seen.kind, seen.ignored) == ("cpu", ("nvidia-smi (no answer within 0.2 s)",))
+    found = detect_hardware(machine.sys, machine.proc, run_tool, {})
+    assert (found.kind, found.ignored) == ("cpu", ("nvidia-smi (no answer within 0.2 s)",))
 
 
 def test_a_real_tool_is_run_and_its_complaint_is_kept(
@@ -304,8 +309,8 @@ def test_a_real_tool_is_run_and_its_complaint_is_kept(
     tool(tmp_path, f"echo '{A100}'")
     assert detect_hardware(machine.sys, machine.proc, run_tool, {}).name == "NVIDIA A100-SXM4-40GB"
     tool(tmp_path, "echo 'driver/library version mismatch' >&2; exit 18")
-    seen = detect_hardware(machine.sys, machine.proc, run_tool, {})
-    assert seen.ignored == ("nvidia-smi (driver/library version mismatch)",)
+    found = detect_hardware(machine.sys, machine.proc, run_tool, {})
+    assert found.ignored == ("nvidia-smi (driver/library version mismatch)",)
 
 
 @pytest.mark.parametrize(

@@ -82,14 +82,14 @@ MACHINES = {  # what torch and the system say of one machine each
 
 
 def test_auto_takes_the_card_that_is_there() -> None:
-    got = resolve(config(), seen=ONE_A100, hardware=A100)
+    got = resolve(config(), devices=ONE_A100, hardware=A100)
     assert (got.target.name, got.device, got.device_name) == ("a100-40g", "cuda:0", "NVIDIA A100-SXM4-40GB")
     assert (got.memory_bytes, got.dtype, got.attention_backend) == (int(39.5 * GIB), "bfloat16", "flash")
     assert (got.driver, got.torch, got.note) == ("550.54.15 (CUDA 12.8)", "2.13.0", None)
 
 
 def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
-    got = resolve(config(detected="cpu"), seen=CPU_BUILD, hardware=CPU)
+    got = resolve(config(detected="cpu"), devices=CPU_BUILD, hardware=CPU)
     assert (got.target.name, got.device, got.device_name, got.memory_bytes) == (
         "cpu",
         "cpu",
@@ -103,7 +103,7 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
 @pytest.mark.parametrize("ryzen", [RYZEN, RYZEN_WITH_MUCH_MEMORY])
 @pytest.mark.parametrize("first", [True, False])
 def test_a_ryzens_graphics_are_neither_used_nor_counted(ryzen: Any, first: bool) -> None:
-    got = resolve(config(), seen=amd(*((ryzen, PRO) if first else (PRO, ryzen))), hardware=W7900)
+    got = resolve(config(), devices=amd(*((ryzen, PRO) if first else (PRO, ryzen))), hardware=W7900)
     assert (got.target.name, got.device) == ("w7900", "cuda:1" if first else "cuda:0")
     assert got.note == "integrated GPU ignored: AMD Radeon Graphics"
     assert got.driver == "amdgpu 6.12 (HIP 6.4)"
@@ -111,18 +111,18 @@ def test_a_ryzens_graphics_are_neither_used_nor_counted(ryzen: Any, first: bool)
 
 def test_a_card_that_rocm_has_no_name_for_is_known_by_the_kernels() -> None:
     nameless = amd(card("AMD Radeon Graphics", 44.98, 11, "gfx1100"))
-    assert resolve(config(), seen=nameless, hardware=W7900).target.name == "w7900"
+    assert resolve(config(), devices=nameless, hardware=W7900).target.name == "w7900"
     unknown = Hardware("rocm", "AMD GPU gfx1100", 24 * GIB, 1)
-    assert resolve(config(), seen=nameless, hardware=unknown).target.name == "generic-rocm"
+    assert resolve(config(), devices=nameless, hardware=unknown).target.name == "generic-rocm"
 
 
 def test_a_datacentre_apu_is_a_card() -> None:
     apu = amd(card("AMD Instinct MI300A", 127.5, 9, "gfx942:sramecc+:xnack-", 1))
-    assert resolve(config(), seen=apu, hardware=CPU).target.name == "generic-rocm"
+    assert resolve(config(), devices=apu, hardware=CPU).target.name == "generic-rocm"
 
 
 def test_an_unknown_card_gets_its_own_memory_and_a_note() -> None:
-    got = resolve(config(), seen=nvidia(card("NVIDIA RTX 9999", 64, 12)), hardware=CPU)
+    got = resolve(config(), devices=nvidia(card("NVIDIA RTX 9999", 64, 12)), hardware=CPU)
     assert (got.target.name, got.memory_bytes, got.dtype) == ("generic-cuda", 64 * GIB, "bfloat16")
     assert got.target.peak_flops is None
     assert got.note is not None
@@ -130,46 +130,46 @@ def test_an_unknown_card_gets_its_own_memory_and_a_note() -> None:
 
 
 def test_a_slice_of_a_card_is_generic() -> None:
-    got = resolve(config(), seen=nvidia(card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19.6)), hardware=A100)
+    got = resolve(config(), devices=nvidia(card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19.6)), hardware=A100)
     assert (got.target.name, got.memory_bytes) == ("generic-cuda", int(19.6 * GIB))
 
 
 def test_of_several_cards_the_first_is_used_with_a_note() -> None:
-    seen = nvidia(card("NVIDIA H200", 139.8, 9), card("NVIDIA H200", 139.8, 9))
-    got = resolve(config(), seen=seen, hardware=A100)
+    devices = nvidia(card("NVIDIA H200", 139.8, 9), card("NVIDIA H200", 139.8, 9))
+    got = resolve(config(), devices=devices, hardware=A100)
     assert (got.device, got.note) == ("cuda:0", "a run uses one of 2 GPUs: NVIDIA H200, cuda:0")
 
 
 def test_a_named_card_is_found_among_others() -> None:
-    seen = nvidia(card("NVIDIA GeForce RTX 4090", 23.6), card("NVIDIA A100-SXM4-40GB", 39.5))
-    assert resolve(config("a100-40g"), seen=seen, hardware=A100).device == "cuda:1"
+    devices = nvidia(card("NVIDIA GeForce RTX 4090", 23.6), card("NVIDIA A100-SXM4-40GB", 39.5))
+    assert resolve(config("a100-40g"), devices=devices, hardware=A100).device == "cuda:1"
 
 
 def test_the_peak_is_that_of_the_form_factor() -> None:
-    pcie = resolve(config("h100"), seen=nvidia(card("NVIDIA H100 PCIe", 79.1, 9)), hardware=A100)
+    pcie = resolve(config("h100"), devices=nvidia(card("NVIDIA H100 PCIe", 79.1, 9)), hardware=A100)
     assert (pcie.target.name, pcie.target.peak_flops) == ("h100", 756e12)
 
 
 @pytest.mark.parametrize("here", MACHINES)
 @pytest.mark.parametrize("asked", [name for name in OFFERED.values() if name != "auto"])
 def test_a_named_target_is_what_is_here_or_refused(asked: str, here: str) -> None:
-    seen, hardware = MACHINES[here]
+    devices, hardware = MACHINES[here]
     if asked in (here, "cpu"):
-        assert resolve(config(asked), seen=seen, hardware=hardware).target.name == asked
+        assert resolve(config(asked), devices=devices, hardware=hardware).target.name == asked
         return
     with pytest.raises(TargetError) as refusal:
-        resolve(config(asked), seen=seen, hardware=hardware)
+        resolve(config(asked), devices=devices, hardware=hardware)
     message = str(refusal.value)
     assert message.startswith(f"CONFIG_TARGET_{asked.upper().replace('-', '_')}=y")
     assert "\n" not in message
     assert "CONFIG_TARGET_AUTO=y" in message
-    assert (seen.devices[0].name if seen.devices else "AMD EPYC") in message
+    assert (devices.gpus[0].name if devices.gpus else "AMD EPYC") in message
 
 
 def test_a_gpu_that_a_cpu_build_cannot_see_is_an_error_with_the_remedy() -> None:
     for asked in ("auto", "a100-40g"):
         with pytest.raises(TargetError) as refusal:
-            resolve(config(asked), seen=CPU_BUILD, hardware=A100)
+            resolve(config(asked), devices=CPU_BUILD, hardware=A100)
         message = str(refusal.value)
         assert message.startswith(
             "NVIDIA A100-SXM4-40GB is present, but torch 2.13.0 cannot use it: it was built for CPUs"
@@ -182,13 +182,13 @@ def test_the_other_makers_build_is_named() -> None:
     with pytest.raises(
         TargetError, match=r"W7900 is present, .* built for NVIDIA GPUs; fix: install torch's ROCm build"
     ):
-        resolve(config(detected="w7900"), seen=nvidia(), hardware=W7900)
+        resolve(config(detected="w7900"), devices=nvidia(), hardware=W7900)
 
 
 def test_a_driver_that_is_too_old_is_reported_in_torchs_words() -> None:
     old = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n (Triggered in c10"
     with pytest.raises(TargetError) as refusal:
-        resolve(config(), seen=nvidia(warning=old), hardware=A100)
+        resolve(config(), devices=nvidia(warning=old), hardware=A100)
     assert "(driver 550.54.15): CUDA initialization: The NVIDIA driver on your system is too old" in str(
         refusal.value
     )
@@ -197,11 +197,11 @@ def test_a_driver_that_is_too_old_is_reported_in_torchs_words() -> None:
 
 def test_a_closed_kfd_is_hinted_at() -> None:
     with pytest.raises(TargetError, match=r"fix: give this user access to /dev/kfd"):
-        resolve(config(detected="w7900"), seen=amd(), hardware=W7900)
+        resolve(config(detected="w7900"), devices=amd(), hardware=W7900)
 
 
 def test_a_config_scaled_to_a_cpu_runs_there_beside_a_gpu_that_torch_cannot_use() -> None:
-    got = resolve(config(detected="cpu"), seen=CPU_BUILD, hardware=A100)
+    got = resolve(config(detected="cpu"), devices=CPU_BUILD, hardware=A100)
     assert got.device == "cpu"
     assert got.memory_bytes > 0
     assert got.note is not None
@@ -210,7 +210,7 @@ def test_a_config_scaled_to_a_cpu_runs_there_beside_a_gpu_that_torch_cannot_use(
 
 def test_a_config_scaled_to_a_gpu_does_not_run_on_a_cpu_silently() -> None:
     hidden = Hardware("cpu", "AMD EPYC", 64 * GIB, 0, ("NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES)",))
-    got = resolve(config(detected="h200"), seen=CPU_BUILD, hardware=hidden)
+    got = resolve(config(detected="h200"), devices=CPU_BUILD, hardware=hidden)
     assert got.device == "cpu"
     assert got.note == (
         ".config is scaled to h200, but this machine has no GPU "
@@ -219,14 +219,14 @@ def test_a_config_scaled_to_a_gpu_does_not_run_on_a_cpu_silently() -> None:
 
 
 def test_float32_on_a_gpu_takes_the_efficient_kernel_with_a_note() -> None:
-    got = resolve(config(dtype="float32"), seen=ONE_A100, hardware=A100)
+    got = resolve(config(dtype="float32"), devices=ONE_A100, hardware=A100)
     assert (got.dtype, got.attention_backend) == ("float32", "efficient")
     assert got.note is not None
     assert "half precision" in got.note
 
 
 def test_bfloat16_on_a_cpu_is_allowed_with_a_note() -> None:
-    got = resolve(config("cpu", dtype="bfloat16"), seen=CPU_BUILD, hardware=CPU)
+    got = resolve(config("cpu", dtype="bfloat16"), devices=CPU_BUILD, hardware=CPU)
     assert got.dtype == "bfloat16"
     assert got.note is not None
     assert "slower" in got.note
@@ -234,12 +234,12 @@ def test_bfloat16_on_a_cpu_is_allowed_with_a_note() -> None:
 
 def test_a_card_without_bfloat16_computes_in_float32_and_refuses_to_be_forced() -> None:
     old = nvidia(card("Tesla V100-SXM2-16GB", 15.8, 7))
-    got = resolve(config(), seen=old, hardware=A100)
+    got = resolve(config(), devices=old, hardware=A100)
     assert (got.target.name, got.dtype, got.attention_backend) == ("generic-cuda", "float32", "efficient")
     with pytest.raises(
         TargetError, match=r"Tesla V100-SXM2-16GB \(compute capability 7\.0\) has no bfloat16"
     ):
-        resolve(config(dtype="bfloat16"), seen=old, hardware=A100)
+        resolve(config(dtype="bfloat16"), devices=old, hardware=A100)
 
 
 @pytest.mark.parametrize("name", [name for name, row in TARGETS.items() if row.memory_bytes])
@@ -266,7 +266,7 @@ def test_planning_for_an_unknown_card_needs_the_card() -> None:
 
 
 def test_the_record_has_the_keys_of_the_run_record() -> None:
-    got = target_record(resolve(config(), seen=ONE_A100, hardware=A100))
+    got = target_record(resolve(config(), devices=ONE_A100, hardware=A100))
     assert got == {
         "name": "a100-40g",
         "device": "NVIDIA A100-SXM4-40GB",
