@@ -39,7 +39,8 @@ class PlainBlock(nn.Module):
         q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTC = x_BTC + self.proj(y.transpose(1, 2).contiguous().view(B, T, C))
-        return x_BTC + self.narrow(F.gelu(self.wide(self.norm2(x_BTC)), approximate="tanh"))
+        mlp_BTC: Tensor = self.narrow(F.gelu(self.wide(self.norm2(x_BTC)), approximate="tanh"))
+        return x_BTC + mlp_BTC
 
 
 class PlainGPT(nn.Module):

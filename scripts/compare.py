@@ -12,10 +12,11 @@ from pathlib import Path
 
 from gpt2.system.errors import UserError, run_command
 from study.compare import build, write
+from study.compare.load import Study
 from study.compare.markdown import terminal
 
 
-def default_folder(studies: Sequence[build.Study]) -> Path:
+def default_folder(studies: Sequence[Study]) -> Path:
     """results/compare-<a>-<b>: beside the first study."""
     names = [re.sub(r"[^A-Za-z0-9._]+", "-", study.label).strip("-") for study in studies]
     return studies[0].path.resolve().parent / "-".join(["compare", *names])

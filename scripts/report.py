@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpt2.config.config import read_symbols
 from gpt2.system.errors import UserError, run_command
-from scripts.study import refuse_assignments
+from kconfig.arguments import refuse_assignments
 from study.report import write
 from study.report.markdown import terminal
 from study.runner.settings import StudySettings

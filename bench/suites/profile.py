@@ -89,7 +89,7 @@ def operations(averages: Iterable[Any], gpu: bool, steps: int) -> list[dict[str,
     On a CPU: the CPU's rows. On a GPU: kernels, copies and fills on the GPU. The CPU row of an operation repeats the
     time of its kernels, and an annotation repeats that of all kernels under it; torch's own total excludes both.
     """
-    from torch.autograd import DeviceType
+    from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
     own = "self_device_time_total" if gpu else "self_cpu_time_total"
     counted = [

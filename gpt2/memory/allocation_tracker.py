@@ -145,7 +145,7 @@ class AllocationTracker(TorchDispatchMode):
         self.granularity, self.workspace = granularity, workspace
         self.blocks: list[Allocation] = []
         self.phases: list[tuple[str, int, int]] = []
-        self._live: dict[int, tuple[Allocation, int, weakref.ref]] = {}  # by storage
+        self._live: dict[int, tuple[Allocation, int, weakref.ref[torch.UntypedStorage]]] = {}  # by storage
         self._clock = 0
         self._phase = ""
         self._modules: list[str] = []

@@ -52,7 +52,7 @@ def attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
     """
     if "attention" not in operation.__name__ or "backward" not in operation.__name__:
         return 0
-    B, H, T, D = arguments[1].shape
+    B, H, T, D = (int(size) for size in arguments[1].shape)
     return B * H * _round_up(T, 128) * (_round_up(D, 32) + 1) * 4
 
 

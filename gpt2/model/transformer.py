@@ -162,7 +162,8 @@ class Block(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         x_BTC = x_BTC + self.attention(self.apply_norm(self.norm1, x_BTC))
-        return x_BTC + self.mlp(self.apply_norm(self.norm2, x_BTC))
+        mlp_BTC: Tensor = self.mlp(self.apply_norm(self.norm2, x_BTC))
+        return x_BTC + mlp_BTC
 
     def apply_norm(self, norm: nn.Module, x_BTC: Tensor) -> Tensor:
         """Apply norm; where it is recomputed, also cast to the dtype of the next product.

@@ -14,6 +14,7 @@ from typing import Any
 from gpt2.config.config import Config, TargetConfig
 from gpt2.config.dotconfig import Symbols
 from gpt2.hardware import attention_kernels, resolve
+from gpt2.hardware.gpu_specs import TargetError
 from gpt2.memory.measure import EXACT_HEAP, measure
 from gpt2.system.files import write_json, write_text
 from pages.document import render_terminal
@@ -68,7 +69,7 @@ def _resolve(target: TargetConfig, planning: bool) -> tuple[resolve.ResolvedTarg
         return resolve.resolve(target, planning=True), False
     try:
         return resolve.resolve(target), True
-    except resolve.TargetError as error:
+    except TargetError as error:
         print(f"predicted only: {error}")
         return resolve.resolve(target, planning=True), False
 
