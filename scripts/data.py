@@ -13,8 +13,8 @@ def main() -> int:
     directory = dataset.prepare(config.data, report=print, rebuild=True)
     manifest = dataset.verify(directory)
     dataset.check_length(manifest, config.model.block_size)
-    tokens = " + ".join(f"{manifest['splits'][split]['tokens']:,} {split}" for split in dataset.SPLITS)
-    print(f"data: {directory}: {tokens} tokens of {manifest['documents']} documents")
+    tokens = " + ".join(f"{manifest.splits[split].tokens:,} {split}" for split in dataset.SPLITS)
+    print(f"data: {directory}: {tokens} tokens of {manifest.documents} documents")
     if config.evaluation.hellaswag:
         source = hellaswag_download.obtain(config.evaluation, config.data.directory, report=print)
         if isinstance(source, hellaswag_download.Absent):

@@ -79,7 +79,7 @@ def prepare_corpus(texts: str, into: str) -> dict[str, Any]:
     directory = dataset.prepare(config, report=lambda line: None)
     seconds = time.perf_counter() - began
     manifest = dataset.verify(directory)
-    tokens = sum(manifest["splits"][split]["tokens"] for split in dataset.SPLITS)
+    tokens = sum(manifest.splits[split].tokens for split in dataset.SPLITS)
     unit = 1 if sys.platform == "darwin" else 1024
     return {
         "tokens": tokens,

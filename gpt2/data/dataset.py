@@ -26,6 +26,7 @@ import numpy as np
 
 from gpt2.config.config import DataConfig
 from gpt2.data import tokenizer
+from gpt2.data.manifest import REBUILD, Manifest, read_manifest
 from gpt2.data.progress import Report, TokenMeter, format_rate
 from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encoded, split_tail
 from gpt2.data.sources import (
@@ -53,7 +54,6 @@ __all__ = [
 ]
 
 SPLITS = ("train", "validation")
-REBUILD = "fix: make data (it checks the corpus and rebuilds it)"
 BYTES_PER_TOKEN = 4  # of English text
 
 
@@ -96,7 +96,7 @@ class Corpus:
 
     train: TokenStream
     validation: TokenStream
-    manifest: dict[str, Any]
+    manifest: Manifest
     fingerprint: str
 
 
@@ -145,33 +145,26 @@ def validation_windows(validation: TokenStream, block_size: int, tokens: int) ->
     return validation.windows(range(count), block_size)
 
 
-def verify(directory: Path, full: bool = False) -> dict[str, Any]:
+def verify(directory: Path, full: bool = False) -> Manifest:
     """Check every shard's size (with `full` its SHA-256 as well) and return the manifest. DataError names the shard."""
-    path = directory / "manifest.json"
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
-        shards = [shard for split in SPLITS for shard in manifest["splits"][split]["shards"]]
-        expected = [
-            (directory / shard["file"], int(shard["tokens"]), str(shard["sha256"])) for shard in shards
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {REBUILD}") from error
-    for shard, tokens, sha256 in expected:
-        size = shard.stat().st_size if shard.is_file() else -1
-        if size != 2 * tokens:
+    manifest = read_manifest(directory)
+    for shard in (shard for split in SPLITS for shard in manifest.splits[split].shards):
+        path = directory / shard.file
+        size = path.stat().st_size if path.is_file() else -1
+        if size != 2 * shard.tokens:
             found = "is missing" if size < 0 else f"has {size} bytes"
-            raise DataError(f"data shard {shard} {found}; the manifest says {2 * tokens}; {REBUILD}")
-        if full and _sha256(shard) != sha256:
-            raise DataError(f"data shard {shard} was altered: its SHA-256 is not the manifest's; {REBUILD}")
+            raise DataError(f"data shard {path} {found}; the manifest says {2 * shard.tokens}; {REBUILD}")
+        if full and _sha256(path) != shard.sha256:
+            raise DataError(f"data shard {path} was altered: its SHA-256 is not the manifest's; {REBUILD}")
     return manifest
 
 
-def check_length(manifest: dict[str, Any], block_size: int) -> None:
+def check_length(manifest: Manifest, block_size: int) -> None:
     """Raise DataError where the training or the validation text is shorter than one sequence."""
-    tokens = {split: int(manifest["splits"][split]["tokens"]) for split in SPLITS}
+    tokens = {split: manifest.splits[split].tokens for split in SPLITS}
     if min(tokens.values()) > block_size:
         return
-    source = manifest["source"]
+    source = manifest.source
     enough = 2 * (block_size + 1) * 1000 // int(source["validation_permille"])  # twice the expected need
     symbol = "DATASET_FILES" if source["dataset"] == "files" else "DATASET_MAX_TOKENS"
     raise DataError(
@@ -188,7 +181,7 @@ def check_corpus(directory: Path, block_size: int, report: Report) -> None:
     """
     manifest = verify(directory)
     check_length(manifest, block_size)
-    files = [shard["file"] for split in SPLITS for shard in manifest["splits"][split]["shards"]]
+    files = [shard.file for split in SPLITS for shard in manifest.splits[split].shards]
     stats = {name: (directory / name).stat() for name in files}
     state = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
     noted = directory / "verified.json"
@@ -209,11 +202,11 @@ def open_corpus(directory: Path) -> Corpus:
     manifest = verify(directory)
     streams = []
     for split in SPLITS:
-        shards = manifest["splits"][split]["shards"]
-        streams.append(TokenStream([np.memmap(directory / s["file"], dtype="<u2", mode="r") for s in shards]))
+        shards = manifest.splits[split].shards
+        streams.append(TokenStream([np.memmap(directory / s.file, dtype="<u2", mode="r") for s in shards]))
     content = [
-        manifest["tokenizer"],
-        [[s["sha256"] for s in manifest["splits"][split]["shards"]] for split in SPLITS],
+        manifest.tokenizer,
+        [[shard.sha256 for shard in manifest.splits[split].shards] for split in SPLITS],
     ]
     fingerprint = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return Corpus(streams[0], streams[1], manifest, fingerprint)
@@ -276,17 +269,10 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
         splits = {split: writer.close() for split, writer in writers.items()}
         permille = identity["validation_permille"]
         rule = f"SHA-256 of the text, {permille} of 1000 to validation"
-        if min(splits[split]["tokens"] for split in SPLITS) < SHORTEST_TOKENS:
+        if min(split.tokens for split in splits.values()) < SHORTEST_TOKENS:
             splits, rule = split_tail(temporary, splits, permille)
             report(f"data: {count} documents are too few to split by hash: {rule}")
-        manifest = {
-            "schema": 1, "source": identity, "tokenizer": identity["tokenizer"], "documents": count,
-            "end_of_text": tokenizer.EOT, "splits": splits, "split_rule": rule,
-        }  # fmt: skip
-        with (temporary / "manifest.json").open("w") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        Manifest(identity, identity["tokenizer"], count, tokenizer.EOT, splits, rule).write(temporary)
         if directory.exists():
             shutil.rmtree(directory)
         temporary.rename(directory)

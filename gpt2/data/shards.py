@@ -8,11 +8,12 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
 from gpt2.data import tokenizer
+from gpt2.data.manifest import Shard, Split
 from gpt2.data.sources import DataError
 from gpt2.system.signals import end_with_parent
 
@@ -88,7 +89,7 @@ class ShardWriter:
 
     def __init__(self, directory: Path, split: str) -> None:
         self._directory, self._split = directory, split
-        self._shards: list[dict[str, Any]] = []
+        self._shards: list[Shard] = []
         self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
         self._written = 0
@@ -118,23 +119,21 @@ class ShardWriter:
             os.fsync(self._file.fileno())
             self._file.close()
             name = Path(self._file.name).name
-            self._shards.append({"file": name, "tokens": self._written, "sha256": self._digest.hexdigest()})
+            self._shards.append(Shard(name, self._written, self._digest.hexdigest()))
             self._file = None
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> Split:
         self._end_shard()
-        return {"tokens": self.tokens, "shards": self._shards}
+        return Split(self.tokens, tuple(self._shards))
 
 
-def split_tail(
-    directory: Path, splits: dict[str, dict[str, Any]], permille: int
-) -> tuple[dict[str, dict[str, Any]], str]:
+def split_tail(directory: Path, splits: dict[str, Split], permille: int) -> tuple[dict[str, Split], str]:
     """Replace the shards by a split that takes the last tokens for validation. Returns the splits and the rule.
 
     The share is `permille`, or up to a fifth where that leaves less than one sequence of GPT-2's block size.
     Raises DataError where the text is too short for both parts.
     """
-    files = [directory / shard["file"] for split in splits.values() for shard in split["shards"]]
+    files = [directory / shard.file for split in splits.values() for shard in split.shards]
     data = b"".join(file.read_bytes() for file in files)
     total = len(data) // 2
     count = max(total * permille // 1000, min(total // 5, TAIL_TOKENS))

@@ -121,7 +121,7 @@ def test_a_prepared_corpus_holds_every_document_once_with_an_end_of_text_after_e
         texts += tokenizer.load().decode(tokens).split("<|endoftext|>")[:-1]
     expected = [path.read_text() for path in (tmp_path / "t").iterdir()]
     assert sorted(texts) == sorted(expected)
-    assert made.manifest["documents"] == 60
+    assert made.manifest.documents == 60
     assert len(made.validation) > 0
 
 
@@ -227,7 +227,7 @@ def test_shards_are_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     whole = data.open_corpus(data.prepare(config(tmp_path / "whole", files=files), quiet))
     monkeypatch.setattr(shards, "SHARD_TOKENS", 100)
     cut = data.open_corpus(data.prepare(config(tmp_path / "cut", files=files), quiet))
-    assert len(cut.manifest["splits"]["train"]["shards"]) > 5
+    assert len(cut.manifest.splits["train"].shards) > 5
     assert np.array_equal(whole.train.read(0, len(whole.train)), cut.train.read(0, len(cut.train)))
 
 
