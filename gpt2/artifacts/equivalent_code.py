@@ -63,7 +63,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "gpt2.resuming": ("gpt2.train.resume",),
     "gpt2.revision": ("gpt2.artifacts.provenance",),
     "gpt2.score": ("gpt2.eval.evaluator",),
-    "gpt2.shards": ("gpt2.data.shards",),
+    "gpt2.shards": ("gpt2.data.shards", "gpt2.data.manifest"),
     "gpt2.spikes": ("gpt2.train.loss_spikes",),
     "gpt2.step": ("gpt2.train.step",),
     "gpt2.symbols": ("gpt2.config.dotconfig",),
