@@ -1,4 +1,4 @@
-"""`make compare STUDIES="results/a results/b"`: what the studies share, and what may be said of them together.
+"""`make compare STUDIES="results/a results/b"`: compare studies and write one page.
 
 python -m scripts.compare STUDY_DIR STUDY_DIR [...] [--out FOLDER]
 """
@@ -17,7 +17,7 @@ from study.compare.markdown import terminal
 
 
 def default_folder(studies: Sequence[Study]) -> Path:
-    """results/compare-<a>-<b>: beside the first study."""
+    """results/compare-<a>-<b>, in the parent folder of the first study."""
     names = [re.sub(r"[^A-Za-z0-9._]+", "-", study.label).strip("-") for study in studies]
     return studies[0].path.resolve().parent / "-".join(["compare", *names])
 
@@ -30,7 +30,7 @@ def main() -> int:
     comparison = build.build_comparison(arguments.studies)
     folder = arguments.out or default_folder(comparison.studies)
     if (folder / "runs").exists() or (folder.exists() and not folder.is_dir()):
-        raise UserError(f"OUT={folder} is a study or a file; right: a folder for the comparison alone")
+        raise UserError(f"OUT={folder} is a study or a file; fix: name a folder for the comparison")
     print(terminal(comparison, write.write_comparison(comparison, folder)))
     return 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gpt2.config.config import read_symbols
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import refuse_assignments
+from study.records.lengths import shown_length
 from study.report import write
 from study.report.markdown import terminal
 from study.runner.settings import StudySettings
@@ -30,6 +31,9 @@ def main() -> int:
             f"{directory} is not a study folder: it has no folder runs; fix: make report STUDY=results/NAME"
         )
     print(terminal(write.write_report(directory)))
+    note = shown_length(directory).note
+    if note:
+        print(note)
     print(f"report: {directory / 'report.html'} (and .md)    numbers: {directory / 'report.json'}")
     return 0
 

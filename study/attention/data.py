@@ -1,4 +1,4 @@
-"""What the attentions of trained runs look at, as plain data, and how it is kept in attention.json. Needs no torch."""
+"""Attention statistics and maps of runs as plain data, saved in attention.json. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from gpt2.system import files
 
-STATISTICS = {  # name -> (title, whether each path has its own)
+STATISTICS = {  # name -> (title, whether each path has a value)
     "total_variation": ("total variation between the paths", False),
     "jensen_shannon": ("Jensen-Shannon divergence between the paths (bits)", False),
     "entropy": ("entropy (bits)", True),
@@ -28,7 +28,7 @@ Picture = list[list[float]]  # row i: the mass that a block of queries gives to 
 
 @dataclass
 class Text:
-    """What was read: where it is from, how many tokens; pieces: each of them as a reader sees it, of a short text."""
+    """The text that was read: its source and its number of tokens. pieces: the tokens as strings, of a short text."""
 
     source: str
     tokens: int
@@ -37,9 +37,10 @@ class Text:
 
 @dataclass
 class LayerLook:
-    """share: of the reciprocal path, None where the layer has no such.
+    """Statistics and maps of one layer.
 
-    numbers: by `key`, one a head. pictures: head -> (standard, reciprocal).
+    share: of the reciprocal path, None without that path. numbers: by `key`, one for each head. pictures: head ->
+    (standard, reciprocal).
     """
 
     share: float | None
@@ -49,9 +50,9 @@ class LayerLook:
 
 @dataclass
 class Look:
-    """One run on one text. depth: layers of its model; layers: those whose attention has a query and a key.
+    """Attention of one run on one text. depth: layers of the model. layers: those with a query and a key.
 
-    block: tokens that a pixel of the pictures stands for, in each direction.
+    block: tokens for each pixel of a map.
     """
 
     run: str
@@ -65,23 +66,23 @@ class Look:
 
 
 def key(name: str, path: str) -> str:
-    """Of one of STATISTICS in `LayerLook.numbers`; `path` matters only where each path has its own."""
+    """The key of a statistic in `LayerLook.numbers`; it contains the path if each path has a value."""
     return f"{name}_{path}" if STATISTICS[name][1] else name
 
 
 def keys() -> list[tuple[str, str]]:
-    """Every (name, path) there is a number for."""
+    """Every (name, path) that has a number."""
     return [(name, path) for name, (_, own) in STATISTICS.items() for path in (PATHS if own else PATHS[:1])]
 
 
 def layer_means(look: Look, name: str, path: str) -> dict[int, float]:
-    """Layer -> mean over its heads."""
+    """Layer -> mean over the heads."""
     found = {number: layer.numbers[key(name, path)] for number, layer in look.layers.items()}
     return {number: sum(values) / len(values) for number, values in found.items()}
 
 
 def halves(look: Look, name: str, path: str) -> tuple[float | None, float | None]:
-    """Mean over the early layers (0 .. L/2-1) and over the late ones; None where there is none to speak of."""
+    """Mean over the early layers (0 .. L/2-1) and over the late layers; None for a half without layers."""
     means, middle = layer_means(look, name, path), look.depth // 2
     parts = ([m for n, m in means.items() if n < middle], [m for n, m in means.items() if n >= middle])
     early, late = (sum(part) / len(part) if part else None for part in parts)
@@ -89,7 +90,7 @@ def halves(look: Look, name: str, path: str) -> tuple[float | None, float | None
 
 
 def used_path(share: float | None) -> str:
-    """In words, which path a layer uses."""
+    """The path that a layer uses, in words."""
     if share is None:
         return "its own attention"
     return {0.0: "standard", 1.0: "reciprocal"}.get(share, f"{100 * share:.1f} % reciprocal")
@@ -99,7 +100,7 @@ def used_path(share: float | None) -> str:
 
 
 def as_json(look: Look, text: Text) -> dict[str, Any]:
-    """attention.json of one run: every statistic of every head, and the halves; no pictures."""
+    """The content of a run's attention.json: every statistic of every head and both halves, without maps."""
     return {
         "schema": SCHEMA,
         "run": look.run,
@@ -120,7 +121,7 @@ def as_json(look: Look, text: Text) -> dict[str, Any]:
 
 
 def write_study(study_dir: Path, looks: Sequence[Look], text: Text) -> None:
-    """attention.json of a study: what its report shows, pictures included."""
+    """Write attention.json of a study, with the maps of its report."""
     runs = [
         as_json(look, text)
         | {
@@ -140,7 +141,7 @@ def write_study(study_dir: Path, looks: Sequence[Look], text: Text) -> None:
 
 
 def read_study(study_dir: Path) -> tuple[list[Look], Text] | None:
-    """What `write_study` wrote; None where there is nothing, or nothing that makes sense."""
+    """Read the file of `write_study`; None if it does not exist or is not valid."""
     try:
         found = json.loads((study_dir / FILE).read_text(encoding="utf-8"))
         if found["schema"] != SCHEMA:
@@ -172,7 +173,7 @@ def _look(run: dict[str, Any], tokens: int) -> Look:
     }
     heads = {len(values) for layer in layers.values() for values in layer.numbers.values()}
     if len(heads) != 1 or 0 in heads:
-        raise ValueError("not one number a head")
+        raise ValueError("a layer has not one number for each head")
     block = int(run["block"])
     for drawn in run["pictures"]:
         standard, reciprocal = (_picture(drawn[path], -(-tokens // block)) for path in PATHS)
@@ -185,11 +186,11 @@ def _look(run: dict[str, Any], tokens: int) -> Look:
 
 def _picture(rows: list[list[float]], side: int) -> Picture:
     if [len(row) for row in rows] != list(range(1, side + 1)):
-        raise ValueError("not the triangle of the text")
+        raise ValueError("a map is not the triangle of the text")
     return [[_finite(value) for value in row] for row in rows]
 
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        raise ValueError("not a number to draw")
+        raise ValueError("a number is not finite")
     return float(value)

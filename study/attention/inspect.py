@@ -1,6 +1,6 @@
-"""What the attentions of trained runs look at, on one text: numbers layer by layer, and pictures of chosen heads.
+"""Measure the attention of trained runs on one text: statistics of every layer, and maps of chosen heads.
 
-A run's newest checkpoint is read on the CPU in float32, whatever it was trained on; nothing is trained or changed.
+A checkpoint is read on the CPU in float32. Nothing is trained or changed.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from study.attention.data import (
 from study.records.lengths import saved_counts, shown_length
 from study.records.runs import read_runs
 
-# For a run whose data are not here any more.
+# The text for a run whose data do not exist on this machine.
 SENTENCE = (
     "When the last train had left the station, the old clock above the platform struck ten, and the woman who had sold "
     "tickets there for thirty years locked the door of her office, put the key into the pocket of her coat, and walked "
     "home along the river, as she had done every night since the day when the station was opened."
 )
-READABLE = 48  # tokens of a text up to which pictures name them
-PIXELS_OF_REPORT = 64  # a side of a picture in a report, which holds many
+READABLE = 48  # most tokens of a text for which a map names each token
+PIXELS_OF_REPORT = 64  # a side of a map in a report, which has many
 
 
 class AttentionError(UserError, ValueError):
-    """What was asked for is not there to be looked at."""
+    """A run, a text, a layer or a head cannot be inspected."""
 
 
 @dataclass
 class Trained:
-    """A run's newest checkpoint as a model. reciprocal: each layer's share of that path; None where it has no such."""
+    """A run's checkpoint as a model. reciprocal: each layer's share of the reciprocal path; None without that path."""
 
     name: str
     variant: str
@@ -119,10 +119,9 @@ def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
 
 
 def choose_text(runs: Sequence[Trained], file: Path | None) -> tuple[list[int], Text]:
-    """Tokens of the file's beginning, or of the first validation window of the first run, or of a sentence.
+    """Tokens of the start of the file, else of the first validation window, else of a sentence.
 
-    The sentence is for data that are gone. No longer than the shortest block size; AttentionError where the file
-    cannot be read or has less than two tokens.
+    At most the shortest block size of the runs. AttentionError if the file cannot be read or has fewer than two tokens.
     """
     longest = min(run.config.model.block_size for run in runs)
     if file is not None:
@@ -130,17 +129,17 @@ def choose_text(runs: Sequence[Trained], file: Path | None) -> tuple[list[int], 
             words = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise AttentionError(
-                f"TEXT={file} cannot be read: {error.strerror}; right: a file of text"
+                f"TEXT={file} cannot be read: {error.strerror}; fix: name a text file"
             ) from error
         ids = tokenizer.load().encode_ordinary(words)[:longest]
         if len(ids) < 2:
-            raise AttentionError(f"TEXT={file} has {len(ids)} tokens; right: at least 2")
-        return _with_words(ids, f"the beginning of {file.name}")
+            raise AttentionError(f"TEXT={file} has {len(ids)} tokens; fix: a text of at least 2")
+        return _with_words(ids, f"the start of {file.name}")
     window = _validation_window(runs[0].config)
     if window is not None:
         return _with_words(window[:longest], "the first validation window")
     ids = tokenizer.load().encode_ordinary(SENTENCE)[:longest]
-    return _with_words(ids, "a sentence, as the run's data are not here")
+    return _with_words(ids, "a built-in sentence, because the data of the run are not on this machine")
 
 
 def _with_words(ids: list[int], source: str) -> tuple[list[int], Text]:
@@ -149,7 +148,7 @@ def _with_words(ids: list[int], source: str) -> tuple[list[int], Text]:
 
 
 def _validation_window(config: Config) -> list[int] | None:
-    """Without preparing or downloading anything."""
+    """The first validation window if the data are prepared. Nothing is downloaded."""
     try:
         directory, _ = dataset.corpus_directory(config.data)
         if not directory.is_dir():
@@ -164,10 +163,10 @@ def _validation_window(config: Config) -> list[int] | None:
 
 
 def pick(asked: Sequence[int], count: int, what: str, default: Sequence[int]) -> list[int]:
-    """The layers or heads asked for, ascending, each once, or the default; AttentionError for one that is not there."""
+    """The layers or heads asked for, sorted and unique, or the default. AttentionError for one that does not exist."""
     for number in asked:
         if not 0 <= number < count:
-            raise AttentionError(f"there is no {what} {number}; right: 0 to {count - 1}")
+            raise AttentionError(f"there is no {what} {number}; fix: 0 to {count - 1}")
     return sorted(set(asked)) or list(default)
 
 
@@ -178,7 +177,7 @@ def look(
     heads: Sequence[int],
     pixels: int = attention_maps.PIXELS,
 ) -> Look:
-    """Measure every layer; draw the chosen heads of the chosen layers, `pixels` a side at most."""
+    """Measure every layer; compute maps of the chosen heads of the chosen layers, at most `pixels` a side."""
     found = {}
     for layer, (query_HTD, key_HTD) in attention_maps.queries_and_keys(run.model, torch.tensor(ids)).items():
         seen = attention_maps.layer_maps(query_HTD, key_HTD, heads if layer in layers else (), pixels)
@@ -190,7 +189,7 @@ def look(
 
 
 def layer_look(seen: attention_maps.LayerMaps, share: float | None) -> LayerLook:
-    """What was measured of a layer as plain data; masses of pictures to four digits."""
+    """The statistics of a layer as plain data; masses of maps have four digits."""
 
     def values(name: str, path: str) -> list[float]:
         part = getattr(seen, path) if STATISTICS[name][1] else seen

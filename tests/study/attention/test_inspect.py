@@ -136,7 +136,7 @@ def test_the_text_is_the_files_beginning_and_else_a_sentence_where_there_are_no_
     ids, words = inspect.choose_text([run], text_of("one two three", tmp_path))
     assert (len(ids), words.tokens, words.pieces) == (3, 3, ["one", " two", " three"])
     assert len(inspect.choose_text([run], text_of("word " * 500, tmp_path))[0]) == 32
-    assert inspect.choose_text([run], None)[1].source.startswith("a sentence")
+    assert inspect.choose_text([run], None)[1].source.startswith("a built-in sentence")
 
 
 def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
@@ -156,7 +156,7 @@ def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
         (lambda: inspect.load(other), "is not of the model"),
         (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "cannot be read"),
         (lambda: inspect.choose_text([run], text_of("", tmp_path)), "has 0 tokens"),
-        (lambda: inspect.pick([9], 4, "layer", [0]), "there is no layer 9; right: 0 to 3"),
+        (lambda: inspect.pick([9], 4, "layer", [0]), "there is no layer 9; fix: 0 to 3"),
     ):
         with pytest.raises(AttentionError, match=told) as raised:
             wrong()
@@ -230,10 +230,11 @@ def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path,
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (runs[0] / "attention.html").is_file()
+    assert "B0 (variant B, seed 0, iteration 7): " in done.stdout
     assert [json.loads((run / "attention.json").read_text())["variant"] for run in runs] == ["B", "RAALL"]
     wrong = subprocess.run([*command[:4], "--layers", "one"], cwd=ROOT, capture_output=True, text=True)
     assert wrong.returncode == 1
-    assert wrong.stderr == 'error: LAYERS="one" is no list of numbers; right: such as LAYERS="0 3"\n'
+    assert wrong.stderr == 'error: LAYERS="one" is not a list of whole numbers; fix: LAYERS="0 3"\n'
 
 
 def a_study(folder: Path, config_file: Path, names: tuple[str, ...]) -> Path:
