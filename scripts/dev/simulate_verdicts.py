@@ -38,7 +38,8 @@ class Rates:
 
 def simulate(studies: int, seeds: int, ratio: float = 1.0, effect: float = 0.0, seed: int = 0) -> Rates:
     """Judge `studies` studies. ratio: RALEARN's variance over a control arm's. effect: RALEARN's, in nats."""
-    draw = np.random.default_rng([seed, seeds, round(10 * ratio), round(1000 * effect)])
+    cell = [seed, seeds, round(10 * ratio), round(1000 * abs(effect)), *([1] if effect < 0 else [])]
+    draw = np.random.default_rng(cell)
     decided = covered = equivalent = wrong_sign = 0
     for _ in range(studies):
         losses = 4.0 + SEED_SIGMA * draw.normal(size=(seeds, 1)) + SIGMA * draw.normal(size=(seeds, 5)) * [
