@@ -1,4 +1,4 @@
-"""The configurator as the tests call it, in the folder that they stand in."""
+"""Call the configurator in the tests' current folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def defconfig(*assignments: str, spec: str = STUDY) -> str:
 
 
 def refusal(*arguments: str, makeflags: str = "") -> str:
-    """The message of a command that fails and leaves .config and its folder alone."""
+    """Return the message of a command that fails and changes no file."""
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
     with pytest.raises(ConfigError) as caught:
         run(*arguments, makeflags=makeflags)
@@ -34,7 +34,7 @@ def refusal(*arguments: str, makeflags: str = "") -> str:
 
 
 def own_defconfigs(monkeypatch, folder: Path, **files: str) -> None:
-    """Defconfigs and fragments of the test's own; `target__x` is target/x."""
+    """Replace the defconfigs and fragments; `target__x` is target/x."""
     (folder / "target").mkdir(parents=True)
     for file, text in files.items():
         (folder / file.replace("__", "/")).write_text(text)

@@ -1,4 +1,4 @@
-"""The commands of `scripts.kconfig`: what is typed arrives unchanged, and what is wrong is refused by name."""
+"""Test the commands of `scripts.kconfig`: input arrives unchanged, and errors name their place."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_any_text_survives_the_way_into_config_and_back(elsewhere, text):
 
 
 def edited(old: str, new: str) -> int:
-    """Edit .config by hand; the number of the line that changed."""
+    """Edit a line of .config and return its number."""
     lines = Path(".config").read_text().split("\n")
     (index,) = [index for index, line in enumerate(lines) if line == old]
     lines[index : index + 1] = [new] if new else []
@@ -208,7 +208,7 @@ def test_menuconfig_without_a_terminal_says_what_to_do_instead():
 
 
 class Menus:
-    """Kconfig's menus, with a user who sets one symbol at each visit and saves."""
+    """Simulate Kconfig's menus: the user sets one symbol at each visit and saves."""
 
     def __init__(self, monkeypatch, *edits: tuple[str, str] | None) -> None:
         self.edits = list(edits)

@@ -1,4 +1,4 @@
-"""The Kconfig tree and defconfigs: nothing that Kconfig's library lets through silently gets through here."""
+"""Test the Kconfig tree and the defconfigs: every input that kconfiglib ignores is an error."""
 
 from __future__ import annotations
 

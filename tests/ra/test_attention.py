@@ -1,4 +1,4 @@
-"""The attentions against plain references that write the T x T matrices out, and the properties they must keep."""
+"""Compare the attentions with naive references that store T x T matrices, and test their properties."""
 
 import math
 from collections.abc import Callable
@@ -29,13 +29,13 @@ MAKERS: dict[str, Callable[[], CausalSelfAttention]] = {
 
 
 def between(attention: LearnedHardAttention) -> LearnedHardAttention:
-    """At a step that does not move the gate."""
+    """Build a hard attention at a step that does not update the gate."""
     attention.begin_step(1)
     return attention
 
 
 def softmax_attention(scores_BHTT: Tensor, v_BHTD: Tensor) -> Tensor:
-    """Causal attention with the T x T matrix written out."""
+    """Compute causal attention with a T x T matrix."""
     future = torch.ones(scores_BHTT.shape[-2:], dtype=torch.bool).triu(1)
     return scores_BHTT.masked_fill(future, -math.inf).softmax(-1) @ v_BHTD
 
@@ -81,13 +81,13 @@ def test_forward_and_all_gradients_equal_the_written_out_reference(kind: str, lo
 
 
 def model_of(kind: str, layers: int = 2) -> GPT2:
-    made = GPT2(layers=layers, heads=H, width=WIDTH, block_size=T, vocabulary=53, padded_vocabulary=64,
+    model = GPT2(layers=layers, heads=H, width=WIDTH, block_size=T, vocabulary=53, padded_vocabulary=64,
                 attention=lambda layer: MAKERS[kind]())  # fmt: skip
-    initialise(made, 0)
+    initialise(model, 0)
     with torch.no_grad():  # well away from uniform attention, so that a leak would show
-        for block in made.blocks:
+        for block in model.blocks:
             block.attention.qkv.weight.mul_(30)
-    return made
+    return model
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -159,8 +159,8 @@ def test_training_and_evaluation_are_the_same_function(kind: str) -> None:
 
 def test_the_initial_share_is_the_one_asked_for() -> None:
     for p in (0.01, 0.5, 0.9):
-        made = LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
-        assert made.learned_scalars()["alternation_probability"] == pytest.approx(p, abs=1e-6)
+        attention = LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
+        assert attention.learned_scalars()["alternation_probability"] == pytest.approx(p, abs=1e-6)
     for p in (0.0, 1.0, -1.0):
         with pytest.raises(ValueError, match="not between 0 and 1"):
             LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
@@ -170,27 +170,32 @@ def test_the_initial_share_is_the_one_asked_for() -> None:
 def test_between_its_gradients_the_hard_gate_costs_one_call_and_gives_the_same_values(
     logit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = LearnedHardAttention(WIDTH, H, gate_every=4, **LEARNED).double()
-    for parameter in made.parameters():
+    attention = LearnedHardAttention(WIDTH, H, gate_every=4, **LEARNED).double()
+    for parameter in attention.parameters():
         parameter.data.normal_()
-    made.alternation_logit.data.fill_(logit)
+    attention.alternation_logit.data.fill_(logit)
     calls = []
     fused = CausalSelfAttention.fused
     monkeypatch.setattr(CausalSelfAttention, "fused", lambda *a, **k: calls.append(1) or fused(*a, **k))
     x = torch.randn(B, T, WIDTH, dtype=torch.float64)
-    seen = {}
+    steps = {}
     for iteration in range(5):
-        made.zero_grad()
-        made.begin_step(iteration)
+        attention.zero_grad()
+        attention.begin_step(iteration)
         calls.clear()
-        y = made(x)
+        y = attention(x)
         (y**2).sum().backward()
-        seen[iteration] = (len(calls), y.detach(), made.qkv.weight.grad.clone(), made.alternation_logit.grad)
-    assert [seen[k][0] for k in range(5)] == [2, 1, 1, 1, 2]
-    assert [seen[k][3] is None for k in range(5)] == [False, True, True, True, False]
+        steps[iteration] = (
+            len(calls),
+            y.detach(),
+            attention.qkv.weight.grad.clone(),
+            attention.alternation_logit.grad,
+        )
+    assert [steps[k][0] for k in range(5)] == [2, 1, 1, 1, 2]
+    assert [steps[k][3] is None for k in range(5)] == [False, True, True, True, False]
     for k in range(1, 5):
-        torch.testing.assert_close(seen[k][1], seen[0][1], rtol=0, atol=1e-12)
-        torch.testing.assert_close(seen[k][2], seen[0][2], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(steps[k][1], steps[0][1], rtol=0, atol=1e-12)
+        torch.testing.assert_close(steps[k][2], steps[0][2], rtol=1e-10, atol=1e-10)
     with pytest.raises(ValueError, match="at least 1"):
         LearnedHardAttention(WIDTH, H, gate_every=0, **LEARNED)
 
@@ -200,23 +205,23 @@ def test_between_its_gradients_the_hard_gate_costs_one_call_and_gives_the_same_v
 def test_what_is_recomputing_in_backward_gives_the_same_gradients_to_the_bit(
     kind: type, recompute: bool
 ) -> None:
-    made = kind(WIDTH, H, **LEARNED, recompute=recompute)
-    for name, parameter in made.named_parameters():
+    attention = kind(WIDTH, H, **LEARNED, recompute=recompute)
+    for name, parameter in attention.named_parameters():
         if parameter.dim():
             nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
     x = torch.randn(B, T, WIDTH, generator=torch.Generator().manual_seed(0))
     gradients = []
-    for forward in (made, lambda x: made.merge(made.attend(*made.project(x)))):
-        made.zero_grad()
+    for forward in (attention, lambda x: attention.merge(attention.attend(*attention.project(x)))):
+        attention.zero_grad()
         leaf = x.clone().requires_grad_()
         (forward(leaf) ** 2).sum().backward()
-        gradients.append([leaf.grad, *(parameter.grad for parameter in made.parameters())])
+        gradients.append([leaf.grad, *(parameter.grad for parameter in attention.parameters())])
     for ours, plain in zip(*gradients, strict=True):
         assert torch.equal(ours, plain)
 
 
 def kept_bytes(attention: nn.Module) -> int:
-    """Bytes that backward keeps, each storage once, the weights, input and output aside."""
+    """Count the bytes stored for backward, each storage once, without weights, input and output."""
     tracker = AllocationTracker()
     with tracker:
         x = torch.randn(B, 128, WIDTH, requires_grad=True)

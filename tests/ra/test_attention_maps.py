@@ -19,7 +19,7 @@ def draw(H: int, T: int, D: int, seed: int = 0, scale: float = 1.0) -> tuple[tor
 
 
 def explicit(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Causal attention from the definition, position by position, in float64: (H, T, T)."""
+    """Compute causal attention from the definition, position by position, in float64: (H, T, T)."""
     H, T, D = query.shape
     result = np.zeros((H, T, T))
     for head in range(H):
@@ -44,35 +44,35 @@ def test_slices_of_rows_are_the_definition_causal_and_sum_to_one(
     expected = explicit(query.double().numpy(), key.double().numpy())
     for first in range(0, T, rows):
         last = min(first + rows, T)
-        seen = attention_maps.attention_rows(query, key, first, last).numpy()
-        np.testing.assert_allclose(seen, expected[:, first:last, :last], atol=1e-12)
-        np.testing.assert_allclose(seen.sum(2), 1, atol=1e-12)
+        maps = attention_maps.attention_rows(query, key, first, last).numpy()
+        np.testing.assert_allclose(maps, expected[:, first:last, :last], atol=1e-12)
+        np.testing.assert_allclose(maps.sum(2), 1, atol=1e-12)
         later = np.arange(last)[None, :] > np.arange(first, last)[:, None]
-        assert (seen[:, later] == 0).all()
+        assert (maps[:, later] == 0).all()
 
 
 @settings(max_examples=25, deadline=None)
 @given(T=st.integers(2, 30), rows=st.integers(1, 33), scale=st.sampled_from([0.3, 3.0]))
 def test_every_statistic_is_that_of_an_independent_implementation(T: int, rows: int, scale: float) -> None:
     query, key = draw(3, T, 4, seed=T, scale=scale)
-    seen = attention_maps.layer_maps(query, key, slice_rows=rows)
+    maps = attention_maps.layer_maps(query, key, slice_rows=rows)
     standard = explicit(query.double().numpy(), key.double().numpy())
     reciprocal = explicit(key.double().numpy(), query.double().numpy())
-    for path, own in ((standard, seen.standard), (reciprocal, seen.reciprocal)):
+    for path, found in ((standard, maps.standard), (reciprocal, maps.reciprocal)):
         for head in range(3):
             chosen = range(1, T)
             entropy = [scipy_stats.entropy(path[head, i], base=2) for i in chosen]
             distance = [sum(path[head, i, j] * (i - j) for j in range(i + 1)) for i in chosen]
-            assert own.entropy[head] == pytest.approx(np.mean(entropy))
-            assert own.distance[head] == pytest.approx(np.mean(distance))
-            assert own.previous[head] == pytest.approx(np.mean([path[head, i, i - 1] for i in chosen]))
-            assert own.first[head] == pytest.approx(np.mean([path[head, i, 0] for i in chosen]))
+            assert found.entropy[head] == pytest.approx(np.mean(entropy))
+            assert found.distance[head] == pytest.approx(np.mean(distance))
+            assert found.previous[head] == pytest.approx(np.mean([path[head, i, i - 1] for i in chosen]))
+            assert found.first[head] == pytest.approx(np.mean([path[head, i, 0] for i in chosen]))
     for head in range(3):
         rows_of = [(standard[head, i, : i + 1], reciprocal[head, i, : i + 1]) for i in range(1, T)]
         jensen_shannon = [spatial.distance.jensenshannon(p, r, base=2) ** 2 for p, r in rows_of]
         variation = [spatial.distance.cityblock(p, r) / 2 for p, r in rows_of]
-        assert seen.jensen_shannon[head] == pytest.approx(np.mean(jensen_shannon))
-        assert seen.total_variation[head] == pytest.approx(np.mean(variation))
+        assert maps.jensen_shannon[head] == pytest.approx(np.mean(jensen_shannon))
+        assert maps.total_variation[head] == pytest.approx(np.mean(variation))
 
 
 @settings(max_examples=25, deadline=None)
@@ -107,18 +107,18 @@ def test_exchanging_query_and_key_exchanges_the_paths_and_equal_ones_do_not_diff
 
 def test_no_tensor_of_heads_by_tokens_by_tokens_is_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    made = attention_maps.attention_rows
+    rows_of = attention_maps.attention_rows
 
     def watched(*arguments: torch.Tensor | int) -> torch.Tensor:
-        rows = made(*arguments)  # type: ignore[arg-type]
+        rows = rows_of(*arguments)  # type: ignore[arg-type]
         sizes.append(rows.numel())
         return rows
 
     monkeypatch.setattr(attention_maps, "attention_rows", watched)
     query, key = draw(2, 512, 4)
-    seen = attention_maps.layer_maps(query, key, heads=[0])
+    maps = attention_maps.layer_maps(query, key, heads=[0])
     assert max(sizes) <= 2 * attention_maps.SLICE_ROWS * 512
-    assert seen.pictures[0][0].shape == (256, 256)
+    assert maps.pictures[0][0].shape == (256, 256)
 
 
 def test_one_token_leaves_nothing_to_measure() -> None:
@@ -139,11 +139,11 @@ def test_what_is_caught_is_what_the_attentions_attend_with() -> None:
     ids = torch.arange(30) % 50
     attended: list[tuple[torch.Tensor, torch.Tensor]] = []
     for block in model.blocks:
-        own = block.attention.attend
+        attend = block.attention.attend
 
-        def watch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, own=own) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        def watch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attend=attend) -> torch.Tensor:  # type: ignore[no-untyped-def]
             attended.append((q[0], k[0]))
-            return own(q, k, v)
+            return attend(q, k, v)
 
         block.attention.attend = watch  # type: ignore[method-assign]
     caught = attention_maps.queries_and_keys(model, ids)

@@ -1,4 +1,4 @@
-"""Every variant under torch.compile: one graph, the eager numbers, and in backward nothing that need not be there."""
+"""Test every variant under torch.compile: one graph, the eager numbers, and a minimal backward."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ def nothing_compiled_before() -> Iterator[None]:
 
 
 def model_of(name: str, kind: str, dropout: float = 0.0) -> GPT2:
-    """Of the variant, with weights at which attention is far from uniform."""
+    """Build the variant's model with weights that make attention far from uniform."""
     config = dataclasses.replace(MODEL, dropout=dropout)
     model = build_model(config, variant(name, config, SETTINGS[kind]).attention)
     initialise(model, 0)
@@ -59,12 +59,12 @@ def batch() -> Tensor:
 
 
 def in_precision(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Training's precision on a GPU, or plain float32."""
+    """Enter the autocast of a GPU run, or plain float32."""
     return torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16)
 
 
 def outcome(model: GPT2, hidden: Any, iteration: int = 0) -> dict[str, Tensor]:
-    """Loss and all gradients of a training step, by name; a gate that does not move has none."""
+    """Return the loss and the gradients of a training step by name; a fixed gate has no gradient."""
     for module in model.modules():
         if hasattr(module, "begin_step"):
             module.begin_step(iteration)
@@ -81,19 +81,19 @@ def outcome(model: GPT2, hidden: Any, iteration: int = 0) -> dict[str, Tensor]:
 def test_a_compiled_variant_is_one_graph_and_gives_the_eager_loss_and_gradients(name: str, kind: str) -> None:
     model = model_of(name, kind)
     compiled = torch.compile(model.hidden, fullgraph=True, backend="aot_eager")
-    seen = []
+    grouped = []
     for iteration in (0, 1, 8) if "every" in kind else (0,):
         ours, eager = outcome(model, compiled, iteration), outcome(model, model.hidden, iteration)
         assert ours.keys() == eager.keys()
         for part, right in eager.items():
             error = (ours[part] - right).norm()
             assert error <= 2e-6 * right.norm() + 1e-9, (part, float(error), float(right.norm()))
-        seen.append("blocks.0.attention.alternation_logit" in ours)
-    assert seen == ([True, False, True] if "every" in kind else [name == LEARNED])
+        grouped.append("blocks.0.attention.alternation_logit" in ours)
+    assert grouped == ([True, False, True] if "every" in kind else [name == LEARNED])
 
 
 def graphs_of(name: str, kind: str, iteration: int = 0) -> dict[str, torch.fx.Graph]:
-    """The forward and the backward graph that torch.compile's partitioner makes, before any kernel is fused."""
+    """Return the forward and backward graphs of torch.compile's partitioner, before kernel fusion."""
     graphs: dict[str, torch.fx.Graph] = {}
 
     def keeping(which: str) -> Any:
@@ -119,13 +119,13 @@ def calls(graph: torch.fx.Graph, *targets: Any) -> int:
 
 
 def attention_calls(graph: torch.fx.Graph) -> int:
-    """Of the forward kernel, also where a node sets the generator's state for it."""
+    """Count the calls of the forward attention kernel, with and without a generator's state."""
     operations = [str(each) for node in graph.nodes for each in (node.target, *node.args)]
     return sum(name.startswith("aten._scaled_dot_product") and "backward" not in name for name in operations)
 
 
-def kept(graph: torch.fx.Graph) -> list[Tensor]:
-    """What the forward graph gives to backward besides its own inputs: each storage of activations."""
+def stored(graph: torch.fx.Graph) -> list[Tensor]:
+    """Return the activations that the forward graph stores for backward, without its inputs."""
     (output,) = [node for node in graph.nodes if node.op == "output"]
     nodes = {
         node for node in output.args[0][1:] if isinstance(node, torch.fx.Node) and node.op != "placeholder"
@@ -134,11 +134,11 @@ def kept(graph: torch.fx.Graph) -> list[Tensor]:
     return [v for v in values if isinstance(v, Tensor) and v.dtype != torch.uint8]  # a generator's state
 
 
-def kept_bytes(graph: torch.fx.Graph) -> int:
-    return sum(v.numel() * v.element_size() for v in kept(graph))
+def stored_activation_bytes(graph: torch.fx.Graph) -> int:
+    return sum(v.numel() * v.element_size() for v in stored(graph))
 
 
-AGAIN = {  # attention calls that backward makes again, a layer
+RECOMPUTED = {  # attention calls that backward recomputes, per layer
     "output": 0,
     "output, recomputed": 2,
     "score": 1,
@@ -147,58 +147,58 @@ AGAIN = {  # attention calls that backward makes again, a layer
 }
 
 
-@pytest.mark.parametrize("kind", AGAIN)
+@pytest.mark.parametrize("kind", RECOMPUTED)
 def test_a_compiled_learned_attention_makes_no_product_again(kind: str) -> None:
     baseline, learned = graphs_of("B", "output"), graphs_of(LEARNED, kind)
     assert attention_calls(baseline["backward"]) == 0
-    assert attention_calls(learned["backward"]) == AGAIN[kind] * MODEL.layers
+    assert attention_calls(learned["backward"]) == RECOMPUTED[kind] * MODEL.layers
     for which in ("forward", "backward"):
         assert calls(learned[which], *PRODUCTS) == calls(baseline[which], *PRODUCTS) > 0
 
 
-@pytest.mark.parametrize("kind", AGAIN)
-def test_a_compiled_learned_attention_keeps_no_more_than_the_eager_one(kind: str) -> None:
-    """Beyond what the baseline keeps: one output a layer and its statistics, or nothing where it is made again."""
+@pytest.mark.parametrize("kind", RECOMPUTED)
+def test_a_compiled_learned_attention_stores_no_more_than_the_eager_one(kind: str) -> None:
+    """It may store one output and its statistics per layer more than the baseline, or nothing where it recomputes."""
     baseline, learned = (
-        kept_bytes(graphs_of(*case)["forward"]) for case in (("B", "output"), (LEARNED, kind))
+        stored_activation_bytes(graphs_of(*case)["forward"]) for case in (("B", "output"), (LEARNED, kind))
     )
     output = B * MODEL.block_size * MODEL.width * 4
     statistics = B * MODEL.block_size * MODEL.heads * 4
-    allowed = 0 if AGAIN[kind] else MODEL.layers * (output + statistics)
+    allowed = 0 if RECOMPUTED[kind] else MODEL.layers * (output + statistics)
     assert learned <= baseline + allowed + MODEL.layers * 64  # some scalars
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_a_baseline_with_activations_made_again_keeps_neither_norms_nor_gelu(
+def test_a_baseline_that_recomputes_activations_stores_neither_norms_nor_gelu(
     dtype: torch.dtype, width: int
 ) -> None:
-    """Compiled. Of each layer, in widths: query, key and value 3, attention 1 (listed as two views) and the MLP's wide
-    activations 4 in the dtype of products, the residual stream 2 in float32; once a model the latter again. A norm
-    would be 1 more, the GELU 4."""
+    """Count the stored activations of a compiled model in widths. Each layer: query, key and value 3, attention 1
+    (listed as two views) and the MLP's wide activations 4 in the products' dtype, the residual stream 2 in float32.
+    The model: one more residual stream. A norm would add 1 width, the GELU 4."""
     with in_precision(dtype):
         baseline = graphs_of("B", "output")
         with recompute_activations():
-            again = graphs_of("B", "output")
-    assert calls(again["backward"], *PRODUCTS) == calls(baseline["backward"], *PRODUCTS)
-    assert attention_calls(again["backward"]) == 0
+            recomputed = graphs_of("B", "output")
+    assert calls(recomputed["backward"], *PRODUCTS) == calls(baseline["backward"], *PRODUCTS)
+    assert attention_calls(recomputed["backward"]) == 0
     tokens = B * MODEL.block_size
 
-    def seen(graph: torch.fx.Graph) -> float:
-        rows = [v for v in kept(graph) if v.shape[0] in (B, tokens)]  # the others are weights in bfloat16
+    def stored_bytes(graph: torch.fx.Graph) -> float:
+        rows = [v for v in stored(graph) if v.shape[0] in (B, tokens)]  # the others are weights in bfloat16
         return sum(v.numel() * v.element_size() for v in rows) / (tokens * MODEL.width)
 
     allowed = ((3 + 2 + 4) * width + 2 * 4) * MODEL.layers + 2 * 4
-    assert seen(again["forward"]) < allowed < seen(baseline["forward"])
+    assert stored_bytes(recomputed["forward"]) < allowed < stored_bytes(baseline["forward"])
 
 
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize(("name", "kind"), [("B", "output"), (LEARNED, "output"), (LEARNED, "score")])
 def test_compiled_in_bfloat16_it_is_one_graph_too_and_gives_the_eager_numbers(
-    name: str, kind: str, again: bool
+    name: str, kind: str, recomputed: bool
 ) -> None:
     model = model_of(name, kind)
     compiled = torch.compile(model.hidden, fullgraph=True, backend="aot_eager")
-    with in_precision(torch.bfloat16), recompute_activations() if again else contextlib.nullcontext():
+    with in_precision(torch.bfloat16), recompute_activations() if recomputed else contextlib.nullcontext():
         ours, eager = outcome(model, compiled), outcome(model, model.hidden)
     assert ours.keys() == eager.keys()
     for part, right in eager.items():

@@ -12,7 +12,7 @@ BATCH = plan_batch(8, 4, 1, 32)
 
 
 def batches(k: int) -> torch.Tensor:
-    """A learnable text: each token is a fixed function of the one before it, from random starts."""
+    """Return a learnable text: random first tokens, then each token is a function of the previous one."""
     draw = np.random.default_rng(k)
     rows = draw.integers(0, 97, (8, 33))
     for t in range(1, 33):

@@ -1,4 +1,4 @@
-"""A variant of one's own: the README's example works as it stands, and a broken file is named in one line."""
+"""Test custom variants: the documented example works unchanged, and one line names a broken file."""
 
 import itertools
 import re
@@ -21,16 +21,16 @@ fresh = (f"own_variant_{number}" for number in itertools.count())  # a module is
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ra/custom of this test."""
-    own = tmp_path / "own"
-    own.mkdir()
-    monkeypatch.setattr(names, "CUSTOM_FOLDER", own)
-    monkeypatch.setattr(variants, "CUSTOM_FOLDER", own)
-    monkeypatch.setattr("ra.custom.__path__", [str(own)])
-    return own
+    """Replace ra/custom by an empty folder."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", folder)
+    monkeypatch.setattr(variants, "CUSTOM_FOLDER", folder)
+    monkeypatch.setattr("ra.custom.__path__", [str(folder)])
+    return folder
 
 
-def made(folder: Path, text: str) -> Variant:
+def build(folder: Path, text: str) -> Variant:
     name = next(fresh)
     (folder / f"{name}.py").write_text(text)
     return variant(name.upper(), MODEL, AlternationSettings("output", 0.5, 100.0))
@@ -43,7 +43,7 @@ def example() -> str:
 
 
 def test_the_readme_example_is_trained_like_any_other_and_computes_what_it_says(folder: Path) -> None:
-    chosen = made(folder, example())
+    chosen = build(folder, example())
     model = GPT2(
         layers=2,
         heads=2,
@@ -90,6 +90,6 @@ def test_the_readme_names_the_file_and_the_variant_alike() -> None:
 )
 def test_a_broken_file_is_named_with_its_line(folder: Path, text: str, message: str) -> None:
     with pytest.raises(names.VariantError, match=message) as caught:
-        made(folder, text)
+        build(folder, text)
     assert re.match(r"OWN_VARIANT_\d+: ra/custom/own_variant_\d+\.py", str(caught.value))
     assert "\n" not in str(caught.value)

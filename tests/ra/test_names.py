@@ -1,4 +1,4 @@
-"""The names of the variants and the layers they make reciprocal."""
+"""Test the names of the variants and their reciprocal layers."""
 
 from __future__ import annotations
 

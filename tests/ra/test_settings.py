@@ -1,4 +1,4 @@
-"""What .config says about the learned attentions."""
+"""Test the settings of the learned attentions in .config."""
 
 from __future__ import annotations
 

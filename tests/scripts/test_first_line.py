@@ -1,4 +1,4 @@
-"""The first line of `make` says what the study is scaled to, and why: found, or chosen."""
+"""Test the first line of `make`: the study's scale and the reason for it."""
 
 from pathlib import Path
 

@@ -63,12 +63,12 @@ def test_the_largest_micro_batch_is_exact_and_within_the_limit(effective: int, l
 @given(effective=sizes)
 def test_falling_back_keeps_the_effective_batch_and_ends_at_one(effective: int) -> None:
     plan: BatchPlan | None = plan_batch(effective, effective, 1, block_size=8)
-    seen = []
+    sizes = []
     while plan is not None:
         assert plan.micro * plan.accumulation == effective
-        seen.append(plan.micro)
+        sizes.append(plan.micro)
         plan = next_smaller(plan)
-    assert seen == sorted(micro_batches(effective, 1), reverse=True)
+    assert sizes == sorted(micro_batches(effective, 1), reverse=True)
 
 
 def test_parts_that_do_not_multiply_to_the_effective_batch_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The strict reader of .config and the dataclasses that it fills."""
+"""Test the strict reader of .config and its dataclasses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ VALUES = {
 
 
 def symbols(**changes: str | None) -> Symbols:
-    """VALUES with changes (None takes a symbol out), read from text."""
+    """Parse VALUES with changes; None removes a symbol."""
     values = {name: value for name, value in (VALUES | changes).items() if value is not None}
     return Symbols(
         "c", parse_lines("".join(f"CONFIG_{name}={value}\n" for name, value in values.items()), "c")

@@ -113,16 +113,16 @@ def test_too_little_text_is_refused_and_the_remedy_named() -> None:
 
 def test_a_prepared_corpus_holds_every_document_once_with_an_end_of_text_after_each(tmp_path: Path) -> None:
     directory = data.prepare(config(tmp_path / "data", files=write_documents(tmp_path / "t")), quiet)
-    made = data.open_corpus(directory)
+    corpus = data.open_corpus(directory)
     texts: list[str] = []
-    for part in (made.train, made.validation):
+    for part in (corpus.train, corpus.validation):
         tokens = part.read(0, len(part)).tolist()
         assert tokens[-1] == tokenizer.EOT
         texts += tokenizer.load().decode(tokens).split("<|endoftext|>")[:-1]
     expected = [path.read_text() for path in (tmp_path / "t").iterdir()]
     assert sorted(texts) == sorted(expected)
-    assert made.manifest.documents == 60
-    assert len(made.validation) > 0
+    assert corpus.manifest.documents == 60
+    assert len(corpus.validation) > 0
 
 
 def test_what_is_prepared_does_not_depend_on_the_number_of_workers(
@@ -187,8 +187,8 @@ def test_an_interrupted_preparation_leaves_nothing_and_the_next_one_cleans_up(
 def test_a_token_limit_ends_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "BATCH_CHARACTERS", 200)
     files = write_documents(tmp_path / "t", 200)
-    made = data.open_corpus(data.prepare(config(tmp_path / "d", files=files, max_tokens=2000), quiet))
-    assert 2000 <= len(made.train) + len(made.validation) < 2300
+    corpus = data.open_corpus(data.prepare(config(tmp_path / "d", files=files, max_tokens=2000), quiet))
+    assert 2000 <= len(corpus.train) + len(corpus.validation) < 2300
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,8 @@ def test_pieces_of_a_text_are_the_text(parts: list[str]) -> None:
 
 def test_a_single_text_file_gives_training_and_validation_text(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("".join(f"Paragraph {n}. {'words ' * 40}\n\n" for n in range(9000)))
-    made = data.open_corpus(data.prepare(config(tmp_path / "d", files=(str(tmp_path / "one.txt"),)), quiet))
-    assert 0.005 < len(made.validation) / len(made.train) < 0.2
+    corpus = data.open_corpus(data.prepare(config(tmp_path / "d", files=(str(tmp_path / "one.txt"),)), quiet))
+    assert 0.005 < len(corpus.validation) / len(corpus.train) < 0.2
 
 
 @pytest.mark.parametrize("count", [1, 2, 8, 19, 20, 36])
@@ -304,19 +304,19 @@ def test_few_small_files_give_training_and_validation_text_and_no_token_is_lost(
     train, validation, _ = shards.encode(texts, 50)
     assert not validation
     said: list[str] = []
-    made = data.open_corpus(data.prepare(settings_, said.append))
-    joined = np.concatenate([part.read(0, len(part)) for part in (made.train, made.validation)])
+    corpus = data.open_corpus(data.prepare(settings_, said.append))
+    joined = np.concatenate([part.read(0, len(part)) for part in (corpus.train, corpus.validation)])
     assert joined.tobytes() == train
-    share = len(made.validation) / len(joined)
+    share = len(corpus.validation) / len(joined)
     assert share == pytest.approx(0.2 if len(joined) < 5000 else 1025 / len(joined), abs=0.01)
-    assert f"the last {len(made.validation):,} of {len(joined):,} tokens to validation" in " ".join(said)
+    assert f"the last {len(corpus.validation):,} of {len(joined):,} tokens to validation" in " ".join(said)
 
 
 def test_one_document_that_falls_to_validation_is_split_as_well(tmp_path: Path) -> None:
     texts = (f"Document {n}. " + "All work and some play. " * 80 for n in range(1000))
     (tmp_path / "one.txt").write_text(next(text for text in texts if shards.encode([text], 50)[1]))
-    made = data.open_corpus(data.prepare(config(tmp_path / "d", files=(str(tmp_path / "one.txt"),)), quiet))
-    assert len(made.train) > len(made.validation) >= shards.SHORTEST_TOKENS
+    corpus = data.open_corpus(data.prepare(config(tmp_path / "d", files=(str(tmp_path / "one.txt"),)), quiet))
+    assert len(corpus.train) > len(corpus.validation) >= shards.SHORTEST_TOKENS
 
 
 def test_too_few_tokens_for_a_sequence_are_refused_with_the_amount_of_text_that_is_enough(
@@ -352,10 +352,10 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_hash_split_of_a_corpus_that_needs_no_tail_is_what_it_was(tmp_path: Path) -> None:
-    made = data.open_corpus(
+    corpus = data.open_corpus(
         data.prepare(config(tmp_path / "d", files=write_documents(tmp_path / "t")), quiet)
     )
-    assert made.fingerprint == "e107bc0bf4e8f8b3e436da1ad87d42652e372cac5e8bb1828120856af5c18ca6"
+    assert corpus.fingerprint == "e107bc0bf4e8f8b3e436da1ad87d42652e372cac5e8bb1828120856af5c18ca6"
 
 
 def test_wikitext_lines_become_articles() -> None:
@@ -388,9 +388,9 @@ def test_the_hub_is_read_as_a_stream_up_to_the_token_limit(
     monkeypatch.setattr(sources, "probe_hub", lambda path: None)
     monkeypatch.setattr(shards, "BATCH_CHARACTERS", 2000)
     monkeypatch.setattr(shards, "SMALL_CHARACTERS", 4000)
-    made = data.open_corpus(data.prepare(config(tmp_path, "fineweb-edu", max_tokens=5000), quiet))
+    corpus = data.open_corpus(data.prepare(config(tmp_path, "fineweb-edu", max_tokens=5000), quiet))
     assert asked == [("HuggingFaceFW/fineweb-edu", "sample-10BT", {"split": "train", "streaming": True})]
-    assert 5000 <= len(made.train) + len(made.validation) < 6000
+    assert 5000 <= len(corpus.train) + len(corpus.validation) < 6000
     assert given_out < 2000
 
 

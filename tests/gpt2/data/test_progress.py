@@ -1,4 +1,4 @@
-"""Preparation tells how far it is: live where there is a terminal, in plain lines otherwise."""
+"""Test the progress of preparation: a live line on a terminal, plain lines otherwise."""
 
 import io
 import re
@@ -14,7 +14,7 @@ ESCAPE = "\x1b"
 
 
 class Screen(io.StringIO):
-    """A terminal that keeps what is written to it."""
+    """A terminal that records its output."""
 
     def isatty(self) -> bool:
         return True
@@ -22,7 +22,7 @@ class Screen(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that the meter sees."""
+    """Replace the meter's clock."""
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     return now
@@ -37,7 +37,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def visible(written: str) -> list[str]:
-    """The states of the line in their order, without what moves the cursor and colours."""
+    """Return the states of the line in order, without control sequences."""
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
     return [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
 

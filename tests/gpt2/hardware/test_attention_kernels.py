@@ -1,4 +1,4 @@
-"""Only fused attention: checked on the CPU's kernel, and with kernels taken away."""
+"""Test the restriction to fused attention, with the CPU's kernel and without any kernel."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def test_on_a_gpu_no_row_and_no_dropout_allows_the_math_path(name: str) -> None:
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fused kernel supports any call, as on a W7900 without AOTriton's switch."""
+    """Disable all fused kernels, as on a W7900 without AOTriton's variable."""
     monkeypatch.setattr(
         attention_kernels,
         "attention_context",

@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use, from fake /sys and /proc trees."""
+"""Test the cores and memory available to a process, from fake /sys and /proc trees."""
 
 from pathlib import Path
 

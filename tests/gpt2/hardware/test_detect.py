@@ -1,4 +1,4 @@
-"""Detection on fake machines: trees for /sys and /proc, and a stand-in for nvidia-smi."""
+"""Test detection on fake machines: trees for /sys and /proc, and a fake nvidia-smi."""
 
 import subprocess
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ GT1030 = "GPU-cccc, NVIDIA GeForce GT 1030, 2048, [N/A], 550.54.15"
 
 
 class Machine:
-    """A fake machine: an empty one has neither tools nor cards, and 64 GiB of memory."""
+    """A fake machine with 64 GiB of memory; an empty one has no tools and no cards."""
 
     def __init__(self, root: Path) -> None:
         self.sys, self.proc = root / "sys", root / "proc"
@@ -40,7 +40,7 @@ class Machine:
         self.answers = {"--query": "\n".join(lines) + "\n", "-L": listing}
 
     def amd(self, node: int, device: int, target: int, gib: float, simds: int, cpu_cores: int = 0) -> None:
-        """One node of the compute topology as the kernel writes it."""
+        """Write one node of the compute topology in the kernel's format."""
         folder = self.sys / f"class/kfd/kfd/topology/nodes/{node}"
         values = {
             "cpu_cores_count": cpu_cores,
@@ -62,7 +62,7 @@ class Machine:
         self.put(folder / "mem_banks/0/properties", f"heap_type 0\nsize_in_bytes {64 * GIB}")
 
     def workstation(self) -> None:
-        """A Radeon PRO W7900 beside a Ryzen with graphics of its own."""
+        """A Radeon PRO W7900 beside a Ryzen with integrated graphics."""
         self.cpu_node()
         self.amd(1, 0x7448, 110000, 47.98, 192)
         self.amd(2, 0x164E, 100306, 0.5, 4)

@@ -1,4 +1,4 @@
-"""The table is complete, and a device's name and memory pick one row."""
+"""Test the target table: it is complete, and a device's name and memory select one row."""
 
 import subprocess
 import sys

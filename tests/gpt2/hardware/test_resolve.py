@@ -1,4 +1,4 @@
-"""From the target that is asked for to a device, on machines that a stand-in for torch describes."""
+"""Test the resolution of a target to a device, on machines that a fake torch describes."""
 
 import warnings
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def config(
 def card(
     name: str, gib: float, major: int = 8, arch: str | None = None, integrated: int = 0
 ) -> SimpleNamespace:
-    """The properties of a device as torch.cuda.get_device_properties gives them."""
+    """Return device properties in the form of torch.cuda.get_device_properties."""
     return SimpleNamespace(
         name=name,
         total_memory=int(gib * GIB),

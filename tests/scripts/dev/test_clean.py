@@ -1,4 +1,4 @@
-"""`make clean` and `make mrproper`: what can be made again goes, and nothing else ever."""
+"""Test `make clean` and `make mrproper`: they remove files that make can create again, and no other file."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ MRPROPER = ("caches", "data", "config", "venv")
 
 @pytest.fixture(autouse=True)
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout in which everything has happened."""
+    """A checkout with every kind of file."""
     root = tmp_path / "checkout"
     for name in (
         "gpt2/model/transformer.py",

@@ -1,4 +1,4 @@
-"""`make help` is made of the Makefile and the defconfigs, so that it cannot forget one."""
+"""Test `make help`: it lists every target of the Makefile and every defconfig."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def shown() -> list[str]:
-    """What `make help` prints, with an interpreter that has the standard library only."""
+    """Run `make help` with the standard library only and return its lines."""
     done = subprocess.run(
         [
             sys.executable,
@@ -67,7 +67,7 @@ def test_every_defconfig_and_fragment_is_listed_once_with_what_it_is(shown: list
     assert len(files) > 5
     for path in files:
         name = f"defconfig-{path.name}" if path.parent == DEFCONFIGS else f"+{path.name}"
-        assert len(rows(shown, name)) == 1, f"{name} has no line of its own, or its file no first comment"
+        assert len(rows(shown, name)) == 1, f"{name} is not listed once, or its file has no first comment"
 
 
 def test_columns_are_aligned_and_lines_fit_a_wide_terminal(shown: list[str]) -> None:

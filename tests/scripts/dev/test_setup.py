@@ -1,4 +1,4 @@
-"""Set-up against an interpreter that only writes down what it was asked: nothing is ever installed here."""
+"""Test the set-up with a fake interpreter that records its calls and installs nothing."""
 
 import ast
 import os
@@ -29,7 +29,7 @@ dev = ["pytest>=8.3,<10"]
 
 
 class Machine:
-    """A checkout of its own whose .venv holds the stub."""
+    """A checkout with the fake interpreter in .venv."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.calls_file = root, root / "calls"
@@ -37,7 +37,7 @@ class Machine:
         self.refuse("-c import torch")
 
     def refuse(self, *patterns: str) -> None:
-        """Calls that begin so fail from now on; the interpreter works otherwise."""
+        """Make calls with this beginning fail from now on."""
         python = self.root / ".venv/bin/python"
         python.parent.mkdir(parents=True, exist_ok=True)
         refusals = "\n".join(f'  "{p}"*) echo "refused: {p}" >&2; exit 1;;' for p in patterns)
@@ -48,7 +48,7 @@ class Machine:
         (self.root / ".config").write_text("".join(line + "\n" for line in lines))
 
     def calls(self) -> list[str]:
-        """What was asked since the last time, pip's constant arguments left out."""
+        """Return the calls since the last time, without pip's constant arguments."""
         text = self.calls_file.read_text() if self.calls_file.exists() else ""
         self.calls_file.unlink(missing_ok=True)
         return [line.replace("--quiet --disable-pip-version-check ", "") for line in text.splitlines()]
@@ -60,9 +60,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(sys, "platform", "linux")
     see(monkeypatch, "cpu")
-    made = Machine(tmp_path)
-    made.configure("CONFIG_SEEDS=3")
-    return made
+    machine = Machine(tmp_path)
+    machine.configure("CONFIG_SEEDS=3")
+    return machine
 
 
 def see(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
@@ -71,7 +71,7 @@ def see(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
 
 
 def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a refusal prints."""
+    """Return the line of an error message."""
     assert setup.main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
@@ -220,7 +220,7 @@ def test_an_old_python_is_refused_in_one_line_before_anything_else(
 
 
 def test_an_old_python_can_read_the_file_that_refuses_it() -> None:
-    """What is parsed and executed before the check must be older than what is checked for."""
+    """The code before the version check must run on an older Python."""
     source = Path(setup.__file__).read_text()
     tree = ast.parse(source, feature_version=(3, 7))
     tops = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
@@ -306,7 +306,7 @@ def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of modules that can be imported, in front of the real ones."""
+    """Put a folder of importable modules before the real ones."""
     folder = tmp_path / "modules"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
@@ -348,7 +348,7 @@ def test_as_it_is_asks_for_the_extras_of_the_configuration(
 
 
 def test_every_requirement_of_the_project_is_looked_for() -> None:
-    """A dependency that pyproject gains must be known to --as-it-is as well."""
+    """A new dependency in pyproject must have a module for --as-it-is."""
     import tomllib
 
     project = tomllib.loads((Path(setup.__file__).parents[2] / "pyproject.toml").read_text())["project"]
