@@ -66,19 +66,20 @@ def _block(block: Block) -> str:
             return f'<p class="note">{to_html(text)}</p>'
         case Warning(text):
             return f'<p class="warning">{to_html(text)}</p>'
-        case BulletList(items):
-            return f"<ul>{''.join(f'<li>{to_html(item)}</li>' for item in items)}</ul>" if items else ""
+        case BulletList(items, small):
+            kind = ' class="small"' if small else ""
+            return f"<ul{kind}>{''.join(f'<li>{to_html(item)}</li>' for item in items)}</ul>" if items else ""
         case Table():
             return _table(block)
         case Figure():
             return _figure(block)
         case Facts(rows):
-            listed = "".join(f"<dt>{to_html(name)}</dt><dd>{to_html(value)}</dd>" for name, value in rows)
+            listed = "".join(f"<dt>{to_html(name)}</dt><dd>{_value(value)}</dd>" for name, value in rows)
             return f"<dl>{listed}</dl>" if listed else ""
         case Legend(labels):
             return _legend(labels)
         case Findings(items):
-            return f'<ul class="verdicts">{"".join(map(_finding, items))}</ul>'
+            return f'<ul class="verdicts">{"".join(map(_finding, items))}</ul>' if items else ""
         case Details(summary, inner):
             return f"<details><summary>{to_html(summary)}</summary>\n{render_blocks(inner)}\n</details>"
         case Only(forms, inner):
@@ -100,6 +101,10 @@ def _table(table: Table) -> str:
     return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
+def _value(value: Text | Details) -> str:
+    return render_blocks([value]) if isinstance(value, Details) else to_html(value)
+
+
 def _legend(labels: Sequence[ColorLabel]) -> str:
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-variant="{escape_html(label.text)}">'
@@ -111,10 +116,11 @@ def _legend(labels: Sequence[ColorLabel]) -> str:
 
 def _finding(finding: Finding) -> str:
     numbers = "".join(f'<span class="numbers">{to_html(text)}</span>' for text in finding.numbers)
+    reason = f'<span class="reason">{to_html(finding.reason)}</span>' if finding.reason else ""
     return (
         f'<li class="{escape_html(finding.kind)}" style="--variant: var(--v{finding.label.index:d})">'
         f"<span><strong>{escape_html(finding.label.text)}</strong>"
-        f'<span class="said">{to_html(finding.statement)}</span></span>{numbers}</li>'
+        f'<span class="said">{to_html(finding.statement)}</span></span>{numbers}{reason}</li>'
     )
 
 

@@ -19,6 +19,7 @@ from pages.markup import (
     Text,
     escape_markdown,
     join,
+    markdown_cell,
     pieces,
     to_markdown,
     to_plain,
@@ -49,7 +50,10 @@ class Warning:
 
 @dataclass(frozen=True)
 class BulletList:
+    """small: in small type in HTML."""
+
     items: Sequence[Text]
+    small: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,9 @@ class Details:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with one or more values each."""
+    """Names with a value each, which may lie behind a fold."""
 
-    rows: Sequence[tuple[str, Text]]
+    rows: Sequence[tuple[str, Text | Details]]
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,18 @@ class Legend:
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found for one label. kind: better, worse, same or unsure. numbers: the measured values."""
+    """One result. kind: better, worse, equivalent, same or unsure. numbers: the measured values.
+
+    sentence: the whole in one sentence, for Markdown and the terminal; composed of the parts where it is empty.
+    reason: a sentence of explanation, shown in every form.
+    """
 
     label: ColorLabel
     kind: str
     statement: Text
     numbers: Sequence[Text]
+    sentence: Text = ""
+    reason: Text = ""
 
 
 @dataclass(frozen=True)
@@ -187,7 +197,7 @@ def _markdown_block(block: Block) -> str:
         case BulletList(items):
             return "\n".join(f"- {to_markdown(item)}" for item in items)
         case Facts(rows):
-            return "\n".join(f"- {to_markdown(name)}: {to_markdown(value)}" for name, value in rows)
+            return "\n".join(f"- {to_markdown(name)}: {to_markdown(_summary(value))}" for name, value in rows)
         case Findings(items):
             return "\n".join(f"- {to_markdown(sentence)}" for sentence in map(finding_sentence, items))
         case Table():
@@ -202,6 +212,10 @@ def _markdown_block(block: Block) -> str:
     return ""  # figures and legends
 
 
+def _summary(value: Text | Details) -> Text:
+    return value.summary if isinstance(value, Details) else value
+
+
 def markdown_table(table: Table) -> str:
     """One line a row; a cell is one line whatever it holds."""
     lines = [_markdown_row(table.headings), "|" + "---|" * len(table.headings)]
@@ -209,14 +223,17 @@ def markdown_table(table: Table) -> str:
 
 
 def _markdown_row(cells: Sequence[Text]) -> str:
-    return "| " + " | ".join(map(to_markdown, cells)) + " |"
+    return "| " + " | ".join(map(markdown_cell, cells)) + " |"
 
 
 def finding_sentence(finding: Finding) -> Text:
-    """The finding as one sentence."""
-    numbers = pieces(join("; ", finding.numbers))
-    behind: tuple[Inline, ...] = (" (", *numbers, ")") if numbers else ()
-    return (Strong(finding.label.text), ": ", *pieces(finding.statement), *behind, ".")
+    """The finding as one sentence, and its reason."""
+    sentence = pieces(finding.sentence)
+    if not sentence:
+        numbers = pieces(join("; ", finding.numbers))
+        behind: tuple[Inline, ...] = (" (", *numbers, ")") if numbers else ()
+        sentence = (Strong(finding.label.text), ": ", *pieces(finding.statement), *behind, ".")
+    return (*sentence, " ", *pieces(finding.reason))
 
 
 # ---- terminal
@@ -242,7 +259,7 @@ def _terminal_block(block: Block) -> str:
         case BulletList(items):
             return "\n".join(wrap(item, "- ", "") for item in items)
         case Facts(rows):
-            return "\n".join(wrap((f"{name}: ", *pieces(value))) for name, value in rows)
+            return "\n".join(wrap((f"{name}: ", *pieces(_summary(value)))) for name, value in rows)
         case Findings(items):
             return "\n".join(wrap(finding_sentence(item), "- ", "") for item in items)
         case Table():

@@ -76,6 +76,12 @@ def join(separator: str, texts: Iterable[Text]) -> Text:
     return tuple(joined)
 
 
+def number_with_detail(cell: str) -> Text:
+    """A number, and its interval in brackets or its remark in parentheses as a detail."""
+    found = re.fullmatch(r"([-+]?[\d.,e+]+(?: %)?) ([\[(].*)", cell)
+    return (found[1], Detail(found[2])) if found else cell
+
+
 def single_line(value: str) -> str:
     """Replace control and direction characters by spaces, and each run of spaces by one space."""
     return re.sub(" +", " ", "".join(sign if sign.isprintable() else " " for sign in value))
@@ -97,10 +103,15 @@ def escape_figure(value: str) -> str:
 
 
 def escape_markdown(value: str) -> str:
-    """Escape one line of data so that no Markdown, HTML or automatic link in it takes effect."""
+    """Escape one line of data so that no Markdown, HTML or automatic link in it takes effect.
+
+    Underscores within words and brackets without a target after them have no effect and stay readable.
+    """
     line = html.escape(single_line(value), quote=False)
-    line = re.sub(r"([\\`*_{}\[\]#|!~@])", r"\\\1", line)
-    return re.sub(r"(?i)(:)(?=//)|(?<=www)(\.)", r"\\\1\2", line)
+    line = re.sub(r"([\\`*|~])|(!)(?=\[)", r"\\\1\2", line)
+    line = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", line)
+    line = re.sub(r"\](?=[\[(:])", r"\\]", line)
+    return re.sub(r"(?i)(:)(?=//)|(?<=www)(\.)|(?<=\w)(@)", r"\\\1\2\3", line)
 
 
 def to_html(text: Text) -> str:
@@ -127,11 +138,19 @@ def _html(part: Inline) -> str:
 
 
 def to_markdown(text: Text) -> str:
-    """Render inline text as Markdown on one line."""
-    line = "".join(_markdown(part) for part in pieces(text)).strip()
-    # A list, a rule or a heading begins with a sign, a numbered list with a number and a point.
-    line = re.sub(r"^([-+=])(?=[-+=\s]|$)", r"\\\1", line)
+    """Render inline text as Markdown on one line that begins no block of another kind."""
+    line = markdown_cell(text)
+    # A list, a rule or a heading begins with a sign, a numbered list with a number and a point, a task with a bracket.
+    line = re.sub(r"^([-+=])(?=[-+=\s]|$)|^([#\[])", r"\\\1\2", line)
     return re.sub(r"^(\d+)(?=[.)](?:\s|$))", r"\1\\", line)
+
+
+def markdown_cell(text: Text) -> str:
+    """Render inline text as one cell of a Markdown table."""
+    rendered = [_markdown(part) for part in pieces(text)]
+    # A bracket at the end of one part must not find its target in the next part.
+    joined = [re.sub(r"(?<!\\)\]$", r"\\]", part) for part in rendered[:-1]] + rendered[-1:]
+    return "".join(joined).strip()
 
 
 def _markdown(part: Inline) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpt2.system.errors import UserError, run_command
+from pages.document import render_terminal
 from study.compare import build, write
 from study.compare.load import Study
-from study.compare.markdown import terminal
+from study.compare.sections import terminal_document
 
 
 def default_folder(studies: Sequence[Study]) -> Path:
@@ -31,7 +32,8 @@ def main() -> int:
     folder = arguments.out or default_folder(comparison.studies)
     if (folder / "runs").exists() or (folder.exists() and not folder.is_dir()):
         raise UserError(f"OUT={folder} is a study or a file; fix: name a folder for the comparison")
-    print(terminal(comparison, write.write_comparison(comparison, folder)))
+    written = write.write_comparison(comparison, folder)
+    print(render_terminal(terminal_document(comparison)), *(f"wrote {path}" for path in written), sep="\n")
     return 0
 
 

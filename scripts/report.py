@@ -13,7 +13,7 @@ from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import refuse_assignments
 from study.records.lengths import shown_length
 from study.report import write
-from study.report.markdown import terminal
+from study.report.write import render_terminal
 from study.runner.settings import StudySettings
 
 
@@ -30,7 +30,7 @@ def main() -> int:
         raise UserError(
             f"{directory} is not a study folder: it has no folder runs; fix: make report STUDY=results/NAME"
         )
-    print(terminal(write.write_report(directory)))
+    print(render_terminal(write.write_report(directory)))
     note = shown_length(directory).note
     if note:
         print(note)

@@ -41,7 +41,7 @@ NO_TORCH = (
     "study.records.runs",
     "study.analysis.verdict",
     "study.report.build",
-    "study.report.markdown",
+    "study.report.write",
     "study.compare.build",
 )
 

@@ -18,9 +18,10 @@ from bench.tables import Table
 from bench.workers import BenchError, call_in_worker, last_message
 from gpt2.system import files
 from gpt2.system.errors import UserError
+from pages.document import render_markdown
+from pages.page import render_html
 from study.report import build
-from study.report.markdown import markdown
-from study.report.page import document
+from study.report.sections import report_document
 from study.runner.study import Study
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -80,8 +81,9 @@ def measure(folder: str, seeds: int, lines: int) -> dict[str, Any]:
         timed(NEXT_RUN, lambda: go_to_next_run(study))
     built = timed("report: numbers", lambda: build.build_report(study.directory))
     timed("report.json", lambda: files.finite(build.as_json(built)))
-    timed("report.md", lambda: markdown(built))
-    timed("report.html", lambda: document(built, study.directory))
+    document = timed("report: document", lambda: report_document(built, study.directory))
+    timed("report.md", lambda: render_markdown(document))
+    timed("report.html", lambda: render_html(document))
     timed(REPORT, lambda: run_report_command(study.directory))
     size = sum(path.stat().st_size for path in (study.directory / "runs").rglob("*") if path.is_file())
     return {"runs": runs, "lines_a_run": lines, "bytes": size, "used": len(built.rows), "seconds": seconds}

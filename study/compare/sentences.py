@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pages.markup import Strong, Text, join
 from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.alignment import RULE, Alignment, Errors
 from study.compare.build import Comparison
@@ -12,18 +13,16 @@ from study.records.runs import BASELINE
 from study.report.sentences import (
     ONE_SEED,
     dof_text,
-    escape_markdown,
     percent,
-    reason_text,
     seeds_text,
     why_uncounted,
 )
 from study.report.summary import finding, numbers, one_class
 
 
-def sentences(comparison: Comparison) -> list[str]:
+def sentences(comparison: Comparison) -> list[Text]:
     """What a reader takes away, the most important first."""
-    lines = [allowed(comparison)]
+    lines: list[Text] = [allowed(comparison)]
     lines += [line for study in comparison.studies for line in _seeds(study)]
     controls = {row.variant for study in comparison.studies for row in study.report.rows if row.control}
     if len(controls) > 1:
@@ -39,7 +38,7 @@ def allowed(comparison: Comparison) -> str:
     """Whether losses of the studies may be set side by side."""
     if comparison.absolute:
         return "Losses may be compared as they are, at equal tokens: nothing on the checklist forbids it."
-    listed = "; ".join(reason_text(reason).rstrip(".") for reason in comparison.reasons)
+    listed = "; ".join(reason.rstrip(". ") for reason in comparison.reasons)
     if not comparison.checks:
         return f"There is nothing to compare: {listed}."
     return f"Losses of these studies must not be compared with each other: {listed}."
@@ -66,27 +65,23 @@ def _named(comparison: Comparison) -> str:
     unknown = [check.subject for check in blocks if check.status != FATAL]
     if unknown:
         differing.append(f"{NOT_RECORDED}: {', '.join(unknown)}")
-    return escape_markdown("; ".join(differing or comparison.reasons))
+    return "; ".join(differing or comparison.reasons)
 
 
-def _seeds(study: Study) -> list[str]:
+def _seeds(study: Study) -> list[Text]:
     """Say where a study has fewer seeds than a verdict needs."""
     rows = study.report.rows
     seeds = max((len(row.seeds) for row in rows), default=VERDICT_SEEDS)
     if seeds >= VERDICT_SEEDS:
         return []
     if seeds == 1 and all(row.control for row in rows):
-        return [f"**{escape_markdown(study.label)}**: {ONE_SEED}."]
-    return [f"**{escape_markdown(study.label)}**: {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}."]
+        return [(Strong(study.label), f": {ONE_SEED}.")]
+    return [(Strong(study.label), f": {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}.")]
 
 
-def _cut(study: Study) -> list[str]:
+def _cut(study: Study) -> list[Text]:
     """Runs that were cut short."""
-    names = [
-        escape_markdown(member.run.name)
-        for member in study.members
-        if (member.record.get("schedule") or {}).get("cut")
-    ]
+    names = [member.run.name for member in study.members if (member.record.get("schedule") or {}).get("cut")]
     if not names:
         return []
     meaning = (
@@ -95,14 +90,16 @@ def _cut(study: Study) -> list[str]:
         else "What sets them apart may be the length of training alone."
     )
     return [
-        f"**{escape_markdown(study.label)}**: the schedule was cut in {len(names)} of {len(study.members)} runs: "
-        f"{', '.join(names)}. {meaning}"
+        (
+            Strong(study.label),
+            f": the schedule was cut in {len(names)} of {len(study.members)} runs: {', '.join(names)}. {meaning}",
+        )
     ]
 
 
-def agreements(comparison: Comparison) -> list[str]:
+def agreements(comparison: Comparison) -> list[Text]:
     """For each variant that is a real change: what each study's own verdict is, and whether they agree."""
-    lines = []
+    lines: list[Text] = []
     for name in sorted(
         {verdict.variant for study in comparison.studies for verdict in study.report.verdicts}
     ):
@@ -112,7 +109,7 @@ def agreements(comparison: Comparison) -> list[str]:
                 if verdict.variant == name:
                     word = verdict.word
                     said[study.label] = f"{word} ({percent(verdict.test.difference.mean)})", word
-        listed = "; ".join(f"{escape_markdown(label)}: {text}" for label, (text, _) in said.items())
+        listed = "; ".join(f"{label}: {text}" for label, (text, _) in said.items())
         words = {word for _, word in said.values()}
         if len(said) < 2:
             together = "it is judged in one study only"
@@ -126,7 +123,7 @@ def agreements(comparison: Comparison) -> list[str]:
             together = "not every study can tell, which is no contradiction"
         else:
             together = "equivalent within a margin and better or worse are no contradiction"
-        lines.append(f"**{escape_markdown(name)}** against its study's control arms: {listed}; {together}.")
+        lines.append((Strong(name), f" against its study's control arms: {listed}; {together}."))
     return lines
 
 
@@ -141,7 +138,7 @@ def alignment_summary(comparison: Comparison) -> list[str]:
     first = comparison.studies[0].label
     for other in comparison.studies[1:]:
         pair = [line for line in comparison.alignments if line.studies == (first, other.label)]
-        names = f"{escape_markdown(first)} and {escape_markdown(other.label)}"
+        names = f"{first} and {other.label}"
         if not pair:
             if comparison.checks:
                 lines.append(f"Training losses of {names}: no run has a curve in both studies.")
@@ -172,20 +169,18 @@ def _envelope(pair: list[Alignment]) -> str:
 
 def _uncounted(study: Study) -> list[str]:
     runs = [run for run in study.report.runs if not run.used]
-    listed = ", ".join(f"{escape_markdown(run.name)} ({why_uncounted(run)})" for run in runs)
+    listed = ", ".join(f"{run.name} ({why_uncounted(run)})" for run in runs)
     if not runs:
         return []
-    return [
-        f"{escape_markdown(study.label)}: {len(runs)} of {len(study.report.runs)} runs are not counted: {listed}."
-    ]
+    return [f"{study.label}: {len(runs)} of {len(study.report.runs)} runs are not counted: {listed}."]
 
 
-def short_verdict(verdict: Verdict) -> str:
+def short_verdict(verdict: Verdict) -> Text:
     """The verdict of one study on a real change, with its numbers."""
-    return f"**{escape_markdown(verdict.variant)}**: {finding(verdict)} ({numbers(verdict)})."
+    return (Strong(verdict.variant), f": {finding(verdict)} ({numbers(verdict)}).")
 
 
-def ranking_note(ranking: Ranking) -> str:
+def ranking_note(ranking: Ranking) -> Text:
     """How sure the places of one study are; of one seed, which has none, what its own verdicts are."""
     floor = ranking.floor
     noise = (
@@ -198,27 +193,23 @@ def ranking_note(ranking: Ranking) -> str:
     if not ranking.same_tokens:
         parts.append("its control arms ended at different tokens, so their spread is not noise alone")
     if ranking.cut:
-        parts.append(
-            f"left out since their schedule was cut short: {', '.join(map(escape_markdown, ranking.cut))}"
-        )
+        parts.append(f"left out since their schedule was cut short: {', '.join(ranking.cut)}")
     if ranking.left_out and not ranking.why_not:
-        parts.append(f"left out for want of these seeds: {', '.join(map(escape_markdown, ranking.left_out))}")
+        parts.append(f"left out for want of these seeds: {', '.join(ranking.left_out)}")
     verdicts = [short_verdict(verdict) for verdict in ranking.verdicts] if ranking.why_not else []
-    return " ".join([f"{escape_markdown(ranking.study)}: {'; '.join(parts)}.", *verdicts])
+    return join(" ", [f"{ranking.study}: {'; '.join(parts)}.", *verdicts])
 
 
 def order_note(comparison: Comparison) -> str:
     """Whether the studies put the variants that all of them have in one order."""
-    without = [f"{escape_markdown(one.study)} ({one.why_not})" for one in comparison.rankings if one.why_not]
+    without = [f"{one.study} ({one.why_not})" for one in comparison.rankings if one.why_not]
     if len(comparison.rankings) - len(without) < 2:
         return f"There are no orders to compare: {', '.join(without)}."
     said = {row.agreement for row in comparison.across}
     if not said:
         found = "The orders cannot be compared: no variant is in all of them."
     elif CONTRADICT in said:
-        names = ", ".join(
-            escape_markdown(row.variant) for row in comparison.across if row.agreement == CONTRADICT
-        )
+        names = ", ".join(row.variant for row in comparison.across if row.agreement == CONTRADICT)
         found = f"The orders contradict each other beyond noise: {names}."
     elif said == {AGREE}:
         found = "The orders agree."

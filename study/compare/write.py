@@ -5,19 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpt2.system import files
+from pages.document import render_markdown
+from pages.page import render_html
 from study.compare.build import Comparison, as_json
 from study.compare.load import CompareError
-from study.compare.markdown import markdown
-from study.compare.page import page
+from study.compare.sections import comparison_document
 
 
 def write_comparison(comparison: Comparison, directory: Path) -> list[Path]:
     """compare.json, compare.md and compare.html in `directory`, each replaced at once; the paths written."""
+    document = comparison_document(comparison)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         files.write_json(directory / "compare.json", as_json(comparison))
-        files.write_text(directory / "compare.md", markdown(comparison))
-        files.write_text(directory / "compare.html", page(comparison))
+        files.write_text(directory / "compare.md", render_markdown(document))
+        files.write_text(directory / "compare.html", render_html(document))
     except OSError as error:
         raise CompareError(
             f"{directory} cannot be written: {error.strerror}; right: OUT=a folder that can"

@@ -1,6 +1,6 @@
 """The curves of a study as figures: loss over training, and what a learned variant has learned.
 
-Each function gives a figure of `pages.html` (plain data), or None where the records hold nothing to draw.
+Each function gives a figure for plotly (plain data), or None where the records hold nothing to draw.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pages.html import Figure, colour, place, text
+from pages.components import color, palette_index
+from pages.markup import escape_figure
 from study.records.curves import Curve, Probabilities
 
 SYMBOLS = (
@@ -40,7 +41,7 @@ def figures_of_time(seconds: float) -> tuple[float, str]:
 
 def symbol(variant: str, variants: Sequence[str]) -> str:
     """The variant's marker: a second sign beside its colour."""
-    return SYMBOLS[place(variant, variants) % len(SYMBOLS)]
+    return SYMBOLS[palette_index(variant, variants) % len(SYMBOLS)]
 
 
 def rounded(values: Sequence[float], digits: int = 6) -> list[float]:
@@ -50,7 +51,7 @@ def rounded(values: Sequence[float], digits: int = 6) -> list[float]:
 
 def loss_curves(
     curves: list[Curve], tokens_per_update: int | None, what: str, markers: bool
-) -> Figure | None:
+) -> dict[str, Any] | None:
     """Mean loss of each variant with the range of its seeds, against tokens, training time or updates."""
     curves = [curve for curve in curves if curve.tokens]
     if not curves:
@@ -91,7 +92,7 @@ def coinciding(curves: Sequence[Curve]) -> str:
     near = COINCIDE * (max(every) - min(every))
     at = dict(zip(first.tokens, first.loss, strict=True))
     names = [
-        text(curve.variant)
+        escape_figure(curve.variant)
         for curve in curves
         if (gaps := [abs(at[x] - y) for x, y in zip(curve.tokens, curve.loss, strict=True) if x in at])
         and max(gaps) <= near
@@ -139,12 +140,12 @@ def _upwards(drawn: list[tuple[Curve, bool]], what: str) -> list[dict[str, Any]]
 
 
 def _line(curve: Curve, variants: Sequence[str], markers: bool) -> dict[str, Any]:
-    name = text(curve.variant)
+    name = escape_figure(curve.variant)
     return {
         "type": "scatter",
         "mode": "lines+markers" if markers else "lines",
         "name": name,
-        "line": {"color": colour(curve.variant, variants), "width": 2},
+        "line": {"color": color(curve.variant, variants), "width": 2},
         "marker": {"symbol": symbol(curve.variant, variants), "size": 6},
         "meta": {"variant": name, "label": name},
     }
@@ -154,16 +155,16 @@ def _band(curve: Curve, variants: Sequence[str]) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines",
-        "name": f"{text(curve.variant)}, lowest to highest seed",
+        "name": f"{escape_figure(curve.variant)}, lowest to highest seed",
         "fill": "toself",
-        "fillcolor": colour(curve.variant, variants, 0.14),
-        "line": {"width": 0, "color": colour(curve.variant, variants, 0.0)},
+        "fillcolor": color(curve.variant, variants, 0.14),
+        "line": {"width": 0, "color": color(curve.variant, variants, 0.0)},
         "hoverinfo": "skip",
-        "meta": {"variant": text(curve.variant)},
+        "meta": {"variant": escape_figure(curve.variant)},
     }
 
 
-def alternation(found: Probabilities) -> Figure:
+def alternation(found: Probabilities) -> dict[str, Any]:
     """The probability of the reciprocal path in each layer as training goes on."""
     count = len(found.layers[0])
     data = []
@@ -173,7 +174,7 @@ def alternation(found: Probabilities) -> Figure:
             "type": "scatter", "mode": "lines+markers", "name": f"layer {layer}", "x": found.tokens,
             "y": rounded([layers[layer] for layers in found.layers], 5),
             "line": {"color": shade(share), "width": 2}, "marker": {"size": 5},
-            "meta": {"variant": text(found.variant), "label": f"layer {layer}"},
+            "meta": {"variant": escape_figure(found.variant), "label": f"layer {layer}"},
             "hovertemplate": "%{y:.3f} at %{x:.4s} tokens",
         })  # fmt: skip
     return {

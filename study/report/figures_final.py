@@ -1,6 +1,6 @@
 """The final numbers of a study as figures: differences with their intervals, HellaSwag, speed and memory.
 
-Each function gives a figure of `pages.html` (plain data), or None where the records hold nothing to draw.
+Each function gives a figure for plotly (plain data), or None where the records hold nothing to draw.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pages.html import Figure, colour, text
+from pages.components import color
+from pages.markup import escape_figure
 from study.records.hellaswag_scores import CHANCE
 from study.records.runs import BASELINE
 from study.report.build import Report
@@ -21,13 +22,13 @@ def _interval(
     name: str, interval: Interval, place: float, variants: Sequence[str], hollow: bool, what: str
 ) -> dict[str, Any]:
     """One estimate as a marker with its interval; none where there is one seed."""
-    ink = colour(name, variants)
+    ink = color(name, variants)
     middle = perplexity_percent(interval.mean)
     trace: dict[str, Any] = {
-        "type": "scatter", "mode": "markers", "x": [middle], "y": [place], "name": text(name),
+        "type": "scatter", "mode": "markers", "x": [middle], "y": [place], "name": escape_figure(name),
         "marker": {"symbol": "diamond" if hollow else "circle", "size": 10, "color": ink,
                    "line": {"color": ink, "width": 2}},
-        "meta": {"variant": text(name)},
+        "meta": {"variant": escape_figure(name)},
     }  # fmt: skip
     bounds = "one seed: no interval"
     if interval.low is not None and interval.high is not None:
@@ -39,7 +40,7 @@ def _interval(
     return trace
 
 
-def differences(report: Report) -> Figure | None:
+def differences(report: Report) -> dict[str, Any] | None:
     """Final differences in percent of perplexity: real changes against the control arms, and all paired with B."""
     variants = [row.variant for row in report.rows]
     rows = sorted(report.rows, key=lambda row: row.control)  # real changes first
@@ -54,7 +55,7 @@ def differences(report: Report) -> Figure | None:
     data, ticks = [], []
     for place, (name, interval, hollow, what) in enumerate(lines):
         data.append(_interval(name, interval, -place, variants, hollow, what))
-        ticks.append(f"{text(name)}<br><span style='font-size:10px'>{what}</span>")
+        ticks.append(f"{escape_figure(name)}<br><span style='font-size:10px'>{what}</span>")
     shapes: list[dict[str, Any]] = [
         {
             "type": "line",
@@ -102,7 +103,7 @@ def _reach(data: list[dict[str, Any]], band: float | None) -> list[float]:
     return [low - margin, high + margin]
 
 
-def hellaswag(report: Report) -> Figure | None:
+def hellaswag(report: Report) -> dict[str, Any] | None:
     """Accuracies with one standard error of the items, and chance."""
     rows = [row for row in report.rows if row.hellaswag.acc is not None]
     if not rows:
@@ -110,7 +111,7 @@ def hellaswag(report: Report) -> Figure | None:
     variants = [row.variant for row in report.rows]
     data = []
     for place, row in enumerate(rows):
-        seen, ink = row.hellaswag, colour(row.variant, variants)
+        seen, ink = row.hellaswag, color(row.variant, variants)
         for shift, key, rate, error in (
             (0.14, "acc", seen.acc, seen.acc_stderr),
             (-0.14, "acc_norm", seen.acc_norm, seen.acc_norm_stderr),
@@ -119,7 +120,7 @@ def hellaswag(report: Report) -> Figure | None:
                 continue
             data.append({
                 "type": "scatter", "mode": "markers", "x": [100 * rate], "y": [-place + shift],
-                "name": f"{text(row.variant)} {key}", "meta": {"variant": text(row.variant)},
+                "name": f"{escape_figure(row.variant)} {key}", "meta": {"variant": escape_figure(row.variant)},
                 "marker": {"symbol": "circle" if key == "acc" else "circle-open", "size": 9, "color": ink,
                            "line": {"width": 2, "color": ink}},
                 "error_x": {"type": "data", "array": [100 * (error or 0.0)], "color": ink, "thickness": 2, "width": 4},
@@ -133,7 +134,7 @@ def hellaswag(report: Report) -> Figure | None:
             "hovermode": "closest",
             "xaxis": {"title": {"text": "% of items right"}, "zeroline": False, "nticks": 8},
             "yaxis": {"tickvals": [-place for place in range(len(rows))],
-                      "ticktext": [text(row.variant) for row in rows], "showgrid": False,
+                      "ticktext": [escape_figure(row.variant) for row in rows], "showgrid": False,
                       "zeroline": False, "range": [0.6 - len(rows), 0.6], "fixedrange": True},
             "shapes": [{"type": "line", "x0": 100 * CHANCE, "x1": 100 * CHANCE, "yref": "paper", "y0": 0, "y1": 1,
                         "line": {"color": "var(--bad)", "width": 1.5, "dash": "dash"}}],
@@ -145,23 +146,24 @@ def hellaswag(report: Report) -> Figure | None:
     }  # fmt: skip
 
 
-def cost(report: Report) -> Figure | None:
+def cost(report: Report) -> dict[str, Any] | None:
     """Tokens a second and peak memory of each variant, as bars from zero: two panels, one choice of variants."""
     speed = [(row.variant, row.tokens_per_second) for row in report.rows if row.tokens_per_second]
     memory = [(row.variant, row.peak_memory_bytes / 2**30) for row in report.rows if row.peak_memory_bytes]
     if not speed and not memory:
         return None
     variants = [row.variant for row in report.rows]
-    names = [text(name) for name in variants][::-1]
+    names = [escape_figure(name) for name in variants][::-1]
     data = []
     for values, axis, shape in ((speed, "", ",.0f"), (memory, "2", ",.2f")):
         for name, value in values:
-            ink = colour(name, variants)
+            ink = color(name, variants)
             data.append({
-                "type": "bar", "orientation": "h", "x": [value], "y": [text(name)], "name": text(name),
+                "type": "bar", "orientation": "h", "x": [value], "y": [escape_figure(name)],
+                "name": escape_figure(name),
                 "xaxis": f"x{axis}", "yaxis": "y", "marker": {"color": ink}, "width": 0.55,
                 "text": [format(value, shape)], "textposition": "auto", "cliponaxis": False,
-                "meta": {"variant": text(name)}, "hovertemplate": f"%{{x:{shape}}}",
+                "meta": {"variant": escape_figure(name)}, "hovertemplate": f"%{{x:{shape}}}",
             })  # fmt: skip
     return {
         "data": data,

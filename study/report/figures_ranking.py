@@ -1,11 +1,12 @@
-"""Differences and ranks of the variants over the course of training, as one figure of `pages.html` (plain data)."""
+"""Differences and ranks of the variants over the course of training, as one figure for plotly (plain data)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from pages.html import Figure, colour, text
+from pages.components import color
+from pages.markup import escape_figure
 from ra.names import is_control_arm
 from study.analysis.equivalence import Losses, control_losses, noise_band
 from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, judge
@@ -15,7 +16,7 @@ from study.report.figures import MARGIN, NARROW, SCALES, rounded, symbol
 from study.stats.statistics import mean, noise_floor, perplexity_percent
 
 
-def over_training(report: Report, places: Sequence[int]) -> Figure | None:
+def over_training(report: Report, places: Sequence[int]) -> dict[str, Any] | None:
     """Each variant's difference to the mean of the control arms during training, with their noise; and ranks.
 
     places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have;
@@ -50,7 +51,7 @@ def over_training(report: Report, places: Sequence[int]) -> Figure | None:
     }
 
 
-def in_words(report: Report, figure: Figure | None) -> str:
+def in_words(report: Report, figure: dict[str, Any] | None) -> str:
     """How often a real change differs from the control arms during training; "" without ranks."""
     views = figure["choices"][0]["options"] if figure else []
     ranks = next((view["data"] for view in views if view["name"] == "rank"), None)
@@ -148,11 +149,11 @@ def _line(name: str, variants: Sequence[str], places: Sequence[int]) -> dict[str
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": text(name),
+        "name": escape_figure(name),
         "x": list(places),
-        "line": {"color": colour(name, variants), "width": 2},
+        "line": {"color": color(name, variants), "width": 2},
         "marker": {"symbol": symbol(name, variants), "size": 7},
-        "meta": {"variant": text(name), "label": text(name)},
+        "meta": {"variant": escape_figure(name), "label": escape_figure(name)},
     }
 
 

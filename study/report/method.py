@@ -9,7 +9,7 @@ from study.report.sentences import size
 
 
 def method(report: Report) -> list[str]:
-    """The lines of the Markdown section, a bullet each."""
+    """One sentence or more on each part of the report."""
     lines = [
         "Losses are mean nats a token on fixed validation windows; perplexity is exp(loss). Means, intervals and "
         "differences are computed from losses: a difference is the logarithm of a ratio of perplexities.",
@@ -55,7 +55,7 @@ def method(report: Report) -> list[str]:
         lines.append(
             "HellaSwag's standard error is that of the items; more seeds answer the same items and do not shrink it."
         )
-    return ["## Method", "", *(f"- {line}" for line in lines)]
+    return lines
 
 
 def _verdict(report: Report) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 from collections.abc import Callable
 
 from study.analysis.paired_tests import ItemTest
@@ -14,17 +12,6 @@ from study.records.runs import Run
 from study.stats.statistics import Interval, perplexity_percent
 
 ONE_SEED = "one seed, control arms, differences are not evidence"
-
-
-def escape_markdown(text: str) -> str:
-    """Escape a text of a record so that no Markdown, HTML, link or control character in it has an effect.
-
-    The result is one line.
-    """
-    line = " ".join(text.split())
-    line = html.escape("".join(sign for sign in line if sign.isprintable()), quote=False)
-    line = re.sub(r"([\\`*_{}\[\]#|!~])", r"\\\1", line)
-    return re.sub(r"(?i)(:)(?=//)|(?<=www)(\.)", r"\\\1\2", line)
 
 
 def perplexity(loss: float) -> str:
@@ -94,8 +81,8 @@ def score(value: HellaSwagScore, norm: bool = False) -> str:
 
 
 def reason_text(text: str) -> str:
-    """A reason of a record, escaped, with exactly one full stop."""
-    return escape_markdown(text).rstrip(". ") + "."
+    """A reason of a record with exactly one full stop."""
+    return text.rstrip(". ") + "."
 
 
 def why_uncounted(run: Run) -> str:

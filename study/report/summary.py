@@ -4,46 +4,83 @@ from __future__ import annotations
 
 import math
 
+from pages.components import color_label
+from pages.document import Finding
+from pages.markup import Code, Strong, Text
 from study.analysis.equivalence import VarianceCheck
 from study.analysis.sensitivity import SeedsNeeded, Sensitivity
 from study.analysis.speed import Speed
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, VERDICT_SEEDS, WORSE, Verdict
+from study.records.runs import BASELINE
 from study.report.build import Report, updates
 from study.report.sentences import (
     ONE_SEED,
+    difference,
     dof_text,
-    escape_markdown,
     hours_text,
     p_text,
     percent,
     seeds_text,
+    shown,
     size,
     why_uncounted,
 )
 from study.stats.statistics import undetected_ratios
 
+MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
 NAMED = 8  # runs listed by name, above which they are counted
 
 
-def first_screen(report: Report) -> list[str]:
-    """The verdict of each real change with its number, why, and what to do next."""
-    lines = []
-    for verdict in report.verdicts:
-        lines += [verdict_sentence(report, verdict), f"Why: {reason(report, verdict)}"]
-    judged = {verdict.variant for verdict in report.verdicts}
-    lines += [
-        f"**{escape_markdown(row.variant)}**: {unjudged(report)}."
-        for row in report.rows
-        if not row.control and row.variant not in judged
-    ]
-    if report.rows and all(row.control for row in report.rows):
-        lines.append(
-            f"There is no variant to judge: {listed([row.variant for row in report.rows])} "
-            f"{'is' if len(report.rows) == 1 else 'are'} the standard attention with other names for its weights."
-        )
-        if max(len(row.seeds) for row in report.rows) == 1:
-            lines.append(f"This study: {ONE_SEED}.")
-    return [*lines, *next_steps(report)]
+def findings(report: Report) -> list[Finding]:
+    """The verdict of each real change with its number and its reason."""
+    names = [row.variant for row in report.rows]
+    verdicts = {verdict.variant: verdict for verdict in report.verdicts}
+    found = []
+    for row in report.rows:
+        label = color_label(row.variant, names)
+        if verdict := verdicts.get(row.variant):
+            when = at_equal_time(report, row.variant)
+            found.append(
+                Finding(
+                    label,
+                    "unsure" if verdict.word == CANNOT_TELL else verdict.word,
+                    f"{when}: {finding(verdict)}" if when else finding(verdict),
+                    [numbers(verdict)],
+                    verdict_sentence(report, verdict),
+                    f"Why: {reason(report, verdict)}",
+                )
+            )
+        elif not row.control:
+            measured = difference(row.against_baseline, len(row.seeds))
+            sentence: Text = (Strong(row.variant), f": {unjudged(report)}.")
+            found.append(Finding(label, "unsure", unjudged(report), [f"{measured} to {BASELINE}"], sentence))
+    return found
+
+
+def control_findings(report: Report) -> list[Finding]:
+    """The control arms with their numbers, which are noise."""
+    names = [row.variant for row in report.rows]
+    found = []
+    for row in report.rows:
+        if row.variant == BASELINE:
+            said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
+        else:
+            said = f"{BASELINE} with W_Q and W_K renamed: noise"
+            measured = difference(row.against_baseline, len(row.seeds))
+        if row.control:
+            found.append(Finding(color_label(row.variant, names), "same", said, [measured]))
+    return found
+
+
+def no_variant_to_judge(report: Report) -> str:
+    """Say that a study has control arms only; "" where it has a real change."""
+    if not report.rows or not all(row.control for row in report.rows):
+        return ""
+    few = f" This study: {ONE_SEED}." if max(len(row.seeds) for row in report.rows) == 1 else ""
+    return (
+        f"There is no variant to judge: {listed([row.variant for row in report.rows])} "
+        f"{'is' if len(report.rows) == 1 else 'are'} the standard attention with other names for its weights.{few}"
+    )
 
 
 def at_equal_time(report: Report, variant: str) -> str:
@@ -76,17 +113,17 @@ def numbers(verdict: Verdict) -> str:
     return text if verdict.adjusted_p is None else f"{text}, {p_text(verdict.adjusted_p)}"
 
 
-def verdict_sentence(report: Report, verdict: Verdict) -> str:
-    """One sentence on a real change; of equal time, it begins with that."""
-    name, when = f"**{escape_markdown(verdict.variant)}**", at_equal_time(report, verdict.variant)
-    start = f"{when[:1].upper()}{when[1:]}, {name}" if when else name
+def verdict_sentence(report: Report, verdict: Verdict) -> Text:
+    """One sentence on a real change. It begins with "at equal time" where counts follow step times."""
+    when = at_equal_time(report, verdict.variant)
+    start = f"{when[:1].upper()}{when[1:]}, " if when else ""
     verb = ":" if verdict.word == CANNOT_TELL else " is"
-    return f"{start}{verb} {finding(verdict)} ({numbers(verdict)})."
+    return (start, Strong(verdict.variant), f"{verb} {finding(verdict)} ({numbers(verdict)}).")
 
 
 def reason(report: Report, verdict: Verdict) -> str:
     """One sentence on why the verdict is the one it is."""
-    name = escape_markdown(verdict.variant)
+    name = verdict.variant
     if verdict.adjusted_p is None:
         return f"a verdict needs the variation of the difference over at least {VERDICT_SEEDS} seeds."
     if verdict.word == EQUIVALENT:
@@ -116,36 +153,30 @@ def unjudged(report: Report) -> str:
     return f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
 
 
-def next_steps(report: Report) -> list[str]:
-    """What to do next, in one line: finish the runs, add seeds, or ask another question."""
+def next_step(report: Report) -> Text:
+    """What to do next: finish the runs, add seeds, or ask another question."""
     pending = [
         run.name for run in report.runs if run.status in ("missing", "interrupted", "running", "failed")
     ]
     if pending:
-        return [
-            f"Next: {len(pending)} of {len(report.runs)} runs {'is' if len(pending) == 1 else 'are'} not finished "
-            f"({some(pending)}); fix: `make` runs what is missing."
-        ]
-    few = [verdict for verdict in report.verdicts if verdict.adjusted_p is None]
-    if few:
-        return [
-            f"Next: add seeds; fix: set CONFIG_SEEDS={VERDICT_SEEDS} in .config (`make menuconfig`), then `make`. "
-            "Finished runs stay."
-        ]
+        verb = "is" if len(pending) == 1 else "are"
+        unfinished = f"{len(pending)} of {len(report.runs)} runs {verb} not finished ({some(pending)})"
+        return (f"Next: {unfinished}; fix: ", MAKE, " runs the missing ones.")
+    edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs stay.")
+    if any(verdict.adjusted_p is None for verdict in report.verdicts):
+        return (f"Next: add seeds; fix: set CONFIG_SEEDS={VERDICT_SEEDS}", *edit)
     if any(verdict.word == CANNOT_TELL for verdict in report.verdicts):
         needed = next(
             (row for seen in report.sensitivities for row in seen.needed if row.percent == 1.0), None
         )
         goal = f"add seeds: {seeds_needed(needed)}" if needed else "add seeds"
-        return [
-            f"Next: {goal}. fix: raise CONFIG_SEEDS in .config (`make menuconfig`), then `make`. Finished runs stay."
-        ]
+        return (f"Next: {goal}; fix: raise CONFIG_SEEDS", *edit)
     if report.verdicts:
-        return [
+        return (
             "Next: the result holds for this model, these data and this length of training. To test it further, train "
             "a larger model or train longer under another CONFIG_STUDY_NAME."
-        ]
-    return []
+        )
+    return ""
 
 
 def one_class(controls: list[str]) -> str:
@@ -188,14 +219,14 @@ def context(report: Report) -> list[str]:
     if uncounted:
         lines.append(
             f"{len(uncounted)} of {len(report.runs)} runs {'is' if len(uncounted) == 1 else 'are'} not counted: "
-            f"{', '.join(map(escape_markdown, uncounted))}."
+            f"{', '.join(uncounted)}."
         )
     return lines
 
 
 def speed_sentences(speed: Speed) -> list[str]:
     """The ratio of step times, and the difference to expect at equal time, without a verdict."""
-    name = escape_markdown(speed.variant)
+    name = speed.variant
     bounds = f" [{speed.low:.3f}, {speed.high:.3f}]" if speed.low and speed.high else ""
     lines = [
         f"Speed: one update of {name} takes {speed.ratio:.3f}{bounds} times as long as one of the baseline."
@@ -213,9 +244,7 @@ def speed_sentences(speed: Speed) -> list[str]:
 def power_sentences(seen: Sensitivity) -> list[str]:
     """The range of effects that the seeds detect, and the seeds that other effects need."""
     if seen.variant is not None:
-        basis = (
-            f"from the spread of {escape_markdown(seen.variant)}'s differences over {seeds_text(seen.seeds)}"
-        )
+        basis = f"from the spread of {seen.variant}'s differences over {seeds_text(seen.seeds)}"
     else:
         basis = f"if a variant varies like the control arms, {dof_text(seen.dof)}"
     rule = f"With {seen.at_seeds} seeds"
@@ -276,16 +305,15 @@ def run_names(report: Report) -> str:
     text = f"A run is named by its variant and its seed: {run.name} is {run.variant} with seed {run.seed}"
     if dot is not None:
         text += f"; a dot separates a variant that ends in a digit from its seed, as in {dot.name}"
-    return f"{escape_markdown(text)}."
+    return f"{text}."
 
 
 def listed(names: list[str]) -> str:
     """Names in a sentence."""
-    safe = [escape_markdown(name) for name in names]
-    return safe[0] if len(safe) == 1 else f"{', '.join(safe[:-1])} and {safe[-1]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def some(names: list[str]) -> str:
     """The first NAMED names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(map(escape_markdown, names[:NAMED]))}{more}"
+    return f"{', '.join(names[:NAMED])}{more}"

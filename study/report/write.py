@@ -1,23 +1,31 @@
-"""Write report.json, report.md and report.html."""
+"""Write report.json, report.md and report.html, and render the terminal's summary."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from gpt2.system.files import write_json, write_text
+from pages.document import render_markdown
+from pages.document import render_terminal as render_document
+from pages.page import render_html
 from study.attention import data
 from study.report.build import Report, as_json, build_report
-from study.report.markdown import markdown
-from study.report.page import document
+from study.report.sections import report_document, terminal_document
 
 
 def write_report(study_dir: Path) -> Report:
     """Rebuild report.json, report.md and report.html from the records, each replaced at once."""
     report = build_report(study_dir)
+    document = report_document(report, study_dir)
     write_json(study_dir / "report.json", as_json(report))
-    write_text(study_dir / "report.md", markdown(report))
-    write_text(study_dir / "report.html", document(report, study_dir))
+    write_text(study_dir / "report.md", render_markdown(document))
+    write_text(study_dir / "report.html", render_html(document))
     return report
+
+
+def render_terminal(report: Report) -> str:
+    """The report in lines of at most 100 columns."""
+    return render_document(terminal_document(report))
 
 
 def is_current(study_dir: Path) -> bool:

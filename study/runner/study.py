@@ -26,7 +26,7 @@ from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.attention import inspect
 from study.report import write
-from study.report.markdown import terminal as render_terminal
+from study.report.write import render_terminal
 from study.runner import amend_plan, replan, space
 from study.runner import plan as planning
 from study.runner.child_process import (

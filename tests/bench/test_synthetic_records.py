@@ -8,7 +8,7 @@ from bench import synthetic_records
 from bench.temporary_studies import configure_study
 from gpt2.artifacts import run_record
 from study.report import build
-from study.report.markdown import markdown
+from tests.study.report.rendered import markdown
 
 
 def test_synthetic_records_follow_the_schema_count_and_say_what_they_are(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ import numpy as np
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
+from pages.document import render_markdown, render_terminal
+from pages.page import render_html
+from study.compare.build import Comparison
+from study.compare.sections import comparison_document, terminal_document
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -152,3 +156,18 @@ def published(folder: Path) -> list[Path]:
             put(folder / label, value, None, None)
         folders.append(folder / label)
     return folders
+
+
+def markdown(comparison: Comparison) -> str:
+    """compare.md."""
+    return render_markdown(comparison_document(comparison))
+
+
+def page(comparison: Comparison) -> str:
+    """compare.html."""
+    return render_html(comparison_document(comparison))
+
+
+def terminal(comparison: Comparison) -> str:
+    """The text that `make compare` prints."""
+    return render_terminal(terminal_document(comparison))

@@ -10,9 +10,10 @@ from scipy import stats
 
 from study.analysis.sensitivity import sensitivities
 from study.analysis.verdict import judge
-from study.report import build, markdown, summary, write
+from study.report import build, summary, write
 from study.stats import power
 from study.stats.statistics import NoiseFloor
+from tests.study.report import rendered
 from tests.study.sample_records import a_study
 
 
@@ -52,7 +53,7 @@ def test_under_three_seeds_the_noise_floor_gives_the_range_that_three_seeds_woul
     assert made.floor is not None
     assert (seen.variant, seen.seeds, seen.at_seeds, seen.dof) == (None, 1, 3, 3)
     assert seen.spread == pytest.approx(made.floor.sigma * math.sqrt(1.25))
-    text = markdown.markdown(made)
+    text = rendered.markdown(made)
     assert "With 3 seeds a difference of" in text
     assert "if a variant varies like the control arms, 3 degrees of freedom" in text
 
@@ -73,7 +74,7 @@ def test_without_control_arms_that_differ_nothing_is_known_of_what_can_be_seen(t
     made = build.build_report(a_study(tmp_path, seeds=1, variants=("B", "RALEARN")))
     assert made.sensitivities == []
     assert sensitivities([], NoiseFloor(0.0, 6), 2, 4, 1.0) == []
-    assert "What this study can see is not known" in markdown.markdown(made)
+    assert "What this study can see is not known" in rendered.markdown(made)
 
 
 def test_report_json_holds_the_range(tmp_path: Path) -> None:

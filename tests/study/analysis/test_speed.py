@@ -9,7 +9,8 @@ import pytest
 from gpt2.system import files
 from study.analysis.speed import slopes
 from study.records.runs import Run
-from study.report import build, markdown
+from study.report import build
+from tests.study.report import rendered
 from tests.study.sample_records import STEPS, UPDATE, a_plan, a_record, a_study
 
 
@@ -36,7 +37,7 @@ def test_the_ratio_of_step_times_is_reported_with_its_interval_and_without_a_ver
     made = with_plan(tmp_path, plan())
     (speed,) = made.speeds
     assert (speed.variant, speed.ratio, speed.low, speed.high) == ("RALEARN", 1.05, 1.03, 1.08)
-    text = markdown.markdown(made)
+    text = rendered.markdown(made)
     assert "one update of RALEARN takes 1.050 [1.030, 1.080] times as long" in text
     assert "At equal time the difference would be about" in text
     assert text.count("**RALEARN**") == 1  # one verdict
@@ -87,7 +88,7 @@ def test_a_verdict_at_equal_time_begins_with_that_and_says_how_many_updates_were
     study = a_study(tmp_path, effect=-0.1, ends={"RALEARN": 285})
     files.write_json(study / "plan.json", plan(equal_time=True))
     made = build.build_report(study)
-    assert "At equal time (285 of 300 updates), **RALEARN** is better" in markdown.markdown(made)
+    assert "At equal time (285 of 300 updates), **RALEARN** is better" in rendered.markdown(made)
     assert made.speeds[0].at_equal_time is None
 
 
@@ -97,10 +98,10 @@ def test_an_old_plan_under_a_time_limit_with_different_counts_is_read_as_equal_t
     content["variants"]["RALEARN"]["iterations"] = 285
     study = a_study(tmp_path, effect=0.1, ends={"RALEARN": 285})
     files.write_json(study / "plan.json", content)
-    text = markdown.markdown(build.build_report(study))
+    text = rendered.markdown(build.build_report(study))
     assert "At equal time (285 of 300 updates), **RALEARN** is worse" in text
 
 
 def test_other_numbers_of_updates_without_a_plan_are_said(tmp_path: Path) -> None:
-    text = markdown.markdown(build.build_report(a_study(tmp_path, ends={"RALEARN": 285})))
+    text = rendered.markdown(build.build_report(a_study(tmp_path, ends={"RALEARN": 285})))
     assert "With another number of updates (285 of 300 updates), **RALEARN**" in text

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from study.compare import alignment, build
 from study.compare.load import read_curve
-from study.compare.markdown import alignment_table, markdown, terminal
-from study.compare.page import page
+from study.compare.sections import alignment_table
 from study.compare.sentences import error
-from tests.study.compared import a_study
+from tests.study.compared import a_study, markdown, page, terminal
 
 
 def curve(values: np.ndarray[Any, Any]) -> dict[int, float]:
@@ -89,8 +88,9 @@ def test_the_first_step_alone_is_held_against_the_equivalent_arms_first_step(
     assert line.errors.early < envelope.early
     assert line.within_envelope is within
     assert sum(bool(one.within_envelope) for one in made.alignments) == 9 + within
-    row = next(row for row in alignment_table(made.alignments)[1] if row[0] == "RALEARN0")
-    shown = dict(zip(alignment_table(made.alignments)[0], row, strict=True))
+    table = alignment_table(made.alignments)
+    row = next(row for row in table.rows if row[0] == "RALEARN0")
+    shown = dict(zip(table.headings, row, strict=True))
     assert shown["A/A first step"] == error(envelope.first)
     assert shown["A/A last tenth"] == error(envelope.late)
     for text in (markdown(made), page(made)):

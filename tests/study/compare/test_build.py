@@ -10,11 +10,12 @@ from scipy import stats
 
 from study.compare import build
 from study.compare.load import CompareError, labels
-from study.compare.markdown import markdown, terminal
 from tests.study.compared import (
     Settings,
     a_study,
+    markdown,
     recorded,
+    terminal,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -168,5 +169,5 @@ def test_the_command_writes_its_files_and_reads_no_torch(first: Path, tmp_path: 
     )
     assert again.returncode == 1
     assert again.stderr.startswith("error: ")
-    code = "import sys, scripts.compare, study.compare.markdown; sys.exit('torch' in sys.modules)"
+    code = "import sys, scripts.compare, study.compare.sections; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

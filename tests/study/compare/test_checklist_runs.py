@@ -5,8 +5,7 @@ import pytest
 
 from gpt2.artifacts.equivalent_code import equivalent_versions
 from study.compare import build
-from study.compare.markdown import terminal
-from tests.study.compared import SCORE, Change, Settings, a_study, recorded, setting, unchanged
+from tests.study.compared import SCORE, Change, Settings, a_study, recorded, setting, terminal, unchanged
 
 
 def schedule(value: dict[str, Any], config: Settings) -> None:

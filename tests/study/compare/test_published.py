@@ -5,10 +5,8 @@ import pytest
 
 from study.compare import build as compare
 from study.compare import write
-from study.compare.markdown import markdown, terminal
-from study.report.markdown import terminal as render_terminal
-from study.report.write import write_report
-from tests.study.compared import published
+from study.report.write import render_terminal, write_report
+from tests.study.compared import markdown, published, terminal
 
 
 def test_the_published_study_is_refused_for_its_batch_and_its_schedule(tmp_path: Path) -> None:
@@ -43,7 +41,7 @@ def test_the_published_gains_are_shown_against_their_own_baseline_as_no_evidence
     assert text.count("one seed: not evidence") == 6
     assert [ranking.places for ranking in made.rankings] == [[], []]
     assert text.count("one seed: no ranking") >= 2
-    assert "place seen" not in text
+    assert "observed place" not in text
 
 
 @pytest.mark.parametrize("name", ["A100", "W7900"])

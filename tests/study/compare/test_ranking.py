@@ -14,11 +14,20 @@ from gpt2.artifacts import run_record
 from study.analysis.verdict import BETTER, Verdict
 from study.compare import build
 from study.compare import ranking as compare_ranking
-from study.compare.markdown import markdown, terminal
-from study.compare.page import page
 from study.compare.ranking import NO_ORDER, Ranking
 from study.stats.statistics import paired_t
-from tests.study.compared import VARIANTS, Change, Settings, a_record, a_study, put, unchanged
+from tests.study.compared import (
+    VARIANTS,
+    Change,
+    Settings,
+    a_record,
+    a_study,
+    markdown,
+    page,
+    put,
+    terminal,
+    unchanged,
+)
 
 ARMS = VARIANTS[:-1]
 

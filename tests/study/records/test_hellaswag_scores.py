@@ -7,9 +7,10 @@ import pytest
 
 from gpt2.artifacts import run_record
 from study.records.hellaswag_scores import Items, common_items, hellaswag
-from study.report import build, markdown
+from study.report import build
 from study.runner.guard import StudyError, refuse_other_items
 from tests.study.analysis.test_paired_tests import a_study as a_study_by_item
+from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit
 
 ONE, OTHER = "1" * 64, "2" * 64
@@ -33,7 +34,7 @@ def test_scores_on_other_items_are_left_out_of_the_mean_and_named(tmp_path: Path
     made = build.build_report(a_scored_study(tmp_path, {"RAALL1": OTHER}))
     row = next(row for row in made.rows if row.variant == "RAALL")
     assert (row.hellaswag.acc, row.hellaswag.runs, row.hellaswag.items) == (pytest.approx(0.4), 2, 400)
-    text = markdown.markdown(made)
+    text = rendered.markdown(made)
     assert "2 of 3" in text
     assert f"HellaSwag leaves out RAALL1: scored on 400 items (SHA-256 {OTHER[:12]}), the others on" in text
 
@@ -43,13 +44,13 @@ def test_variants_are_never_shown_side_by_side_on_different_items(tmp_path: Path
     seen = {row.variant: row.hellaswag for row in made.rows}
     assert seen["B"].acc == pytest.approx(0.4)
     assert seen["RAALL"].acc is None
-    assert "RAALL not run: its runs were scored on other items than most." in markdown.markdown(made)
+    assert "RAALL not run: its runs were scored on other items than most." in rendered.markdown(made)
 
 
 def test_a_study_of_one_set_of_items_leaves_nothing_out(tmp_path: Path) -> None:
     made = build.build_report(a_scored_study(tmp_path, {}))
     assert all(row.hellaswag.runs == 3 for row in made.rows)
-    assert "leaves out" not in markdown.markdown(made)
+    assert "leaves out" not in rendered.markdown(made)
 
 
 def test_the_items_of_most_runs_count_and_of_equally_many_those_that_come_first() -> None:

@@ -10,7 +10,8 @@ from scipy import stats
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
-from study.report import build, markdown, sentences, write
+from study.report import build, sentences, write
+from tests.study.report import rendered
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 Change = Callable[[dict[str, Any]], None]
@@ -89,9 +90,9 @@ def test_every_interval_is_scipys(tmp_path: Path) -> None:
 
 
 def test_a_real_change_is_judged_against_the_control_arms(tmp_path: Path) -> None:
-    nothing = markdown.markdown(build.build_report(a_study(tmp_path / "nothing", seeds=2)))
-    better = markdown.markdown(build.build_report(a_study(tmp_path / "better", effect=-0.05)))
-    worse = markdown.markdown(build.build_report(a_study(tmp_path / "worse", effect=0.05)))
+    nothing = rendered.markdown(build.build_report(a_study(tmp_path / "nothing", seeds=2)))
+    better = rendered.markdown(build.build_report(a_study(tmp_path / "better", effect=-0.05)))
+    worse = rendered.markdown(build.build_report(a_study(tmp_path / "worse", effect=0.05)))
     assert "**RALEARN**: cannot tell: 2 seeds; a verdict needs 3" in nothing
     assert "**RALEARN** is better than standard attention" in better
     assert "**RALEARN** is worse than standard attention" in worse
@@ -102,7 +103,7 @@ def test_a_real_change_is_judged_against_the_control_arms(tmp_path: Path) -> Non
 
 def test_one_seed_has_a_difference_and_no_verdict(tmp_path: Path) -> None:
     made = build.build_report(a_study(tmp_path, seeds=1, effect=-0.2))
-    text = markdown.markdown(made)
+    text = rendered.markdown(made)
     assert made.floor is not None
     assert made.floor.dof == 3
     assert "**RALEARN**: cannot tell: one seed; a verdict needs 3 (perplexity -1" in text
@@ -134,7 +135,7 @@ def test_runs_that_do_not_count_are_named_and_never_averaged(tmp_path: Path) -> 
     }  # fmt: skip
     assert [r.variant for r in made.rows] == ["B", "RALATE", "RAALL", "RALEARN"]
     assert max(r.final_loss.mean for r in made.rows) < 5
-    text = markdown.markdown(made)
+    text = rendered.markdown(made)
     for told in ("NotFiniteError", "fingerprint differs in data", "is of schema 9", "it has not been run"):
         assert told in text
 
@@ -148,18 +149,18 @@ def test_hellaswag_near_chance_is_said_and_absence_is_never_a_number(tmp_path: P
 
     change = {f"B{seed}": near for seed in range(3)} | {f"RAALL{seed}": absent for seed in range(3)}
     made = build.build_report(a_study(tmp_path, change=change))
-    text = markdown.markdown(made)
+    text = rendered.markdown(made)
     assert "Within two standard errors of chance, so no sign of skill: B." in text
     assert "RAALL not run: no network." in text
     assert row(made, "RAALL").hellaswag.acc is None
-    assert "not run" in markdown.terminal(made)
+    assert "not run" in rendered.terminal(made)
 
 
 def test_a_cut_schedule_is_flagged(tmp_path: Path) -> None:
     def cut(value: dict[str, Any]) -> None:
         value["schedule"]["cut"] = True
 
-    assert "RAALL (1 of 3)" in markdown.markdown(
+    assert "RAALL (1 of 3)" in rendered.markdown(
         build.build_report(a_study(tmp_path, change={"RAALL1": cut}))
     )
 
@@ -168,7 +169,7 @@ def test_strings_of_records_are_inert(tmp_path: Path) -> None:
     def hostile(value: dict[str, Any]) -> None:
         value |= {"status": "failed", "error": "<script>alert(1)</script> | [x](http://y) \n# heading"}
 
-    text = markdown.markdown(build.build_report(a_study(tmp_path, change={"B0": hostile})))
+    text = rendered.markdown(build.build_report(a_study(tmp_path, change={"B0": hostile})))
     assert "<script>" not in text
     assert "[x](" not in text
     assert "\n# heading" not in text
@@ -177,12 +178,12 @@ def test_strings_of_records_are_inert(tmp_path: Path) -> None:
 def test_a_study_without_a_finished_run_says_so(tmp_path: Path) -> None:
     files.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
     made = write.write_report(tmp_path)
-    assert "no finished run" in markdown.terminal(made)
+    assert "No finished run yet" in rendered.terminal(made)
     assert "No finished run yet" in (tmp_path / "report.md").read_text()
 
 
 def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path) -> None:
-    table = markdown.terminal(build.build_report(a_study(tmp_path))).split("\n\n")[0]
+    table = rendered.terminal(build.build_report(a_study(tmp_path))).split("\n\n")[0]
     assert max(len(line) for line in table.splitlines()) <= 100
 
 
@@ -224,12 +225,12 @@ def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(t
         assert final.mean < 5
         assert row(cut, name).tokens == row(cut, "B").tokens
         assert row(cut, name).seeds == [0, 1, 2, 3]
-        assert f"{sentences.shown(final)} (3 of 4 seeds)" in markdown.markdown(cut)
-        assert any(line.startswith(name) and "3 of 4" in line for line in markdown.terminal(cut).splitlines())
-    assert "The means are over different seeds" in markdown.markdown(cut)
-    assert "The means are over different seeds" not in markdown.markdown(sound)
+        assert f"{sentences.shown(final)} (3 of 4 seeds)" in rendered.markdown(cut)
+        assert any(line.startswith(name) and "3 of 4" in line for line in rendered.terminal(cut).splitlines())
+    assert "The means are over different seeds" in rendered.markdown(cut)
+    assert "The means are over different seeds" not in rendered.markdown(sound)
     assert {run.name for run in build.ended_runs(cut)} == {run.name for run in cut.runs} - {*cut.cut}
-    assert "cut 2 of 20 runs short (RAALL1, RALEARN2)" in markdown.markdown(cut)
+    assert "cut 2 of 20 runs short (RAALL1, RALEARN2)" in rendered.markdown(cut)
 
 
 def test_a_study_of_runs_cut_at_different_points_has_no_verdict_and_one_cut_alike_has(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_a_study_of_runs_cut_at_different_points_has_no_verdict_and_one_cut_alik
     assert made.floor is None
     assert made.verdicts == []
     told = "**RALEARN**: cannot tell: no seed of it has a control arm that ended its schedule"
-    assert told in markdown.markdown(made)
+    assert told in rendered.markdown(made)
     assert {made_row.final_loss for made_row in made.rows} == {None}
     assert {run.name for run in build.ended_runs(made)} == {*names}
     alike = build.build_report(a_study(tmp_path / "alike", change=dict.fromkeys(names, cut_short)))

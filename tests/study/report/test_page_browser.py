@@ -18,7 +18,8 @@ import pytest
 from scipy import stats
 
 from gpt2.system import files
-from pages import html
+from pages import components
+from pages.page import asset
 from study.report import write
 from tests.study.browser import BROWSER, DARK, browse, empty, faultless, look, percent, printed
 from tests.study.sample_records import ENVIRONMENT, UPDATE, VARIANTS, a_study, edit
@@ -284,7 +285,7 @@ def rgb(colour: str) -> tuple[int, ...]:
 
 def palette(block: int, name: str) -> tuple[int, ...]:
     """A colour of page.css; block: 0 light, 1 dark, 2 print."""
-    found = re.findall(r":root \{(.*?)\}", html.asset("page.css"), re.DOTALL)[block]
+    found = re.findall(r":root \{(.*?)\}", asset("page.css"), re.DOTALL)[block]
     return rgb(found.partition(f"--{name}: ")[2])
 
 
@@ -313,7 +314,7 @@ def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(
     browse(DARK, f"--print-to-pdf={out}", "--no-pdf-header-footer", (seen.study / "report.html").as_uri())
     pdf = out.read_bytes()
     assert len(re.findall(rb"/Type /Page\b", pdf)) > 1
-    names = ("ink", "soft", "line", *(f"v{html.place(name, VARIANTS)}" for name in VARIANTS))
+    names = ("ink", "soft", "line", *(f"v{components.palette_index(name, VARIANTS)}" for name in VARIANTS))
     used = pdf_colours(pdf)
     assert {palette(2, name) for name in names} <= used
     assert not used & (

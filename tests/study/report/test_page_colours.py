@@ -5,16 +5,17 @@ import re
 import numpy as np
 import pytest
 
-from pages import html
+from pages import components
+from pages.page import asset
 
 
 def test_kncustom_variants_have_one_colour_each_on_every_page() -> None:
     names = ["B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN", "MINE", "OTHER"]
-    colours = [html.colour(name, names) for name in names]
+    colours = [components.color(name, names) for name in names]
     assert len(set(colours)) == len(colours)
-    assert [html.colour(name, ["B"]) for name in names[:6]] == colours[:6]
-    style = html.asset("page.css")
-    assert all(style.count(f"--v{place}:") == 3 for place in range(html.COLOURS))  # light, dark, print
+    assert [components.color(name, ["B"]) for name in names[:6]] == colours[:6]
+    style = asset("page.css")
+    assert all(style.count(f"--v{place}:") == 3 for place in range(components.COLORS))  # light, dark, print
 
 
 def palettes() -> list[dict[str, np.ndarray]]:
@@ -24,7 +25,7 @@ def palettes() -> list[dict[str, np.ndarray]]:
         values = np.array([int(code[place : place + 2], 16) for place in (1, 3, 5)]) / 255
         return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
-    blocks = re.findall(r":root \{(.*?)\}", html.asset("page.css"), re.DOTALL)
+    blocks = re.findall(r":root \{(.*?)\}", asset("page.css"), re.DOTALL)
     return [
         {name: linear(code) for name, code in re.findall(r"--([\w]+): (#[0-9a-f]{6})", block)}
         for block in blocks
@@ -35,7 +36,7 @@ def test_names_in_the_variants_colours_can_be_read_in_light_dark_and_print() -> 
     weights = np.array([0.2126, 0.7152, 0.0722])  # WCAG 2: relative luminance, text at least 4.5 : 1
     for palette in palettes():
         page_colour = palette["page"] @ weights
-        inks = [*(f"v{place}" for place in range(html.COLOURS)), "ink", "soft", "good", "bad", "accent"]
+        inks = [*(f"v{place}" for place in range(components.COLORS)), "ink", "soft", "good", "bad", "accent"]
         for name in inks:
             lighter, darker = sorted((float(palette[name] @ weights), float(page_colour)), reverse=True)
             assert (lighter + 0.05) / (darker + 0.05) >= 4.5, name
