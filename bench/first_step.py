@@ -17,7 +17,6 @@ import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
-TRAINING = ("gpt2.train.trainer", "ra.variants", "study.runner.plan")  # imported by a training process
 HEAVY = (
     "datasets",
     "wandb",
@@ -31,8 +30,13 @@ EVENT = "first step"
 
 def main() -> int:
     """Run the training command with a mark at the end of each part. The process exits after its first step."""
-    script = importlib.import_module("scripts.train")  # the command that a study starts, by the same name
-    trainer, *_ = [importlib.import_module(name) for name in TRAINING]
+    from gpt2.train import trainer
+    from ra import variants  # noqa: F401  (the training command imports it for a run)
+    from study.runner import plan  # noqa: F401
+
+    script = importlib.import_module(
+        "scripts.train"
+    )  # by name, as a study starts it: scripts is a floor above
     marks = [ENTERED, time.monotonic()]
 
     def marked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,8 +57,8 @@ def main() -> int:
         os._exit(0)
 
     step = marked(trainer.Stepper.step)
-    trainer.Stepper.__init__ = marked(trainer.Stepper.__init__)
-    trainer.Stepper.step = first_step
+    trainer.Stepper.__init__ = marked(trainer.Stepper.__init__)  # type: ignore[method-assign]
+    trainer.Stepper.step = first_step  # type: ignore[method-assign,assignment]
     status: int = script.main()
     return status
 

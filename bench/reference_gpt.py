@@ -62,7 +62,7 @@ class PlainGPT(nn.Module):
         x_BTC = self.token(ids_BT) + self.position(torch.arange(ids_BT.shape[1], device=ids_BT.device))
         for block in self.blocks:
             x_BTC = block(x_BTC)
-        logits_BTV = self.head(self.norm(x_BTC))
+        logits_BTV: Tensor = self.head(self.norm(x_BTC))
         return F.cross_entropy(logits_BTV.view(-1, logits_BTV.shape[-1]), targets_BT.reshape(-1))
 
 
@@ -101,7 +101,7 @@ class PlainStep:
     def __call__(self, ids_ET: Tensor) -> Tensor:
         """ids_ET: (E, T+1) int64 on the device, E = accumulation x micro-batch -> mean loss in nats, on the device."""
         losses = []
-        for ids_BT in ids_ET.split(ids_ET.shape[0] // self.accumulation):
+        for ids_BT in torch.split(ids_ET, ids_ET.shape[0] // self.accumulation):
             with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu):
                 loss = self.run(ids_BT[:, :-1], ids_BT[:, 1:]) / self.accumulation
             loss.backward()

@@ -67,7 +67,7 @@ def case_label(shape: Shape, case: str, micro: int) -> str:
 
 
 class Worker:
-    """One function in its own process (bench.worker).
+    """One function in a separate process (bench.worker).
 
     `answer` returns its next result. BenchError, with the end of its stderr, if it fails or exceeds the time limit. A
     worker that exceeds the limit is killed. Use as a context manager: leaving it ends the process.
@@ -154,7 +154,7 @@ class Worker:
 
 
 class CaseWorker(Worker):
-    """One case, warmed up in its own process."""
+    """One case, warmed up in a separate process."""
 
     def __init__(self, shape: Shape, case: str, micro: int) -> None:
         arguments = {"shape": shape.as_json(), "case": case, "micro": micro}

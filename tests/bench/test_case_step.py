@@ -25,8 +25,8 @@ SHAPE = Shape("small", 2, 2, 16, 8, ())
 FORWARD = {PLAIN: (PlainGPT, "forward"), "B": (GPT2, "hidden")}
 
 
-class MadeUp:
-    """A host that launches a step in `launch` seconds and a device that works on it behind the host's back."""
+class SimulatedGpu:
+    """A host that launches a step in `launch` seconds and a device that computes it asynchronously."""
 
     def __init__(self, work: Callable[[int], float], launch: float = 1.0) -> None:
         self.work, self.launch = work, launch
@@ -47,7 +47,7 @@ class MadeUp:
 
 
 class Meter:
-    """Stands in for one of memory."""
+    """A memory meter without phases."""
 
     def __init__(self) -> None:
         self.by_phase: dict[str, int] = {}
@@ -60,7 +60,7 @@ class Meter:
         return {"allocated": 7}
 
 
-def on_a_gpu(machine: MadeUp, case: str, *lines: str) -> list[float]:
+def on_a_gpu(machine: SimulatedGpu, case: str, *lines: str) -> list[float]:
     found = case_step.timed_requests(machine.step, case, lines, Meter(), machine.synchronise, machine.clock)  # type: ignore[arg-type]
     return [seconds for seconds, _ in found]
 
@@ -73,7 +73,7 @@ def test_on_a_gpu_a_step_is_charged_the_device_s_time_and_an_eighth_of_one_launc
     work: float, case: str
 ) -> None:
     """Synchronised after every step it would be charged a whole launch."""
-    machine = MadeUp(lambda iteration: work)
+    machine = SimulatedGpu(lambda iteration: work)
     assert on_a_gpu(machine, case, "0\n", "0\n") == pytest.approx([work + 1 / BLOCK_STEPS] * 2)
     assert machine.synchronised == 1 + 2  # after the warm-up, and at the end of each block
     assert machine.iterations == [*range(WARM_UP_STEPS), *range(BLOCK_STEPS), *range(BLOCK_STEPS)]
@@ -83,7 +83,7 @@ def test_on_a_gpu_a_step_is_charged_the_device_s_time_and_an_eighth_of_one_launc
 def test_on_a_gpu_a_gate_that_moves_every_kth_step_costs_what_it_costs_in_training(
     every: int, dear: float
 ) -> None:
-    machine = MadeUp(lambda iteration: 10 + dear * (iteration % every == 0))
+    machine = SimulatedGpu(lambda iteration: 10 + dear * (iteration % every == 0))
     (seconds,) = on_a_gpu(machine, f"RALEARN:hard:{every}", "0\n")
     block = len(machine.iterations) - WARM_UP_STEPS
     assert block >= BLOCK_STEPS
@@ -92,25 +92,27 @@ def test_on_a_gpu_a_gate_that_moves_every_kth_step_costs_what_it_costs_in_traini
 
 
 def test_the_gate_of_every_8th_step_fits_the_block_of_all_the_others() -> None:
-    machine = MadeUp(lambda iteration: 18 if iteration % 8 == 0 else 10)
+    machine = SimulatedGpu(lambda iteration: 18 if iteration % 8 == 0 else 10)
     assert on_a_gpu(machine, "RALEARN:hard:8", "0\n") == pytest.approx([11 + 1 / 8])
     assert machine.iterations[WARM_UP_STEPS:] == list(range(8))
 
 
-def test_what_warming_up_leaves_to_do_is_not_timed() -> None:
+def test_the_warm_up_is_not_timed() -> None:
     """Compiling, and steps that the device has not made when the host goes on."""
     taken = iter([1000.0] * WARM_UP_STEPS)
-    assert on_a_gpu(MadeUp(lambda iteration: next(taken, 10.0)), PLAIN, "0\n") == pytest.approx([10 + 1 / 8])
+    assert on_a_gpu(SimulatedGpu(lambda iteration: next(taken, 10.0)), PLAIN, "0\n") == pytest.approx(
+        [10 + 1 / 8]
+    )
 
 
 def test_blocks_follow_each_other_until_the_seconds_are_over() -> None:
-    machine = MadeUp(lambda iteration: 10.0)
+    machine = SimulatedGpu(lambda iteration: 10.0)
     on_a_gpu(machine, "B", "100\n")  # 81 s a block
     assert machine.synchronised == 1 + 2
 
 
-def test_on_a_cpu_each_step_is_timed_and_a_dear_one_weighs_by_its_share() -> None:
-    machine = MadeUp(lambda iteration: 0.0)
+def test_on_a_cpu_each_step_is_timed_and_an_expensive_one_is_weighted_by_its_share() -> None:
+    machine = SimulatedGpu(lambda iteration: 0.0)
 
     def step(iteration: int) -> None:
         machine.host += 18 if iteration == 0 else 10
@@ -118,11 +120,11 @@ def test_on_a_cpu_each_step_is_timed_and_a_dear_one_weighs_by_its_share() -> Non
     for case, right in (("B", 18.0), ("RALEARN:hard:8", 18 / 8 + 10 * 7 / 8)):
         ((seconds, peak),) = case_step.timed_requests(step, case, ["0\n"], Meter(), None, machine.clock)  # type: ignore[arg-type]
         assert seconds == pytest.approx(right)
-        assert peak == 7  # of all there was, where the system cannot begin a peak anew
+        assert peak == 7  # over the whole process, since this meter has no phases
     assert machine.synchronised == 0
 
 
-def test_a_gate_that_moves_every_8th_step_weighs_its_dear_step_by_an_eighth() -> None:
+def test_a_gate_that_moves_every_8th_step_weights_its_expensive_step_by_an_eighth() -> None:
     assert sum(step_shares("RALEARN:hard:8")) == 1.0
     assert step_shares("RALEARN:hard:8")[0] == 1 / 8
     assert step_shares("B") == step_shares("RALEARN:hard") == (1.0,)
@@ -170,16 +172,16 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> resolve.ResolvedTarget:
 
 def watch(monkeypatch: pytest.MonkeyPatch, case: str) -> list[tuple[int, bool]]:
     """For each forward pass of the case from here on: its sequences, and whether torch may take the T x T kernel."""
-    seen: list[tuple[int, bool]] = []
+    calls: list[tuple[int, bool]] = []
     owner, name = FORWARD[case]
     forward = getattr(owner, name)
 
     def watched(model: Any, ids_BT: torch.Tensor, *others: Any) -> Any:
-        seen.append((len(ids_BT), torch.backends.cuda.math_sdp_enabled()))
+        calls.append((len(ids_BT), torch.backends.cuda.math_sdp_enabled()))
         return forward(model, ids_BT, *others)
 
     monkeypatch.setattr(owner, name, watched)
-    return seen
+    return calls
 
 
 @pytest.mark.parametrize(("case", "usual"), [(PLAIN, True), ("B", False)])
@@ -189,11 +191,11 @@ def test_only_our_step_is_held_to_the_fused_kernels(
     resolved: resolve.ResolvedTarget,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen = watch(monkeypatch, case)
+    calls = watch(monkeypatch, case)
     monkeypatch.setattr("sys.stdin", io.StringIO("0\n"))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
     (answer,) = case_step.serve(SHAPE.as_json(), case, 4)
-    assert seen == [(4, usual)] * (WARM_UP_STEPS + 1)
+    assert calls == [(4, usual)] * (WARM_UP_STEPS + 1)
     assert answer["tokens_per_second"] > 0
 
 
@@ -207,11 +209,11 @@ def test_a_step_is_as_many_sequences_in_every_case_whatever_the_micro_batch(
     resolved: resolve.ResolvedTarget,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seen = watch(monkeypatch, case)
+    calls = watch(monkeypatch, case)
     shape = dataclasses.replace(SHAPE, effective=effective)
     step, _, _ = case_step.case_step(shape, case, micro, resolved)
     step(0)
-    assert [sequences for sequences, _ in seen] == [micro] * times
+    assert [sequences for sequences, _ in calls] == [micro] * times
     assert case_step.batch_plan(shape, micro, effective).tokens == (effective or micro) * SHAPE.block_size
 
 
@@ -253,7 +255,7 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("case", "made"), [("B:recompute", True), ("B", False), ("RALEARN:hard:8", False)])
-def test_a_case_of_that_name_is_the_variant_with_its_activations_recomputed(case: str, made: bool) -> None:
+def test_the_case_suffix_recompute_enables_recomputation(case: str, made: bool) -> None:
     resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 1, "cpu", False))
     with case_step.kernels(case, resolved):
         assert recompute.recompute_enabled() is made

@@ -1,4 +1,4 @@
-"""Synthetic records are valid, count as runs, and say that they are made up."""
+"""Synthetic records are valid, count as runs, and are marked as synthetic."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from study.report import build
 from tests.study.report.rendered import markdown
 
 
-def test_synthetic_records_follow_the_schema_count_and_say_what_they_are(tmp_path: Path) -> None:
+def test_synthetic_records_follow_the_schema_count_and_are_marked(tmp_path: Path) -> None:
     assert synthetic_records.write_runs(tmp_path, ("B", "RALEARN"), 3, 30) == 6
     built = build.build_report(tmp_path)
     assert [row.seeds for row in built.rows] == [[0, 1, 2], [0, 1, 2]]

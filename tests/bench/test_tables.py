@@ -13,10 +13,10 @@ from bench.tables import Table, format_spread, spread
 @given(rounds=st.integers(6, 40), seed=st.integers(0, 999))
 def test_the_interval_of_a_median_is_the_narrowest_that_the_sign_test_allows(rounds: int, seed: int) -> None:
     values = random.Random(seed).sample(range(1000), rounds)
-    seen = spread([float(value) for value in values])
-    assert seen
-    assert seen["least"] <= seen["low"] <= seen["median"] <= seen["high"] <= seen["most"]
-    for bound in (seen["low"], seen["high"]):
+    found = spread([float(value) for value in values])
+    assert found
+    assert found["least"] <= found["low"] <= found["median"] <= found["high"] <= found["most"]
+    for bound in (found["low"], found["high"]):
         beyond = min(sum(value < bound for value in values), sum(value > bound for value in values))
         assert binomtest(beyond, rounds).pvalue <= 0.05  # a median outside of the interval is refused
         assert binomtest(beyond + 1, rounds).pvalue > 0.05  # one further inside is not

@@ -22,9 +22,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 @pytest.mark.parametrize("case", ["plain", "RALEARN:hard", "RALEARN:hard:8"])
 def test_a_case_is_measured_in_a_process(case: str) -> None:
-    seen = workers.measure_in_new_worker(SHAPE, case, 4, 0.0)
-    assert seen["tokens_per_second"] == pytest.approx(4 * 8 / seen["step_seconds"])
-    assert seen["peak_bytes"] > 0
+    found = workers.measure_in_new_worker(SHAPE, case, 4, 0.0)
+    assert found["tokens_per_second"] == pytest.approx(4 * 8 / found["step_seconds"])
+    assert found["peak_bytes"] > 0
 
 
 def test_persistent_workers_measure_step_by_step_in_turn_and_end_with_the_bench() -> None:

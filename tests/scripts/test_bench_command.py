@@ -1,5 +1,6 @@
 """`make bench` on the command line: its suites, their options, and the errors for unknown ones."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,11 @@ def test_help_lists_every_suite_with_its_options(
     shown = capsys.readouterr().out
     for suite in SUITES:
         assert suite.describe() in shown
+
+
+def test_the_page_on_the_benches_lists_every_suite() -> None:
+    page = (ROOT / "docs" / "benches.md").read_text()
+    assert re.findall(r"^\| `make bench SUITE=(\w+)`", page, re.MULTILINE) == list(NAMES[1:])
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""The bench of data preparation: real corpora, small ones, in processes of their own."""
+"""The corpus suite on small corpora, prepared in workers."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_the_texts_are_the_same_at_every_run(tmp_path: Path) -> None:
     assert one == two
 
 
-def test_a_process_that_was_started_by_a_large_one_counts_its_own_memory_only() -> None:
+def test_the_peak_of_a_process_excludes_that_of_its_parent() -> None:
     assert corpus.peak_of_this_process(1024) > 2**20
 
 

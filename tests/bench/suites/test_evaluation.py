@@ -46,7 +46,7 @@ def made() -> list[Item]:
 # --- items
 
 
-def test_made_up_items_are_as_long_as_the_quantiles_say(made: list[Item]) -> None:
+def test_synthetic_items_are_as_long_as_the_quantiles_say(made: list[Item]) -> None:
     start = 0
     for kind in cost.KINDS:
         queries, endings = lengths(made[start : start + kind.items])
@@ -59,7 +59,7 @@ def test_made_up_items_are_as_long_as_the_quantiles_say(made: list[Item]) -> Non
     assert start == len(made) == 10_042
 
 
-def test_made_up_items_cost_as_many_tokens_as_the_real_ones(made: list[Item]) -> None:
+def test_synthetic_items_cost_as_many_tokens_as_the_real_ones(made: list[Item]) -> None:
     tokens = cost.scored_tokens(made, tokenizer.load(), 1024)
     assert tokens == pytest.approx(REAL_TOKENS, rel=SEPARATE)
 
@@ -75,7 +75,7 @@ def test_the_stated_quantiles_are_those_of_the_real_items() -> None:
         assert tuple(np.percentile(endings, cost.LEVELS)) == pytest.approx(kind.ending, abs=0.5)
 
 
-def test_made_up_items_are_the_same_for_a_seed_and_others_for_another(made: list[Item]) -> None:
+def test_synthetic_items_are_the_same_for_a_seed_and_others_for_another(made: list[Item]) -> None:
     encoding = tokenizer.load()
     assert cost.synthetic_items(encoding) == made
     assert cost.synthetic_items(encoding, seed=1) != made
@@ -196,12 +196,12 @@ def test_a_share_is_of_the_items_and_the_same_at_every_run() -> None:
     assert f"timed: {evaluation.TINY.items} of them" in one.source
 
 
-def test_windows_are_as_many_as_a_study_validates_where_all_are_asked_for() -> None:
+def test_without_a_limit_the_windows_are_those_of_a_study() -> None:
     shape = dataclasses.replace(evaluation.TINY, windows=0)
     assert evaluation.make_material(shape, 1000, FIXTURE).windows.shape == (15, 65)
 
 
-def test_the_runs_meant_are_those_of_the_main_study_on_the_goals_card(tmp_path: Path) -> None:
+def test_costs_are_for_the_main_study_on_the_goals_card(tmp_path: Path) -> None:
     config = evaluation.study_config(tmp_path)
     assert config.budget.max_time_seconds == 7200
     assert (config.evaluation.tokens, config.evaluation.interval_tokens) == (1_048_576, 52_428_800)
@@ -225,6 +225,6 @@ def test_the_suite_measures_prints_and_saves(
     assert all(row["hellaswag_seconds"]["least"] > 0 < row["validations"] for row in found["rows"])
 
 
-def test_a_shape_that_is_not_there_is_refused() -> None:
+def test_an_unknown_shape_is_refused() -> None:
     with pytest.raises(UserError, match="unknown shape '350m'; shapes: 124m-t256, tiny"):
         find_shape(evaluation.SHAPES["cpu"], "350m")

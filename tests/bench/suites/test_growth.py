@@ -39,7 +39,7 @@ def peak(shape: Shape, case: str, micro: int) -> int:
     return int(2**20 * (10 + shape.block_size * SLOWER[case]))
 
 
-def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_where_they_are_exact() -> None:
+def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_their_separate_measure() -> None:
     found = growth.measure_series(SERIES, 2, 0.0, lambda line: None, lambda: nullcontext(measure), peak)
     rows = growth.rows_of(SERIES, found)
     assert [(row["T"], row["case"]) for row in rows] == [
@@ -62,14 +62,14 @@ def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_where_they_are_exa
     )
 
 
-def test_without_a_measure_of_its_own_the_peak_is_that_of_the_timed_process() -> None:
+def test_without_a_separate_measure_the_peak_is_that_of_the_timed_process() -> None:
     rows = growth.rows_of(
         SERIES, growth.measure_series(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(measure))
     )
     assert {row["peak_bytes"] for row in rows} == {7}
 
 
-def test_a_case_that_does_not_run_leaves_the_others_and_their_lines() -> None:
+def test_a_case_that_fails_does_not_affect_the_others_and_their_lines() -> None:
     def fails(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
         if case == "RALEARN" and shape.block_size >= 32:
             raise BenchError("out of memory")
@@ -196,7 +196,7 @@ def test_where_no_case_can_be_timed_the_suite_fails(
         run_small(growth.SUITE, tmp_path, monkeypatch)
 
 
-def test_a_peak_that_cannot_be_measured_leaves_its_case_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_without_a_peak_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(shape: Shape, case: str, micro: int) -> int:
         if case == "RAALL":
             raise BenchError("out of memory")

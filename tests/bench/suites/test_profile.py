@@ -24,14 +24,14 @@ from tests.bench.sessions import run_small, saved
 SHAPE = Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4)))
 
 
-def seen(**seconds: float) -> dict[str, Any]:
+def profiled(**seconds: float) -> dict[str, Any]:
     rows = [{"name": name, "seconds": value, "calls": 1.0} for name, value in seconds.items()]
     return {"step_seconds": 1.5, "page_faults": 1234, "operations": rows}
 
 
 def test_operations_are_listed_by_their_largest_share_of_any_case() -> None:
     lines = str(
-        profile.table(SHAPE, {"plain": seen(mm=0.2, sqrt=0.8), "B": seen(mm=0.9, gelu=0.1)})
+        profile.table(SHAPE, {"plain": profiled(mm=0.2, sqrt=0.8), "B": profiled(mm=0.9, gelu=0.1)})
     ).splitlines()[1:]
     assert [line.split()[0] for line in lines[1:4]] == ["mm", "sqrt", "gelu"]
     assert lines[1].split()[1:] == ["200", "(20.0%)", "900", "(90.0%)"]
@@ -135,7 +135,7 @@ def test_a_case_that_fails_is_skipped_and_the_others_are_saved(
         asked.append((case, micro))
         if case == "B":
             raise BenchError("B: out of memory")
-        return seen(mm=1.0)
+        return profiled(mm=1.0)
 
     monkeypatch.setattr(profile, "profile_in_worker", measure)
     found = run_small(profile.SUITE, tmp_path, monkeypatch)

@@ -12,11 +12,11 @@ from tests.bench.sessions import run_small
 
 
 def test_planning_and_reporting_are_timed_by_part(tmp_path: Path) -> None:
-    seen = records.measure(str(tmp_path), 2, 20)
-    assert (seen["runs"], seen["used"]) == (10, 5)
-    assert all(seconds > 0 for seconds in seen["seconds"].values())
+    found = records.measure(str(tmp_path), 2, 20)
+    assert (found["runs"], found["used"]) == (10, 5)
+    assert all(seconds > 0 for seconds in found["seconds"].values())
     assert (tmp_path / "results/gpt2-ra-ablation-smoke/report.html").exists()
-    shown = str(records.table(json.loads(json.dumps(seen))))
+    shown = str(records.table(json.loads(json.dumps(found))))
     assert "10 synthetic records" in shown
     assert "planning and reporting:" in shown
 

@@ -15,24 +15,24 @@ SMALL = {"VARIANTS": "RALEARN", "CPU_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Two starts of the smoke study's own training process, up to the end of its first step."""
+def starts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Start the training process of the smoke study twice, up to the end of its first step."""
     texts = write_texts(tmp_path_factory.mktemp("texts"), times=40)
     files = {"DATASET_FILES": str(texts / "*.txt"), "DATASET_LOCAL": "y"}
     place: Path = tmp_path_factory.mktemp("place")
     return startup.measure(place, "gpt2-ra-ablation-smoke", 2, **SMALL | files)
 
 
-def test_no_heavy_package_is_loaded_by_a_training_process(seen: list[dict[str, Any]]) -> None:
+def test_no_heavy_package_is_loaded_by_a_training_process(starts: list[dict[str, Any]]) -> None:
     assert {"datasets", "wandb", "transformers", "plotly"} <= set(startup.HEAVY)
-    assert [row["loaded"] for row in seen] == [[], []]
+    assert [row["loaded"] for row in starts] == [[], []]
 
 
-def test_the_parts_add_up_to_the_total(seen: list[dict[str, Any]]) -> None:
-    for row in seen:
+def test_the_parts_add_up_to_the_total(starts: list[dict[str, Any]]) -> None:
+    for row in starts:
         assert sum(row[part] for part in startup.PARTS) == pytest.approx(row["total"])
         assert all(row[part] > 0 for part in startup.PARTS)
-    table = startup.table({"smoke": seen})
+    table = startup.table({"smoke": starts})
     assert table.cells[0][:2] == ("smoke", "2")
     assert "heavy packages loaded: none" in str(table)
     assert "compiled" not in str(table)
