@@ -17,26 +17,19 @@ import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
-HEAVY = (
-    "datasets",
-    "wandb",
-    "transformers",
-    "plotly",
-    "trackio",
-    "pyarrow",
-)  # no training process needs them
+# No training process needs these.
+HEAVY = ("datasets", "wandb", "transformers", "plotly", "trackio", "pyarrow")
 EVENT = "first step"
 
 
 def main() -> int:
     """Run the training command with a mark at the end of each part. The process exits after its first step."""
-    from gpt2.train import trainer
+    from gpt2.train.step import Stepper
+    from gpt2.train.trainer import device_synchroniser
     from ra import variants  # noqa: F401  (the training command imports it for a run)
     from study.runner import plan  # noqa: F401
 
-    script = importlib.import_module(
-        "scripts.train"
-    )  # by name, as a study starts it: scripts is a floor above
+    script = importlib.import_module("scripts.train")  # by name, as a study starts it
     marks = [ENTERED, time.monotonic()]
 
     def marked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +37,7 @@ def main() -> int:
         def call(*arguments: Any, **named: Any) -> Any:
             marks.append(time.monotonic())
             value = function(*arguments, **named)
-            trainer.device_synchroniser(arguments[0].device)()
+            device_synchroniser(arguments[0].device)()
             marks.append(time.monotonic())
             return value
 
@@ -56,9 +49,9 @@ def main() -> int:
         print(json.dumps({"event": EVENT, "marks": marks, "loaded": loaded}), flush=True)
         os._exit(0)
 
-    step = marked(trainer.Stepper.step)
-    trainer.Stepper.__init__ = marked(trainer.Stepper.__init__)  # type: ignore[method-assign]
-    trainer.Stepper.step = first_step  # type: ignore[method-assign,assignment]
+    step = marked(Stepper.step)
+    Stepper.__init__ = marked(Stepper.__init__)  # type: ignore[method-assign]
+    Stepper.step = first_step  # type: ignore[method-assign,assignment]
     status: int = script.main()
     return status
 
