@@ -5,7 +5,7 @@ To add a custom variant, add one file `ra/custom/<name>.py` (lower case) with a 
     def attention(layer: int, spec: AttentionSpec) -> torch.nn.Module: ...
 
 It defines the variant <NAME> (upper case), which is trained, resumed, recorded and reported like the others. The
-report compares it with the control arms. README shows an example.
+report compares it with the control arms. docs/variants.md shows an example.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _custom(name: str, spec: AttentionSpec) -> Variant:
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise VariantError(
             f"{name}: ra/custom/{path.name}{f', line {line}' if line else ''}: {message}; fix: define a "
-            "function attention(layer, spec) that returns a torch.nn.Module (README shows an example)"
+            "function attention(layer, spec) that returns a torch.nn.Module (see docs/variants.md)"
         ) from error
     return Variant(name, lambda layer: module.attention(layer, spec), name)
 

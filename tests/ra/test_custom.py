@@ -14,9 +14,9 @@ from ra import names, variants
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/variants.md").read_text(encoding="utf-8")
 MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0)
-fresh = (f"own_variant_{number}" for number in itertools.count())  # a module is imported once
+fresh = (f"custom_variant_{number}" for number in itertools.count())  # a module is imported once
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def build(folder: Path, text: str) -> Variant:
 
 
 def example() -> str:
-    found = re.search(r"`ra/custom/\w+\.py`.*?```python\n(.*?)```", README, re.DOTALL)
+    found = re.search(r"`ra/custom/\w+\.py`.*?```python\n(.*?)```", PAGE, re.DOTALL)
     assert found
     return found[1]
 
 
-def test_the_readme_example_is_trained_like_any_other_and_computes_what_it_says(folder: Path) -> None:
+def test_the_documented_example_is_trained_like_any_other_and_computes_its_formula(folder: Path) -> None:
     chosen = build(folder, example())
     model = GPT2(
         layers=2,
@@ -65,11 +65,11 @@ def test_the_readme_example_is_trained_like_any_other_and_computes_what_it_says(
     assert torch.allclose(chosen.attention(0).attend(q, k, v), scores.softmax(-1) @ v, atol=1e-6)
 
 
-def test_the_readme_names_the_file_and_the_variant_alike() -> None:
-    found = re.search(r"`ra/custom/(\w+)\.py`[^`]*`(\w+)`", README)
+def test_the_docs_name_the_file_and_the_variant_alike() -> None:
+    found = re.search(r"`ra/custom/(\w+)\.py`[^`]*`(\w+)`", PAGE)
     assert found
     assert found[1].upper() == found[2]
-    section = README.partition(found[0])[2].partition("\n## ")[0]
+    section = PAGE.partition(found[0])[2].partition("\n## ")[0]
     assert re.search(rf'CONFIG_VARIANTS="[^"]*\b{found[2]}\b', section)
 
 
@@ -91,5 +91,5 @@ def test_the_readme_names_the_file_and_the_variant_alike() -> None:
 def test_a_broken_file_is_named_with_its_line(folder: Path, text: str, message: str) -> None:
     with pytest.raises(names.VariantError, match=message) as caught:
         build(folder, text)
-    assert re.match(r"OWN_VARIANT_\d+: ra/custom/own_variant_\d+\.py", str(caught.value))
+    assert re.match(r"CUSTOM_VARIANT_\d+: ra/custom/custom_variant_\d+\.py", str(caught.value))
     assert "\n" not in str(caught.value)
