@@ -1,7 +1,7 @@
-"""What a study's variants need of a device's memory, and the micro-batch that follows.
+"""Predict the memory of a study's variants on a device, and choose the micro-batch from it.
 
-The batch is planned from the device's total memory, never from what happens to be free: a neighbour's process must
-not change an experiment. Too little free memory when a run starts is an error of its own.
+The batch is planned from the device's total memory, never from its free memory: another process must not change an
+experiment. Too little free memory at the start of a run is a separate error.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from gpt2.memory.workload import StepWorkload
 from gpt2.system.errors import UserError
 from ra.variants import Variant
 
-# Of the device's memory, left free: for the CUDA context (about half a GiB), for what the allocator reserves beyond
-# its peak, and for the prediction's own error.
+# Share of the device's memory that is reserved: for the CUDA context (about half a GiB), for the allocator's reserve
+# beyond its peak, and for the error of the prediction.
 MARGIN = 0.10
 MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # tokens of a micro-batch beyond which a step is no faster
-_MADE: dict[tuple[Any, ...], Prediction] = {}  # by all that a prediction depends on: none is made twice
+_MADE: dict[tuple[Any, ...], Prediction] = {}  # by everything that a prediction depends on
 MEMINFO = Path("/proc/meminfo")
 
 
 class MemoryPlanError(UserError, RuntimeError):
-    """The device's memory does not allow what is asked of it."""
+    """The device has too little memory."""
 
 
 class Predictions:
-    """Predicted peaks of variants on one target. Variants of one cost class share theirs."""
+    """Predict the peaks of variants on one target. Variants of one cost class share a prediction."""
 
     def __init__(self, config: Config, resolved: ResolvedTarget) -> None:
         self.config, self.resolved = config, resolved
@@ -41,7 +41,7 @@ class Predictions:
         self._failed: dict[str, str] = {}  # cost class -> why it cannot be predicted
 
     def work_at(self, variant: Variant, micro: int) -> StepWorkload:
-        """The work at `micro` sequences at a time; two micro-batches a step where it does not divide the batch."""
+        """Workload of `micro` sequences at a time; two micro-batches if `micro` does not divide the batch."""
         effective = self.config.batch.effective
         return StepWorkload(
             self.config.model,
@@ -54,7 +54,7 @@ class Predictions:
         )
 
     def of(self, variant: Variant, micro: int) -> Prediction:
-        """The prediction for `micro` sequences at a time."""
+        """Predict a step of `micro` sequences at a time, once."""
         work = self.work_at(variant, micro)
         key = (work.model, variant.cost_class, micro, work.batch.accumulation, work.kind, work.dtype)
         if key not in _MADE:
@@ -72,16 +72,16 @@ class Predictions:
         return self.peak_bytes(variant, micro) <= self.room_bytes
 
     def fit_together(self, variants: Sequence[Variant], micro: int) -> bool:
-        """Whether one of each has room at the same time."""
+        """Whether one model of each variant fits at the same time."""
         if any(self.unpredictable(variant, micro) for variant in variants):
             return False
         return sum(self.peak_bytes(variant, micro) for variant in variants) <= self.room_bytes
 
     def largest_micro(self, variant: Variant) -> int:
-        """The most sequences of a step at a time that are predicted to fit, divisor or not; 0 where one does not.
+        """The largest micro-batch that is predicted to fit, divisor or not; 0 if one sequence does not fit.
 
-        From two chunks of the loss on, memory is a straight line in the micro-batch, or several that bend upwards:
-        chords are followed, and the last micro-batch that fits and the first that does not are both predicted.
+        From two chunks of the loss on, memory is a convex, piecewise linear function of the micro-batch. The search
+        follows its chords. The last micro-batch that fits and the first that does not are both predicted.
         """
         if not self.fits(variant, 1):
             return 0
@@ -102,17 +102,17 @@ class Predictions:
         return low
 
     def _along(self, variant: Variant, first: int, second: int) -> int:
-        """The last micro-batch that the line through the predictions of these two has room for."""
+        """The last micro-batch that fits on the line through the predictions of these two."""
         base = self.peak_bytes(variant, first)
         rise = max(self.peak_bytes(variant, second) - base, 1) / (second - first)
         return first + int((self.room_bytes - base) / rise)
 
     def unpredictable(self, variant: Variant, micro: int) -> str:
-        """Why a variant's step cannot be made on fake tensors; empty where it can."""
+        """Why the step of a variant cannot run on fake tensors; empty if it can."""
         if variant.cost_class not in self._failed:
             try:
                 self.of(variant, micro)
-            except Exception as error:  # a variant of the user's own may do anything
+            except Exception as error:  # a custom variant may raise anything
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 self._failed[variant.cost_class] = (
                     f"the memory of {variant.name} cannot be predicted ({reason})"
@@ -143,13 +143,13 @@ class Predictions:
         return (
             f"{variant.name} of size {model.size} with block size {model.block_size} needs "
             f"{self.peak_bytes(variant, 1) / GIB:.1f} GiB for one sequence; {device.device_name} has "
-            f"{device.memory_bytes / GIB:.1f} GiB, {MARGIN:.0%} of it kept free: choose a smaller "
+            f"{device.memory_bytes / GIB:.1f} GiB, {MARGIN:.0%} of it reserved; fix: choose a smaller "
             "CONFIG_GPT2_MODEL_* or CONFIG_GPT2_BLOCK_SIZE"
         )
 
 
 def free_bytes(device: str) -> int | None:
-    """Memory of the device that nobody holds now; None where that cannot be told."""
+    """Free memory of the device; None if it is unknown."""
     if device != "cpu":
         import torch
 
@@ -163,12 +163,12 @@ def free_bytes(device: str) -> int | None:
 
 
 def require_free(resolved: ResolvedTarget, need_bytes: int | None, free: int | None) -> None:
-    """MemoryPlanError where less than the run's predicted peak is free: the batch is not changed for a neighbour."""
+    """MemoryPlanError if less than the run's predicted peak is free. The batch is not changed."""
     if need_bytes is None or free is None or free >= need_bytes:
         return
     listed = {"cuda": "nvidia-smi", "rocm": "rocm-smi --showpids", "cpu": "top"}[resolved.target.kind]
     raise MemoryPlanError(
         f"{resolved.device_name}: {free / GIB:.1f} of {resolved.memory_bytes / GIB:.1f} GiB are free, and the run "
-        f"needs {need_bytes / GIB:.1f} GiB: another process holds the rest ({listed} lists them); right: wait for "
-        "it or stop it (the micro-batch is not made smaller for it, so that the experiment stays the same)"
+        f"needs {need_bytes / GIB:.1f} GiB: another process uses the rest ({listed} lists them). The micro-batch "
+        "is not reduced, so that the experiment stays the same; fix: wait for that process or stop it"
     )
