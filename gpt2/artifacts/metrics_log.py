@@ -7,13 +7,11 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from gpt2.artifacts import run_record
+from gpt2.artifacts.typed_json import to_plain
 from gpt2.system import files
-
-if TYPE_CHECKING:
-    pass
 
 NOT_METRICS = ("started", "phase")  # these events are no numbers and not for metrics.jsonl
 PRINT_SECONDS = 0.25  # between two lines of training for the terminal; metrics.jsonl gets every one
@@ -22,8 +20,9 @@ PRINT_SECONDS = 0.25  # between two lines of training for the terminal; metrics.
 class MetricsLog:
     """The written side of a run in `directory`. Open it (as a context) to have metrics.jsonl written as well."""
 
-    def __init__(self, directory: Path, opening: dict[str, Any], iterations: int) -> None:
-        self.directory, self.record, self.iterations = directory, opening, iterations
+    def __init__(self, directory: Path, opening: run_record.RunRecord, iterations: int) -> None:
+        self.directory, self.iterations = directory, iterations
+        self.record = opening.to_json()
         self.notes: list[str] = []
         self._metrics: TextIO | None = None
         self._told_at = 0.0
@@ -53,14 +52,15 @@ class MetricsLog:
     def write(self, status: str, error: str | None, entries: dict[str, Any]) -> None:
         """Bring run.json up to date."""
         self.record |= {"status": status, "error": error, "notes": self.notes} | entries
-        files.write_json(self.directory / "run.json", self.record)
+        record = run_record.from_json(files.finite(to_plain(self.record)))
+        files.write_json(self.directory / "run.json", record.to_json())
 
     def speeds(self) -> list[float]:
         """Tokens per second of every step on record, of all processes of the run."""
         lines = map(json.loads, (self.directory / "metrics.jsonl").read_text().splitlines())
         return [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
 
-    def last_record(self) -> dict[str, Any] | None:
+    def last_record(self) -> run_record.RunRecord | None:
         """What an earlier process of this run left; None where there is nothing readable."""
         try:
             return run_record.load(self.directory)

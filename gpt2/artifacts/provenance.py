@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from gpt2.artifacts.equivalent_code import module_digest
+from gpt2.artifacts.run_record import Environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +44,7 @@ VARIABLES = {
 }
 
 
-def environment_record(variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def environment_record(variables: Mapping[str, str] = os.environ) -> Environment:
     """Return the `environment` object of run.json; a component that the machine lacks is None.
 
     float32_matmul: torch's setting ("highest": float32 throughout, "high": TF32 where the card has it). variables:
@@ -53,19 +53,19 @@ def environment_record(variables: Mapping[str, str] = os.environ) -> dict[str, A
     import torch
 
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    return {
-        "python": platform.python_version(),
-        "platform": f"{platform.system()} {platform.machine()}",
-        "numpy": _version("numpy"),
-        "triton": _version("triton") or _version("pytorch-triton-rocm") or _version("triton-rocm"),
-        "cuda": torch.version.cuda,
-        "rocm": torch.version.hip,
-        "cudnn": None if cudnn is None else str(cudnn),
-        "float32_matmul": torch.get_float32_matmul_precision(),
-        "threads": torch.get_num_threads(),
-        "variables": {name: variables[name] for name in VARIABLES if name in variables},
-        "code": loaded_code(),
-    }
+    return Environment(
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        numpy=_version("numpy"),
+        triton=_version("triton") or _version("pytorch-triton-rocm") or _version("triton-rocm"),
+        cuda=torch.version.cuda,
+        rocm=torch.version.hip,
+        cudnn=None if cudnn is None else str(cudnn),
+        float32_matmul=torch.get_float32_matmul_precision(),
+        threads=torch.get_num_threads(),
+        variables={name: variables[name] for name in VARIABLES if name in variables},
+        code=loaded_code(),
+    )
 
 
 def loaded_code(root: Path = ROOT) -> dict[str, str]:

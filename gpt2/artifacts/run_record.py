@@ -1,75 +1,283 @@
-"""The record of a run: run.json and metrics.jsonl. Standard library only.
+"""The record of a run: run.json as frozen dataclasses, and the lines of metrics.jsonl. Standard library only.
 
-run.json is written whole or not at all and follows run.schema.json (schema 1); numbers that are not known, or not
-finite, are null.
+run.json is written atomically and follows run.schema.json (schema 1), the published form of these classes. A number
+that is unknown or not finite is null.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
+from gpt2.artifacts.typed_json import (
+    InvalidJsonError,
+    JsonObject,
+    Missing,
+    MissingOrNull,
+    NonEmpty,
+    Range,
+    parse,
+)
 from gpt2.system.errors import UserError
 from gpt2.system.files import finite
 
 SCHEMA = 1
-CHECKPOINTS = (
-    "checkpoint",
-    "stable",
-)  # folders of a run: its newest states, and the one where its decay began
-_SCHEMA_FILE = Path(__file__).with_name("run.schema.json")
+CHECKPOINTS = ("checkpoint", "stable")  # folders of a run: the newest states, and the state before the decay
+
+Count = Annotated[int, Range(0)]
+Positive = Annotated[int, Range(1)]
+Amount = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Text = Annotated[str, NonEmpty()]
 
 
 class RecordError(UserError, RuntimeError):
-    """A record is missing, cannot be read, or is of another schema."""
+    """A record is missing, unreadable, or does not follow the schema."""
+
+
+@dataclass(frozen=True)
+class Fingerprint(JsonObject):
+    """Digests that comparable runs share; `initial_weights` per seed."""
+
+    model: str
+    data: str
+    tokenizer: str
+    batch: str
+    schedule: str
+    initial_weights: str
+    validation: str
+
+
+@dataclass(frozen=True)
+class Target(JsonObject):
+    """The device that ran the training, and the precision."""
+
+    name: str
+    device: str
+    memory_bytes: Count
+    dtype: str
+    attention_backend: str
+    torch: str | None
+    driver: str | None
+
+
+@dataclass(frozen=True)
+class Environment(JsonObject):
+    """Versions, environment variables and code that numbers may depend on. code: module -> digest."""
+
+    python: str | None
+    platform: str | None
+    numpy: str | None
+    cuda: str | None
+    rocm: str | None
+    cudnn: str | None
+    float32_matmul: str | None
+    threads: Count | None
+    variables: Mapping[str, Any]
+    code: Mapping[str, Any]
+    triton: Annotated[str | None, LeftOut(nullable=True, value="")] = ""  # "": an older record, without the key
+
+
+@dataclass(frozen=True)
+class Batch(JsonObject):
+    """Sequences per optimizer step and their split."""
+
+    effective: Positive
+    micro: Positive
+    accumulation: Positive
+    world_size: Positive
+    block_size: Positive
+
+
+@dataclass(frozen=True)
+class Progress(JsonObject):
+    """Training so far."""
+
+    iterations: Count
+    tokens: Count
+    train_seconds: Amount
+
+
+@dataclass(frozen=True)
+class Clock(JsonObject):
+    """Seconds by activity."""
+
+    train: Amount
+    compile: Amount
+    evaluate: Amount
+    checkpoint: Amount
+    data: Amount
+
+    @property
+    def total(self) -> float:
+        """Return the seconds of all activities."""
+        return math.fsum((self.train, self.compile, self.evaluate, self.checkpoint, self.data))
+
+
+class Evaluation(NamedTuple):
+    """One validation: training tokens and seconds before it, and the loss in nats."""
+
+    tokens: Count
+    train_seconds: Amount
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Validation(JsonObject):
+    """The last validation and the history. tokens: scored at each validation."""
+
+    loss: float | None
+    perplexity: float | None
+    best_perplexity: float | None
+    tokens: Count
+    history: tuple[Evaluation, ...]
+
+
+@dataclass(frozen=True)
+class HellaSwagEntry(JsonObject):
+    """HellaSwag accuracies, or `absent`: the reason for no score. items_sha256: missing in older records."""
+
+    absent: Missing[str] = None
+    acc: Missing[Share] = None
+    acc_stderr: MissingOrNull[Amount] = None
+    acc_norm: Missing[Share] = None
+    acc_norm_stderr: MissingOrNull[Amount] = None
+    items: Missing[Count] = None
+    items_sha256: Missing[Text] = None
+
+
+@dataclass(frozen=True)
+class PhasePeaks(JsonObject):
+    """Peak bytes of each phase of a step."""
+
+    forward: Count | None
+    backward: Count | None
+    optimizer: Count | None
+
+
+@dataclass(frozen=True)
+class Memory(JsonObject):
+    """Peak memory of the run."""
+
+    peak_allocated_bytes: Count | None
+    peak_reserved_bytes: Count | None
+    predicted_bytes: Count | None
+    by_phase: PhasePeaks | None
+
+
+@dataclass(frozen=True)
+class Throughput(JsonObject):
+    """Training speed. mfu: model FLOPs utilisation."""
+
+    tokens_per_second: float | None
+    mfu: float | None
+
+
+class LearnedPoint(NamedTuple):
+    """Alternation probabilities of all layers after some training tokens."""
+
+    tokens: Count
+    probability: tuple[Share, ...]
+
+
+@dataclass(frozen=True)
+class Learned(JsonObject):
+    """Scalars that the attentions learned, one per layer."""
+
+    alternation_probability: tuple[Share, ...]
+    history: Missing[tuple[LearnedPoint, ...]] = None
+
+
+@dataclass(frozen=True)
+class Schedule(JsonObject):
+    """Planned iterations. cut: whether the run ended before them. warmup_iterations: of "wsd" only."""
+
+    iterations: Count
+    cut: bool
+    warmup_iterations: Missing[Count] = None
+
+
+@dataclass(frozen=True)
+class Fault(JsonObject):
+    """A step whose loss or gradient was not finite. repeated: None before the retry."""
+
+    iteration: Count
+    what: Literal["weight", "output", "loss", "gradient", "nothing"]
+    name: str
+    micro_batch: Count | None
+    sequences: tuple[Count, ...]
+    repeated: bool | None
+
+
+class Spike(NamedTuple):
+    """A loss spike: the loss and the loss expected there, in nats."""
+
+    iteration: Count
+    loss: float
+    expected: float
+
+
+@dataclass(frozen=True)
+class RunRecord(JsonObject):
+    """The content of run.json. A part is None until it is known."""
+
+    schema: Literal[1]
+    run: Text
+    variant: Text
+    seed: Count
+    status: Literal["running", "interrupted", "finished", "failed"]
+    error: str | None
+    commit: str | None
+    dirty: bool | None
+    config_sha256: str | None
+    fingerprint: Fingerprint | None
+    target: Target | None
+    batch: Batch | None
+    parameters: Count | None
+    progress: Progress | None
+    clock: Clock | None
+    validation: Validation | None
+    hellaswag: HellaSwagEntry | None
+    memory: Memory | None
+    throughput: Throughput | None
+    learned: Learned | None
+    environment: Environment | None = None
+    schedule: Schedule | None = None
+    notes: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    spikes: tuple[Spike, ...] = ()
 
 
 def append_metrics(file: TextIO, line: dict[str, Any]) -> None:
-    """One JSON object a line, handed to the system at once so that a killed run loses none."""
+    """Append one JSON object as a line and flush it, so that a killed run loses none."""
     file.write(json.dumps(finite(line), allow_nan=False) + "\n")
     file.flush()
 
 
 def run_name(variant: str, seed: int) -> str:
-    """The run's folder: RALEARN0. Listed layers get a separator, so that no two runs share a name: RA-5-7_9.0."""
+    """Return the run's folder name: RALEARN0. A variant that ends in a digit gets a dot: RA-5-7_9.0."""
     if variant.startswith("RA:"):
         return f"{variant.replace(':', '-').replace(',', '_')}.{seed}"
     return f"{variant}{seed}" if not variant[-1:].isdigit() else f"{variant}.{seed}"
 
 
-def blank(run: str, variant: str, seed: int) -> dict[str, Any]:
-    """A record with every key, null until known."""
-    return {
-        "schema": SCHEMA,
-        "run": run,
-        "variant": variant,
-        "seed": seed,
-        "status": "running",
-        "error": None,
-        "commit": None,
-        "dirty": None,
-        "config_sha256": None,
-        "fingerprint": None,
-        "target": None,
-        "batch": None,
-        "parameters": None,
-        "progress": None,
-        "clock": None,
-        "validation": None,
-        "hellaswag": None,
-        "memory": None,
-        "throughput": None,
-        "learned": None,
-        "schedule": None,
-        "notes": [],
-    }
+def blank(run: str, variant: str, seed: int) -> RunRecord:
+    """Return the record of a run of which nothing else is known."""
+    names = ("commit", "dirty", "config_sha256", "fingerprint", "target", "batch", "parameters", "progress", "clock",
+             "validation", "hellaswag", "memory", "throughput", "learned")  # fmt: skip
+    unknown: dict[str, Any] = dict.fromkeys(names)
+    return RunRecord(1, run, variant, seed, "running", None, **unknown)
 
 
-def load(run_dir: Path, name: str = "run.json") -> dict[str, Any]:
-    """The record in `run_dir`; RecordError where it is missing, corrupt, of another schema or does not follow it."""
+def load(run_dir: Path, name: str = "run.json") -> RunRecord:
+    """Read the record in `run_dir`. RecordError if it is missing, unreadable or does not follow the schema.
+
+    name: of the file; run-N.json is the saved record of a shorter length.
+    """
     path = run_dir / name
     try:
         value = json.loads(
@@ -80,85 +288,22 @@ def load(run_dir: Path, name: str = "run.json") -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-        seen = value.get("schema") if isinstance(value, dict) else type(value).__name__
-        raise RecordError(f"{path} is of schema {seen!r}; this version reads schema {SCHEMA}")
-    problems = validate(value)
-    if problems:
-        raise RecordError(f"{path} does not follow the schema: {problems[0]}")
-    return value
+        found = value.get("schema") if isinstance(value, dict) else type(value).__name__
+        raise RecordError(f"{path} is of schema {found!r}; this version reads schema {SCHEMA}")
+    try:
+        return from_json(value)
+    except InvalidJsonError as error:
+        raise RecordError(f"{path} does not follow the schema: {error}") from error
+
+
+def from_json(value: Any) -> RunRecord:
+    """Return plain JSON data as a record; InvalidJsonError names the first part that does not follow the schema."""
+    return parse(RunRecord, value, "record")
 
 
 def _finite_number(text: str) -> float:
-    """A number of a record; Python would also read NaN, Infinity and 1e999, none of which are JSON's."""
+    """Parse a number. Python also parses NaN, Infinity and 1e999, which JSON does not have."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")
     return value
-
-
-def validate(value: Any) -> list[str]:
-    """What is wrong with a record by run.schema.json, a line each; empty when it follows it."""
-    return _check(value, _schema(), "record")
-
-
-@functools.cache
-def _schema() -> dict[str, Any]:
-    schema: dict[str, Any] = json.loads(_SCHEMA_FILE.read_text())
-    return schema
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,), "array": (list,), "string": (str,), "null": (type(None),), "boolean": (bool,),
-    "number": (int, float), "integer": (int,),
-}  # fmt: skip
-
-
-def _is(value: Any, kind: str) -> bool:
-    if kind in ("number", "integer") and isinstance(value, bool):
-        return False
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _TYPES[kind])
-
-
-def _check(value: Any, schema: dict[str, Any], where: str) -> list[str]:
-    """The part of JSON Schema that run.schema.json uses; an independent validator checks it in the tests."""
-    kinds = schema.get("type")
-    fits = _is(value, kinds) if isinstance(kinds, str) else any(_is(value, kind) for kind in kinds or ())
-    if kinds and not fits:
-        return [f"{where} is {json.dumps(value)[:60]}; {kinds} expected"]
-    problems = []
-    if "enum" in schema and value not in schema["enum"]:
-        problems.append(f"{where} is {value!r}; one of {schema['enum']} expected")
-    if _is(value, "number"):
-        if value < schema.get("minimum", value):
-            problems.append(f"{where} is {value}; at least {schema['minimum']} expected")
-        if value > schema.get("maximum", value):
-            problems.append(f"{where} is {value}; at most {schema['maximum']} expected")
-    if isinstance(value, str) and len(value) < schema.get("minLength", 0):
-        problems.append(f"{where} is empty")
-    if isinstance(value, dict):
-        properties = schema.get("properties", {})
-        problems += [f"{where}.{key} is missing" for key in schema.get("required", []) if key not in value]
-        for key, item in value.items():
-            if key in properties:
-                problems += _check(item, properties[key], f"{where}.{key}")
-            elif schema.get("additionalProperties") is False:
-                problems.append(f"{where}.{key} is not part of the schema")
-    if isinstance(value, list):
-        problems += _check_list(value, schema, where)
-    return problems
-
-
-def _check_list(value: list[Any], schema: dict[str, Any], where: str) -> list[str]:
-    """prefixItems describes the first entries one by one; items describes every one behind them."""
-    low, high = schema.get("minItems", 0), schema.get("maxItems", len(value))
-    first, rest = schema.get("prefixItems", []), schema.get("items", {})
-    problems = []
-    if not low <= len(value) <= high:
-        problems.append(
-            f"{where} has {len(value)} entries; {low} to {schema.get('maxItems', 'any')} expected"
-        )
-    for number, item in enumerate(value):
-        problems += _check(item, first[number] if number < len(first) else rest, f"{where}[{number}]")
-    return problems

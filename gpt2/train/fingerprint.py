@@ -1,4 +1,4 @@
-"""The record of a run before its first step, with the fingerprint that comparable runs share."""
+"""Create the record of a run before its first step, with the fingerprint that comparable runs share."""
 
 from __future__ import annotations
 
@@ -28,38 +28,40 @@ def initial_record(
     stepper: Stepper,
     data_fingerprint: str,
     windows: np.ndarray,
-) -> dict[str, Any]:
-    """The record of a run before its first step: who it is, and what it must share with others to be compared."""
+) -> run_record.RunRecord:
+    """Return the record of a run before its first step, with the fingerprint that comparable runs share."""
     code = revision()
-    return run_record.blank(plan.run, plan.variant, plan.seed) | {
-        "commit": code.commit,
-        "dirty": code.dirty,
-        "config_sha256": config.sha256,
-        "fingerprint": {
-            "model": digest(dataclasses.asdict(config.model)),
-            "data": data_fingerprint,
-            "tokenizer": tokenizer.fingerprint(),
-            "batch": digest([plan.batch.effective, plan.batch.block_size]),
-            "schedule": schedule_digest(config, plan.extended),
-            "initial_weights": weights_digest(stepper.model, stepper.seed),
-            "validation": hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
-        },
-        "target": resolve.target_record(resolved),
-        "environment": provenance.environment_record(),
-        "batch": dataclasses.asdict(plan.batch),
-        "parameters": sum(p.numel() for p in stepper.model.parameters()),
-    }
+    record = run_record.blank(plan.run, plan.variant, plan.seed)
+    return dataclasses.replace(
+        record,
+        commit=code.commit,
+        dirty=code.dirty,
+        config_sha256=config.sha256,
+        fingerprint=run_record.Fingerprint(
+            model=digest(dataclasses.asdict(config.model)),
+            data=data_fingerprint,
+            tokenizer=tokenizer.fingerprint(),
+            batch=digest([plan.batch.effective, plan.batch.block_size]),
+            schedule=schedule_digest(config, plan.extended),
+            initial_weights=weights_digest(stepper.model, stepper.seed),
+            validation=hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
+        ),
+        target=run_record.Target(**resolve.target_record(resolved)),
+        environment=provenance.environment_record(),
+        batch=run_record.Batch(**dataclasses.asdict(plan.batch)),
+        parameters=sum(p.numel() for p in stepper.model.parameters()),
+    )
 
 
 def schedule_digest(config: Config, extended: float) -> str:
-    """What decides a learning rate. Of runs that were extended by one factor it is one, and of no others."""
+    """Digest the settings that decide the learning rate. Runs extended by different factors have different digests."""
     settings = dataclasses.asdict(config.optimizer)
-    if settings["schedule"] == "cosine":  # as it was hashed when there was no other
+    if settings["schedule"] == "cosine":  # the digest from before the other schedules
         del settings["schedule"], settings["decay_fraction"]
-    longer = [] if extended == 1 else [{"extended": extended}]
-    return digest([settings, dataclasses.asdict(config.budget), *longer])
+    extension = [] if extended == 1 else [{"extended": extended}]
+    return digest([settings, dataclasses.asdict(config.budget), *extension])
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of plain data, whatever the order of its keys."""
+    """Return the SHA-256 of plain data, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Where NaN or infinity came from: the step made once more, one module at a time, nothing applied.
+"""Find the source of NaN or infinity: repeat the step module by module, without applying the optimizer.
 
-The weights are those of the failed step, since the optimizer was not applied; dropout is a function of (seed,
-iteration). So the step can be repeated, and what does not come back on repeating was not computed: it happened.
+The weights are those of the failed step, since the optimizer was not applied, and dropout is a function of (seed,
+iteration). So the step is repeatable, and a fault that does not recur was transient: not computed from the data.
 """
 
 from __future__ import annotations
@@ -9,45 +9,46 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from gpt2.artifacts.run_record import Fault
 from gpt2.model.loss import linear_cross_entropy
 from gpt2.train.step import NotFiniteError, Stepper
 
-MOST_RETRIED = 3  # faults of one run that are tried again
+MAX_RETRIES = 3  # of one run's faults
 
 
 @dataclass(frozen=True)
 class NotFinite:
     """The first value that is not finite.
 
-    what: "weight", "output", "loss", "gradient", or "nothing" where repeating the step gave finite values only.
-    name: of the module (output, gradient of its output) or the parameter; empty for the loss and for nothing.
-    micro_batch: its number in the effective batch; None for a weight and for nothing.
+    what: "weight", "output", "loss", "gradient", or "nothing" if the repeated step is finite.
+    name: the module (output, gradient of its output) or the parameter; empty for "loss" and "nothing".
+    micro_batch: its number in the effective batch; None for "weight" and "nothing".
     """
 
-    what: str
+    what: Literal["weight", "output", "loss", "gradient", "nothing"]
     name: str = ""
     micro_batch: int | None = None
 
     def __str__(self) -> str:
         where = "" if self.micro_batch is None else f" in micro-batch {self.micro_batch}"
         if self.what == "nothing":
-            return "the same step, made again, is finite everywhere"
+            return "the repeated step is finite everywhere"
         if self.what == "loss":
-            return f"the first tensor that is not finite is the loss{where}"
+            return f"the first non-finite tensor is the loss{where}"
         of = "" if self.what == "weight" else "of "
-        return f"the first tensor that is not finite is the {self.what} {of}{self.name}{where}"
+        return f"the first non-finite tensor is the {self.what} {of}{self.name}{where}"
 
 
 def first_not_finite(stepper: Stepper, ids_ET: Tensor, iteration: int) -> NotFinite:
-    """Repeat step `iteration` on ids_ET (E, T+1) without compiling and say where it first goes wrong.
+    """Repeat step `iteration` on ids_ET (E, T+1) without compiling and return its first non-finite value.
 
-    In the order of the computation: weights, then for each micro-batch outputs of modules, the loss, gradients of
-    outputs from the last module to the first, gradients of weights. Gradients are cleared before and after.
+    Order of the search: weights; then for each micro-batch the outputs of modules, the loss, gradients of outputs from
+    the last module to the first, gradients of weights. Gradients are cleared before and after.
     """
     stepper.optimizer.zero_grad(set_to_none=True)
     for name, parameter in stepper.model.named_parameters():
@@ -65,9 +66,9 @@ def first_not_finite(stepper: Stepper, ids_ET: Tensor, iteration: int) -> NotFin
 
 
 def _repeat(stepper: Stepper, micro_ids: Tensor, number: int) -> NotFinite | None:
-    model, found = stepper.model, _Found()
+    model, found = stepper.model, _FirstFault()
     handles = [
-        module.register_forward_hook(found.watch(name)) for name, module in model.named_modules() if name
+        module.register_forward_hook(found.hook(name)) for name, module in model.named_modules() if name
     ]
     try:
         with stepper.autocast():
@@ -89,24 +90,24 @@ def _repeat(stepper: Stepper, micro_ids: Tensor, number: int) -> NotFinite | Non
     return None
 
 
-class _Found:
-    """Remembers the first module whose output, or else whose output's gradient, is not finite."""
+class _FirstFault:
+    """Records the first module whose output, or whose output's gradient, is not finite."""
 
     def __init__(self) -> None:
         self.first = ""
 
-    def watch(self, name: str) -> Any:
-        def look(value: Tensor) -> None:
+    def hook(self, name: str) -> Any:
+        def check(value: Tensor) -> None:
             if not self.first and not _finite(value):
                 self.first = name
 
-        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        def forward_hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor):
-                look(output.detach())
+                check(output.detach())
                 if output.requires_grad:
-                    output.register_hook(look)
+                    output.register_hook(check)
 
-        return hook
+        return forward_hook
 
 
 def _finite(value: Tensor) -> bool:
@@ -114,53 +115,56 @@ def _finite(value: Tensor) -> bool:
 
 
 class FaultLog:
-    """The steps of a run that were not finite: the record's `faults`.
+    """The non-finite steps of a run: `faults` of its record.
 
-    repeated: None while a fault has not been tried again from the checkpoint, then whether it came back. Each fault is
-    tried again once, the first MOST_RETRIED of a run without being asked to, so that no run goes round for ever.
+    Each fault is retried once from the checkpoint; the first MAX_RETRIES of a run without a new command, so that no run
+    loops for ever. Fault.repeated: None before the retry, then whether the fault recurred.
     """
 
-    def __init__(self, faults: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
         self.faults = list(faults)
 
     def explain(
         self, error: NotFiniteError, stepper: Stepper, ids_ET: Tensor, iteration: int, sequences: list[int]
     ) -> NotFiniteError:
-        """The error with where it began and whether it came before. sequences: the window numbers of ids_ET."""
+        """Return the error with its source and whether it recurred. sequences: the window numbers of ids_ET."""
         found = first_not_finite(stepper, ids_ET, iteration)
-        again = [
-            fault
-            for fault in self.faults
-            if fault["iteration"] == iteration and fault["repeated"] is not False
+        recurred = [
+            number
+            for number, fault in enumerate(self.faults)
+            if fault.iteration == iteration and fault.repeated is not False
         ]
-        micro, own = stepper.batch.micro, []
+        micro, involved = stepper.batch.micro, []
         if found.micro_batch is not None:
-            own = sequences[found.micro_batch * micro : (found.micro_batch + 1) * micro]
-        for fault in again:
-            fault["repeated"] = True
-        if not again:
+            involved = sequences[found.micro_batch * micro : (found.micro_batch + 1) * micro]
+        for number in recurred:
+            self.faults[number] = dataclasses.replace(self.faults[number], repeated=True)
+        if not recurred:
             self.faults.append(
-                {"iteration": iteration, **dataclasses.asdict(found), "sequences": own, "repeated": None}
+                Fault(iteration, found.what, found.name, found.micro_batch, tuple(involved), repeated=None)
             )
-        told = f"{error}; {found}" + (f", sequences {own} of the training data" if own else "")
-        if again:
-            told += "; the same iteration failed before, from the same checkpoint: it is repeatable"
-        retry = not again and len(self.faults) <= MOST_RETRIED
-        if not again and not retry:
-            told += f"; not tried again at once, after {len(self.faults) - 1} others in this run"
-        return NotFiniteError(told, retry=retry)
+        message = f"{error}; {found}" + (f", sequences {involved} of the training data" if involved else "")
+        if recurred:
+            message += "; the iteration failed before from the same checkpoint, so the fault is repeatable"
+        retry = not recurred and len(self.faults) <= MAX_RETRIES
+        if not recurred and not retry:
+            message += f"; not retried automatically after {len(self.faults) - 1} other faults in this run"
+        return NotFiniteError(message, retry=retry)
 
     def passed(self, iterations: int) -> None:
-        """After so many iterations: what was not finite once and is now did not come back."""
-        for fault in self.faults:
-            if fault["repeated"] is None and fault["iteration"] < iterations:
-                fault["repeated"] = False
+        """Mark faults before `iterations` that were not retried yet: the retry was finite."""
+        self.faults = [
+            dataclasses.replace(fault, repeated=False)
+            if fault.repeated is None and fault.iteration < iterations
+            else fault
+            for fault in self.faults
+        ]
 
-    def told(self) -> list[str]:
-        """At the end of the run, when every fault has been passed: a sentence for each."""
+    def messages(self) -> list[str]:
+        """Return one sentence per fault, at the end of a run: every fault is transient by then."""
         return [
-            f"iteration {fault['iteration']} was not finite {'several times' if fault['repeated'] else 'once'} "
-            f"({' '.join(part for part in (fault['what'], fault['name']) if part)}), and finite when made again from "
-            "the checkpoint: a passing fault, not the data's or the model's"
+            f"iteration {fault.iteration} was not finite {'several times' if fault.repeated else 'once'} "
+            f"({' '.join(part for part in (fault.what, fault.name) if part)}), and finite when repeated from the "
+            "checkpoint: a transient fault, not caused by the data or the model"
             for fault in self.faults
         ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts.checkpoint import Loaded
+from gpt2.artifacts.run_record import RunRecord
 from gpt2.system.errors import UserError
 
 
@@ -44,9 +45,9 @@ def refuse_another_run(
         )
 
 
-def clocks_before(loaded: Loaded, written: dict[str, Any] | None) -> dict[str, float]:
+def clocks_before(loaded: Loaded, written: RunRecord | None) -> dict[str, float]:
     """The clocks at the checkpoint, in seconds; the record written after it knows what writing it took."""
     clocks: dict[str, float] = loaded.meta["clocks"]
-    if written and written["clock"] and written["progress"]["iterations"] == loaded.iteration:
-        return {name: max(clocks[name], written["clock"][name]) for name in clocks}
+    if written and written.clock and written.progress and written.progress.iterations == loaded.iteration:
+        return {name: max(clocks[name], written.clock[name]) for name in clocks}
     return clocks

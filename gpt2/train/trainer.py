@@ -195,7 +195,7 @@ class Run:
                 device_synchroniser(self.device),
             )
         before_this = self.ledger.last_record()
-        self.faults = FaultLog(before_this.get("faults", []) if before_this else [])
+        self.faults = FaultLog(before_this.faults if before_this else ())
         evaluated = [int(row[0]) for row in self.scores.losses]
         truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
         self.stop.check()
@@ -299,8 +299,8 @@ class Run:
 
     def sum_up(self) -> None:
         """What the reader of the report must know of the way here: faults that passed, loss spikes, a busy machine."""
-        for told in self.faults.told():
-            self.note(told)
+        for message in self.faults.messages():
+            self.note(message)
         if self.spikes:
             iteration, loss, expected = max(self.spikes, key=lambda spike: spike[1] - spike[2])
             self.note(

@@ -78,5 +78,5 @@ def seed_hours(used: Sequence[Run]) -> float | None:
     for run in used:
         clock = run.record["clock"]
         if clock:
-            by_variant.setdefault(run.variant, []).append(math.fsum(value or 0.0 for value in clock.values()))
+            by_variant.setdefault(run.variant, []).append(clock.total)
     return math.fsum(mean(seconds) for seconds in by_variant.values()) / 3600 if by_variant else None

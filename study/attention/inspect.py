@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -93,7 +92,7 @@ def load(run_dir: Path, iterations: int | None = None) -> Trained:
 
 
 def _finished_model(
-    run_dir: Path, record: dict[str, Any], iterations: int | None
+    run_dir: Path, record: run_record.RunRecord, iterations: int | None
 ) -> tuple[checkpoint.Loaded, list[str]]:
     """The checkpoint to load and its notes: of a run that is being extended, the saved one of its finished length."""
     counts = saved_counts(run_dir, "run") if record["status"] != "finished" else []

@@ -39,7 +39,7 @@ class Member:
     config: dict[str, str] | None
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Any:
         return self.run.record
 
 

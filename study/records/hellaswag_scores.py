@@ -43,7 +43,7 @@ def near_chance(rate: float, error: float) -> bool:
     return abs(rate - CHANCE) <= 2 * error
 
 
-def scored_items(seen: dict[str, Any]) -> Items | None:
+def scored_items(seen: Any) -> Items | None:
     """What a record's score was taken on; None where it has none."""
     score = seen["hellaswag"] or {}
     if not {"acc", "acc_norm"} <= set(score) or not score.get("items"):
@@ -51,13 +51,13 @@ def scored_items(seen: dict[str, Any]) -> Items | None:
     return Items(score["items"], score.get("items_sha256", ""))
 
 
-def common_items(records: Sequence[dict[str, Any]]) -> Items | None:
+def common_items(records: Sequence[Any]) -> Items | None:
     """The items of the most records, of equally many those that come first: what a study's scores are told on."""
     counted = Counter(items for seen in records if (items := scored_items(seen)))
     return counted.most_common(1)[0][0] if counted else None
 
 
-def left_out(records: Sequence[dict[str, Any]]) -> list[str]:
+def left_out(records: Sequence[Any]) -> list[str]:
     """A note for each set of items that is not the common one: which runs were scored on it and do not count."""
     common = common_items(records)
     others: dict[Items, list[str]] = {}
@@ -71,7 +71,7 @@ def left_out(records: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def hellaswag(records: Sequence[dict[str, Any]], common: Items | None) -> HellaSwagScore:
+def hellaswag(records: Sequence[Any], common: Items | None) -> HellaSwagScore:
     """Pooled over the records that have a score on the common items; the reason where there is none."""
     scores = [seen["hellaswag"] for seen in records if scored_items(seen)]
     same = [seen["hellaswag"] for seen in records if common and scored_items(seen) == common]

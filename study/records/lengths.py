@@ -11,7 +11,6 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpt2.artifacts import run_record
 
@@ -29,7 +28,7 @@ class Length:
     def text(self) -> str:
         return ", ".join(str(count) for count in dict.fromkeys(self.iterations.values()))
 
-    def record(self, run_dir: Path) -> tuple[dict[str, Any], int | None]:
+    def record(self, run_dir: Path) -> tuple[run_record.RunRecord, int | None]:
         """The run's record at this length and the count under which it is saved, or run.json and None.
 
         Raises RecordError if run.json cannot be read.
@@ -40,7 +39,7 @@ class Length:
             return run_record.load(run_dir, f"run-{count}.json"), count
         return record, None
 
-    def has_finished(self, record: dict[str, Any]) -> bool:
+    def has_finished(self, record: run_record.RunRecord) -> bool:
         """Whether the record is of a finished run of this length."""
         planned = (record["schedule"] or {}).get("iterations")
         return record["status"] == "finished" and planned == self.iterations.get(record["variant"])

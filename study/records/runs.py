@@ -19,6 +19,7 @@ from study.records.lengths import Length, saved_name
 BASELINE = "B"
 # of every run; initial weights: at each seed
 SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation")
+UNREAD = run_record.blank("?", "?", 0)  # the record of a run whose run.json is missing or unreadable
 
 
 @dataclass
@@ -31,7 +32,7 @@ class Run:
     status: str
     used: bool
     why_not: str = ""
-    record: dict[str, Any] = field(default_factory=dict, repr=False)
+    record: Any = field(default=UNREAD, repr=False)
     saved_at: int | None = None  # the count under which results of a shorter length are saved
 
     def file(self, study_dir: Path, name: str) -> Path:
@@ -69,7 +70,7 @@ def _read(folder: Path, length: Length | None) -> Run:
     return Run(folder.name, seen["variant"], seen["seed"], status, not reason, reason, seen, saved_at)
 
 
-def _why_not(seen: dict[str, Any], name: str) -> str:
+def _why_not(seen: Any, name: str) -> str:
     """Why the numbers of a record in folder `name` do not count; empty where they do."""
     if seen["run"] != name or run_record.run_name(seen["variant"], seen["seed"]) != name:
         return f"its record is that of {seen['run']} ({seen['variant']}, seed {seen['seed']}), not of this folder"
@@ -85,7 +86,7 @@ def _why_not(seen: dict[str, Any], name: str) -> str:
     return ""
 
 
-def losses(seen: dict[str, Any]) -> dict[int, float]:
+def losses(seen: Any) -> dict[int, float]:
     """Tokens -> validation loss in nats, of every evaluation of a record that gave a finite loss."""
     rows = [row for row in seen["validation"]["history"] if len(row) == 3 and None not in (row[0], row[2])]
     return {int(row[0]): float(row[2]) for row in rows if math.isfinite(row[2])}

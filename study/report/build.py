@@ -239,7 +239,7 @@ def _notes(planned: list[str], used: list[Run]) -> list[str]:
 
 def as_json(report: Report) -> dict[str, Any]:
     """The report as plain data, with perplexities beside the losses and without the records of the runs."""
-    bare = [dataclasses.replace(run, record={}) for run in report.runs]
+    bare = [dataclasses.replace(run, record=UNREAD) for run in report.runs]
     value = dataclasses.asdict(dataclasses.replace(report, runs=bare))
     for run in value["runs"]:
         del run["record"]

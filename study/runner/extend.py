@@ -247,13 +247,13 @@ def _runs(directory: Path, settings: StudySettings) -> list[Path]:
     return [*asked, *(path for path in _finished(directory) if path not in asked)]
 
 
-def _finished(directory: Path) -> dict[Path, dict[str, Any]]:
+def _finished(directory: Path) -> dict[Path, run_record.RunRecord]:
     """Records of the finished runs, by folder."""
     found = {path: _record(path) for path in sorted((directory / "runs").glob("*/"))}
     return {path: value for path, value in found.items() if value and value["status"] == "finished"}
 
 
-def _record(folder: Path) -> dict[str, Any] | None:
+def _record(folder: Path) -> run_record.RunRecord | None:
     try:
         return run_record.load(folder)
     except run_record.RecordError:

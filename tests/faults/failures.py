@@ -111,7 +111,7 @@ def nan_for_good(bench: Bench) -> str:
     return outcome(good, REPEATABLE, f"{seen['status']} {faults} {seen['error']} {done.stdout[-300:]}")
 
 
-PASSING = "tried again from the checkpoint, ends at the undisturbed numbers, on record as a passing fault"
+PASSING = "retried from the checkpoint, ends at the undisturbed numbers, recorded as a transient fault"
 
 
 @fault("a loss that is NaN once", PASSING, quick=True)
@@ -120,7 +120,7 @@ def nan_once(bench: Bench) -> str:
     done = place.make({"place": "loss", "only": 40, "action": "nan", "times": 1})
     seen = place.record()
     same = place.numbers() == bench.undisturbed()
-    told = "passing fault" in (place.study / "report.md").read_text()
+    told = "transient fault" in (place.study / "report.md").read_text()
     good = done.returncode == 0 and same and told and [f["repeated"] for f in seen["faults"]] == [False]
     return outcome(good, PASSING, f"same {same}, told {told}, {seen['faults']} {done.stdout[-300:]}")
 

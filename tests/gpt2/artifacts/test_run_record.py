@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2.artifacts import run_record
+from gpt2.artifacts.run_record import Evaluation
+from gpt2.artifacts.typed_json import InvalidJsonError
 from gpt2.system import files
 
 SCHEMA = json.loads((Path(run_record.__file__).with_name("run.schema.json")).read_text())
@@ -42,26 +45,31 @@ def full() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def agrees(value: Any) -> bool:
-    """The independent validator's verdict, after checking that ours is the same."""
-    theirs = jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
-    assert (run_record.validate(value) == []) == theirs
-    return theirs
+def reads(value: Any) -> bool:
+    """Whether the dataclasses read the value, in agreement with the published schema."""
+    try:
+        run_record.from_json(value)
+    except InvalidJsonError:
+        valid = False
+    else:
+        valid = True
+    assert valid == jsonschema.Draft202012Validator(SCHEMA).is_valid(value)
+    return valid
 
 
 def test_a_full_and_a_blank_record_follow_the_schema() -> None:
-    assert agrees(full())
-    assert agrees(run_record.blank("B0", "B", 0))
+    assert reads(full())
+    assert reads(run_record.blank("B0", "B", 0).to_json())
 
 
 def test_a_score_may_name_its_items_and_those_of_older_records_do_not() -> None:
     value = full()
     assert "items_sha256" not in value["hellaswag"]
     value["hellaswag"]["items_sha256"] = "ab" * 32
-    assert agrees(value)
+    assert reads(value)
     for wrong in ("", 7, None):
         value["hellaswag"]["items_sha256"] = wrong
-        assert not agrees(value)
+        assert not reads(value)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -78,7 +86,7 @@ ODD = st.one_of(
 
 @settings(max_examples=500, deadline=None)
 @given(place=st.sampled_from(places(full())[1:]), odd=ODD, remove=st.booleans(), extra=st.booleans())
-def test_our_validator_agrees_with_jsonschema_on_changed_records(
+def test_the_dataclasses_and_the_schema_accept_the_same_changed_records(
     place: tuple[Any, ...], odd: Any, remove: bool, extra: bool
 ) -> None:
     value = copy.deepcopy(full())
@@ -91,13 +99,43 @@ def test_our_validator_agrees_with_jsonschema_on_changed_records(
         holder[place[-1]] = odd
     if extra and isinstance(holder, dict):
         holder["unheard_of"] = odd
-    agrees(value)
+    reads(value)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     files.write_json(tmp_path / "run.json", full())
-    assert run_record.load(tmp_path) == full()
+    record = run_record.load(tmp_path)
+    unset = {"environment": None, "faults": [], "spikes": []}
+    assert record.to_json() == full() | unset
+    assert run_record.from_json(record.to_json()) == record
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_record_has_typed_parts() -> None:
+    record = run_record.from_json(full())
+    assert record.validation
+    assert record.validation.history[-1] == Evaluation(tokens=1000, train_seconds=1.5, loss=3.2)
+    assert record.learned
+    assert record.learned.history
+    assert record.learned.history[0].probability == (0.5, 0.4)
+    assert record.batch
+    assert type(record.batch.micro) is int
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        record.status = "failed"  # type: ignore[misc]
+
+
+def test_a_whole_number_written_as_a_float_is_an_integer() -> None:
+    value = full()
+    value["progress"]["tokens"] = 1000.0
+    record = run_record.from_json(value)
+    assert record.progress
+    assert type(record.progress.tokens) is int
+
+
+def test_keys_that_are_left_out_stay_left_out() -> None:
+    value = full() | {"hellaswag": {"absent": "no network"}}
+    assert run_record.from_json(value).to_json()["hellaswag"] == {"absent": "no network"}
+    assert "warmup_iterations" not in run_record.from_json(value).to_json()["schedule"]
 
 
 def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
@@ -105,9 +143,10 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     value["validation"]["loss"] = math.nan
     value["validation"]["perplexity"] = math.inf
     files.write_json(tmp_path / "run.json", value)
-    seen = run_record.load(tmp_path)["validation"]
-    assert seen["loss"] is None
-    assert seen["perplexity"] is None
+    validation = run_record.load(tmp_path).validation
+    assert validation
+    assert validation.loss is None
+    assert validation.perplexity is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +156,7 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "is of schema 'list'"),
         ('{"schema": 2}', "is of schema 2; this version reads schema 1"),
-        ('{"schema": 1}', "does not follow the schema"),
+        ('{"schema": 1}', "does not follow the schema: record.run is missing"),
         ("\x00\xff", "cannot be read"),
         ('{"schema": 1, "seed": NaN}', "NaN is not a finite number"),
         ('{"schema": 1, "seed": 1e999}', "1e999 is not a finite number"),
@@ -138,7 +177,7 @@ def test_a_failed_write_keeps_the_record_before(tmp_path: Path) -> None:
     files.write_json(tmp_path / "run.json", full())
     with pytest.raises(TypeError):
         files.write_json(tmp_path / "run.json", {"bad": object()})
-    assert run_record.load(tmp_path) == full()
+    assert run_record.load(tmp_path) == run_record.from_json(full())
 
 
 @given(st.lists(st.tuples(st.sampled_from(["B", "RAALL", "RA:1", "RA:11", "RA:1-2,3", "X2"]), st.integers(0, 111)),

