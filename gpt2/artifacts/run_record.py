@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TextIO
 from gpt2.artifacts.typed_json import (
     InvalidJsonError,
     JsonObject,
+    LeftOut,
     Missing,
     MissingOrNull,
     NonEmpty,
@@ -79,7 +80,9 @@ class Environment(JsonObject):
     threads: Count | None
     variables: Mapping[str, Any]
     code: Mapping[str, Any]
-    triton: Annotated[str | None, LeftOut(nullable=True, value="")] = ""  # "": an older record, without the key
+    triton: Annotated[str | None, LeftOut(nullable=True, value="")] = (
+        ""  # "": an older record, without the key
+    )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from study.records import plan_file
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.records.lengths import shown_length
 from study.records.plan_file import Plan
-from study.records.runs import BASELINE, Run, losses, not_configured, provenance, read_runs
+from study.records.runs import BASELINE, UNREAD, Run, losses, not_configured, provenance, read_runs
 from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 
 

@@ -53,7 +53,7 @@ def _experiment(report: Report, records: Sequence[dict[str, Any]]) -> list[Fact]
     batches = [
         " · ".join(
             f"{key.replace('_', ' ')} {value:,}"
-            for key, value in record["batch"].items()
+            for key, value in record["batch"].to_json().items()
             if isinstance(value, int)
         )
         for record in records

@@ -146,10 +146,10 @@ def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
     run = inspect.load(run_dir)
     empty = tmp_path / "RAALL0"
     empty.mkdir()
-    files.write_json(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0))
+    files.write_json(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0).to_json())
     (empty / "config").write_text(config_file.read_text())
     other = a_run(tmp_path / "other", config_file, "RALEARN")
-    files.write_json(other / "run.json", run_record.blank("B0", "B", 0))
+    files.write_json(other / "run.json", run_record.blank("B0", "B", 0).to_json())
     for wrong, told in (
         (lambda: inspect.load(tmp_path / "nowhere"), "is not a folder"),
         (lambda: inspect.load(empty), "has no checkpoint"),

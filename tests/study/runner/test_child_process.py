@@ -93,7 +93,7 @@ def test_the_lock_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> No
 def test_a_report_is_current_when_it_is_whole_and_newer_than_every_record(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "B0"
     run_dir.mkdir(parents=True)
-    files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0))
+    files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0).to_json())
     assert not write.is_current(tmp_path)
     time.sleep(0.01)
     write.write_report(tmp_path)
