@@ -16,7 +16,8 @@ def configure_study(folder: Path, specification: str, **values: str) -> Study:
     """Configure `NAME+FRAGMENT...` with these symbols and results in `folder`. The user's .config stays unchanged."""
     tree = rules.load_kconfig(detected_target_name())
     layers = [
-        parse_lines(read_text(path), commands.display_name(path)) for path in commands.resolve(specification)
+        parse_lines(read_text(path), commands.display_name(path))
+        for path in commands.find_files(specification)
     ]
     values = {"RESULTS_DIR": str(folder / "results")} | values
     layers.append(parse_assignments(tree, [f"CONFIG_{name}={value}" for name, value in values.items()]))

@@ -57,9 +57,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None)
 
 def defconfig(specification: str, assignments: Sequence[str] = (), makeflags: str = "") -> None:
     """Write .config from `NAME+FRAGMENT...` and the assignments of the command line."""
-    tree = rules.load_kconfig(detect())
+    tree = rules.load_kconfig(detect_hardware_name())
     assignments = [*assignments, *make_assignments(tree, makeflags, assignments)]
-    layers = [parse_lines(read_text(path), display_name(path)) for path in resolve(specification)]
+    layers = [parse_lines(read_text(path), display_name(path)) for path in find_files(specification)]
     layers.append(parse_assignments(tree, assignments))
     entries = rules.merge(tree, layers)
     config = rules.check_tree(tree, {entry.name: entry.where for entry in entries})
@@ -138,7 +138,7 @@ def savedefconfig(path: Path) -> None:
 
 def olddefconfig() -> None:
     """Update .config to the Kconfig files and print the changes."""
-    detected = "" if "CONFIG_DETECTED=" in read_text(CONFIG) else detect()
+    detected = "" if "CONFIG_DETECTED=" in read_text(CONFIG) else detect_hardware_name()
     loaded = load_leniently(read_text(CONFIG), str(CONFIG), detected)
     text = rules.render(loaded.tree)
     if text == read_text(CONFIG):
@@ -189,7 +189,7 @@ def display_name(path: Path) -> str:
     return str(path.relative_to(rules.ROOT) if path.is_relative_to(rules.ROOT) else path)
 
 
-def resolve(specification: str) -> list[Path]:
+def find_files(specification: str) -> list[Path]:
     """Return the files of `NAME+FRAGMENT...`. ConfigError suggests a close match for a missing one."""
     base, *rest = specification.split("+")
     bases = {path.name: path for path in DEFCONFIGS.iterdir() if path.is_file()}
@@ -224,7 +224,7 @@ def _names(files: Iterable[str]) -> str:
 # ---- .config
 
 
-def detect() -> str:
+def detect_hardware_name() -> str:
     """Return the name of this machine's hardware. RA_DETECTED in the environment overrides it."""
     from gpt2.hardware.detect import detected_target_name
 
@@ -235,7 +235,7 @@ def load_for_editing() -> rules.Kconfig:
     """Load the tree with .config's values, or with the defaults where there is no .config."""
     if CONFIG.exists():
         return load_strictly(read_text(CONFIG), str(CONFIG)).tree
-    return rules.load_kconfig(detect())
+    return rules.load_kconfig(detect_hardware_name())
 
 
 def scale_line(config: Config) -> str:

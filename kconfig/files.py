@@ -13,17 +13,17 @@ from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read
 from gpt2.system.errors import UserError
 from kconfig.rules import (
     Kconfig,
+    apply_entries,
     check_entries,
     check_settings,
     check_tree,
-    enforce,
-    find,
+    explain_rejection,
+    find_symbol,
     has_prompt,
     load_kconfig,
-    needs,
     render,
+    requirements,
     set_values,
-    why_not,
 )
 
 
@@ -43,9 +43,9 @@ def load_strictly(text: str, label: str) -> Loaded:
     if "DETECTED" not in entries:
         raise ConfigError(f"{label}: CONFIG_DETECTED is missing; fix: make olddefconfig")
     tree = load_kconfig(_detected(entries, label))
-    settable = [entry for entry in entries.values() if has_prompt(find(tree, entry))]
+    settable = [entry for entry in entries.values() if has_prompt(find_symbol(tree, entry))]
     check_entries(tree, settable)
-    enforce(tree, settable)
+    apply_entries(tree, settable)
     expected = parse_lines(render(tree), label)
     for name, entry in expected.items():
         if name not in entries:
@@ -58,7 +58,7 @@ def load_strictly(text: str, label: str) -> Loaded:
     for name, entry in entries.items():
         if name not in expected and entry.value != "n":
             if has_prompt(tree.syms[name]):
-                raise ConfigError(why_not(tree.syms[name], entry))
+                raise ConfigError(explain_rejection(tree.syms[name], entry))
             raise ConfigError(
                 f"{entry.where}: {entry} does not follow from the other symbols; fix: make olddefconfig"
             )
@@ -72,7 +72,7 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
     """
     entries = parse_lines(text, label)
     tree = load_kconfig(_detected(entries, label) if "DETECTED" in entries else detect)
-    settable = {entry.name: entry for entry in entries.values() if has_prompt(find(tree, entry))}
+    settable = {entry.name: entry for entry in entries.values() if has_prompt(find_symbol(tree, entry))}
     check_entries(tree, settable.values())
     set_values(tree, settable.values())
     notes = []
@@ -81,8 +81,8 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
         if symbol.str_value == entry.value:
             continue
         if symbol.visibility:
-            raise ConfigError(why_not(symbol, entry))
-        notes.append(f"dropped {entry}, which needs {needs(symbol)}")
+            raise ConfigError(explain_rejection(symbol, entry))
+        notes.append(f"dropped {entry}, which needs {requirements(symbol)}")
     after = parse_lines(render(tree), label)
     notes += [f"added {entry}" for name, entry in after.items() if name not in entries]
     notes += [

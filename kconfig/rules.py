@@ -61,7 +61,7 @@ def kconfig_environment(detected: str) -> Iterator[None]:
         os.environ.update(saved)
 
 
-def find(tree: Kconfig, entry: Entry) -> Symbol:
+def find_symbol(tree: Kconfig, entry: Entry) -> Symbol:
     """Return the symbol of an entry. ConfigError for an unknown one suggests a close match."""
     symbol = tree.syms.get(entry.name)
     if symbol is not None and symbol.nodes:
@@ -124,7 +124,7 @@ def check_entries(tree: Kconfig, entries: Iterable[Entry]) -> None:
     """Raise ConfigError for the first entry that is invalid by itself or contradicts another one."""
     entries = list(entries)
     for entry in entries:
-        symbol = find(tree, entry)
+        symbol = find_symbol(tree, entry)
         if not has_prompt(symbol):
             raise ConfigError(
                 f"{entry.where}: {entry} cannot be set: it follows from other symbols; {_instead(entry.name)}"
@@ -133,7 +133,7 @@ def check_entries(tree: Kconfig, entries: Iterable[Entry]) -> None:
     check_choices(tree, entries)
 
 
-def enforce(tree: Kconfig, entries: Iterable[Entry]) -> None:
+def apply_entries(tree: Kconfig, entries: Iterable[Entry]) -> None:
     """Set these values and no others. ConfigError for the first that has no effect.
 
     entries: checked, each symbol once.
@@ -142,7 +142,7 @@ def enforce(tree: Kconfig, entries: Iterable[Entry]) -> None:
     set_values(tree, entries)
     for entry in entries:
         if tree.syms[entry.name].str_value != entry.value:
-            raise ConfigError(why_not(tree.syms[entry.name], entry))
+            raise ConfigError(explain_rejection(tree.syms[entry.name], entry))
 
 
 def merge(tree: Kconfig, layers: Sequence[Mapping[str, Entry]]) -> list[Entry]:
@@ -163,7 +163,7 @@ def merge(tree: Kconfig, layers: Sequence[Mapping[str, Entry]]) -> list[Entry]:
         set_values(tree, merged.values())
         hidden = [name for name in visible & merged.keys() - layer.keys() if not tree.syms[name].visibility]
         merged = {name: entry for name, entry in merged.items() if name not in hidden}
-    enforce(tree, merged.values())
+    apply_entries(tree, merged.values())
     return list(merged.values())
 
 
@@ -196,7 +196,7 @@ def check_choices(tree: Kconfig, entries: Iterable[Entry]) -> None:
         chosen[choice] = entry
 
 
-def why_not(symbol: Symbol, entry: Entry) -> str:
+def explain_rejection(symbol: Symbol, entry: Entry) -> str:
     """Explain why a value has no effect."""
     import kconfiglib
 
@@ -205,7 +205,7 @@ def why_not(symbol: Symbol, entry: Entry) -> str:
         now = ", ".join(
             f"CONFIG_{item.name} is {_shown(item)}" for item in items if getattr(item, "nodes", None)
         )
-        return f"{entry.where}: {entry} needs {needs(symbol)}, but {now}; fix: change that, or remove this"
+        return f"{entry.where}: {entry} needs {requirements(symbol)}, but {now}; fix: change that, or remove this"
     if symbol.choice is not None:
         others = ", ".join(f"CONFIG_{member.name}=y" for member in symbol.choice.syms if member is not symbol)
         return f"{entry.where}: {entry} leaves its choice empty; fix: set one of {others}"
@@ -220,7 +220,7 @@ def _conditions(symbol: Symbol) -> list[Any]:
     return [part for part in parts if not isinstance(part, kconfiglib.Choice)]
 
 
-def needs(symbol: Symbol) -> str:
+def requirements(symbol: Symbol) -> str:
     import kconfiglib
 
     return " and ".join(kconfiglib.expr_str(part, _with_prefix) for part in _conditions(symbol))

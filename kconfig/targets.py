@@ -21,7 +21,7 @@ def symbols_for_target(name: str, base: str = "", makeflags: str | None = None) 
     with the CONFIG_X=v of its command line; default: MAKEFLAGS of the environment.
     """
     specification = f"{STUDY}+{name}"
-    defconfig, fragment, *others = commands.resolve(specification)
+    defconfig, fragment, *others = commands.find_files(specification)
     if others:
         raise UserError(f'TARGET={name} combines several targets; fix: TARGET="{name.replace("+", " ")}"')
     tree = rules.load_kconfig(name)

@@ -28,12 +28,12 @@ from gpt2.config.config import DataConfig
 from gpt2.data import tokenizer
 from gpt2.data.manifest import REBUILD, Manifest, read_manifest
 from gpt2.data.progress import Report, TokenMeter, format_rate
-from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encoded, split_tail
+from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encode_batches, split_tail
 from gpt2.data.sources import (
     DataError,
     document_count,
     documents,
-    name_empty_files,
+    report_empty_files,
     source_identity,
     validation_permille,
 )
@@ -263,7 +263,7 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
     temporary.mkdir()
     try:
         report(f"data: preparing {config.dataset} in {directory}")
-        name_empty_files(config, report)
+        report_empty_files(config, report)
         writers = {split: ShardWriter(temporary, split) for split in SPLITS}
         count = _write_all(config, writers, report)
         splits = {split: writer.close() for split, writer in writers.items()}
@@ -286,7 +286,7 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
     permille, workers = validation_permille(config.dataset), config.workers or len(os.sched_getaffinity(0))
     expected = document_count(config)
     with TokenMeter("data", report) as meter:
-        for part in encoded(batches(documents(config)), permille, workers):
+        for part in encode_batches(batches(documents(config)), permille, workers):
             for split, tokens in zip(SPLITS, part[:2], strict=True):
                 writers[split].write(tokens)
             count += part[2]

@@ -55,7 +55,7 @@ def encode(texts: list[str], permille: int) -> Encoded:
     return b"".join(splits[0]), b"".join(splits[1]), len(texts)
 
 
-def encoded(batches: Iterator[list[str]], permille: int, workers: int) -> Iterator[Encoded]:
+def encode_batches(batches: Iterator[list[str]], permille: int, workers: int) -> Iterator[Encoded]:
     """Encode the batches in order. Uses a process pool where the text is long, a few batches ahead at most."""
     first: list[list[str]] = []
     for batch in batches:

@@ -132,7 +132,7 @@ def local_files(patterns: tuple[str, ...]) -> list[Path]:
     return sorted(found)
 
 
-def name_empty_files(config: DataConfig, report: Callable[[str], None]) -> None:
+def report_empty_files(config: DataConfig, report: Callable[[str], None]) -> None:
     """Report the empty local files. DataError where all are empty."""
     files = local_files(config.files) if config.dataset == "files" else []
     empty = [repr(os.fspath(path)) for path in files if not path.stat().st_size]
@@ -149,14 +149,14 @@ def _file_documents(files: list[Path]) -> Iterator[str]:
     for path in files:
         if path.suffix in (".txt", ".md"):
             text = _read_text(path)
-            yield from pieces(text) if few else [text]
+            yield from split_at_paragraphs(text) if few else [text]
         elif path.suffix == ".jsonl":
             yield from _jsonl_documents(path)
         else:
             yield from _parquet_documents(path)
 
 
-def pieces(text: str) -> Iterator[str]:
+def split_at_paragraphs(text: str) -> Iterator[str]:
     """Cut a text at paragraph ends into pieces of about PIECE_CHARACTERS. Joined they equal the text."""
     start = 0
     while start < len(text):
@@ -225,7 +225,7 @@ def _hub_documents(dataset: str) -> Iterator[str]:
     source = HUB[dataset]
     rows = _open_hub(source)
     texts = (row[source.column] for row in rows)
-    return articles(texts) if dataset == "wikitext103" else texts
+    return group_articles(texts) if dataset == "wikitext103" else texts
 
 
 def _open_hub(source: HubSource) -> Any:
@@ -261,7 +261,7 @@ def probe_hub(path: str) -> None:
         ) from None
 
 
-def articles(lines: Iterator[str]) -> Iterator[str]:
+def group_articles(lines: Iterator[str]) -> Iterator[str]:
     """Group WikiText's lines into articles. An article begins at a first-level heading: ` = Title = `."""
     article: list[str] = []
     for line in lines:

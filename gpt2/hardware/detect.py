@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt2.hardware import cpu
-from gpt2.hardware.cpu import PROC, SYS, number, read
-from gpt2.hardware.gpu_specs import GIB, TARGETS, match
+from gpt2.hardware.cpu import PROC, SYS, read_integer, read_text
+from gpt2.hardware.gpu_specs import GIB, TARGETS, match_target
 from gpt2.system.errors import UserError
 
 TIMEOUT_SECONDS = 8  # of nvidia-smi, which may need seconds to load the driver
@@ -88,7 +88,7 @@ def detected_target_name(environment: Mapping[str, str] | None = None) -> str:
             raise HardwareError(f"RA_DETECTED={name} is no target; fix: use one of {', '.join(TARGETS)}")
         return name
     found = detect_hardware(environment=environment)
-    return match(found.name, found.memory_bytes, found.kind).name
+    return match_target(found.name, found.memory_bytes, found.kind).name
 
 
 def run_tool(command: Sequence[str]) -> str:
@@ -162,7 +162,7 @@ def _fastest_first(cards: list[Card]) -> list[Card]:
     """Sort cards in CUDA's default order as far as the table allows: by peak, by memory, by the driver's index."""
 
     def slowness(card: Card) -> tuple[float, int]:
-        return -(match(card.name, card.memory_bytes, card.kind).peak_flops or 0), -card.memory_bytes
+        return -(match_target(card.name, card.memory_bytes, card.kind).peak_flops or 0), -card.memory_bytes
 
     order = sorted(
         {card.index for card in cards}, key=lambda i: min(slowness(c) for c in cards if c.index == i)
@@ -223,7 +223,7 @@ def _from_proc(proc: Path) -> list[Card]:
     """Return NVIDIA cards by name. The kernel module reports no memory size."""
     cards = []
     for index, file in enumerate(sorted((proc / "driver/nvidia/gpus").glob("*/information"))):
-        fields = dict(re.findall(r"^([^:]+):\s+(.*)$", read(file), re.MULTILINE))
+        fields = dict(re.findall(r"^([^:]+):\s+(.*)$", read_text(file), re.MULTILINE))
         if "Model" in fields:
             cards.append(Card("cuda", index, fields["Model"].strip(), 0, fields.get("GPU UUID", "").strip()))
     return cards
@@ -237,7 +237,7 @@ def _amd(sys: Path) -> list[Card]:
     nodes = sys / "class/kfd/kfd/topology/nodes"
     cards: list[Card] = []
     for node in sorted(nodes.glob("*"), key=lambda path: (len(path.name), path.name)):
-        found = dict(re.findall(r"^(\w+) (\d+)$", read(node / "properties"), re.MULTILINE))
+        found = dict(re.findall(r"^(\w+) (\d+)$", read_text(node / "properties"), re.MULTILINE))
         values = {key: int(value) for key, value in found.items()}
         if values.get("simd_count", 0) and values.get("vendor_id", 0x1002) == 0x1002:
             cards.append(_amd_card(len(cards), node, values, sys))
@@ -248,13 +248,15 @@ def _amd_card(index: int, node: Path, values: Mapping[str, int], sys: Path) -> C
     device = sys / f"class/drm/renderD{values.get('drm_render_minor', 0)}/device"
     version = values.get("gfx_target_version", 0)
     target = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"  # 110000 -> gfx1100
-    banks = [read(file) for file in node.glob("mem_banks/*/properties")]
+    banks = [read_text(file) for file in node.glob("mem_banks/*/properties")]
     local = [text for text in banks if re.search(r"^heap_type [12]$", text, re.MULTILINE)]  # 0 is the host's
     memory = sum(
         int(size) for text in local for size in re.findall(r"^size_in_bytes (\d+)", text, re.MULTILINE)
     )
-    memory = memory or number(device / "mem_info_vram_total")
-    name = AMD_NAMES.get(values.get("device_id", 0)) or read(device / "product_name") or f"AMD GPU {target}"
+    memory = memory or read_integer(device / "mem_info_vram_total")
+    name = (
+        AMD_NAMES.get(values.get("device_id", 0)) or read_text(device / "product_name") or f"AMD GPU {target}"
+    )
     integrated = is_integrated(target, memory) or values.get("cpu_cores_count", 0) > 0
     return Card("rocm", index, name, memory, f"GPU-{values.get('unique_id', 0):016x}", integrated)
 
@@ -268,5 +270,5 @@ def is_integrated(target: str, memory_bytes: int, flagged: bool = False) -> bool
 
 
 def _amd_driver(sys: Path, proc: Path) -> str:
-    version = read(sys / "module/amdgpu/version") or f"Linux {read(proc / 'sys/kernel/osrelease')}"
+    version = read_text(sys / "module/amdgpu/version") or f"Linux {read_text(proc / 'sys/kernel/osrelease')}"
     return f"amdgpu {version}"

@@ -29,7 +29,7 @@ class TargetError(UserError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Form:
+class FormFactor:
     """A form factor of a card with a different peak. pattern: as in Target.patterns."""
 
     pattern: str
@@ -54,7 +54,7 @@ class Target:
     peak_flops: float | None
     peak_source: str
     patterns: tuple[str, ...] = ()
-    forms: tuple[Form, ...] = ()
+    forms: tuple[FormFactor, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -62,11 +62,11 @@ class Target:
         """Return the preferred kernel."""
         return self.attention[0]
 
-    def named(self, device_name: str) -> bool:
+    def matches(self, device_name: str) -> bool:
         """Return whether a device of this name is this card."""
         return any(re.fullmatch(pattern, device_name, re.IGNORECASE) for pattern in self.patterns)
 
-    def as_form(self, device_name: str) -> Target:
+    def with_form_factor(self, device_name: str) -> Target:
         """Return this row with the peak of the device's form factor."""
         for form in self.forms:
             if re.fullmatch(form.pattern, device_name, re.IGNORECASE):
@@ -108,12 +108,12 @@ _ROWS = (
         peak_source="NVIDIA H100 Tensor Core GPU Architecture paper: SXM5, BF16 Tensor Core 989.4 TFLOPS dense",
         patterns=(r"(NVIDIA )?H100( 80GB HBM3| SXM5?| PCIe| NVL)?",),
         forms=(
-            Form(
+            FormFactor(
                 r".* PCIe",
                 756e12,
                 "NVIDIA H100 Tensor Core GPU Architecture paper: PCIe, BF16 Tensor Core 756 TFLOPS dense",
             ),
-            Form(
+            FormFactor(
                 r".* NVL",
                 835.5e12,
                 "NVIDIA H100 datasheet: NVL, BFLOAT16 Tensor Core 1,671 TFLOPS with sparsity, half of it dense",
@@ -131,7 +131,7 @@ _ROWS = (
         peak_source="NVIDIA H200 datasheet: SXM, BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense",
         patterns=(r"(NVIDIA )?H200( SXM5?| NVL)?",),
         forms=(
-            Form(
+            FormFactor(
                 r".* NVL",
                 835.5e12,
                 "NVIDIA H200 datasheet: NVL, BFLOAT16 Tensor Core 1,671 TFLOPS with sparsity, half of it dense",
@@ -207,7 +207,7 @@ _ROWS = (
 TARGETS = {row.name: row for row in _ROWS}
 
 
-def match(device_name: str, memory_bytes: int, kind: str) -> Target:
+def match_target(device_name: str, memory_bytes: int, kind: str) -> Target:
     """Return the row of a device by name and total memory (0: unknown), else the generic row of its kind.
 
     kind: "cuda", "rocm" or "cpu". A slice of a card (MIG, a partition) gets the generic row.
@@ -216,8 +216,8 @@ def match(device_name: str, memory_bytes: int, kind: str) -> Target:
         return TARGETS["cpu"]
     name = " ".join(device_name.split())
     for row in _ROWS:
-        if row.kind == kind and row.named(name):
+        if row.kind == kind and row.matches(name):
             whole = row.memory_bytes is not None and memory_bytes >= SMALLEST_SHARE * row.memory_bytes
             if whole or not memory_bytes:
-                return row.as_form(name)
+                return row.with_form_factor(name)
     return TARGETS[f"generic-{kind}"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2.hardware import cpu
 from gpt2.hardware.detect import Hardware, detect_hardware, detected_target_name
-from gpt2.hardware.gpu_specs import GIB, TARGETS, Target, TargetError, match
+from gpt2.hardware.gpu_specs import GIB, TARGETS, Target, TargetError, match_target
 from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_torch_devices
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _row_of(device: TorchDevice, kind: str, hardware: Hardware) -> Target:
     name = device.name
     if hardware.kind == kind and " ".join(name.lower().split()) in NAMELESS:
         name = hardware.name
-    return match(name, device.memory_bytes, kind)
+    return match_target(name, device.memory_bytes, kind)
 
 
 def _unusable(hardware: Hardware, devices: TorchDevices) -> str:

@@ -280,7 +280,7 @@ def test_a_glob_without_files_is_an_error(tmp_path: Path) -> None:
 @given(st.lists(st.sampled_from(["word " * 900, "\n", "\n\n", "x" * 30_000]), max_size=30))
 def test_pieces_of_a_text_are_the_text(parts: list[str]) -> None:
     text = "".join(parts)
-    cut = list(sources.pieces(text))
+    cut = list(sources.split_at_paragraphs(text))
     assert "".join(cut) == text
     assert all(len(piece) <= 4 * sources.PIECE_CHARACTERS + 2 for piece in cut)
 
@@ -360,11 +360,11 @@ def test_the_hash_split_of_a_corpus_that_needs_no_tail_is_what_it_was(tmp_path: 
 
 def test_wikitext_lines_become_articles() -> None:
     lines = ["", " = One = \n", " text \n", " = = Section = = \n", " more \n", " = Two = \n", " end \n"]
-    assert [a.strip().splitlines()[0].strip() for a in sources.articles(iter(lines[1:]))] == [
+    assert [a.strip().splitlines()[0].strip() for a in sources.group_articles(iter(lines[1:]))] == [
         "= One =",
         "= Two =",
     ]
-    assert "".join(sources.articles(iter(lines))) == "".join(lines)
+    assert "".join(sources.group_articles(iter(lines))) == "".join(lines)
 
 
 def test_the_hub_is_read_as_a_stream_up_to_the_token_limit(

@@ -15,7 +15,7 @@ from gpt2.hardware.detect import (
     is_integrated,
     run_tool,
 )
-from gpt2.hardware.gpu_specs import GIB, TARGETS, match
+from gpt2.hardware.gpu_specs import GIB, TARGETS, match_target
 
 A100 = "GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960, Disabled, 550.54.15"
 RTX4090 = "GPU-bbbb, NVIDIA GeForce RTX 4090, 24564, [N/A], 550.54.15"
@@ -85,7 +85,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def row(found: Hardware) -> str:
-    return match(found.name, found.memory_bytes, found.kind).name
+    return match_target(found.name, found.memory_bytes, found.kind).name
 
 
 def test_a_machine_with_nothing_is_a_cpu(machine: Machine) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpt2.hardware.gpu_specs import AOTRITON, GIB, TARGETS, match
+from gpt2.hardware.gpu_specs import AOTRITON, GIB, TARGETS, match_target
 
 REAL_NAMES = {  # as nvidia-smi and torch print them: GiB, kind, row
     "NVIDIA A100-SXM4-40GB": (39.5, "cuda", "a100-40g"),
@@ -50,35 +50,35 @@ OTHERS = {  # neighbours that are not the card: generic
 @pytest.mark.parametrize("name", REAL_NAMES)
 def test_a_real_device_name_matches_exactly_one_row(name: str) -> None:
     gib, kind, row = REAL_NAMES[name]
-    assert [other.name for other in TARGETS.values() if other.named(name)] == [row]
-    assert match(name, int(gib * GIB), kind).name == row
-    assert match(f" {name.upper()} ", int(gib * GIB), kind).name == row
+    assert [other.name for other in TARGETS.values() if other.matches(name)] == [row]
+    assert match_target(name, int(gib * GIB), kind).name == row
+    assert match_target(f" {name.upper()} ", int(gib * GIB), kind).name == row
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_neighbour_of_a_card_is_generic(name: str) -> None:
     gib, kind = OTHERS[name]
-    assert not any(row.named(name) for row in TARGETS.values())
-    assert match(name, int(gib * GIB), kind).name == f"generic-{kind}"
+    assert not any(row.matches(name) for row in TARGETS.values())
+    assert match_target(name, int(gib * GIB), kind).name == f"generic-{kind}"
 
 
 def test_a_slice_that_bears_the_whole_cards_name_is_generic_by_its_memory() -> None:
-    assert match("NVIDIA A100-SXM4-40GB", int(19.6 * GIB), "cuda").name == "generic-cuda"
-    assert match("AMD Instinct MI300X", 24 * GIB, "rocm").name == "generic-rocm"
+    assert match_target("NVIDIA A100-SXM4-40GB", int(19.6 * GIB), "cuda").name == "generic-cuda"
+    assert match_target("AMD Instinct MI300X", 24 * GIB, "rocm").name == "generic-rocm"
 
 
 def test_where_nothing_tells_the_memory_the_name_decides() -> None:
-    assert match("NVIDIA A100-SXM4-40GB", 0, "cuda").name == "a100-40g"
+    assert match_target("NVIDIA A100-SXM4-40GB", 0, "cuda").name == "a100-40g"
 
 
 def test_a_card_of_the_other_kind_never_matches() -> None:
-    assert match("NVIDIA H200", 140 * GIB, "rocm").name == "generic-rocm"
-    assert match("NVIDIA H200", 140 * GIB, "cpu").name == "cpu"
+    assert match_target("NVIDIA H200", 140 * GIB, "rocm").name == "generic-rocm"
+    assert match_target("NVIDIA H200", 140 * GIB, "cpu").name == "cpu"
 
 
 def test_a_slower_form_factor_has_its_own_peak() -> None:
-    sxm = match("NVIDIA H100 80GB HBM3", 79 * GIB, "cuda")
-    pcie = match("NVIDIA H100 PCIe", 79 * GIB, "cuda")
+    sxm = match_target("NVIDIA H100 80GB HBM3", 79 * GIB, "cuda")
+    pcie = match_target("NVIDIA H100 PCIe", 79 * GIB, "cuda")
     assert (pcie.name, pcie.memory_bytes) == (sxm.name, sxm.memory_bytes)
     assert pcie.peak_flops is not None
     assert sxm.peak_flops is not None
