@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpt2.system.errors import UserError
@@ -94,8 +94,9 @@ def _listed_layers(name: str, layers: int) -> frozenset[int]:
     return frozenset(chosen)
 
 
-ONE_CLASS = (
-    "B, RAEARLY, RALATE, RAALL, RAALT and RA:... are one function class with one initial distribution (a reciprocal "
-    "layer is a standard layer with W_Q and W_K renamed): differences among them are noise, and their spread is the "
-    "measured noise floor."
-)
+def one_class(controls: Sequence[str]) -> str:
+    """Say what several control arms have in common."""
+    return (
+        f"{', '.join(controls[:-1])} and {controls[-1]} are control arms (A/A): one function with W_Q and W_K renamed "
+        "in some layers. Differences among them are noise."
+    )

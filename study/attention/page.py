@@ -21,7 +21,7 @@ from pages.document import (
     Table,
 )
 from pages.markup import Code, Text, escape_figure, pieces
-from ra.names import ONE_CLASS
+from ra.names import is_control_arm, one_class
 from study.attention import data as recorded
 from study.attention.data import PATHS, STATISTICS, Look, halves, keys, layer_means, used_path
 from study.attention.figures import ABOUT_MAPS, ABOUT_MASS, heads_with_maps, map_by_variant, maps_of_runs
@@ -43,7 +43,8 @@ def attention_document(looks: Sequence[Look], text: recorded.Text) -> Document:
     names = " | ".join(f"{look.run} at iteration {look.iteration:,}" for look in looks)
     variants = list(dict.fromkeys(look.variant for look in looks))
     blocks: list[Block] = [Paragraph(ABOUT_PATHS)]
-    blocks += [Paragraph(ONE_CLASS)] if len(variants) > 1 else []
+    controls = [variant for variant in variants if is_control_arm(variant)]
+    blocks += [Paragraph(one_class(controls))] if len(controls) > 1 else []
     blocks += [legend(variants)] if len(looks) > 1 else []
     layers = Figure(
         "layers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pages.markup import Strong, Text, join
+from ra.names import one_class
 from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.alignment import RULE, Alignment, Errors
 from study.compare.build import Comparison
@@ -17,7 +18,7 @@ from study.report.sentences import (
     seeds_text,
     why_uncounted,
 )
-from study.report.summary import finding, numbers, one_class
+from study.report.summary import finding, numbers
 
 
 def sentences(comparison: Comparison) -> list[Text]:

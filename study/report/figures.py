@@ -28,7 +28,7 @@ SYMBOLS = (
 MARGIN = {"l": 62, "r": 96, "t": 12, "b": 48}
 SCALES = [{"name": f"{kind} axis", "layout": {"xaxis": {"type": kind}}} for kind in ("linear", "log")]
 COINCIDE = 0.01  # of the vertical axis
-NARROW = {"margin": {"l": 50, "r": 78}, "font": {"size": 11}, "height": 330}
+NARROW = {"margin": {"l": 60, "r": 78}, "font": {"size": 11}, "height": 330}
 
 
 def figures_of_time(seconds: float) -> tuple[float, str]:
@@ -123,18 +123,20 @@ def _across(drawn: list[tuple[Curve, bool]], tokens_per_update: int | None) -> l
 
 
 def _upwards(drawn: list[tuple[Curve, bool]], what: str) -> list[dict[str, Any]]:
-    """Perplexity on a logarithmic axis, which looks as the loss does, and the loss itself."""
+    """Perplexity on a logarithmic axis, on which its curve has the shape of the loss, and the loss itself."""
     losses = [curve.high + curve.low[::-1] if band else curve.loss for curve, band in drawn]
     perplexities = [[math.exp(min(value, 300.0)) for value in loss] for loss in losses]
+    wide = max(map(max, losses)) - min(map(min, losses)) > math.log(8)
+    ticks = {"tickformat": "~s", "dtick": "D2" if wide else None}  # D2: at 1, 2 and 5 of each decade
     return [
         {
             "name": name,
             "data": [{"y": rounded(value)} for value in values],
-            "layout": {"yaxis": {"type": kind, "tickformat": ticks, "title": {"text": f"{what} {title}"}}},
+            "layout": {"yaxis": axis | {"title": {"text": f"{what} {title}"}}},
         }
-        for name, values, kind, ticks, title in (
-            ("perplexity", perplexities, "log", "~s", "perplexity"),
-            ("loss", losses, "linear", "", "loss (nats)"),
+        for name, values, axis, title in (
+            ("perplexity", perplexities, {"type": "log", **ticks}, "perplexity"),
+            ("loss", losses, {"type": "linear", "tickformat": "", "dtick": None}, "loss (nats)"),
         )
     ]
 

@@ -7,6 +7,7 @@ import math
 from pages.components import color_label
 from pages.document import Finding
 from pages.markup import Code, Strong, Text
+from ra.names import one_class
 from study.analysis.equivalence import VarianceCheck
 from study.analysis.sensitivity import SeedsNeeded, Sensitivity
 from study.analysis.speed import Speed
@@ -177,14 +178,6 @@ def next_step(report: Report) -> Text:
             "a larger model or train longer under another CONFIG_STUDY_NAME."
         )
     return ""
-
-
-def one_class(controls: list[str]) -> str:
-    """What the control arms are, of which there are several."""
-    return (
-        f"{listed(controls)} are control arms (A/A): one function with W_Q and W_K renamed in some layers. "
-        "Differences among them are noise."
-    )
 
 
 def context(report: Report) -> list[str]:

@@ -61,6 +61,10 @@ addEventListener("load", async () => {
   seen.ink = each(plot => getComputedStyle(plot.querySelector(".xtick text, .ytick text")).fill);
   seen.background = getComputedStyle(document.body).backgroundColor;
   seen.width = [document.documentElement.scrollWidth, innerWidth];
+  // Figures, and texts outside the boxes that scroll by themselves, that reach beyond the right edge.
+  seen.beyond = [...document.querySelectorAll(".main-svg, main > *, .verdicts *, dl *, li, p, figcaption, summary")]
+    .filter(element => element.getBoundingClientRect().right > innerWidth + 0.5)
+    .map(element => `${element.localName}.${element.getAttribute("class")}: ${element.textContent.slice(0, 40)}`);
   seen.verdicts = [...document.querySelectorAll(".verdicts li")].map(line => line.innerText);
   seen.tables = [...document.querySelectorAll("table")]
     .map(table => [...table.rows].map(row => [...row.cells].map(cell => cell.innerText)));

@@ -273,7 +273,23 @@ def test_a_variant_that_varies_much_shares_the_rank_of_the_arms_and_its_items_ar
 
 
 def test_nothing_overflows_a_phone(seen: Seen) -> None:
-    assert faultless(seen.study, phone=True)["width"] == [390, 390]
+    page = faultless(seen.study, phone=True)
+    assert page["width"] == [390, 390]
+    assert page["beyond"] == []
+
+
+def test_long_unbroken_texts_of_records_do_not_widen_a_phones_page(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    long = "https://example.invalid/" + "x" * 200
+    edit(study, "B0", environment={"platform": long, "variables": {"OMP_NUM_THREADS": long}},
+         target={"device": long, "driver": long}, commit="c" * 200, notes=[long])  # fmt: skip
+    edit(study, "RAALL0", status="failed", error=long)
+    edit(study, "RALATE0", hellaswag={"acc": None, "absent": long})
+    files.write_json(study / "plan.json", {"notes": [long], "budget": {}})
+    write.write_report(study)
+    page = faultless(study, phone=True)
+    assert page["width"] == [390, 390]
+    assert page["beyond"] == []
 
 
 def rgb(colour: str) -> tuple[int, ...]:

@@ -20,10 +20,12 @@ from study.attention.inspect import READABLE, layer_look
 from study.attention.page import attention_document
 from study.compare import build as compare
 from study.compare import write
+from study.memory.page import memory_document
 from study.report.write import write_report
 from tests.study import sample_records as records
 from tests.study.browser import BROWSER, faultless, percent, printed
 from tests.study.compared import a_study, published, recorded
+from tests.study.memory.test_page import a_row, peak_at_the_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")]
 
@@ -83,6 +85,7 @@ def test_a_comparison_is_drawn_and_fits(tmp_path: Path, phone: bool) -> None:
         assert curves[line["run"]]["x"] == [int(step) for step in line["curve"]]
         assert curves[line["run"]]["y"] == pytest.approx([100 * e for e in line["curve"].values()], rel=1e-3)
     assert seen["width"][0] <= seen["width"][1]
+    assert seen["beyond"] == []
 
 
 def test_the_published_study_is_drawn_without_its_curves(tmp_path: Path) -> None:
@@ -94,6 +97,23 @@ def test_the_published_study_is_drawn_without_its_curves(tmp_path: Path) -> None
     stands_as_recorded(seen, made)
     is_printed(seen, made)
     assert seen["width"][0] <= seen["width"][1]
+    assert seen["beyond"] == []
+
+
+@pytest.mark.parametrize("phone", [False, True])
+def test_the_memory_of_a_step_is_drawn_and_fits(tmp_path: Path, phone: bool) -> None:
+    rows = [a_row(peak_at_the_end(), name) for name in ("B", "RALEARN")]
+    (tmp_path / "report.html").write_text(
+        render_html(memory_document(rows, "a card " + "x" * 200, ["a note"]))
+    )
+    seen = faultless(tmp_path, phone=phone)
+    assert set(seen["drawn"]) == {"timeline0", "timeline1"}
+    for traces in seen[
+        "drawn"
+    ].values():  # plotly draws the area of a stacked trace in the group of its neighbour
+        assert sum(trace["marks"] for trace in traces) == len(traces)
+    assert seen["width"][0] <= seen["width"][1]
+    assert seen["beyond"] == []
 
 
 def a_look(name: str, variant: str, share: float, tokens: int) -> Look:
@@ -117,6 +137,7 @@ def test_the_pictures_of_attention_are_drawn_and_fit(tmp_path: Path, phone: bool
     seen = faultless(as_report(tmp_path, "attention.html"), phone=phone)
     assert set(seen["drawn"]) == {"layers", "map0-0", "map1-0"}
     assert seen["width"][0] <= seen["width"][1]
+    assert seen["beyond"] == []
 
 
 THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
@@ -152,6 +173,7 @@ def test_a_report_shows_where_attention_goes(tmp_path: Path, phone: bool) -> Non
     seen = faultless(study, phone=phone)
     assert {"attention-layers", "attention-map0", "attention-map1"} < set(seen["drawn"])
     assert seen["width"][0] <= seen["width"][1]
+    assert seen["beyond"] == []
 
 
 def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(tmp_path: Path) -> None:
