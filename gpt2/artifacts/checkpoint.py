@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or not there.
+"""Write and read checkpoints that are complete or absent.
 
     <run>/checkpoint/00001200/state.pt       tensors (model, optimizer), read back with weights_only=True
                               meta.json      plain data: iteration, clocks, history
                               manifest.json  size and SHA-256 of the others, written last
 
-A checkpoint is made under a temporary name, flushed to the disk, and renamed; the one before stays. Loading
-takes the newest that is whole and says why it passed over any other.
+A checkpoint is written under a temporary name, flushed to the disk and renamed; the previous one stays. Loading takes
+the newest complete checkpoint and reports why it skipped any other.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ STATE, META, MANIFEST = "state.pt", "meta.json", "manifest.json"
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint cannot be written or is not whole."""
+    """A checkpoint cannot be written or is damaged."""
 
 
 @dataclass
 class Loaded:
-    """The newest whole checkpoint: tensors on the CPU, plain data, and what was passed over to reach it."""
+    """A checkpoint: tensors on the CPU, plain data, and messages about damaged checkpoints that were skipped."""
 
     iteration: int
     state: dict[str, Any]
     meta: dict[str, Any]
-    passed_over: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
 
 def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any], keep: int = KEEP) -> Path:
-    """Write the checkpoint of `iteration` under `root`, then drop all but the newest `keep`.
+    """Write the checkpoint of `iteration` under `root`, then delete all but the newest `keep`.
 
-    Raises CheckpointError (disk full, read-only); the checkpoints before are untouched then.
+    Raises CheckpointError (disk full, read-only) and leaves existing checkpoints untouched.
     """
     final = _free_name(root, iteration)
     temporary = root / f".{final.name}.{os.getpid()}.tmp"
@@ -53,7 +53,7 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         temporary.mkdir()
-        with (temporary / STATE).open("wb") as file:  # a file of Python's tells what went wrong with it
+        with (temporary / STATE).open("wb") as file:  # Python's file reports the cause of an error
             torch.save(state, file)
         (temporary / META).write_text(json.dumps(meta | {"iteration": iteration}))
         sums = {name: _describe(temporary / name) for name in (STATE, META)}
@@ -66,87 +66,86 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
     except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"checkpoint {final} could not be written: {error}; free space and run `make`"
+            f"checkpoint {final} cannot be written: {error}; fix: free some space and run `make`"
         ) from error
     _remove_leftovers(root)
     for path in complete(root):
-        if _place(path)[0] > iteration:  # passed over as damaged when this run went on from an earlier one
+        if _sequence(path)[0] > iteration:  # damaged: this run resumed from an earlier one
             shutil.rmtree(path)
     keep_newest(root, keep)
     return final
 
 
 def _free_name(root: Path, iteration: int) -> Path:
-    """A name that is not taken: an iteration that is saved again, with newer clocks, never touches the one before."""
-    taken = [_place(path)[1] for path in complete(root) if _place(path)[0] == iteration]
+    """Return an unused name. Saving an iteration twice, with newer clocks, leaves the first checkpoint untouched."""
+    taken = [_sequence(path)[1] for path in complete(root) if _sequence(path)[0] == iteration]
     return root / (f"{iteration:08d}.{max(taken) + 1}" if taken else f"{iteration:08d}")
 
 
-def _place(path: Path) -> tuple[int, int]:
-    """(iteration, how often it was saved before) from a checkpoint's name."""
-    iteration, _, again = path.name.partition(".")
-    return int(iteration), int(again or 0)
+def _sequence(path: Path) -> tuple[int, int]:
+    """Parse (iteration, number of earlier saves of it) from a checkpoint's name."""
+    iteration, _, repeat = path.name.partition(".")
+    return int(iteration), int(repeat or 0)
 
 
 def keep_newest(root: Path, keep: int = 1) -> None:
-    """Remove all checkpoints but the newest `keep`: a finished run needs one."""
+    """Delete all checkpoints but the newest `keep`. A finished run needs one."""
     for old in complete(root)[:-keep]:
         shutil.rmtree(old)
 
 
 def complete(root: Path) -> list[Path]:
-    """The checkpoints under `root` that were renamed into place, oldest first; their content is not checked."""
+    """Return the checkpoints under `root`, oldest first. Their content is not verified."""
     found = (path for path in root.glob("[0-9]*") if path.is_dir() and NAME.fullmatch(path.name))
-    return sorted(found, key=_place)
+    return sorted(found, key=_sequence)
 
 
 def load(path: Path) -> Loaded:
-    """Verify and read one checkpoint; CheckpointError names the file that is missing, short or altered."""
+    """Verify and read one checkpoint. CheckpointError names the file that is missing, short or altered."""
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
         for name in (STATE, META):
-            seen = _describe(path / name)
-            if seen != files[name]:
+            found = _describe(path / name)
+            if found != files[name]:
                 raise CheckpointError(
-                    f"checkpoint {path / name} is altered: {seen['bytes']} bytes, SHA-256 {seen['sha256'][:12]}..., "
+                    f"checkpoint {path / name} is altered: {found['bytes']} bytes, SHA-256 {found['sha256'][:12]}..., "
                     f"manifest says {files[name]['bytes']} bytes, {files[name]['sha256'][:12]}..."
                 )
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         meta = json.loads((path / META).read_text())
     except CheckpointError:
         raise
-    except (
-        Exception
-    ) as error:  # a damaged file can fail in any way; the one before is the answer to all of them
-        raise CheckpointError(f"checkpoint {path} is not whole: {type(error).__name__}: {error}") from error
+    except Exception as error:  # a damaged file can fail in any way; the caller tries the previous one
+        raise CheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
     return Loaded(int(meta["iteration"]), state, meta)
 
 
 def load_latest(root: Path) -> Loaded | None:
-    """The newest whole checkpoint under `root`, or None; damaged ones are passed over and named."""
-    passed_over: list[str] = []
+    """Load the newest complete checkpoint under `root`; None if there is none. Damaged ones are skipped and named."""
+    skipped: list[str] = []
     for path in reversed(complete(root)):
         try:
             loaded = load(path)
         except CheckpointError as error:
-            passed_over.append(str(error))
+            skipped.append(str(error))
             continue
-        loaded.passed_over = passed_over
+        loaded.skipped = skipped
         return loaded
-    if passed_over:
+    if skipped:
         raise CheckpointError(
-            f"no whole checkpoint is left in {root}: {passed_over[0]}; delete the run's folder to begin it anew"
+            f"{root} has no complete checkpoint: {skipped[0]}; fix: delete the run's folder and run `make`"
         )
     return None
 
 
 def _describe(path: Path) -> dict[str, Any]:
+    """Return size and SHA-256 of a file."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _flush(path: Path) -> None:
-    """Force a file's or a folder's content to the disk."""
+    """Flush a file's or folder's content to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -155,6 +154,6 @@ def _flush(path: Path) -> None:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Temporary folders of processes that died; a run's folder has one writer only."""
+    """Delete temporary folders of processes that died. A run's folder has one writer only."""
     for path in root.glob(".*.tmp"):
         shutil.rmtree(path, ignore_errors=True)

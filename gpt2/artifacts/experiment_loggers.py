@@ -1,10 +1,9 @@
-"""Weights & Biases and trackio, never in the way of training.
+"""Forward runs to Weights & Biases and trackio without slowing training.
 
-A tracker runs beside the training process as a process of its own, `python -m
-gpt2.artifacts.experiment_loggers RUN_DIR TRACKER MODE PROJECT
-STUDY_PID`, which follows metrics.jsonl and run.json and forwards them. Training never imports a tracker and never waits
-for one: a tracker that refuses, hangs or dies leaves a line in track.log and nothing else, and none outlives its study
-by more than FINISH_SECONDS.
+Each logger is a process beside the training process: `python -m gpt2.artifacts.experiment_loggers RUN_DIR LOGGER MODE
+PROJECT STUDY_PID`. It follows metrics.jsonl and run.json and forwards them. Training neither imports a logger nor waits
+for one. A logger that refuses, hangs or dies leaves a line in track.log. None outlives its study by more than
+FINISH_SECONDS.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from typing import Any
 from gpt2.config.config import TrackingConfig
 
 POLL_SECONDS = 1.0
-FINISH_SECONDS = 20.0  # that a tracker has at the end of a run, or after the death of the study, at most
+FINISH_SECONDS = 20.0  # limit for a logger at the end of a run, or after the study's death
 
 
 class ExperimentLoggers:
-    """The sidecars of one run. `finish` waits a bounded time, then ends them."""
+    """The logger processes of one run. `finish` waits a limited time, then ends them."""
 
     def __init__(self, run_dir: Path, tracking: TrackingConfig) -> None:
         self.run_dir = run_dir
@@ -61,9 +60,10 @@ class ExperimentLoggers:
                 )
 
     def finish(self, seconds: float = FINISH_SECONDS) -> str | None:
-        """Let them send what is left, for so many seconds in all; the command to sync later, where there is one.
+        """Wait up to `seconds` in all for the loggers, then end them. Return the command to sync later, if needed.
 
-        Whatever interrupts the waiting, no process is left: a tracker's helpers belong to its session and go with it.
+        No process is left, whatever interrupts the wait. A logger's child processes belong to its session and end with
+        it.
         """
         deadline = time.monotonic() + seconds
         late = False
@@ -76,46 +76,46 @@ class ExperimentLoggers:
         finally:
             for process in self.processes:
                 end_session(process)
-        folders = sorted((self.run_dir / "wandb").glob("*run-2*"))  # not the link latest-run
+        folders = sorted((self.run_dir / "wandb").glob("*run-2*"))  # excludes the link latest-run
         if folders and (self.wandb_offline or late):
             return f"to send this run to W&B:\n  {command('wandb', 'sync', str(folders[-1]))}"
         bad = [name for name, process in zip(self.names, self.processes, strict=True) if process.returncode]
-        return f"{' and '.join(bad)} did not finish, see {self.run_dir / 'track.log'}" if bad else None
+        return f"{' and '.join(bad)} did not finish; see {self.run_dir / 'track.log'}" if bad else None
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process and of the helpers that it started, and reap it."""
+    """Kill a process and its child processes, and reap it."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def end_after_parent(parent: int, seconds: float) -> None:
-    """From now on: `seconds` after the death of `parent`, even one before this call, this process's group is killed.
+    """Kill this process's group `seconds` after the death of `parent`, even if it died before this call.
 
-    A thread looks, so that the process may hang in whatever it does. The process must lead its group.
+    A thread polls, so that the process may hang. The process must lead its group.
     """
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(POLL_SECONDS)
-        time.sleep(max(0.0, seconds - POLL_SECONDS))  # it may have been dead for as long as that
+        time.sleep(max(0.0, seconds - POLL_SECONDS))  # it may have died POLL_SECONDS ago
         os.killpg(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="end-after-parent", daemon=True).start()
 
 
 def command(module: str, *arguments: str) -> str:
-    """A shell command for this interpreter, which may be an environment's that is not on the PATH."""
+    """Return a shell command for this interpreter, which need not be on the PATH."""
     python = os.path.relpath(sys.executable)
     python = sys.executable if python.startswith("..") else python
     return shlex.join([python, "-m", module, *arguments])
 
 
 def metric_names(line: dict[str, Any]) -> dict[str, float]:
-    """A line of metrics.jsonl under the stable names that the trackers show.
+    """Convert a line of metrics.jsonl to the stable names that loggers show.
 
-    train/tokens is the axis of both kinds of line; validation/tokens, in the summary, is how many are scored.
+    train/tokens is the axis of training and validation. validation/tokens, in the summary, is the number scored.
     """
     kind = line.get("event")
     if kind not in ("train", "validation"):
@@ -136,7 +136,7 @@ def metric_names(line: dict[str, Any]) -> dict[str, float]:
 
 
 def summary(record: dict[str, Any]) -> dict[str, float]:
-    """The final numbers of a record under stable names."""
+    """Return the final numbers of a record under stable names."""
     found: dict[str, float] = {}
     for group in ("validation", "hellaswag", "memory", "throughput"):
         for key, value in (record.get(group) or {}).items():
@@ -147,7 +147,7 @@ def summary(record: dict[str, Any]) -> dict[str, float]:
 
 
 def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines behind `offset`, and where the next ones will begin; a shortened file is read anew."""
+    """Return the complete lines after `offset` and the next offset. A shortened file is read from the start."""
     if not path.exists():
         return [], 0
     with path.open("rb") as file:
@@ -160,7 +160,7 @@ def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def follow(run_dir: Path, parent: int) -> Iterator[dict[str, Any]]:
-    """Lines as they appear, until the record is final or the parent is gone."""
+    """Yield lines as they appear, until the record is final or the parent is dead."""
     offset = 0
     while True:
         final = _status(run_dir) in ("finished", "failed", "interrupted") or os.getppid() != parent
@@ -184,7 +184,7 @@ def _status(run_dir: Path) -> str:
 
 
 def settings(run_dir: Path) -> dict[str, str]:
-    """The run's configuration, quotes taken off."""
+    """Return the run's configuration without quotes."""
     path = run_dir / "config"
     lines = path.read_text().splitlines() if path.exists() else []
     pairs = (line.split("=", 1) for line in lines if line.startswith("CONFIG_") and "=" in line)
@@ -192,27 +192,27 @@ def settings(run_dir: Path) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Forward one run to one tracker; trackio has wandb's interface."""
-    folder, tracker, mode, project, study = arguments
+    """Forward one run to one logger. trackio has wandb's interface."""
+    folder, logger, mode, project, study = arguments
     run_dir, parent = Path(folder), int(study)
     end_after_parent(parent, FINISH_SECONDS)
     try:
-        forward(run_dir, parent, tracker, mode, project)
+        forward(run_dir, parent, logger, mode, project)
     finally:
-        if os.getppid() != parent:  # nobody is left to end what the tracker started
+        if os.getppid() != parent:  # no parent is left to end the logger's child processes
             os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def forward(run_dir: Path, parent: int, tracker: str, mode: str, project: str) -> None:
-    """Follow the run to its end, or to its study's."""
-    client = importlib.import_module(tracker)
+def forward(run_dir: Path, parent: int, logger: str, mode: str, project: str) -> None:
+    """Follow the run to its end or the study's end."""
+    client = importlib.import_module(logger)
     options: dict[str, Any] = {
         "project": project,
         "name": run_dir.name,
         "group": run_dir.absolute().parent.parent.name,  # the study
         "config": settings(run_dir),
     }
-    if tracker == "wandb":
+    if logger == "wandb":
         os.environ.setdefault("WANDB_SILENT", "true")
         options |= {"mode": mode, "dir": str(run_dir)}
     client.init(**options)
@@ -222,7 +222,7 @@ def forward(run_dir: Path, parent: int, tracker: str, mode: str, project: str) -
             client.log(values, step=int(line["iteration"]))
     record = _record(run_dir)
     client.log(summary(record), step=int((record.get("progress") or {}).get("iterations", 0)))
-    ended = {} if record.get("status") == "finished" or tracker != "wandb" else {"exit_code": 1}
+    ended = {} if record.get("status") == "finished" or logger != "wandb" else {"exit_code": 1}
     client.finish(**ended)
 
 

@@ -1,4 +1,4 @@
-"""What a run writes down and tells: run.json, metrics.jsonl, and a JSON object a line on standard output."""
+"""Log a run: run.json, metrics.jsonl, and one JSON object per line on standard output."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from gpt2.artifacts import run_record
 from gpt2.artifacts.typed_json import to_plain
 from gpt2.system import files
 
-NOT_METRICS = ("started", "phase")  # these events are no numbers and not for metrics.jsonl
-PRINT_SECONDS = 0.25  # between two lines of training for the terminal; metrics.jsonl gets every one
+NOT_METRICS = ("started", "phase")  # events without numbers, not written to metrics.jsonl
+PRINT_SECONDS = 0.25  # least time between two lines on standard output; metrics.jsonl gets every line
 
 
 class MetricsLog:
-    """The written side of a run in `directory`. Open it (as a context) to have metrics.jsonl written as well."""
+    """Log of a run in `directory`. Enter it to write metrics.jsonl, too. record: plain data of run.json."""
 
     def __init__(self, directory: Path, opening: run_record.RunRecord, iterations: int) -> None:
         self.directory, self.iterations = directory, iterations
         self.record = opening.to_json()
         self.notes: list[str] = []
         self._metrics: TextIO | None = None
-        self._told_at = 0.0
+        self._printed_at = 0.0
 
     def __enter__(self) -> MetricsLog:
         self._metrics = (self.directory / "metrics.jsonl").open("a")
@@ -36,32 +36,32 @@ class MetricsLog:
             self._metrics.close()
 
     def tell(self, line: dict[str, Any], always: bool = False) -> None:
-        """Every number goes to metrics.jsonl; whoever listens hears at most four lines a second."""
+        """Append the line to metrics.jsonl; print it, unless a line was printed less than PRINT_SECONDS ago."""
         if line["event"] not in NOT_METRICS and self._metrics and not self._metrics.closed:
             run_record.append_metrics(self._metrics, line)
         now = time.monotonic()
-        if always or now - self._told_at >= PRINT_SECONDS:
-            self._told_at = now
+        if always or now - self._printed_at >= PRINT_SECONDS:
+            self._printed_at = now
             print_event(line | {"iterations": self.iterations})
 
     def note(self, iteration: int, message: str) -> None:
-        """Something that the reader of the report must know."""
+        """Add a note for the report."""
         self.notes.append(message)
         self.tell({"event": "note", "iteration": iteration, "message": message}, always=True)
 
     def write(self, status: str, error: str | None, entries: dict[str, Any]) -> None:
-        """Bring run.json up to date."""
+        """Write run.json with these entries."""
         self.record |= {"status": status, "error": error, "notes": self.notes} | entries
         record = run_record.from_json(files.finite(to_plain(self.record)))
         files.write_json(self.directory / "run.json", record.to_json())
 
     def speeds(self) -> list[float]:
-        """Tokens per second of every step on record, of all processes of the run."""
+        """Return the tokens per second of every logged step, over all processes of the run."""
         lines = map(json.loads, (self.directory / "metrics.jsonl").read_text().splitlines())
         return [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
 
     def last_record(self) -> run_record.RunRecord | None:
-        """What an earlier process of this run left; None where there is nothing readable."""
+        """Return the record of an earlier process of this run; None if there is none that is readable."""
         try:
             return run_record.load(self.directory)
         except run_record.RecordError:
@@ -69,9 +69,9 @@ class MetricsLog:
 
 
 def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> None:
-    """Drop the lines of metrics.jsonl that will be made again, or are torn.
+    """Drop torn lines of metrics.jsonl and those that will be written again after resuming.
 
-    Those are the lines after `iteration`, and validations at other tokens than `evaluated`.
+    These are lines after `iteration`, and validations at tokens other than `evaluated`.
     """
     if not path.exists():
         return
@@ -89,7 +89,7 @@ def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) 
 
 
 def print_event(line: dict[str, Any]) -> None:
-    """One JSON line for whoever started this process; nobody may be listening any more."""
+    """Print one JSON line for the parent process. A closed pipe is not an error."""
     try:
         print(json.dumps(line), flush=True)
     except BrokenPipeError:

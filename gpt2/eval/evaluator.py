@@ -1,4 +1,4 @@
-"""The evaluations of a run: perplexity on a fixed grid of tokens, HellaSwag at the end, and their history."""
+"""Evaluate a run: perplexity on a fixed grid of tokens, HellaSwag at the end, and their history."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ Scored = TypeVar("Scored")
 
 
 class Evaluator:
-    """What a run has been found to score. `losses`: [tokens, train seconds, nats]; `learned`: [tokens, [p a layer]].
+    """Evaluations of one run. `losses`: [tokens, train seconds, nats]; `learned`: [tokens, [p per layer]].
 
-    Memory that runs out here costs no training: half as many tokens are scored at once from then on, and
-    `note(message)` is told.
+    If memory runs out, batches are halved from then on and `note(message)` is called. Training goes on.
     """
 
     def __init__(
@@ -47,34 +46,35 @@ class Evaluator:
             note,
         )
         self.losses: list[list[float]] = []
-        self.window_losses: list[float] = []  # of the last validation: mean nats of each window
+        self.window_losses: list[float] = []  # of the last validation: mean nats per window
         self.learned: list[list[Any]] = []
         self._block_size = windows.shape[1] - 1
-        self._at_once = validation.EVALUATION_TOKENS[torch.device(device).type]
+        self._batch_tokens = validation.EVALUATION_TOKENS[torch.device(device).type]
 
     def due(self, tokens: int) -> bool:
-        """Whether a point of the fixed token grid was passed since the last evaluation (never at 0 tokens)."""
+        """Whether training passed a point of the token grid since the last evaluation (never at 0 tokens)."""
         every = self.settings.interval_tokens
         last = self.losses[-1][0] if self.losses else 0
         return every > 0 and tokens // every > last // every
 
     def done(self, tokens: int) -> bool:
+        """Whether the last evaluation was at `tokens`."""
         return bool(self.losses) and self.losses[-1][0] == tokens
 
     def validate(self, tokens: int, train_seconds: float) -> dict[str, Any]:
-        """Validation loss on the fixed windows, and what the attentions have learned, into the history."""
-        seen = self._fitting(
-            lambda at_once: validation.perplexity(
+        """Append validation loss and learned scalars to the history; return the event for the log."""
+        result = self._retry_smaller(
+            lambda batch_tokens: validation.perplexity(
                 self.model,
                 self.windows,
-                max(1, at_once // self._block_size),
+                max(1, batch_tokens // self._block_size),
                 self.device,
                 self.autocast,
                 stop=self.stop.check,
             )
         )
-        self.losses.append([tokens, train_seconds, seen.loss])
-        self.window_losses = seen.window_losses
+        self.losses.append([tokens, train_seconds, result.loss])
+        self.window_losses = result.window_losses
         scalars = learned_scalars(self.model).get("alternation_probability")
         if scalars:
             self.learned.append([tokens, scalars])
@@ -82,19 +82,19 @@ class Evaluator:
             "event": "validation",
             "tokens": tokens,
             "train_seconds": train_seconds,
-            "loss": seen.loss,
-            "perplexity": seen.perplexity,
+            "loss": result.loss,
+            "perplexity": result.perplexity,
         }
 
     def score_hellaswag(self, source: Path) -> hellaswag.HellaSwag:
-        """HellaSwag on the model as it is now."""
+        """Score HellaSwag on the current model."""
         items = hellaswag.load_items(source, self.settings.hellaswag_limit)
-        return self._fitting(
-            lambda at_once: hellaswag.score(
+        return self._retry_smaller(
+            lambda batch_tokens: hellaswag.score(
                 self.model,
                 items,
                 tokenizer.load(),
-                batch_tokens=at_once,
+                batch_tokens=batch_tokens,
                 block_size=self._block_size,
                 device=self.device,
                 autocast=self.autocast,
@@ -103,7 +103,7 @@ class Evaluator:
         )
 
     def entries(self) -> dict[str, Any]:
-        """The record's `validation` and `learned`."""
+        """Return the record's `validation` and `learned`."""
         best = min((loss for _, _, loss in self.losses), default=None)
         last = self.losses[-1][2] if self.losses else None
         learned = (
@@ -122,27 +122,27 @@ class Evaluator:
             "learned": learned,
         }
 
-    def _fitting(self, score: Callable[[int], Scored]) -> Scored:
-        """score(tokens at once), with half as many whenever memory runs out; the result does not depend on it."""
+    def _retry_smaller(self, score: Callable[[int], Scored]) -> Scored:
+        """Call score(tokens per batch); halve the batch when memory runs out. The result does not depend on it."""
         while True:
             try:
-                return score(self._at_once)
+                return score(self._batch_tokens)
             except Exception as error:
-                if not out_of_memory(error) or self._at_once <= self._block_size:
+                if not out_of_memory(error) or self._batch_tokens <= self._block_size:
                     raise
-            self._at_once //= 2
-            self.note(f"evaluation ran out of memory: from there on {self._at_once} tokens at once")
+            self._batch_tokens //= 2
+            self.note(f"evaluation ran out of memory; its batches now have {self._batch_tokens} tokens")
             if self.device != "cpu":
                 torch.cuda.empty_cache()
 
 
 def hellaswag_entry(score: hellaswag.HellaSwag) -> dict[str, Any]:
-    """The record's `hellaswag`."""
+    """Return the record's `hellaswag`."""
     value = dataclasses.asdict(score)
     kept = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items", "items_sha256")
     return {key: value[key] for key in kept}
 
 
 def perplexity_of(loss: float | None) -> float | None:
-    """exp(loss), or None where there is no loss or the result is beyond a float."""
+    """Return exp(loss); None without a loss or if the result exceeds a float."""
     return math.exp(loss) if loss is not None and loss < 700 else None

@@ -1,4 +1,4 @@
-"""Perplexity on fixed validation windows.
+"""Compute perplexity on fixed validation windows.
 
 Shapes: n windows, T tokens scored in each, B windows a batch.
 """
@@ -17,14 +17,14 @@ from torch import nn
 
 from gpt2.model.transformer import GPT2
 
-EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # tokens of one evaluation batch
+EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # per evaluation batch
 
 
 @dataclass(frozen=True)
 class Validation:
-    """loss: mean nats a token. perplexity: exp(loss), None where that is not a finite number. tokens: scored.
+    """loss: mean nats per token. perplexity: exp(loss), None if not finite. tokens: number scored.
 
-    window_losses: mean nats a token of each window, in the order of the windows.
+    window_losses: mean nats per token of each window, in order.
     """
 
     loss: float
@@ -35,7 +35,7 @@ class Validation:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients inside; afterwards every module is in the mode it was in, errors included."""
+    """Disable dropout and gradients in the block; afterwards restore every module's mode, on errors too."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -56,13 +56,13 @@ def perplexity(
 ) -> Validation:
     """Score windows (n, T+1) of token ids: T predictions each, `batch` windows at a time.
 
-    Losses of single tokens are summed in float64 and the windows' sums exactly, so that `batch` changes nothing
-    but the rounding inside the model. `stop` is called before each batch and raises to end the evaluation.
+    Losses of single tokens are summed in float64, and the windows' sums exactly, so `batch` changes only the rounding
+    inside the model. `stop` is called before each batch and raises to end the evaluation.
     """
     if windows.ndim != 2 or windows.shape[0] < 1 or windows.shape[1] < 2:
-        raise ValueError(f"windows of shape {windows.shape}; right: (n, T+1) with n and T at least 1")
+        raise ValueError(f"windows of shape {windows.shape}; fix: (n, T+1) with n and T at least 1")
     if batch < 1:
-        raise ValueError(f"batch {batch}; right: at least 1")
+        raise ValueError(f"batch {batch}; fix: at least 1")
     window_losses: list[float] = []
     with evaluating(model):
         for start in range(0, len(windows), batch):

@@ -1,4 +1,4 @@
-"""AdamW with GPT-2's parameter groups, and the learning rate as a function of the budget's progress."""
+"""AdamW with GPT-2's parameter groups, and the learning rate as a function of progress."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 
 def _module_settings(model: nn.Module) -> Iterator[tuple[nn.Parameter, float]]:
+    """Yield (parameter, learning-rate multiplier) from the modules' `optimizer_settings`."""
     for module in model.modules():
         settings = getattr(module, "optimizer_settings", None)
         for name, multiplier in (settings() if settings else {}).items():
@@ -19,21 +20,21 @@ def _module_settings(model: nn.Module) -> Iterator[tuple[nn.Parameter, float]]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices are decayed; biases, norms and embeddings of one dimension are not.
+    """Group parameters: matrices with weight decay; biases, norms and one-dimensional embeddings without.
 
-    A module may name parameters of its own in `optimizer_settings() -> {attribute: learning-rate multiplier}`:
-    those form groups of their own, without weight decay, at that multiple of the learning rate. Each group
-    carries `lr_multiplier`. Every trainable parameter is in exactly one group.
+    A module may define `optimizer_settings() -> {attribute: learning-rate multiplier}`. These parameters form further
+    groups without weight decay, at that multiple of the learning rate (`lr_multiplier` of the group). Every trainable
+    parameter is in exactly one group.
     """
-    own = {id(parameter): multiplier for parameter, multiplier in _module_settings(model)}
+    multipliers = {id(parameter): multiplier for parameter, multiplier in _module_settings(model)}
     trainable = [p for p in model.parameters() if p.requires_grad]
-    common = [p for p in trainable if id(p) not in own]
+    common = [p for p in trainable if id(p) not in multipliers]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in common if p.dim() >= 2], "weight_decay": weight_decay, "lr_multiplier": 1.0},
         {"params": [p for p in common if p.dim() < 2], "weight_decay": 0.0, "lr_multiplier": 1.0},
     ]
-    for multiplier in sorted(set(own.values())):
-        members = [p for p in trainable if own.get(id(p)) == multiplier]
+    for multiplier in sorted(set(multipliers.values())):
+        members = [p for p in trainable if multipliers.get(id(p)) == multiplier]
         groups.append({"params": members, "weight_decay": 0.0, "lr_multiplier": multiplier})
     return [group for group in groups if group["params"]]
 
@@ -46,7 +47,7 @@ def make_optimizer(
     epsilon: float,
     weight_decay: float,
 ) -> torch.optim.AdamW:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101), fused where the device offers it."""
+    """Create a fused AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
     groups = parameter_groups(model, weight_decay)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
 
@@ -63,11 +64,11 @@ def learning_rate(
     schedule: str = "cosine",
     decay_fraction: Progress = 0.0,
 ) -> float:
-    """Linear warm-up, then what `schedule` says to `peak * minimum_ratio`: a pure function of progress in (0, 1].
+    """Return the learning rate: linear warm-up, then `schedule` down to `peak * minimum_ratio`.
 
-    Progress is (iteration + 1) / planned iterations, so the first step has a positive rate and the last one
-    ends at the minimum. Values outside are held at the ends. decay_fraction: the part at the end over which "wsd"
-    falls. As Fractions the arguments are exact: two counts then give the same bits wherever the rates are the same.
+    A pure function of progress in (0, 1]: (iteration + 1) / planned iterations, so the first step has a positive rate
+    and the last step the minimum. Values outside are clamped. decay_fraction: the part at the end in which "wsd" falls.
+    With Fractions the result is exact: runs of two lengths have bitwise equal rates wherever their rates are equal.
     """
     progress = min(max(progress, 0.0), 1.0)
     return SCHEDULES[schedule](progress, peak, warmup_fraction, minimum_ratio, decay_fraction)
@@ -86,7 +87,7 @@ def _cosine(
 def _wsd(
     progress: Progress, peak: float, warmup_fraction: Progress, minimum_ratio: float, decay_fraction: Progress
 ) -> float:
-    """Warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395), the decay as 1 - sqrt (arXiv:2405.18392)."""
+    """Warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395); the decay is 1 - sqrt (arXiv:2405.18392)."""
     if progress < warmup_fraction:
         return peak * float(progress / warmup_fraction)
     decayed = progress - (1 - decay_fraction)
@@ -103,19 +104,19 @@ SCHEDULES: dict[str, Callable[[Progress, float, Progress, float, Progress], floa
 
 
 def warmup_iterations(iterations: int, warmup_fraction: float) -> int:
-    """Iterations of the warm-up of a run of so many, to the nearest."""
+    """Return the warm-up iterations of a run, rounded to the nearest."""
     return round(Fraction(warmup_fraction) * iterations)
 
 
 def decay_start(iterations: int, decay_fraction: float, warmup: int) -> int:
-    """Iterations before the decay of "wsd": the state after them is that of every longer run as well.
+    """Return the iterations before the decay of "wsd". Every longer run has the same state after them.
 
-    At least one iteration decays. Grows with `iterations`.
+    At least one iteration decays. Non-decreasing in `iterations`.
     """
     return max(warmup, iterations - max(1, round(Fraction(decay_fraction) * iterations)))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group its rate: the common one times the group's `lr_multiplier`."""
+    """Set every group's rate to the common rate times its `lr_multiplier`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_multiplier"]

@@ -1,8 +1,8 @@
-"""Peak memory of a process, over all and by phase of a training step.
+"""Measure peak memory of a process, in total and by phase of a training step.
 
-On a GPU the numbers are the allocator's. On a CPU they come from the resident set: its high-water mark, reset at each
-phase through /proc/self/clear_refs where the system has it. The share that the interpreter and the libraries held
-before the model was built is not counted as allocated.
+On a GPU the numbers come from the allocator. On a CPU they are the resident set's high-water mark, reset at each phase
+through /proc/self/clear_refs where available. Memory of the interpreter and libraries before the model is not counted as
+allocated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident_bytes(peak: bool) -> int:
-    """Resident set of this process, now or at its high-water mark."""
+    """Return the resident set of this process: the current one or its high-water mark."""
     if STATUS.exists():
         found = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", STATUS.read_text())
         if found:
@@ -30,7 +30,7 @@ def resident_bytes(peak: bool) -> int:
 
 
 class PeakMeter:
-    """Peaks of one process, over all and by phase. Make it before the model, so that the base is known."""
+    """Peaks of one process, in total and by phase. Create it before the model, so that the base is known."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -47,14 +47,14 @@ class PeakMeter:
         peak = resident_bytes(peak=True)
         return {"allocated": max(peak - self._base, 0), "reserved": peak}
 
-    def _keep(self) -> dict[str, int]:
-        seen = self._read()
-        self._highest = {name: max(value, seen[name]) for name, value in self._highest.items()}
-        return seen
+    def _update(self) -> dict[str, int]:
+        current = self._read()
+        self._highest = {name: max(value, current[name]) for name, value in self._highest.items()}
+        return current
 
     def _reset(self) -> bool:
-        """Begin a new high-water mark; False where the system does not offer it."""
-        self._keep()
+        """Reset the high-water mark; False if the system does not support it."""
+        self._update()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return True
@@ -66,13 +66,13 @@ class PeakMeter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure the peak of the block as `by_phase[name]`, in bytes; the highest of several counts."""
-        works = self._reset()
+        """Measure the peak bytes of the block as `by_phase[name]`; repeated phases keep the highest."""
+        supported = self._reset()
         yield
-        if works:
-            self.by_phase[name] = max(self._keep()["allocated"], self.by_phase.get(name, 0))
+        if supported:
+            self.by_phase[name] = max(self._update()["allocated"], self.by_phase.get(name, 0))
 
     def peaks(self) -> dict[str, int]:
-        """{"allocated", "reserved"}: the highest bytes seen in this process so far."""
-        self._keep()
+        """Return {"allocated", "reserved"}: the highest bytes in this process so far."""
+        self._update()
         return dict(self._highest)

@@ -1,6 +1,6 @@
-"""One optimizer step: the effective batch in micro-batches, clipped, checked, applied.
+"""Run one optimizer step: the effective batch in micro-batches, gradients clipped, checked and applied.
 
-Training, the planner's timing, the equivalence control and the benchmarks all make their steps here.
+Training, step timing, the equivalence control and the benches all run their steps here.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
 class Phases(Protocol):
-    """What measures a step by phase: gpt2.train.peak_memory.PeakMeter, or a tracker's marks."""
+    """Measures a step by phase: gpt2.train.peak_memory.PeakMeter, or PhaseMarks of the allocation tracker."""
 
     def phase(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class NotFiniteError(UserError, ArithmeticError):
-    """Loss or gradient is NaN or infinite; the optimizer has not been applied.
+    """Loss or gradient is NaN or infinite; the optimizer was not applied.
 
-    retry: whether going on from the last checkpoint has not been tried yet.
+    retry: whether to retry from the last checkpoint, because it has not been tried.
     """
 
     def __init__(self, message: str, retry: bool = False) -> None:
@@ -54,9 +54,9 @@ class NotFiniteError(UserError, ArithmeticError):
 
 
 def build_model(config: ModelConfig, attention: Attention | None, seed: int = 0) -> GPT2:
-    """The model of the configuration on the CPU, its weights not yet initialised.
+    """Build the configured model on the CPU with unset weights.
 
-    seed: of what an attention draws of its own in its constructor; torch's global generator is left as it is.
+    seed: keys the random draws of attention constructors; torch's global generator is unchanged.
     """
     return GPT2(
         layers=config.layers,
@@ -71,7 +71,7 @@ def build_model(config: ModelConfig, attention: Attention | None, seed: int = 0)
 
 
 def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
-    """The precision that forward passes run in: bfloat16 autocast, or plain float32."""
+    """Return the context of forward passes: bfloat16 autocast, or nothing for float32."""
     if dtype == "float32":
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, dtype=getattr(torch, dtype))
@@ -79,7 +79,7 @@ def autocast(device: str, dtype: str) -> AbstractContextManager[Any]:
 
 @dataclass
 class StepResult:
-    """Mean loss in nats over the effective batch and the gradient's norm before clipping."""
+    """Mean loss in nats over the effective batch, gradient norm before clipping, and learning rate."""
 
     loss: float
     gradient_norm: float
@@ -87,7 +87,7 @@ class StepResult:
 
 
 class Stepper:
-    """Model, optimizer and how to move them by one step; everything that a checkpoint must hold of them."""
+    """Model and optimizer, and the step that updates them. `state` is what a checkpoint must contain."""
 
     def __init__(
         self,
@@ -104,10 +104,11 @@ class Stepper:
         loss: Loss | None = None,
         warmup: int | None = None,
     ) -> None:
-        """`alter` may change the initial weights before the optimizer sees them (the equivalence control does).
+        """Build model and optimizer.
 
-        `loss` replaces linear_cross_entropy by another function of its arguments, to compare it with.
-        `warmup`: iterations of "wsd", where the plan says how many; otherwise a fraction of those planned.
+        alter: changes the initial weights before the optimizer is created (used by the equivalence control).
+        loss: replaces linear_cross_entropy by a function with the same arguments, for comparisons.
+        warmup: iterations of "wsd" if the plan fixes them; otherwise a fraction of the planned ones.
         """
         self.settings = optimizer_config
         self.warmup = warmup
@@ -116,12 +117,12 @@ class Stepper:
         self.device = device
         self.dtype = dtype
         self.compile = compile
-        self.loss = loss or self._own_loss()
+        self.loss = loss or self._default_loss()
         self.model = build_model(model_config, attention, seed)
         initialise(self.model, seed)
         if alter:
             alter(self.model)
-        if torch.device(device).type != "cpu":  # it was built there
+        if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
         self.optimizer = make_optimizer(
             self.model,
@@ -130,29 +131,29 @@ class Stepper:
             epsilon=optimizer_config.epsilon,
             weight_decay=optimizer_config.weight_decay,
         )
-        self._told: list[Any] = [module for module in self.model.modules() if hasattr(module, "begin_step")]
-        self._kinded: list[Any] = [
-            module for module in self.model.modules() if hasattr(module, "kind_of_step")
-        ]
-        self._kinds_made: set[Hashable] = set()  # of steps, by this process
+        modules: list[Any] = list(self.model.modules())
+        self._begin_step_modules = [module for module in modules if hasattr(module, "begin_step")]
+        self._kind_modules = [module for module in modules if hasattr(module, "kind_of_step")]
+        self._finished_kinds: set[Hashable] = set()  # kinds of steps that this process has run
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
 
-    def _own_loss(self) -> Loss:
-        """Between its products it is compiled where the model is; nothing is compiled before the first step."""
+    def _default_loss(self) -> Loss:
+        """Return linear_cross_entropy, with chunk_loss compiled if the model is. The first step compiles it."""
         if not self.compile:
             return linear_cross_entropy
         return functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))
 
     def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of forward passes."""
         return autocast(self.device, self.dtype)
 
     def compiles(self, iteration: int) -> bool:
-        """Whether step `iteration` would be compiled: the first of its kind that this process makes."""
-        return self.compile and self._kind(iteration) not in self._kinds_made
+        """Whether step `iteration` compiles: it is the first of its kind in this process."""
+        return self.compile and self._kind(iteration) not in self._finished_kinds
 
     def _kind(self, iteration: int) -> Hashable:
-        return tuple(module.kind_of_step(iteration) for module in self._kinded)
+        return tuple(module.kind_of_step(iteration) for module in self._kind_modules)
 
     def step(
         self, ids_ET: Tensor, iteration: int, iterations: int, meter: Phases | None = None
@@ -164,8 +165,8 @@ class Stepper:
         self.model.train()
         phase = meter.phase if meter else lambda name: contextlib.nullcontext()
         self.seed_dropout(iteration)
-        self._kinds_made.add(self._kind(iteration))
-        for module in self._told:
+        self._finished_kinds.add(self._kind(iteration))
+        for module in self._begin_step_modules:
             module.begin_step(iteration)
         total = torch.zeros(
             (), device=self.device, dtype=torch.float64 if self.device == "cpu" else torch.float32
@@ -185,12 +186,12 @@ class Stepper:
     def _apply(self, total: Tensor, iteration: int, iterations: int) -> StepResult:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         loss, gradient_norm = torch.stack([total / self.batch.accumulation, norm.to(total.dtype)]).tolist()
-        if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # false for NaN as well
+        if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # False for NaN, too
             raise NotFiniteError(
-                f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; the usual remedy is a smaller "
+                f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; fix: a smaller "
                 "CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION"
             )
-        if gradient_norm + 1e-6 > 0.99 * self.settings.grad_clip > 0:  # below, torch's factor is 1
+        if gradient_norm + 1e-6 > 0.99 * self.settings.grad_clip > 0:  # below this norm torch's factor is 1
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
         rate = self.rate(iteration, iterations)
         set_learning_rate(self.optimizer, rate)
@@ -199,7 +200,7 @@ class Stepper:
         return StepResult(loss, gradient_norm, rate)
 
     def rate(self, iteration: int, iterations: int) -> float:
-        """The learning rate of step `iteration` of `iterations`; for "wsd" exact in both, see optim.learning_rate."""
+        """Return the learning rate of step `iteration` of `iterations`; exact for "wsd" (see learning_rate)."""
         settings, wsd = self.settings, self.settings.schedule == "wsd"
         progress: Progress = (iteration + 1) / iterations
         warmup: Progress = settings.warmup_fraction
@@ -216,26 +217,29 @@ class Stepper:
         )
 
     def warmup_iterations(self, iterations: int) -> int:
+        """Return the warm-up iterations of a run of `iterations`."""
         if self.warmup is not None:
             return self.warmup
         return warmup_iterations(iterations, self.settings.warmup_fraction)
 
     def decay_start(self, iterations: int) -> int:
-        """Iterations before the decay of "wsd"."""
+        """Return the iterations before the decay of "wsd"."""
         return decay_start(iterations, self.settings.decay_fraction, self.warmup_iterations(iterations))
 
     def seed_dropout(self, iteration: int) -> None:
-        """Dropout is a pure function of (seed, iteration, micro-batch), so a resumed run needs no generator state.
+        """Seed dropout, so that it is a pure function of (seed, iteration, micro-batch) and resuming needs no state.
 
-        The split matters because a generator gives a smaller micro-batch other numbers; without dropout it does not.
+        With dropout, another micro-batch size gives other draws. Without dropout the split does not matter.
         """
         if self.model.dropout:
             digest = hashlib.sha256(f"dropout:{self.seed}:{iteration}".encode()).digest()
             torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
     def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -25,7 +25,7 @@ from gpt2.system.resource_errors import disk_full, out_of_memory
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.clocks import Clocks, unevenness
 from gpt2.train.fingerprint import initial_record
-from gpt2.train.loss_spikes import SpikeWatch
+from gpt2.train.loss_spikes import SpikeDetector
 from gpt2.train.nan_debug import FaultLog
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.resume import clocks_before, refuse_another_run
@@ -77,7 +77,7 @@ class Run:
         self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
         self.iteration = 0
         self.cut = False
-        self.watch = SpikeWatch()
+        self.watch = SpikeDetector()
         self.spikes: list[list[float]] = []  # [iteration, loss, the loss that was to be expected]
         self.faults = FaultLog()
         self.save_seconds = 0.0  # that the last checkpoint took
@@ -186,8 +186,8 @@ class Run:
             meta = loaded.meta
             self.iteration, self.cut, self.timed_steps = loaded.iteration, meta["cut"], meta["timed_steps"]
             self.scores.losses, self.scores.learned = meta["losses"], meta["learned"]
-            self.ledger.notes = meta["notes"] + loaded.passed_over
-            self.watch, self.spikes = SpikeWatch(meta["watch"]), meta["spikes"]
+            self.ledger.notes = meta["notes"] + loaded.skipped
+            self.watch, self.spikes = SpikeDetector(meta["watch"]), meta["spikes"]
             before = clocks_before(loaded, self.ledger.last_record())
             spent = self.clocks.seconds()
             self.clocks = Clocks(
@@ -327,7 +327,7 @@ class Run:
                 "memory_bytes": self.meter.peaks()["allocated"],
             }
         )
-        expected = self.watch.spike(result.loss)
+        expected = self.watch.observe(result.loss)
         if expected is not None:
             self.spikes.append([self.iteration, result.loss, expected])
             self.ledger.tell(

@@ -102,11 +102,11 @@ def _finished_model(
         loaded = checkpoint.load_latest(run_dir / f"checkpoint-{count}")
         if loaded:
             note = f"the study is being extended; this is its finished model of {count} iterations"
-            return loaded, [note, *loaded.passed_over]
+            return loaded, [note, *loaded.skipped]
     loaded = checkpoint.load_latest(run_dir / "checkpoint")
     if loaded is None:
         raise AttentionError(f"{run_dir} has no checkpoint; fix: run `make` until the run has saved one")
-    return loaded, loaded.passed_over
+    return loaded, loaded.skipped
 
 
 def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:

@@ -89,7 +89,7 @@ def both_damaged(bench: Bench) -> str:
         (path / "state.pt").write_bytes(b"")
     done = place.make()
     error = str(place.record()["error"])
-    good = done.returncode == 1 and place.status() == "failed" and "no whole checkpoint is left" in error
+    good = done.returncode == 1 and place.status() == "failed" and "has no complete checkpoint" in error
     expected = "an error that names them and the remedy; nothing is begun anew silently"
     return outcome(good and "delete the run's folder" in error, expected, f"{error} {done.stdout[-300:]}")
 

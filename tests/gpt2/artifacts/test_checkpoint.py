@@ -25,7 +25,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert torch.equal(loaded.state["model"]["w"], torch.full((3, 4), 5.0))
     assert loaded.state["optimizer"] == {"step": 7, "lr": 5.0}
     assert loaded.meta["losses"] == [[1, 2.0, 3.0]]
-    assert loaded.passed_over == []
+    assert loaded.skipped == []
 
 
 def test_without_a_checkpoint_there_is_nothing_to_load(tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_a_damaged_newer_checkpoint_does_not_push_out_a_good_one(tmp_path: Path)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000100", "00000150"]
     later = checkpoint.load_latest(tmp_path)
     assert later is not None
-    assert later.passed_over == []
+    assert later.skipped == []
 
 
 @pytest.mark.parametrize("name", ["state.pt", "meta.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_named(
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before_and_named(
     tmp_path: Path, name: str, damage: str
 ) -> None:
     save(tmp_path, 1, 2)
@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_and_named(
     loaded = checkpoint.load_latest(tmp_path)
     assert loaded is not None
     assert loaded.iteration == 1
-    assert "00000002" in loaded.passed_over[0]
+    assert "00000002" in loaded.skipped[0]
 
 
 def json_is_unchanged(file: Path) -> bool:
@@ -115,7 +115,7 @@ def json_is_unchanged(file: Path) -> bool:
 def test_when_no_whole_checkpoint_is_left_it_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "00000001" / "state.pt").unlink()
-    with pytest.raises(CheckpointError, match="no whole checkpoint is left"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         checkpoint.load_latest(tmp_path)
 
 

@@ -198,7 +198,7 @@ def test_a_tracker_that_fails_is_ended_and_leaves_no_process(
 def test_a_hanging_tracker_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = start("hangs", run_dir, monkeypatch).finish(0.5)
     assert told is not None
-    assert told.startswith("wandb did not finish, see ")
+    assert told.startswith("wandb did not finish; see ")
 
 
 def test_without_tracking_nothing_is_started(run_dir: Path) -> None:

@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.train.loss_spikes import LEAST, WINDOW, SpikeWatch
+from gpt2.train.loss_spikes import MIN_LOSSES, WINDOW, SpikeDetector
 
 
 def curve(seed: int, steps: int, noise: float) -> list[float]:
@@ -18,8 +18,8 @@ def curve(seed: int, steps: int, noise: float) -> list[float]:
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.3))
 def test_an_ordinary_falling_loss_has_no_spike(seed: int, noise: float) -> None:
-    watch = SpikeWatch()
-    assert [watch.spike(loss) for loss in curve(seed, 400, noise)] == [None] * 400
+    watch = SpikeDetector()
+    assert [watch.observe(loss) for loss in curve(seed, 400, noise)] == [None] * 400
 
 
 @settings(max_examples=30, deadline=None)
@@ -27,23 +27,23 @@ def test_an_ordinary_falling_loss_has_no_spike(seed: int, noise: float) -> None:
 def test_a_loss_far_above_the_others_is_a_spike_and_only_that(seed: int, where: int, height: float) -> None:
     losses = curve(seed, 400, 0.05)
     losses[where] += height
-    watch = SpikeWatch()
-    found = [k for k, loss in enumerate(losses) if watch.spike(loss) is not None]
+    watch = SpikeDetector()
+    found = [k for k, loss in enumerate(losses) if watch.observe(loss) is not None]
     assert found == [where]
 
 
 def test_the_watch_continues_from_its_losses_as_if_it_had_not_stopped() -> None:
     losses = curve(3, 300, 0.1)
     losses[200] += 5
-    whole, first = SpikeWatch(), SpikeWatch()
-    expected = [whole.spike(loss) for loss in losses]
-    seen = [first.spike(loss) for loss in losses[:170]]
-    second = SpikeWatch(first.losses)
-    assert seen + [second.spike(loss) for loss in losses[170:]] == expected
+    whole, first = SpikeDetector(), SpikeDetector()
+    expected = [whole.observe(loss) for loss in losses]
+    seen = [first.observe(loss) for loss in losses[:170]]
+    second = SpikeDetector(first.losses)
+    assert seen + [second.observe(loss) for loss in losses[170:]] == expected
     assert len(second.losses) == WINDOW
 
 
 def test_nothing_is_called_a_spike_before_there_is_a_scale() -> None:
-    watch = SpikeWatch()
-    assert [watch.spike(loss) for loss in [1.0] * (LEAST - 1)] == [None] * (LEAST - 1)
-    assert watch.spike(1000.0) is None
+    watch = SpikeDetector()
+    assert [watch.observe(loss) for loss in [1.0] * (MIN_LOSSES - 1)] == [None] * (MIN_LOSSES - 1)
+    assert watch.observe(1000.0) is None
