@@ -1,8 +1,8 @@
 """Measure peak memory of a process, in total and by phase of a training step.
 
 On a GPU the numbers come from the allocator. On a CPU they are the resident set's high-water mark, reset at each phase
-through /proc/self/clear_refs where available. Memory of the interpreter and libraries before the model is not counted as
-allocated.
+through /proc/self/clear_refs where available. Memory of the interpreter and the libraries before the model is not
+counted as allocated.
 """
 
 from __future__ import annotations
