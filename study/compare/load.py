@@ -91,7 +91,7 @@ def read_studies(paths: Sequence[Path]) -> list[Study]:
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """A name for each folder: its last part, with as many of the parts before as tell it from the others."""
+    """A name for each folder: its last part, with as many parents as distinguish it from the others."""
     parts = [path.resolve().parts for path in paths]
     longest = max(len(part) for part in parts)
     for count in range(1, longest + 1):
@@ -136,14 +136,14 @@ def folded(values: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Curve:
-    """Training loss in nats at each iteration (1, 2, ...); unreadable: lines of metrics.jsonl that were passed over."""
+    """Training loss in nats at each iteration (1, 2, ...); unreadable: skipped lines of metrics.jsonl."""
 
     losses: dict[int, float]
     unreadable: int
 
 
 def read_curve(path: Path) -> Curve:
-    """The training losses of metrics.jsonl; an absent file gives an empty curve, an iteration made twice its last."""
+    """Training losses of metrics.jsonl; an absent file gives an empty curve, a repeated iteration its last value."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -33,9 +33,9 @@ Signs = dict[
 
 @dataclass
 class Place:
-    """A variant within one study. low to high: the places that noise permits; place, the one seen, is among them.
+    """A variant within one study. low to high: the places that noise permits; place, the observed one, is among them.
 
-    better_than and worse_than: the variants from which it is told apart.
+    better_than and worse_than: the variants from which it differs.
     """
 
     variant: str
@@ -205,7 +205,7 @@ def across(studies: Sequence[Study]) -> list[Across]:
 
 
 def _agreement(name: str, shared: Collection[str], tables: Sequence[dict[str, Place]]) -> str:
-    """Whether the studies that rank the variant tell it from the same others, towards the same side."""
+    """Whether the variant differs from the same others, in the same direction, in the studies that rank it."""
     ranked = [table for table in tables if name in table]
     if len(ranked) < 2:
         return ALONE

@@ -18,7 +18,7 @@ from study.report.sentences import (
     seeds_text,
     why_uncounted,
 )
-from study.report.summary import finding, numbers
+from study.report.summary import at_equal_time, finding, numbers
 
 
 def sentences(comparison: Comparison) -> list[Text]:
@@ -60,7 +60,7 @@ def above_table(comparison: Comparison) -> str:
 
 
 def _named(comparison: Comparison) -> str:
-    """The reasons in short: what differs with its values, what is not on record by name."""
+    """The reasons in short: differing entries with their values, unrecorded ones by name."""
     blocks = blocking(comparison.checks)
     differing = [f"{check.subject} {' | '.join(check.values)}" for check in blocks if check.status == FATAL]
     unknown = [check.subject for check in blocks if check.status != FATAL]
@@ -99,7 +99,7 @@ def _cut(study: Study) -> list[Text]:
 
 
 def agreements(comparison: Comparison) -> list[Text]:
-    """For each variant that is a real change: what each study's own verdict is, and whether they agree."""
+    """The verdicts of the studies on each real change, and whether they agree."""
     lines: list[Text] = []
     for name in sorted(
         {verdict.variant for study in comparison.studies for verdict in study.report.verdicts}
@@ -109,7 +109,9 @@ def agreements(comparison: Comparison) -> list[Text]:
             for verdict in study.report.verdicts:
                 if verdict.variant == name:
                     word = verdict.word
-                    said[study.label] = f"{word} ({percent(verdict.test.difference.mean)})", word
+                    when = at_equal_time(study.report, name)
+                    more = f", {when}" if when else ""
+                    said[study.label] = f"{word} ({percent(verdict.test.difference.mean)}{more})", word
         listed = "; ".join(f"{label}: {text}" for label, (text, _) in said.items())
         words = {word for _, word in said.values()}
         if len(said) < 2:
@@ -182,7 +184,7 @@ def short_verdict(verdict: Verdict) -> Text:
 
 
 def ranking_note(ranking: Ranking) -> Text:
-    """How sure the places of one study are; of one seed, which has none, what its own verdicts are."""
+    """How sure the places of one study are; for one seed, which has none, its verdicts."""
     floor = ranking.floor
     noise = (
         f"noise floor {floor.sigma:.2g} nats ({percent(floor.sigma).lstrip('+')} of perplexity, "
@@ -215,9 +217,7 @@ def order_note(comparison: Comparison) -> str:
     elif said == {AGREE}:
         found = "The orders agree."
     elif said <= {NONE}:
-        found = (
-            "The orders neither agree nor contradict each other: no study tells any of the variants apart."
-        )
+        found = "The orders neither agree nor contradict each other: no study finds a difference among the variants."
     else:
         found = "The orders do not contradict each other, but not every study can tell each variant's place."
     return f"{found} Without an order: {', '.join(without)}." if without else found

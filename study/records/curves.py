@@ -34,7 +34,7 @@ class Curve:
 
 
 def thinned(places: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of them, evenly spread, first and last kept."""
+    """At most `most` of them, evenly spread, with the first and the last."""
     if len(places) <= most:
         return list(places)
     return [places[round(number * (len(places) - 1) / (most - 1))] for number in range(most)]

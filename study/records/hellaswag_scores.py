@@ -14,7 +14,7 @@ OTHER_ITEMS = "its runs were scored on other items than most"
 
 
 class Items(NamedTuple):
-    """Which items were scored: how many, and their digest; "" in a record from before it was kept."""
+    """Which items were scored: how many, and their digest; "" in a record that has none."""
 
     number: int
     sha256: str
@@ -44,7 +44,7 @@ def near_chance(rate: float, error: float) -> bool:
 
 
 def scored_items(seen: Any) -> Items | None:
-    """What a record's score was taken on; None where it has none."""
+    """The items of a record's score; None where it has none."""
     score = seen["hellaswag"] or {}
     if not {"acc", "acc_norm"} <= set(score) or not score.get("items"):
         return None
@@ -52,7 +52,7 @@ def scored_items(seen: Any) -> Items | None:
 
 
 def common_items(records: Sequence[Any]) -> Items | None:
-    """The items of the most records, of equally many those that come first: what a study's scores are told on."""
+    """The items of the most records, or the first of equals: the scores of the study are those on these items."""
     counted = Counter(items for seen in records if (items := scored_items(seen)))
     return counted.most_common(1)[0][0] if counted else None
 

@@ -1,4 +1,4 @@
-"""A study's runs as the report reads them: which are there, which count, and why the others do not.
+"""Read the runs of a study: which exist, which count, and why the others do not.
 
 Needs no torch. Runs that are missing, unfinished, unreadable or not comparable are named and never averaged.
 """
@@ -24,7 +24,7 @@ UNREAD = run_record.blank("?", "?", 0)  # the record of a run whose run.json is 
 
 @dataclass
 class Run:
-    """A run as the report lists it. used: whether its numbers count; why_not says otherwise."""
+    """One run of the report. used: whether its numbers count; why_not: the reason if they do not."""
 
     name: str
     variant: str
@@ -122,7 +122,7 @@ def not_configured(study_dir: Path, used: list[Run]) -> list[str]:
 
 
 def _refuse_other_experiments(runs: list[Run]) -> None:
-    """Set aside the runs whose fingerprint is not the majority's (at its seed for the initial weights)."""
+    """Exclude the runs whose fingerprint is not the majority's (at its seed for the initial weights)."""
     _refuse([run for run in runs if run.used], SHARED, "")
     for seed in {run.seed for run in runs if run.used}:
         members = [run for run in runs if run.used and run.seed == seed]
@@ -130,7 +130,7 @@ def _refuse_other_experiments(runs: list[Run]) -> None:
 
 
 def _refuse(runs: list[Run], entries: tuple[str, ...], of: str) -> None:
-    """Where no fingerprint has the most runs, that of the baseline stands."""
+    """Exclude runs with another fingerprint than most runs, or than the baseline where no fingerprint has the most."""
     prints = {run.name: tuple(run.record["fingerprint"][entry] for entry in entries) for run in runs}
     count = Counter(prints.values())
     with_baseline = {prints[run.name] for run in runs if run.variant == BASELINE}
@@ -156,7 +156,7 @@ def provenance(runs: list[Run]) -> list[str]:
         said.append(f"The runs come from different commits: {listed}.")
     dirty = [run.name for run in runs if run.record["dirty"]]
     if dirty:
-        said.append(f"{len(dirty)} of {len(runs)} runs were made with uncommitted changes in the repository.")
+        said.append(f"{len(dirty)} of {len(runs)} runs had uncommitted changes in the repository.")
     machines = Counter(
         f"{run.record['target']['device']}, {run.record['target']['dtype']}" for run in runs
     ).most_common()

@@ -69,7 +69,7 @@ def in_words(report: Report, figure: dict[str, Any] | None) -> str:
             better = sum(a < b for a, b in zip(places, arms, strict=True))
             worse = sum(a > b for a, b in zip(places, arms, strict=True))
             said.append(
-                f"{name} is better than the control arms at {better}, worse at {worse} and not told from them at "
+                f"{name} is better than the control arms at {better}, worse at {worse} and not different at "
                 f"{len(places) - better - worse} of {len(places)} points of evaluation, each tested alone."
             )
     return " ".join(said)

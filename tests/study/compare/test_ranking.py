@@ -51,7 +51,7 @@ def rankings(folder: Path, *changes: Change, **options: Any) -> list[Ranking]:
 
 
 def consistent(ranking: Ranking) -> bool:
-    """Every place seen is one that noise permits, each is taken once, and the class is in one piece."""
+    """Every place observed is one that noise permits, each is taken once, and the class is in one piece."""
     places = ranking.places
     mine = [one.place for one in places if one.control]
     return (
@@ -124,7 +124,7 @@ def test_one_seed_gives_no_ranking_and_no_verdict(tmp_path: Path) -> None:
         words = " ".join(text.split())
         assert words.count("one seed: no ranking") >= 2
         assert words.count("a verdict needs 3 (perplexity") == 2
-        assert "place seen" not in text
+        assert "place observed" not in text
         assert "places in" not in text
     seen = build.as_json(made)
     assert [ranking["places"] for ranking in seen["rankings"]] == [[], []]
@@ -193,14 +193,14 @@ def test_orders_on_two_cards_agree_contradict_or_leave_it_open(tmp_path: Path) -
     assert "not every study can tell" in text
     said, text = agreement(tmp_path / "4", none, none)
     assert set(said.values()) == {compare_ranking.NONE}
-    assert "no study tells any of the variants apart" in text
+    assert "no study finds a difference among the variants" in text
 
 
 def test_studies_that_share_no_variant_have_no_orders_to_compare(tmp_path: Path) -> None:
     one = a_study(tmp_path / "a", variants=("B", "RAEARLY", "RALEARN"))
     made = build.build_comparison([one, a_study(tmp_path / "b", variants=("RALATE", "RAALL"), noise=1)])
     assert made.across == []
-    assert "tells any of the variants apart" not in markdown(made)
+    assert "finds a difference among the variants" not in markdown(made)
 
 
 def test_places_across_studies_are_among_the_variants_that_all_have(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_different_commits_devices_and_uncommitted_changes_are_said(tmp_path: Pa
     edit(study, "B0", commit="d" * 40, dirty=True, target={"device": "another"})
     notes = " ".join(build.build_report(study).notes)
     assert "different commits: cccccccccccc (14), dddddddddddd (1)" in notes
-    assert "1 of 15 runs were made with uncommitted changes" in notes
+    assert "1 of 15 runs had uncommitted changes" in notes
     assert "different devices" in notes
 
 

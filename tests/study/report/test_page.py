@@ -235,7 +235,7 @@ def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_f
     assert [figure["data"][place]["x"][0] for place in lines] == [made["B0"][0][0]] * 5
     better, worse = (int((apart & side).sum()) for side in (expected[4] < 0, expected[4] > 0))
     same = len(apart) - better - worse
-    said = f"at {better}, worse at {worse} and not told from them at {same} of {len(apart)} points"
+    said = f"at {better}, worse at {worse} and not different at {same} of {len(apart)} points"
     assert f"RALEARN is better than the control arms {said}" in page(study)
 
 
