@@ -10,10 +10,12 @@ import pytest
 
 from bench import case_step, workers
 from bench.cases import SHAPES
+from gpt2.config.config import read_symbols
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.hardware.gpu_specs import AOTRITON, TargetError
 from kconfig import commands
 from scripts import control, memory
+from study.memory import peaks
 
 ROOT = Path(__file__).parents[2]
 (SWITCH,) = AOTRITON
@@ -82,8 +84,9 @@ def test_the_processes_that_measure_memory_are_started_with_the_switch(
         return subprocess.CompletedProcess(command, 1, "", "a stand-in")
 
     monkeypatch.setenv("RA_DETECTED", "w7900")
-    monkeypatch.setattr(memory.subprocess, "run", run)
-    memory.show("", "B RALEARN")
+    monkeypatch.setattr(peaks.subprocess, "run", run)
+    monkeypatch.setattr(sys, "argv", ["scripts.memory", "--variants", "B RALEARN"])
+    memory.main()
     assert [env.get(SWITCH) for env in started] == ["1", "1"]
 
 
@@ -124,7 +127,7 @@ def test_the_fused_kernels_are_tried_before_a_step_is_made(
     small = SHAPES["cpu"][0]
     calls: dict[str, Any] = {
         "control": (control.main, tiny),
-        "memory": (lambda: memory.measure_one("B", 1), tiny),
+        "memory": (lambda: peaks.measure_variant(read_symbols(".config"), "B", 1, workplace), tiny),
         "bench": (
             lambda: next(case_step.serve(small.as_json(), "B", 1)),
             (small.heads, small.width // small.heads, small.block_size, 0.0),
