@@ -5,14 +5,12 @@ The first line says what it was scaled to; torch is loaded only after .config wa
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from gpt2.config.config import Config, TargetConfig, read_symbols
 from gpt2.config.dotconfig import Symbols
 from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.system.errors import UserError, run_command
-from gpt2.system.stdout import LastingOutput
 from kconfig.arguments import refuse_assignments
 from kconfig.files import load_strictly
 from study.runner.settings import StudySettings
@@ -58,7 +56,6 @@ def load() -> tuple[Symbols, Config, StudySettings]:
 
 
 def main() -> int:
-    sys.stdout = LastingOutput(sys.stdout)  # type: ignore[assignment]
     symbols, config, settings = load()
     print(first_line(config, settings), flush=True)
     from study.runner.study import Study

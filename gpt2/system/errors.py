@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 from collections.abc import Callable
+
+from gpt2.system.stdout import LastingOutput
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -19,18 +22,24 @@ def one_line(error: BaseException) -> str:
 
 
 def run_command(main: Callable[[], int | None]) -> None:
-    """Run a command's `main` and exit with its status. A UserError becomes one line on stderr and status 1."""
-    try:
-        status = main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 1
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        print(
-            f"error: {error.filename or 'the disk'}: {error.strerror}; fix: free some space, or write elsewhere",
-            file=sys.stderr,
-        )
-        status = 1
+    """Run a command's `main` and exit with its status. A UserError becomes one line on stderr and status 1.
+
+    The command continues when the reader of its output ends, as in `make memory | head`.
+    """
+    with contextlib.redirect_stdout(LastingOutput(sys.stdout)):  # type: ignore[type-var]
+        try:
+            status = main()
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            name = error.filename or "the disk"
+            print(
+                f"error: {name}: {error.strerror}; fix: free some space, or write elsewhere", file=sys.stderr
+            )
+            status = 1
+        finally:
+            sys.stdout.flush()  # the last lines too may meet a closed pipe
     sys.exit(status or 0)

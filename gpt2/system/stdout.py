@@ -1,4 +1,4 @@
-"""Standard output that may close without ending the study."""
+"""Wrap standard output so that a command continues after its reader ends."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ CLOSED = (errno.EPIPE, errno.EIO)  # the reader of a pipe ended; the terminal cl
 
 
 class LastingOutput:
-    """Forward writes to `stream`; after the stream closes, discard them.
-
-    A study goes on when its terminal closes or the viewer of its output ends.
-    """
+    """Forward writes to `stream`; after the stream closes, discard them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,0 +1,50 @@
+"""Commands: their exit status, and output whose reader ends early."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = """
+import sys
+from pathlib import Path
+from gpt2.system.errors import run_command
+
+def main():
+    print("first", flush=True)
+    sys.stdin.read()  # until the reader of the output has ended
+    for number in range({lines}):
+        print(number)
+    Path("end").write_text("reached")
+    return {status}
+
+run_command(main)
+"""
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])  # written at the exit; written while the command runs
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_continues_without_a_traceback_when_the_reader_of_its_output_ends(
+    lines: int, status: int, tmp_path: Path
+) -> None:
+    code = COMMAND.format(lines=lines, status=status)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == "first\n"
+        process.stdout.close()
+        process.stdin.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == status
+    assert (tmp_path / "end").read_text() == "reached"
