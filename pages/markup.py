@@ -141,7 +141,7 @@ def to_markdown(text: Text) -> str:
     """Render inline text as Markdown on one line that begins no block of another kind."""
     line = markdown_cell(text)
     # A list, a rule or a heading begins with a sign, a numbered list with a number and a point, a task with a bracket.
-    line = re.sub(r"^([-+=])(?=[-+=\s]|$)|^([#\[])", r"\\\1\2", line)
+    line = re.sub(r"^([-+=])(?=[-+=\s]|$)|^(#|\[(?=[ xX]\](?:\s|$)))", r"\\\1\2", line)
     return re.sub(r"^(\d+)(?=[.)](?:\s|$))", r"\1\\", line)
 
 
@@ -149,8 +149,13 @@ def markdown_cell(text: Text) -> str:
     """Render inline text as one cell of a Markdown table."""
     rendered = [_markdown(part) for part in pieces(text)]
     # A bracket at the end of one part must not find its target in the next part.
-    joined = [re.sub(r"(?<!\\)\]$", r"\\]", part) for part in rendered[:-1]] + rendered[-1:]
+    joined = [_escape_bare(r"\]$", part) for part in rendered[:-1]] + rendered[-1:]
     return "".join(joined).strip()
+
+
+def _escape_bare(pattern: str, line: str) -> str:
+    """Escape each match of one character that has no escape yet."""
+    return re.sub(rf"\\.|{pattern}", lambda found: found[0] if found[0][0] == "\\" else f"\\{found[0]}", line)
 
 
 def _markdown(part: Inline) -> str:
@@ -164,7 +169,7 @@ def _markdown(part: Inline) -> str:
     if isinstance(part, Code):
         return _markdown_code(single_line(part.text))
     if isinstance(part, Link):
-        return f"[{escape_markdown(part.text)}](<{_address(part.address)}>)"
+        return f"[{_escape_bare(r'[][]', escape_markdown(part.text))}](<{_address(part.address)}>)"
     if isinstance(part, Detail):
         return f" {escape_markdown(part.text)}"
     return escape_markdown(part.text)

@@ -1,32 +1,32 @@
-// Draws the figures of the page. A figure is plain data: {data, layout, choices, labelled}; see pages/page.py.
+// Draw the figures of the page. A figure is plain data: {data, layout, choices, labelled}; see pages/page.py.
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const hidden = new Set(); // variants that the reader has switched off
+  const hidden = new Set(); // variants that the reader switched off
   const narrow = matchMedia("(max-width: 640px)");
   const schemes = matchMedia("(prefers-color-scheme: dark)");
   const print = matchMedia("print");
 
-  // "var(--v1)" and "var(--v1, 0.2)" become the page's colours, so that figures follow light, dark and print.
-  const coloured = (value, style) => {
+  // Replace "var(--v1)" and "var(--v1, 0.2)" by colors of the page, so that figures follow light, dark and print.
+  const resolveColors = (value, style) => {
     if (typeof value === "string") {
       const found = /^var\((--[\w-]+)(?:, ([\d.]+))?\)$/.exec(value);
       if (!found) return value;
       const alpha = found[2] === undefined ? 255 : Math.round(255 * Number(found[2]));
       return style.getPropertyValue(found[1]).trim() + alpha.toString(16).padStart(2, "0");
     }
-    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(item => coloured(item, style));
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(item => resolveColors(item, style));
     if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, coloured(item, style)]));
+      return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, resolveColors(item, style)]));
     }
     return value;
   };
 
-  const merged = (base, patch) => {
+  const merge = (base, patch) => {
     if (!patch || typeof patch !== "object" || Array.isArray(patch)) return patch === undefined ? base : patch;
-    const made = base && typeof base === "object" && !Array.isArray(base) ? { ...base } : {};
-    for (const [key, value] of Object.entries(patch)) made[key] = merged(made[key], value);
-    return made;
+    const result = base && typeof base === "object" && !Array.isArray(base) ? { ...base } : {};
+    for (const [key, value] of Object.entries(patch)) result[key] = merge(result[key], value);
+    return result;
   };
 
   const axisDefaults = () => ({
@@ -34,25 +34,25 @@
     automargin: false, tickfont: { size: 12, color: "var(--soft)" }, title: { standoff: 8, font: { size: 12, color: "var(--soft)" } },
   });
 
-  const specified = (spec, chosen) => {
+  const withChoices = (spec, chosen) => {
     let data = spec.data, layout = spec.layout;
-    (spec.choices || []).forEach((choice, place) => {
-      const option = choice.options[chosen[place]];
-      if (option.data) data = data.map((trace, index) => merged(trace, option.data[index] || {}));
-      layout = merged(layout, option.layout || {});
+    (spec.choices || []).forEach((choice, number) => {
+      const option = choice.options[chosen[number]];
+      if (option.data) data = data.map((trace, index) => merge(trace, option.data[index] || {}));
+      layout = merge(layout, option.layout || {});
     });
-    if (narrow.matches && spec.narrow) layout = merged(layout, spec.narrow);
+    if (narrow.matches && spec.narrow) layout = merge(layout, spec.narrow);
     data = data.map(trace => ({ ...trace, visible: !hidden.has(trace.meta && trace.meta.variant) }));
-    const full = merged({
+    const full = merge({
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: "var(--ink)" },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: narrow.matches ? false : "zoom",
       hoverlabel: { bgcolor: "var(--raised)", bordercolor: "var(--line)", font: { color: "var(--ink)" }, namelength: -1 },
     }, layout);
-    for (const key of Object.keys(full).filter(key => /^[xy]axis\d*$/.test(key))) full[key] = merged(axisDefaults(), full[key]);
-    return coloured({ data, layout: full }, getComputedStyle(document.documentElement));
+    for (const key of Object.keys(full).filter(key => /^[xy]axis\d*$/.test(key))) full[key] = merge(axisDefaults(), full[key]);
+    return resolveColors({ data, layout: full }, getComputedStyle(document.documentElement));
   };
 
-  // Names at the ends of lines, moved apart so that they can be read; in fractions of the plot's height.
+  // Names at the ends of lines, moved apart until they are readable. Heights are fractions of the plot's height.
   const endLabels = (plot, drawn) => {
     const axis = plot.layout.yaxis, margin = drawn.layout.margin;
     const height = drawn.layout.height - margin.t - margin.b;
@@ -63,8 +63,8 @@
     const step = Math.min(15 / height, 1 / Math.max(1, ends.length - 1));
     for (let pass = 0; pass < 100; pass += 1) {
       for (let i = 1; i < ends.length; i += 1) {
-        const lack = step - (ends[i].y - ends[i - 1].y);
-        if (lack > 1e-6) { ends[i].y += lack / 2; ends[i - 1].y -= lack / 2; }
+        const missing = step - (ends[i].y - ends[i - 1].y);
+        if (missing > 1e-6) { ends[i].y += missing / 2; ends[i - 1].y -= missing / 2; }
       }
       ends.forEach((end, i) => { end.y = Math.min(1 - (ends.length - 1 - i) * step, Math.max(i * step, end.y)); });
     }
@@ -78,11 +78,11 @@
   const draw = async name => {
     const plot = document.getElementById(name), spec = figures[name];
     if (!plot) return;
-    const drawn = specified(spec, chosen[name]);
-    const own = drawn.layout.annotations || [];
-    await Plotly.react(plot, drawn.data, { ...drawn.layout, annotations: own }, { displayModeBar: false, responsive: true });
+    const drawn = withChoices(spec, chosen[name]);
+    const annotations = drawn.layout.annotations || [];
+    await Plotly.react(plot, drawn.data, { ...drawn.layout, annotations }, { displayModeBar: false, responsive: true });
     if (!spec.labelled) return;
-    const relabel = () => Plotly.relayout(plot, { annotations: [...own, ...endLabels(plot, drawn)] });
+    const relabel = () => Plotly.relayout(plot, { annotations: [...annotations, ...endLabels(plot, drawn)] });
     plot.removeAllListeners("plotly_relayout");
     await relabel();
     plot.on("plotly_relayout", change => { if (!("annotations" in change)) relabel(); });

@@ -21,7 +21,7 @@ from gpt2.system.errors import UserError
 from pages.document import render_markdown
 from pages.page import render_html
 from study.report import build
-from study.report.sections import report_document
+from study.report.document import report_document
 from study.runner.study import Study
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")

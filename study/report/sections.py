@@ -1,4 +1,4 @@
-"""The report of a study as a document, for report.html, report.md and the terminal. Needs no torch."""
+"""The sections of a report: results, curves, HellaSwag, cost, learned probabilities and attention. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,55 +6,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pages.components import color_label, legend
+from pages.components import color_label
 from pages.document import (
-    HTML,
     MARKDOWN,
     Block,
-    BulletList,
-    Details,
-    Document,
     Figure,
-    Findings,
     Note,
     Only,
     Paragraph,
     Section,
     Table,
-    Warning,
 )
-from pages.markup import Link, Text, number_with_detail
+from pages.markup import Text, number_with_detail
 from study.attention.data import read_study
 from study.attention.page import report_section
 from study.records.curves import probabilities, thinned, training_curves, validation_curves
-from study.records.runs import BASELINE, Run, losses
+from study.records.runs import BASELINE, losses
 from study.report import figures, figures_final, figures_ranking
 from study.report.build import Report, Row, ended_runs
-from study.report.facts import facts_section
-from study.report.method import method
 from study.report.sentences import (
     difference,
     hours_text,
     item_result,
-    percent,
-    perplexity,
     reason_text,
     score,
     shown,
 )
-from study.report.summary import (
-    context,
-    control_findings,
-    findings,
-    next_step,
-    no_variant_to_judge,
-    run_names,
-    sensitivity_sentences,
-)
 
-LONG = 40  # runs, above which their list is folded
-MANY = 8  # notes, above which they are folded
-NOTHING = "No finished run yet: there is nothing to compare."
 ABOUT_RESULTS = (
     f"Perplexity after the last update, mean over seeds [95 % interval]. The difference to {BASELINE} is paired by "
     "seed, in percent of perplexity; lower is better. The verdict is the sentence at the top."
@@ -82,78 +60,7 @@ ABOUT_ITEMS = (
 )
 
 
-def report_document(report: Report, study_dir: Path) -> Document:
-    """report.html and report.md."""
-    names = [row.variant for row in report.rows]
-    blocks = _first_screen(report)
-    if report.rows:
-        blocks += [
-            _results(report, names),
-            legend(names),
-            Section(
-                "Final differences",
-                _figure("differences", figures_final.differences(report), ABOUT_DIFFERENCES),
-            ),
-            Only((HTML,), [_training(report, study_dir)]),
-            Section("What this study can see", [BulletList(sensitivity_sentences(report))]),
-            _hellaswag(report, names),
-            _cost(report, names),
-            _alternation(report),
-            Only((HTML,), _attention(study_dir, names)),
-        ]
-    blocks += [
-        _runs(report),
-        _notes(report),
-        Section("Method", [BulletList(method(report))]),
-        Only((HTML,), [facts_section(report)]),
-    ]
-    title = f"{report.study}: attention ablation"
-    return Document(report.study, blocks, subtitle=_subtitle(report), page_title=title)
-
-
-def terminal_document(report: Report) -> Document:
-    """The verdict and the next step, the table, then the limits of the verdict."""
-    table: list[Block] = [_terminal_table(report), *_near_chance(report)] if report.rows else []
-    return Document("", [*_verdict(report), *table, BulletList(context(report))])
-
-
-def _subtitle(report: Report) -> str:
-    counted = sum(run.used for run in report.runs)
-    seeds = len({run.seed for run in report.runs if run.used})
-    target = report.target or {}
-    where = ", ".join(str(target[key]) for key in ("device", "dtype") if target.get(key))
-    parts = [
-        f"GPT-2 attention on {where}" if where else "GPT-2 attention",
-        f"{counted} of {len(report.runs)} runs counted",
-        f"{seeds} seed{'' if seeds == 1 else 's'}",
-    ]
-    return " · ".join(parts)
-
-
-# ---- the first screen
-
-
-def _verdict(report: Report) -> list[Block]:
-    """The verdicts, and the next step."""
-    blocks: list[Block] = [] if report.rows else [Warning(NOTHING)]
-    found = findings(report)
-    blocks += [Findings(found)] if found else []
-    return [*blocks, *(Paragraph(text) for text in (no_variant_to_judge(report), next_step(report)) if text)]
-
-
-def _first_screen(report: Report) -> list[Block]:
-    """The verdicts, the next step, the control arms, and the limits of the verdicts."""
-    return [
-        *_verdict(report),
-        Only((HTML,), [Findings(control_findings(report))]),
-        BulletList(context(report), small=True),
-    ]
-
-
-# ---- sections
-
-
-def _figure(name: str, spec: dict[str, Any] | None, caption: Text) -> list[Block]:
+def figure(name: str, spec: dict[str, Any] | None, caption: Text) -> list[Block]:
     return [Figure(name, spec, caption)] if spec else []
 
 
@@ -163,7 +70,7 @@ def seeds_cell(row: Row) -> str:
     return str(ended) if ended == len(row.seeds) else f"{ended} of {len(row.seeds)}"
 
 
-def _results(report: Report, names: Sequence[str]) -> Section:
+def results_section(report: Report, names: Sequence[str]) -> Section:
     rows: list[list[Text]] = [
         [
             color_label(row.variant, names),
@@ -185,7 +92,7 @@ def _results(report: Report, names: Sequence[str]) -> Section:
     )
 
 
-def _training(report: Report, study_dir: Path) -> Section:
+def training_section(report: Report, study_dir: Path) -> Section:
     """Curves over training."""
     used = [run for run in report.runs if run.used]
     batch, block = report.effective_batch, report.block_size
@@ -199,22 +106,22 @@ def _training(report: Report, study_dir: Path) -> Section:
     ranks = figures_ranking.over_training(report, places)
     order = figures_ranking.in_words(report, ranks)
     validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, used)
-    ranking = _figure("ranking", ranks, ABOUT_RANKING) or [
+    ranking = figure("ranking", ranks, ABOUT_RANKING) or [
         Note("No ranking: the variants share no seed and point of evaluation.")
     ]
     parts = [
-        Section("Validation", _figure(
+        Section("Validation", figure(
             "validation", figures.loss_curves(validation, tokens_per_update, "validation", True),
             f"{band}{together}{figures.coinciding(validation)}"), level=3),
         Section("Differences and ranking", [*ranking, *([Note(order)] if order else [])], level=3),
-        Section("Training loss", _figure(
+        Section("Training loss", figure(
             "training", figures.loss_curves(training, tokens_per_update, "training", False),
             f"{band}Means over spans of training steps, from metrics.jsonl."), level=3),
     ]  # fmt: skip
     return Section("Over training", parts)
 
 
-def _hellaswag(report: Report, names: Sequence[str]) -> Section:
+def hellaswag_section(report: Report, names: Sequence[str]) -> Section:
     """Accuracies with chance, and the paired test of the items where the runs have kept them."""
     if all(row.hellaswag.acc is None for row in report.rows):
         reasons = dict.fromkeys(row.hellaswag.absent for row in report.rows)
@@ -236,16 +143,16 @@ def _hellaswag(report: Report, names: Sequence[str]) -> Section:
     ]
     caption = "Filled: acc. Open: acc_norm. Bars: one standard error of the items."
     return Section("HellaSwag", [
-        *_figure("hellaswag", figures_final.hellaswag(report), caption),
+        *figure("hellaswag", figures_final.hellaswag(report), caption),
         Table(["variant", "acc", "acc_norm", "items", "runs"], rows),
         Note("± one standard error of the items, which more seeds do not shrink. Chance is 25 %."),
-        *_near_chance(report),
+        *near_chance_notes(report),
         *absent,
         _items(report, names),
     ])  # fmt: skip
 
 
-def _near_chance(report: Report) -> list[Block]:
+def near_chance_notes(report: Report) -> list[Block]:
     near = [row.variant for row in report.rows if row.hellaswag.near_chance]
     return (
         [Note(f"† Within two standard errors of chance, so no sign of skill: {', '.join(near)}.")]
@@ -269,7 +176,7 @@ def gibibytes(row: Row) -> str:
     return "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 2**30:.2f}"
 
 
-def _cost(report: Report, names: Sequence[str]) -> Section:
+def cost_section(report: Report, names: Sequence[str]) -> Section:
     rows: list[list[Text]] = [
         [
             color_label(row.variant, names),
@@ -299,11 +206,11 @@ def _cost(report: Report, names: Sequence[str]) -> Section:
     note = [Note(f"Cut short (the learning rate did not finish its decay): {cut}.")] if cut else []
     return Section(
         "Speed and memory",
-        [*_figure("cost", figures_final.cost(report), ABOUT_COST), Table(headings, rows), *note],
+        [*figure("cost", figures_final.cost(report), ABOUT_COST), Table(headings, rows), *note],
     )
 
 
-def _alternation(report: Report) -> Section:
+def alternation_section(report: Report) -> Section:
     """The learned probabilities of the reciprocal path."""
     blocks: list[Block] = []
     for number, found in enumerate(probabilities([run for run in report.runs if run.used])):
@@ -311,7 +218,7 @@ def _alternation(report: Report) -> Section:
             f"{found.variant}: mean over {found.seeds} seed{'' if found.seeds == 1 else 's'}. "
             "From blue, the first layer, to orange, the last."
         )
-        blocks += _figure(f"alternation{number}", figures.alternation(found), caption)
+        blocks += figure(f"alternation{number}", figures.alternation(found), caption)
     tables: list[Block] = []
     for name, moments in report.learned.items():
         layers = [str(layer) for layer in range(len(moments["last"]))]
@@ -323,72 +230,10 @@ def _alternation(report: Report) -> Section:
     return Section("What was learned", blocks)
 
 
-def _attention(study_dir: Path, names: Sequence[str]) -> list[Block]:
+def attention_sections(study_dir: Path, names: Sequence[str]) -> list[Block]:
     found = read_study(study_dir)
     return (
         [report_section([look for look in found[0] if look.variant in names], found[1], names)]
         if found
         else []
     )
-
-
-def _runs(report: Report) -> Section:
-    """Every run with a link to its record, folded where they are many."""
-    headings = ["run", "status", "counted", "perplexity", "tokens", "training s"]
-    table: Block = Table(headings, [_run(run) for run in report.runs], (2,))
-    if len(report.runs) > LONG:
-        table = Details(f"{len(report.runs):,} runs", [table])
-    example = run_names(report)
-    return Section("Runs", [*([Note(example)] if example else []), table])
-
-
-def _run(run: Run) -> list[Text]:
-    validation, progress = run.record.get("validation") or {}, run.record.get("progress") or {}
-    loss, seconds = validation.get("loss"), progress.get("train_seconds")
-    return [
-        run.name if run.status == "missing" else Link(run.name, f"runs/{run.name}/run.json"),
-        run.status,
-        "yes" if run.used else f"no: {run.why_not}",
-        perplexity(loss) if isinstance(loss, (int, float)) else "-",
-        f"{progress['tokens']:,.0f}" if progress.get("tokens") is not None else "-",
-        f"{seconds:,.1f}" if seconds is not None else "-",
-    ]
-
-
-def _notes(report: Report) -> Section:
-    """The notes of the plan and of the runs, folded where they are many."""
-    notes: list[Block] = [BulletList(report.notes)] if report.notes else []
-    if len(report.notes) > MANY:
-        notes = [Details(f"{len(report.notes):,} notes", notes)]
-    return Section("Notes", notes)
-
-
-# ---- terminal
-
-
-def _terminal_table(report: Report) -> Table:
-    """The table that fits into a terminal."""
-    headings = [
-        "variant",
-        "seeds",
-        "perplexity [95 %]",
-        f"to {BASELINE}",
-        "HellaSwag",
-        "tokens",
-        "tok/s",
-        "GiB",
-    ]
-    rows = [
-        [
-            row.variant[:14],
-            seeds_cell(row),
-            shown(row.final_loss),
-            percent(row.against_baseline.mean) if row.against_baseline else "-",
-            score(row.hellaswag),
-            f"{row.tokens / 1e6:,.2f}M",
-            f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-",
-            gibibytes(row),
-        ]
-        for row in report.rows
-    ]
-    return Table(headings, rows)

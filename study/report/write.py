@@ -10,7 +10,7 @@ from pages.document import render_terminal as render_document
 from pages.page import render_html
 from study.attention import data
 from study.report.build import Report, as_json, build_report
-from study.report.sections import report_document, terminal_document
+from study.report.document import report_document, terminal_document
 
 
 def write_report(study_dir: Path) -> Report:

@@ -127,6 +127,9 @@ def test_markdown_of_data_is_its_text_and_nothing_else(value: str) -> None:
 
 
 @given(texts)
+@example((Link("[x]", "address"), "(y)"))
+@example((Link("x", "address"),))
+@example((Link("\\[", "address"), "x\\]", "(y)"))
 def test_markdown_of_several_parts_has_the_marks_of_its_types_alone(text: tuple[Inline, ...]) -> None:
     allowed = {
         Strong: {"strong_open", "strong_close"},
@@ -149,7 +152,9 @@ def test_markdown_of_several_parts_has_the_marks_of_its_types_alone(text: tuple[
         ("-1.5 %", "-1.5 %"),
         (("- ", Strong("B")), r"\- **B**"),
         ("# head", r"\# head"),
-        ("[1, 2] of W_Q", r"\[1, 2] of W_Q"),
+        ("[1, 2] of W_Q", "[1, 2] of W_Q"),
+        ("[ ] task", r"\[ ] task"),
+        (Link("x]y", "a"), r"[x\]y](<a>)"),
     ],
 )
 def test_a_line_of_data_begins_no_list_rule_or_heading(text: Text, line: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pages.document import render_markdown
 from study.report.build import Report
-from study.report.sections import report_document
+from study.report.document import report_document
 from study.report.write import render_terminal
 
 NO_CURVES = Path("no-such-study")  # training curves and attention are files of the study
