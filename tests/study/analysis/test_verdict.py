@@ -113,6 +113,16 @@ def test_a_large_effect_is_better_or_worse_and_a_small_one_equivalent_within_the
     assert only(drawn(3, 10, 0.0, draw)).word == CANNOT_TELL
 
 
+def test_equivalence_is_decided_by_the_90_percent_interval() -> None:
+    """Two one-sided 5 % tests: the 95 % interval of this study reaches beyond the margin, the 90 % one does not."""
+    verdict = only(table([[0, 0, 0, 0, difference] for difference in (-0.004, 0.004, 0.011, 0.0, 0.009)]))
+    narrow, wide = verdict.test.narrow, verdict.test.difference
+    assert narrow.high is not None
+    assert wide.high is not None
+    assert narrow.high < MARGIN < wide.high
+    assert verdict.word == EQUIVALENT
+
+
 def test_better_wins_over_equivalent_where_both_hold() -> None:
     losses = table([[0, 0.0001, 0.0002, 0.0003, -0.003 + 0.0001 * seed] for seed in range(5)])
     assert only(losses).word == BETTER

@@ -134,7 +134,7 @@ def test_one_seed_gives_no_ranking_and_no_verdict(tmp_path: Path) -> None:
 
 
 def with_own(folder: Path, effects: dict[str, float], seeds: int = 4, noise: int = 0) -> Path:
-    """Four equivalent arms and real changes of the given effects in nats; runs vary by 0.005."""
+    """Four control arms and real changes of the given effects in nats; runs vary by 0.005."""
     draw = np.random.default_rng(noise)
     for seed in range(seeds):
         for name in (*ARMS, *effects):
