@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from bench.cases import PLAIN, Shape
 from gpt2.system.errors import UserError
-from study.runner.child_process import KEEP_HEAP, how_it_ended
+from study.runner.child_process import KEEP_HEAP, exit_text
 
 COMMAND = (sys.executable, "-m", "bench.worker")
 TIMED_CASE = "bench.case_step:serve"
@@ -109,7 +109,7 @@ class Worker:
             ) from None
         self.close()
         status = self.process.returncode
-        ended = f"{how_it_ended(status)}; last message: " if status < 0 else ""
+        ended = f"{exit_text(status)}; last message: " if status < 0 else ""
         raise BenchError(f"{self.label}: {ended}{last_message(self._stderr_text())}")
 
     def _next_line(self, seconds: float | None) -> str | None:

@@ -10,7 +10,6 @@ Under make, `CONFIG_X=v` is read from MAKEFLAGS, so that no shell interprets it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import importlib
 import io
@@ -249,16 +248,9 @@ def scale_line(config: Config) -> str:
         )
     else:
         why = f"target {target} ({found} found here): a {'CPU' if config.target.scale_cpu else 'GPU'} study"
-    limits = [
-        f"{limit} {unit}"
-        for limit, unit in zip(
-            dataclasses.astuple(config.budget), ("s of training", "tokens", "iterations"), strict=True
-        )
-        if limit
-    ]
     return (
         f"{why} (model {config.model.size}, sequences of {config.model.block_size}, effective batch "
-        f"{config.batch.effective}, {' or '.join(limits)} a run, data {config.data.dataset})"
+        f"{config.batch.effective}, {config.budget.text} a run, data {config.data.dataset})"
     )
 
 

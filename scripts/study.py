@@ -23,13 +23,9 @@ def first_line(config: Config, settings: StudySettings) -> str:
     scale = f"GPT-2 {config.model.size}"
     if config.target.scale_cpu:
         scale = f"CPU study ({why_cpu(config.target)}): {config.model.size} model"
-    budget = config.budget
-    each = [f"{budget.max_time_seconds} s of training"] if budget.max_time_seconds else []
-    each += [f"{budget.max_tokens} tokens"] if budget.max_tokens else []
-    each += [f"{budget.max_iterations} iterations"] if budget.max_iterations else []
     return (
         f"{settings.name}: {scale}, {len(settings.variants)} variants x {settings.seeds} seeds, "
-        f"at most {' or '.join(each)} a run, {config.data.dataset} data"
+        f"at most {config.budget.text} a run, {config.data.dataset} data"
     )
 
 

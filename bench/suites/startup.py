@@ -68,7 +68,7 @@ def start_once(arguments: list[str], log: Path) -> dict[str, Any]:
     """Start one training process as a study does, which is the subject here, and read its marks."""
     began = time.monotonic()
     child = Child(arguments, log, module="bench.first_step")
-    found = [event for event in child.events() if event["event"] == EVENT]
+    found = [event for event in child.messages() if event["event"] == EVENT]
     status = child.wait()
     if not found:
         raise BenchError(f"no first step, exit status {status}: {child.last_words()}")

@@ -117,22 +117,37 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class BudgetConfig:
-    """What ends a run, whichever comes first; 0 is no limit, and at least one is set."""
+    """Limits of a run, 0 for none. The first three set its number of iterations; at least one of them is set.
+
+    hard_limit_seconds: of wall time, after which a run is cut. Configurations of older versions have no such limit.
+    """
 
     max_time_seconds: int
     max_tokens: int
     max_iterations: int
+    hard_limit_seconds: int = 0
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> BudgetConfig:
         names = ("GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS")
-        limits = [symbols.integer(name) for name in names]
-        if not any(limits):
+        seconds, tokens, iterations = (symbols.integer(name) for name in names)
+        if not (seconds or tokens or iterations):
             raise symbols.error(
                 names[0],
                 "and CONFIG_GPT2_MAX_TOKENS=0 and CONFIG_GPT2_MAX_ITERS=0 give no budget; set one above 0",
             )
-        return cls(*limits)
+        hard = symbols.integer("GPT2_HARD_LIMIT") if "GPT2_HARD_LIMIT" in symbols else 0
+        return cls(seconds, tokens, iterations, hard)
+
+    @property
+    def text(self) -> str:
+        """The limits that set the number of iterations, such as "24 s of training or 100 iterations"."""
+        limits = {
+            "s of training": self.max_time_seconds,
+            "tokens": self.max_tokens,
+            "iterations": self.max_iterations,
+        }
+        return " or ".join(f"{limit} {unit}" for unit, limit in limits.items() if limit)
 
 
 @dataclass(frozen=True)

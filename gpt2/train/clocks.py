@@ -1,8 +1,7 @@
-"""The clocks of a run. Exactly one runs at a time, so every second is on one of them and on one only.
+"""Wall clocks of a run, and the clock of step times. One wall clock runs at a time, so every second is on one only.
 
-`train` is what the budget is charged with. `compile` holds model set-up, compiling and each process's first
-steps, which warm the allocator and the kernels; `evaluate`, `checkpoint` and `data` (waiting for the next
-batch) are what they say.
+`train` counts training steps. `compile` counts model set-up, compiling and the first steps of each process, which warm
+the allocator and the kernels. `data` counts waiting for the next batch. No count and no verdict depends on them.
 """
 
 from __future__ import annotations
@@ -61,10 +60,30 @@ class Clocks:
         self._settle()
         return self._seconds[name]
 
+    def total(self) -> float:
+        """Wall seconds of the run up to now, of all its processes."""
+        return sum(self.seconds().values())
+
     def seconds(self) -> dict[str, float]:
         """All clocks up to now, for the record and the checkpoint."""
         self._settle()
         return dict(self._seconds)
+
+
+def work_clock(device_type: str, threads: int, synchronise: Callable[[], None]) -> Callable[[], float]:
+    """Return the clock that step times are read from, in seconds.
+
+    On a CPU it is the CPU time of this process, all threads, over the number of threads: other processes hardly change
+    it, and without them it agrees with wall time. Elsewhere it is wall time after the device finished its queue.
+    """
+    if device_type == "cpu":
+        return lambda: time.process_time() / threads
+
+    def synchronised() -> float:
+        synchronise()
+        return time.perf_counter()
+
+    return synchronised
 
 
 def unevenness(step_seconds: Sequence[float]) -> str | None:

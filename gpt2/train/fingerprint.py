@@ -58,8 +58,10 @@ def schedule_digest(config: Config, extended: float) -> str:
     settings = dataclasses.asdict(config.optimizer)
     if settings["schedule"] == "cosine":  # the digest from before the other schedules
         del settings["schedule"], settings["decay_fraction"]
+    budget = dataclasses.asdict(config.budget)
+    del budget["hard_limit_seconds"]  # no learning rate depends on it
     extension = [] if extended == 1 else [{"extended": extended}]
-    return digest([settings, dataclasses.asdict(config.budget), *extension])
+    return digest([settings, budget, *extension])
 
 
 def digest(value: Any) -> str:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from gpt2.config.batch import BatchPlan
 
+WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on the compile clock
+
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What the study decided for this run before it started."""
+    """One run as its study planned it, before it starts."""
 
     directory: Path
     run: str
@@ -19,7 +21,6 @@ class RunPlan:
     iterations: int
     batch: BatchPlan
     predicted_bytes: int | None = None
-    hellaswag: Path | str = "not asked for"  # the items, or the reason why there are none
+    hellaswag: Path | str = "not asked for"  # file of the items, or the reason why there are none
     warmup_iterations: int | None = None  # of "wsd"; None: a fraction of the iterations
-    extended: float = 1.0  # times the budget of the configuration
-    time_factor: float = 1.0  # times its time limit: of a count that was taken over from faster variants
+    extended: float = 1.0  # the budget over that of the configuration

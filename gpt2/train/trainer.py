@@ -29,12 +29,10 @@ from gpt2.train.loss_spikes import SpikeDetector
 from gpt2.train.nan_debug import FaultLog
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.resume import clocks_before, refuse_another_run
-from gpt2.train.run_plan import RunPlan
+from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import Attention, NotFiniteError, Stepper, StepResult
 
-WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on the compile clock
 MEASURED_STEP = 2  # of each process: the step whose peak memory is measured by phase
-CUT_AT = 1.1  # times the time limit, on the training clock
 SAVE_SHARE = 0.02  # of the time that checkpoints may take
 
 
@@ -73,10 +71,10 @@ class Run:
             warmup=plan.warmup_iterations,
         )
         wsd = config.optimizer.schedule == "wsd"
-        self.stable_end = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: nothing to keep there
+        self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: nothing to keep there
         self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
         self.iteration = 0
-        self.cut = False
+        self.truncated = False
         self.watch = SpikeDetector()
         self.spikes: list[list[float]] = []  # [iteration, loss, the loss that was to be expected]
         self.faults = FaultLog()
@@ -111,7 +109,7 @@ class Run:
                     if self.scores.due(self.tokens):
                         self.evaluate()
                     self.one_step(feed)
-                    if self.iteration == self.stable_end:
+                    if self.iteration == self.decay_start:
                         self.save("stable", keep=1)
                     self.stop.check()
                     if self.checkpoint_due():
@@ -130,7 +128,7 @@ class Run:
         return str(self.ledger.record["status"])
 
     def ended(self) -> bool:
-        return self.cut or self.iteration >= self.plan.iterations
+        return self.truncated or self.iteration >= self.plan.iterations
 
     def one_step(self, feed: BatchPrefetcher) -> None:
         """Wait for the batch, make the step, put it on record.
@@ -158,14 +156,12 @@ class Run:
         self.faults.passed(self.iteration)
         self.steps_made += 1
         self.timed_steps += not warming
-        limit = self.config.budget.max_time_seconds * self.plan.extended * self.plan.time_factor
-        spent = self.clocks.read("train")
-        late = bool(limit) and spent + (spent - began) > CUT_AT * limit  # the next step would pass it
-        self.cut = late and self.iteration < self.plan.iterations
-        if self.cut:
+        limit = self.config.budget.hard_limit_seconds * self.plan.extended
+        self.truncated = 0 < limit < self.clocks.total() and self.iteration < self.plan.iterations
+        if self.truncated:
             self.note(
-                f"the training clock reached {CUT_AT} times its limit of {limit:g} s at iteration {self.iteration} of "
-                f"{self.plan.iterations}: the schedule was cut"
+                f"the run was cut at iteration {self.iteration} of {self.plan.iterations}: its wall time passed "
+                f"CONFIG_GPT2_HARD_LIMIT ({limit:g} s); it did not finish its decay and is not judged"
             )
         if measured:
             files.write_json(self.plan.directory / "memory.json", self.memory())
@@ -184,7 +180,11 @@ class Run:
             refuse_another_run(loaded, self.identity(), plan.run, plan.directory, plan.extended != 1)
             self.stepper.load_state(loaded.state)
             meta = loaded.meta
-            self.iteration, self.cut, self.timed_steps = loaded.iteration, meta["cut"], meta["timed_steps"]
+            self.iteration, self.truncated, self.timed_steps = (
+                loaded.iteration,
+                meta["cut"],
+                meta["timed_steps"],
+            )
             self.scores.losses, self.scores.learned = meta["losses"], meta["learned"]
             self.ledger.notes = meta["notes"] + loaded.skipped
             self.watch, self.spikes = SpikeDetector(meta["watch"]), meta["spikes"]
@@ -224,7 +224,7 @@ class Run:
         with self.clocks.on("checkpoint"):
             meta = {
                 "of": self.identity(),
-                "cut": self.cut,
+                "cut": self.truncated,
                 "timed_steps": self.timed_steps,
                 "losses": self.scores.losses,
                 "learned": self.scores.learned,
@@ -363,7 +363,7 @@ class Run:
                 "tokens_per_second": speed,
                 "mfu": speed * self.stepper.model.flops_per_token() / peak if speed and peak else None,
             },
-            "schedule": {"iterations": self.plan.iterations, "cut": self.cut} | self.warmup,
+            "schedule": {"iterations": self.plan.iterations, "cut": self.truncated} | self.warmup,
             "faults": self.faults.faults,
             "spikes": self.spikes,
         }  # fmt: skip

@@ -164,7 +164,9 @@ BUDGET = "a budget only sets the number of iterations, which is compared under s
 SPEED = "it changes speed and rounding, not the function computed"
 ASIDE = "it changes no training step"
 WITHOUT_EFFECT = {
-    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TOKENS": BUDGET,
+    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TOKENS": BUDGET, "BUDGET_EQUAL_TIME": BUDGET,
+    "GPT2_HARD_LIMIT": BUDGET,
+    "EQUIVALENCE_MARGIN_PERCENT": "it changes the verdict of each study, not its runs",
     "COMPILE": SPEED, "CPU_THREADS": SPEED,
     "ALTERNATION_RECOMPUTE": "it changes speed and memory; the numbers are the same to the bit",
     "DATA_WORKERS": ASIDE, "EVAL_INTERVAL_TOKENS": ASIDE, "CHECKPOINT_SECONDS": ASIDE, "HELLASWAG": ASIDE,

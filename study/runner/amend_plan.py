@@ -1,136 +1,139 @@
-"""A plan that stands: variants that are added to it, and what is left of it in the records where plan.json is lost.
+"""Amend an existing plan: add variants, or rebuild a lost plan.json from run records.
 
-Counts that runs were begun with are never changed, whatever the card's speed of today, but by
-`study.runner.replan`, before
-anything of a run is kept.
+Counts of begun runs never change, whatever the speed of the device now.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from gpt2.artifacts import run_record
+from gpt2.artifacts.run_record import Schedule
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import OptimizerConfig
-from gpt2.train.trainer import WARM_UP_STEPS
 from ra.variants import Variant
-from study.runner.plan import SAME_SPEED, PlanError, extend_row, grid, save_plan, warmup
+from study.records import plan_file
+from study.records.plan_file import Plan, PlanRow
+from study.runner.plan import SAME_SPEED, PlanError, extended_row, planned_row, with_grid
 
-OF_THE_COUNT = ("iterations", "tokens", "warmup_iterations", "first_iterations")  # of a plan's row
 
+def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
+    """Return the recorded schedule of each variant that has a begun run.
 
-def schedules_on_record(study_dir: Path) -> dict[str, dict[str, Any]]:
-    """The schedule of each variant whose runs were begun, from their records.
-
-    PlanError where runs were extended: the factor and the first counts stood in plan.json alone.
+    PlanError where runs were extended: plan.json alone has the factor and the first counts.
     """
     extended = sorted(path.parent.name for path in (study_dir / "runs").glob("*/run-[0-9]*.json"))
     if extended:
         raise PlanError(
-            f"{study_dir / 'plan.json'} is gone and the study was extended ({extended[0]} was longer than its first "
-            "budget), which no other file says exactly; right: plan.json as it was, or another CONFIG_STUDY_NAME"
+            f"{study_dir / 'plan.json'} is missing and the study was extended ({extended[0]} has an earlier, shorter "
+            "record); no other file has the exact counts; fix: restore plan.json, or set another CONFIG_STUDY_NAME"
         )
     schedules = {}
     for folder in sorted((study_dir / "runs").glob("*/")):
         with contextlib.suppress(run_record.RecordError):
-            seen = run_record.load(folder)
-            if seen["schedule"]:
-                schedules[str(seen["variant"])] = dict(seen["schedule"])
+            record = run_record.load(folder)
+            if record.schedule:
+                schedules[record.variant] = record.schedule
     return schedules
 
 
-def with_counts(
-    plan: dict[str, Any], schedules: dict[str, dict[str, Any]], optimizer: OptimizerConfig
-) -> dict[str, Any]:
-    """The plan with the counts and warm-ups of runs that were begun under one that is lost."""
-    restored = {name: row for name, row in plan["variants"].items() if name in schedules}
-    for name, row in restored.items():
-        count = int(schedules[name]["iterations"])
-        if count != row["iterations"]:
-            plan["notes"].append(
-                f"plan.json was made anew; {name} keeps the {count} iterations that its runs were begun with "
-                f"(timed now: {row['iterations']})"
+def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], optimizer: OptimizerConfig) -> Plan:
+    """Return the plan with the recorded counts and warm-ups of begun runs, after plan.json was lost.
+
+    With equal counts every other variant gets the recorded count as well.
+    """
+    rows, notes = dict(plan.variants), list(plan.notes)
+    for name in rows.keys() & schedules.keys():
+        row, schedule = rows[name], schedules[name]
+        count = schedule.iterations
+        if count != row.iterations:
+            notes.append(
+                f"plan.json was rebuilt; {name} keeps the {count} iterations of its existing runs "
+                f"(timed now: {row.iterations})"
             )
-        row["tokens"] = row["tokens"] // row["iterations"] * count
-        row["iterations"] = count
-        row |= warmup(optimizer, count)
-        if "warmup_iterations" in row:
-            row["warmup_iterations"] = int(schedules[name].get("warmup_iterations", row["warmup_iterations"]))
-    for name, row in plan["variants"].items():
-        if restored and name not in restored and plan["budget"].get("equal_tokens"):
-            _share_count(plan, name, row, next(iter(restored.values())))
-    return _with_grid(plan)
+        restored = _with_count(row, count, optimizer)
+        if restored.warmup_iterations is not None and schedule.warmup_iterations is not None:
+            restored = dataclasses.replace(restored, warmup_iterations=schedule.warmup_iterations)
+        rows[name] = restored
+    recorded = next((rows[name] for name in rows if name in schedules), None)
+    if recorded and not plan.budget.equal_time:
+        rows |= {name: _share_count(row, recorded) for name, row in rows.items() if name not in schedules}
+    return with_grid(dataclasses.replace(plan, variants=rows, notes=tuple(notes)))
 
 
 def with_variants(
-    study_dir: Path,
-    plan: dict[str, Any],
-    variants: dict[str, Variant],
-    remake: Callable[[BatchPlan, float], dict[str, Any]],
-) -> dict[str, Any]:
-    """The plan with the variants that were added since it was made; the counts that stand are never changed.
+    study_dir: Path, plan: Plan, variants: Mapping[str, Variant], replan: Callable[[BatchPlan], Plan]
+) -> Plan:
+    """Return the plan with the variants that .config added; existing counts never change.
 
-    A new variant of a known cost class takes that class's count. One of a new class needs timing: `remake` gives
-    a plan of today, with the margin and at the micro-batch that stand or at a smaller one where that does not fit,
-    from which the new variants' rows are taken. Under BUDGET_EQUAL_TOKENS their count is the standing one all the same.
+    A variant of a known cost class takes the row of that class. For a new class `replan` times steps now, at the
+    existing micro-batch or at a smaller one where that does not fit. The new row takes the existing count; at equal
+    time it takes the count of its own step time.
     """
-    missing = {name: variant for name, variant in variants.items() if name not in plan["variants"]}
+    missing = {name: variant for name, variant in variants.items() if name not in plan.variants}
     if not missing:
         return plan
-    known = {row["class"]: row for row in plan["variants"].values()}
-    strange = [name for name, variant in missing.items() if variant.cost_class not in known]
-    fresh = remake(BatchPlan(**plan["batch"]), plan.get("margin", 0.0)) if strange else plan
-    if fresh["batch"] != plan["batch"]:
-        _step_down(plan, fresh, strange)
-    plan["classes"] = fresh["classes"] | plan["classes"]
-    plan["notes"] += [note for note in fresh["notes"] if note not in plan["notes"]]
-    standing = next(iter(plan["variants"].values()), None)
+    known = {row.cost_class: row for row in plan.variants.values()}
+    unknown = [name for name, variant in missing.items() if variant.cost_class not in known]
+    fresh = replan(plan.batch) if unknown else plan
+    if fresh.batch != plan.batch:
+        plan = _step_down(plan, fresh, unknown)
+    plan = dataclasses.replace(
+        plan,
+        classes={**fresh.classes, **plan.classes},
+        step_time_ratios={**fresh.step_time_ratios, **plan.step_time_ratios},
+        notes=tuple(dict.fromkeys((*plan.notes, *fresh.notes))),
+    )
+    rows, existing = dict(plan.variants), next(iter(plan.variants.values()), None)
     for name, variant in missing.items():
         if variant.cost_class in known:
-            plan["variants"][name] = dict(known[variant.cost_class])
+            rows[name] = known[variant.cost_class]
             continue
-        row = plan["variants"][name] = fresh["variants"][name]
-        if standing and plan["budget"].get("equal_tokens"):
-            _share_count(plan, name, row, standing)
-        elif "extended" in plan:
-            extend_row(row, Fraction(str(plan["extended"])))
-    return save_plan(study_dir, _with_grid(plan))
+        row = fresh.variants[name]
+        if existing and not plan.budget.equal_time:
+            row = _share_count(row, existing)
+        elif plan.extended is not None:
+            row = extended_row(row, Fraction(str(plan.extended)))
+        rows[name] = row
+    plan = dataclasses.replace(plan, variants=rows)
+    notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
+    return plan_file.write(study_dir, with_grid(dataclasses.replace(plan, notes=notes)))
 
 
-def _step_down(plan: dict[str, Any], fresh: dict[str, Any], added: list[str]) -> None:
-    """Give the plan the smaller micro-batch of `fresh`, which the variants that were added need."""
-    before, after = BatchPlan(**plan["batch"]), BatchPlan(**fresh["batch"])
-    plan["batch"] = dataclasses.asdict(after)
-    for name, row in plan["variants"].items():
-        row["predicted_bytes"] = fresh["variants"].get(name, {}).get("predicted_bytes")
-    plan["notes"].append(
-        f"{', '.join(added)} was added and does not fit at micro-batch {before.micro}: from there on {after.micro}, "
-        f"the effective batch of {after.effective} unchanged"
-    )
-
-
-def _share_count(plan: dict[str, Any], name: str, row: dict[str, Any], standing: dict[str, Any]) -> None:
-    """BUDGET_EQUAL_TOKENS: the count of a row that stands, and the time that it takes where that is longer."""
-    row |= {key: standing[key] for key in OF_THE_COUNT if key in standing}
-    limit = plan["budget"]["max_time_seconds"]
-    if not limit or row["class"] not in plan["classes"]:
-        return
-    seconds = (row["iterations"] - WARM_UP_STEPS) * plan["classes"][row["class"]]["seconds_per_iteration"]
-    if seconds > SAME_SPEED * limit:
-        row["time_factor"] = round(seconds / limit, 3)
-        plan["notes"].append(
-            f"{name} gets the others' {row['iterations']} iterations (CONFIG_BUDGET_EQUAL_TOKENS=y), which take it "
-            f"about {seconds:.0f} s of training where {limit:g} s were asked for"
+def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:
+    """Give the plan the smaller micro-batch of `fresh`, which the added variants need."""
+    rows = {
+        name: dataclasses.replace(
+            row, predicted_bytes=fresh.variants[name].predicted_bytes if name in fresh.variants else None
         )
+        for name, row in plan.variants.items()
+    }
+    note = (
+        f"{', '.join(added)} was added and does not fit at micro-batch {plan.batch.micro}: from there on "
+        f"{fresh.batch.micro}, the effective batch of {fresh.batch.effective} unchanged"
+    )
+    return dataclasses.replace(plan, batch=fresh.batch, variants=rows, notes=(*plan.notes, note))
 
 
-def _with_grid(plan: dict[str, Any]) -> dict[str, Any]:
-    last = max(row["tokens"] for row in plan["variants"].values())
-    evaluation = plan["evaluation"]
-    evaluation["grid_tokens"] = grid(evaluation["interval_tokens"], last)
-    return plan
+def _with_count(row: PlanRow, count: int, optimizer: OptimizerConfig) -> PlanRow:
+    return planned_row(row.cost_class, count, row.tokens // row.iterations, optimizer, row.predicted_bytes)
+
+
+def _share_count(row: PlanRow, existing: PlanRow) -> PlanRow:
+    """The row with the count and warm-up of an existing one."""
+    return dataclasses.replace(existing, cost_class=row.cost_class, predicted_bytes=row.predicted_bytes)
+
+
+def _longer_than_the_limit(plan: Plan, name: str) -> str:
+    """A note where the existing count takes an added variant longer than the time limit."""
+    limit, seconds = plan.budget.max_time_seconds, plan.planned_seconds(name)
+    if not limit or seconds is None or seconds <= SAME_SPEED * limit:
+        return ""
+    return (
+        f"{name} was added and makes the existing {plan.variants[name].iterations} iterations, as all variants do; "
+        f"they take it about {seconds:.0f} s of training, more than the limit of {limit:g} s"
+    )

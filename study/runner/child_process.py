@@ -1,4 +1,4 @@
-"""The process of one run: started by the study in a session of its own, listened to line by line, stopped politely."""
+"""The training process of one run: start it, read its events, stop it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,42 +17,83 @@ from typing import Any
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
 EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6
 PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
-# A training step frees and takes the same large buffers over and over: a heap that keeps them spares the page faults
-# of fresh ones. Another value of GLIBC_TUNABLES in the environment wins.
+# Training allocates the same large buffers at every step. A heap that never returns them avoids their page faults.
 KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
+# An OpenMP thread that waits for another spins this many times, then sleeps. libgomp's default spins longer: two busy
+# processes beside a run on two cores made its steps 7 times as long, and twice as long in CPU time. With this value
+# they are twice as long, and equal in CPU time.
+SPIN_COUNT = "1000"
+
+
+def process_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with the settings of a training process; those that it has already win."""
+    settings = {"GLIBC_TUNABLES": KEEP_HEAP}
+    if "OMP_WAIT_POLICY" not in environment:
+        settings["GOMP_SPINCOUNT"] = SPIN_COUNT
+    return settings | dict(environment)
 
 
 def keep_heap() -> None:
-    """Begin this process anew with the heap that a training process has, unless the environment names one."""
+    """Restart this process with the settings of a training process, unless the environment sets its heap."""
     if "GLIBC_TUNABLES" not in os.environ and sys.platform == "linux":
-        os.execve(sys.executable, sys.orig_argv, os.environ | {"GLIBC_TUNABLES": KEEP_HEAP})
+        os.execve(sys.executable, sys.orig_argv, process_settings(os.environ))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a training process: "started", "train", "validation", "phase", "note", "spike" or "timing".
+
+    seconds: of timed steps, by variant. train_seconds: on the training clock.
+    """
+
+    event: str
+    iteration: int = 0
+    iterations: int = 0
+    train_seconds: float = 0.0
+    loss: float | None = None
+    perplexity: float | None = None
+    tokens_per_second: float | None = None
+    memory_bytes: int | None = None
+    phase: str = ""
+    message: str = ""
+    seconds: Mapping[str, list[float]] = field(default_factory=dict)
+    peak_bytes: int | None = None
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Event:
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in content.items() if name in known})
 
 
 class Child:
-    """`python -m scripts.train ...` with its events on a pipe and everything else in its log file."""
+    """`python -m scripts.train ...`; its events come through a pipe, all other output goes to its log file."""
 
     def __init__(
         self, arguments: list[str], log: Path, lock: int | None = None, module: str = "scripts.train"
     ) -> None:
-        """lock: a descriptor that the process is to hold as long as it lives. module: what is run, for a bench."""
+        """lock: descriptor of the study's lock, which the process holds as long as it lives. module: for a bench."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._log_file = log.open("a")
         self._log_start = log.stat().st_size
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())],
-            env={"GLIBC_TUNABLES": KEEP_HEAP} | os.environ,
+            env=process_settings(os.environ),
             pass_fds=() if lock is None else (lock,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log_file,
             text=True,
             errors="replace",
-            start_new_session=True,  # a Ctrl-C at the terminal reaches the study alone, which passes it on
+            start_new_session=True,  # Ctrl-C reaches the study alone, which passes it on
         )
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """The events as they come, until the process closes its output. Other lines go to the log."""
+    def events(self) -> Iterator[Event]:
+        """Yield the events until the process closes its output."""
+        return map(Event.from_json, self.messages())
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the content of each event. Other lines go to the log."""
         assert self.process.stdout
         for line in self.process.stdout:
             try:
@@ -65,13 +107,13 @@ class Child:
                 self._log_file.flush()
 
     def wait(self) -> int:
-        """The exit status; negative where a signal ended the process."""
+        """Return the exit status; negative where a signal ended the process."""
         status = self.process.wait()
         self._log_file.close()
         return status
 
     def stop(self) -> int:
-        """Ask it to save and stop; after PATIENCE_SECONDS it is killed."""
+        """Ask the process to save and stop; kill it after PATIENCE_SECONDS."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -85,7 +127,7 @@ class Child:
             self.process.kill()
 
     def last_words(self) -> str:
-        """The last line that it wrote into its log and that says anything."""
+        """Return the last line with text that this process wrote to its log."""
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             written = file.read().decode(errors="replace")
@@ -93,13 +135,13 @@ class Child:
         return lines[-1] if lines else ""
 
 
-def how_it_ended(status: int) -> str:
-    """An exit status in words."""
+def exit_text(status: int) -> str:
+    """Describe an exit status."""
     if status >= 0:
         return f"exit status {status}"
     name = signal.Signals(-status).name
     hint = {
-        "SIGKILL": " (by the system's out-of-memory killer, or somebody's kill -9)",
+        "SIGKILL": " (by the out-of-memory killer of the system, or by kill -9)",
         "SIGBUS": " (a data shard was cut short while it was mapped, or the disk failed: `make data` checks)",
     }.get(name, "")
     return f"killed by {name}{hint}"
@@ -110,11 +152,12 @@ class StopAsked(BaseException):
 
 
 class Session:
-    """asked: how many requests to stop there were. lock: the descriptor that holds the study's lock.
+    """Signals of a study and the training process that they are passed on to.
 
-    The first request is passed on to the run, which saves. A second SIGINT ends the run at once; further SIGTERMs and
-    SIGHUPs, and a first SIGINT after them, change nothing, since a supervisor, make and a terminal may each send their
-    own.
+    asked: number of requests to stop. lock: descriptor that holds the study's lock.
+
+    The first request is passed on to the run, which saves. A second SIGINT kills the run. Further SIGTERMs and SIGHUPs,
+    and a first SIGINT after them, change nothing: a supervisor, make and a terminal may each send one.
     """
 
     def __init__(self) -> None:
@@ -125,7 +168,7 @@ class Session:
 
     @contextlib.contextmanager
     def process(self, arguments: list[str], log: Path) -> Iterator[Child]:
-        """A training process that is never left behind; StopAsked where a request came before it."""
+        """Start a training process and stop it at the end of the block; StopAsked after a request to stop."""
         if self.asked:
             raise StopAsked
         self._child = Child(arguments, log, self.lock)
@@ -137,12 +180,12 @@ class Session:
             self._child = None
 
     def close(self) -> None:
-        """From here on the study is stopping: requests to do so are heard already."""
+        """Ignore further requests: the study is stopping."""
         self._closing = True
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
-        """Listen to SIGINT, SIGTERM and SIGHUP in the block."""
+        """Handle SIGINT, SIGTERM and SIGHUP in the block."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = [signal.signal(number, self._ask) for number in numbers]
         try:
@@ -162,7 +205,7 @@ class Session:
             self._child.kill()
             return
         if self.asked == 1 or number == signal.SIGINT:
-            once_more = "once more" if self._interrupts else "twice"
-            print(f"\nstopping: the step is finished and saved (Ctrl-C {once_more}: at once)", flush=True)
+            presses = "again" if self._interrupts else "twice"
+            print(f"\nstopping after this step, which is saved (Ctrl-C {presses}: immediately)", flush=True)
         if self.asked == 1:
             self._child.process.send_signal(signal.SIGTERM)

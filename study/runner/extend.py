@@ -12,10 +12,12 @@ warm-up has as many iterations. That state is saved in <run>/stable. Under a cos
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,11 @@ from gpt2.config.config import Config, OptimizerConfig
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.train.optimizer import decay_start
+from study.records import plan_file
 from study.records.lengths import saved_counts, saved_name
-from study.runner import plan as planning
-from study.runner import space
-from study.runner.guard import locked, refuse_another_configuration
+from study.records.plan_file import Plan, PlanRow
+from study.runner.plan import extended_row, with_grid
+from study.runner.preconditions import locked, refuse_another_configuration, require_space
 from study.runner.settings import StudySettings
 
 DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -69,15 +72,15 @@ def extend(config: Config, settings: StudySettings, config_text: str, factor: Fr
                 f"the last extension was interrupted before {names}; fix: `make`, which completes it"
             )
         runs = _runs(directory, settings)
-        before = {name: row["iterations"] for name, row in plan["variants"].items()}
+        before = {name: row.iterations for name, row in plan.variants.items()}
         for folder in runs:
             _refuse_run(folder, plan, config.optimizer)
         longer = _longer(plan, config, factor)
-        counts = [longer["variants"][run_record.load(folder)["variant"]]["iterations"] for folder in runs]
-        space.require(directory, config.model, counts, config.optimizer.schedule)
+        counts = [longer.variants[run_record.load(folder)["variant"]].iterations for folder in runs]
+        require_space(directory, config.model, counts, config.optimizer.schedule)
         saved = directory / f"plan-{max(before.values())}.json"
         files.write_text(saved, (directory / "plan.json").read_text(encoding="utf-8"))
-        files.write_json(directory / "plan.json", longer)  # from here on the study is extended
+        plan_file.write(directory, longer)  # from here on the study is extended
         for folder in _behind(directory, longer):
             _set_back(folder)
     return _extended_messages(directory, settings, runs, before, longer)
@@ -89,8 +92,8 @@ def finish_extension(directory: Path) -> None:
         with locked(directory):
             _complete_undo(directory)
     try:
-        plan = planning.load_plan(directory)
-    except planning.PlanError:  # reported by the code that needs the plan
+        plan = plan_file.read(directory)
+    except plan_file.PlanFileError:  # reported by the code that needs the plan
         return
     if plan and _behind(directory, plan):
         with locked(directory):
@@ -113,12 +116,12 @@ def undo(settings: StudySettings) -> list[str]:
             previous = saved_counts(directory, "plan")
             if not previous:
                 raise ExtendError(f"{directory} has not been extended, so there is no extension to undo")
-            count = max(row["iterations"] for row in plan["variants"].values())
+            count = max(row.iterations for row in plan.variants.values())
             into = _unused(directory / f"undone-{count}")
             entries = {"previous": f"plan-{previous[-1]}.json", "into": into.name}
             files.write_json(directory / UNDO, entries)  # from here on the extension is being undone
         into, restored = _complete_undo(directory)
-    messages = [f"{settings.name}: the extension was undone; iterations: {_listed(restored['variants'])}"]
+    messages = [f"{settings.name}: the extension was undone; iterations: {_counts(restored.variants)}"]
     if into.exists():
         messages.append(
             f"the longer results are in {into}; `make report STUDY={into}` shows those that are finished"
@@ -126,12 +129,12 @@ def undo(settings: StudySettings) -> list[str]:
     return messages
 
 
-def _complete_undo(directory: Path) -> tuple[Path, dict[str, Any]]:
+def _complete_undo(directory: Path) -> tuple[Path, Plan]:
     """Restore every run, then the plan. Each step can be interrupted and repeated."""
     entries = json.loads((directory / UNDO).read_text(encoding="utf-8"))
     into, previous = directory / entries["into"], directory / entries["previous"]
     if previous.exists():
-        plan = json.loads(previous.read_text(encoding="utf-8"))
+        plan = _existing_plan(directory, previous.name)
         for folder in sorted((directory / "runs").glob("*/")):
             _restore(folder, plan, into)
         if into.exists():
@@ -140,17 +143,17 @@ def _complete_undo(directory: Path) -> tuple[Path, dict[str, Any]]:
                     shutil.copyfile(directory / name, into / name)
         previous.replace(directory / "plan.json")
     (directory / UNDO).unlink()
-    return into, json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+    return into, _existing_plan(directory)
 
 
-def _restore(folder: Path, plan: dict[str, Any], into: Path) -> None:
+def _restore(folder: Path, plan: Plan, into: Path) -> None:
     """Restore the run to its length in `plan`; move what it has beyond that length to `into`."""
     record, counts = _record(folder), saved_counts(folder, "run")
-    row = plan["variants"].get(record["variant"]) if record else None
+    row = plan.variants.get(record["variant"]) if record else None
     if (
         record
         and row
-        and (record["schedule"] or {}).get("iterations") == row["iterations"]
+        and (record["schedule"] or {}).get("iterations") == row.iterations
         and (record["status"] == "finished" or not counts)
     ):
         return  # restored already, or not yet set back
@@ -194,8 +197,8 @@ def _unused(path: Path) -> Path:
 # ---- checks and plans
 
 
-def _existing_plan(directory: Path) -> dict[str, Any]:
-    plan = planning.load_plan(directory)
+def _existing_plan(directory: Path, name: str = plan_file.FILE) -> Plan:
+    plan = plan_file.read(directory, name)
     if plan is None:
         raise ExtendError(f"{directory} has not been run, so there is nothing to extend; fix: `make` first")
     return plan
@@ -211,11 +214,12 @@ def _refuse_cosine(optimizer: OptimizerConfig) -> None:
 
 
 def _extended_messages(
-    directory: Path, settings: StudySettings, runs: list[Path], before: dict[str, int], longer: dict[str, Any]
+    directory: Path, settings: StudySettings, runs: list[Path], before: dict[str, int], longer: Plan
 ) -> list[str]:
     """Messages after an extension, a line each."""
-    rows = longer["variants"]
-    changes = ", ".join(f"{name} {before[name]} -> {rows[name]['iterations']}" for name in before)
+    changes = ", ".join(
+        f"{name} {count} -> {longer.variants[name].iterations}" for name, count in before.items()
+    )
     asked = _asked(directory, settings)
     others = ", ".join(folder.name for folder in runs if folder not in asked)
     aside = (
@@ -225,7 +229,7 @@ def _extended_messages(
     )
     return [
         *aside,
-        f"{settings.name}: {len(runs)} runs are planned for {longer['extended']:g} times the first budget; "
+        f"{settings.name}: {len(runs)} runs are planned for {longer.extended:g} times the first budget; "
         f"iterations: {changes}",
         "`make` continues each run from the start of its decay. The shorter results are saved: run-N.json, "
         "checkpoint-N/, and plan-N.json of the study. `make extend UNDO=1` restores them.",
@@ -260,7 +264,7 @@ def _record(folder: Path) -> run_record.RunRecord | None:
         return None
 
 
-def _refuse_run(folder: Path, plan: dict[str, Any], optimizer: OptimizerConfig) -> None:
+def _refuse_run(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> None:
     """ExtendError if the run is not equal to a longer run up to the decay."""
     record = _record(folder)
     status = record["status"] if record else "missing"
@@ -268,19 +272,19 @@ def _refuse_run(folder: Path, plan: dict[str, Any], optimizer: OptimizerConfig) 
         raise ExtendError(
             f"{folder.name} is {status}; only finished runs are extended; fix: `make`, then `make extend`"
         )
-    row = plan["variants"].get(record["variant"])
+    row = plan.variants.get(record["variant"])
     schedule = record["schedule"] or {}
-    if row is None or schedule.get("iterations") != row["iterations"]:
+    if row is None or schedule.get("iterations") != row.iterations:
         raise ExtendError(
             f"{folder.name} was planned with {schedule.get('iterations')} iterations, plan.json has "
-            f"{row['iterations'] if row else 'none'}; fix: restore the run's plan, or choose a new CONFIG_STUDY_NAME"
+            f"{row.iterations if row else 'none'}; fix: restore the run's plan, or choose a new CONFIG_STUDY_NAME"
         )
     if schedule["cut"]:
         raise ExtendError(
-            f"the time limit cut the schedule of {folder.name} at iteration {record['progress']['iterations']} of "
-            f"{row['iterations']}; fix: choose a new CONFIG_STUDY_NAME, which measures the speed of the device"
+            f"a time limit cut the schedule of {folder.name} at iteration {record['progress']['iterations']} of "
+            f"{row.iterations}; fix: choose a new CONFIG_STUDY_NAME without CONFIG_GPT2_HARD_LIMIT"
         )
-    _refuse_stable(folder, decay_start(row["iterations"], optimizer.decay_fraction, row["warmup_iterations"]))
+    _refuse_stable(folder, decay_start(row.iterations, optimizer.decay_fraction, row.warmup_iterations or 0))
 
 
 def _refuse_stable(folder: Path, iteration: int) -> None:
@@ -297,51 +301,48 @@ def _refuse_stable(folder: Path, iteration: int) -> None:
         raise ExtendError(f"{folder.name} cannot continue: {error}; fix: {fix}") from error
 
 
-def _longer(plan: dict[str, Any], config: Config, factor: Fraction) -> dict[str, Any]:
+def _longer(plan: Plan, config: Config, factor: Fraction) -> Plan:
     """The plan with `factor` times the counts, computed from the counts of the first budget."""
-    total = Fraction(str(plan.get("extended", 1))) * factor
-    rows = {name: dict(row) for name, row in plan["variants"].items()}
+    total = Fraction(str(plan.extended or 1)) * factor
+    rows = {name: extended_row(row, total) for name, row in plan.variants.items()}
     for name, row in rows.items():
-        before = row["iterations"]
-        planning.extend_row(row, total)
-        if row["iterations"] <= before:
+        before = plan.variants[name].iterations
+        if row.iterations <= before:
             raise ExtendError(
                 f"FACTOR={float(factor):g} adds no iteration to the {before} of {name}; fix: a larger FACTOR"
             )
-    tokens = max(row["tokens"] for row in rows.values())
-    budget = {
+    budget: dict[str, Any] = {
         name: float(value * total) if (value * total) % 1 else int(value * total)
-        for name in ("max_time_seconds", "max_tokens", "max_iterations")
-        for value in [getattr(config.budget, name)]
+        for name, value in dataclasses.asdict(config.budget).items()
     }
     note = (
         f"extended to {float(total):g} times the first budget: each run continued from the start of its decay "
-        f"(from {_listed(plan['variants'])} to {_listed(rows)} iterations), with the first budget's warm-up"
+        f"(from {_counts(plan.variants)} to {_counts(rows)} iterations), with the first budget's warm-up"
     )
-    return plan | {
-        "extended": float(total),
-        "variants": rows,
-        "budget": plan["budget"] | budget,
-        "evaluation": plan["evaluation"]
-        | {"grid_tokens": planning.grid(plan["evaluation"]["interval_tokens"], tokens)},
-        "notes": [*plan["notes"], note],
-    }
+    longer = dataclasses.replace(
+        plan,
+        extended=float(total),
+        variants=rows,
+        budget=dataclasses.replace(plan.budget, **budget),
+        notes=(*plan.notes, note),
+    )
+    return with_grid(longer)
 
 
-def _listed(rows: dict[str, Any]) -> str:
-    return ", ".join(str(count) for count in dict.fromkeys(row["iterations"] for row in rows.values()))
+def _counts(rows: Mapping[str, PlanRow]) -> str:
+    return ", ".join(str(count) for count in dict.fromkeys(row.iterations for row in rows.values()))
 
 
-def _behind(directory: Path, plan: dict[str, Any]) -> list[Path]:
+def _behind(directory: Path, plan: Plan) -> list[Path]:
     """Folders of the runs that are finished at a count of before the extension."""
-    if "extended" not in plan:
+    if plan.extended is None:
         return []
     return [
         folder
         for folder, record in _finished(directory).items()
-        if record["variant"] in plan["variants"]
+        if record["variant"] in plan.variants
         and record["schedule"]
-        and record["schedule"]["iterations"] < plan["variants"][record["variant"]]["iterations"]
+        and record["schedule"]["iterations"] < plan.variants[record["variant"]].iterations
     ]
 
 

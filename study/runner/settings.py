@@ -1,7 +1,8 @@
-"""What .config says about the study: its name, its variants and seeds, where results go. Needs no torch."""
+"""The settings of a study in .config: name, variants, seeds, folder of results. Needs no torch."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,17 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class StudySettings:
-    """name: the folder under results_dir. variants: in the order of running. seeds: how many, 0 .. seeds-1.
+    """name: folder under results_dir. variants: in the order of running. seeds: their number; seeds are 0 .. seeds-1.
 
-    budget_equal_tokens: every variant gets the slowest one's iterations.
+    equal_time: counts follow the ratio of step times; else all have the same count. equivalence_margin: in nats.
     """
 
     name: str
     variants: tuple[str, ...]
     seeds: int
     results_dir: Path
-    budget_equal_tokens: bool
+    equal_time: bool
+    equivalence_margin: float = math.log(1.01)
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> StudySettings:
@@ -43,7 +45,12 @@ class StudySettings:
             variants=_variants(symbols),
             seeds=seeds,
             results_dir=directory(symbols, "RESULTS_DIR"),
-            budget_equal_tokens=symbols.flag("BUDGET_EQUAL_TOKENS"),
+            equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
+            equivalence_margin=math.log(
+                1
+                + symbols.number("EQUIVALENCE_MARGIN_PERCENT", low=0, high=100, open_low=True, open_high=True)
+                / 100
+            ),
         )
 
 

@@ -1,54 +1,96 @@
-"""What a study says of its plan and of a run that ended, in lines for the terminal. Needs no torch."""
+"""Lines for the terminal about a plan, a finished run and a slow machine. Needs no torch."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gpt2.artifacts import run_record
-from study.analysis.timing import told_margin
+from study.records.plan_file import Plan
 from study.runner.terminal import duration, short
+from study.stats.statistics import mean
+
+SLOW = 1.2  # times the planned training seconds: a slower machine is reported
 
 
-def expected_seconds(plan: dict[str, Any]) -> float | None:
-    """Training seconds of an average run, as planned; None where no time budget asked for timing."""
-    counts = [
-        row["iterations"] * plan["classes"][row["class"]]["seconds_per_iteration"]
-        for row in plan["variants"].values()
-        if row["class"] in plan["classes"]
-    ]
-    return sum(counts) / len(counts) if counts else None
+def expected_seconds(plan: Plan) -> float | None:
+    """Training seconds of an average run, as planned; None where no steps were timed."""
+    planned = [seconds for name in plan.variants if (seconds := plan.planned_seconds(name)) is not None]
+    return mean(planned) if planned else None
 
 
-def summary(plan: dict[str, Any], variants: Sequence[str], left: int, runs: int) -> str:
-    """The batch, every variant's iterations, and what is left of the runs."""
-    batch, each = plan["batch"], expected_seconds(plan)
-    counts = ", ".join(f"{name} {plan['variants'][name]['iterations']}" for name in variants)
-    longer = f" ({plan['extended']:g} times the first budget)" if "extended" in plan else ""
-    head = "".join(f"{line}\n" for line in told_margin(plan))
-    return head + (
-        f"batch {batch['effective']} sequences of {batch['block_size']} tokens "
-        f"= micro {batch['micro']} x accumulation {batch['accumulation']}; iterations: {counts}{longer}\n"
+def summary(plan: Plan, variants: Sequence[str], left: int, runs: int) -> str:
+    """Batch, iterations of every variant, and the number of runs left."""
+    batch, each = plan.batch, expected_seconds(plan)
+    iterations = {name: plan.variants[name].iterations for name in variants}
+    if len({*iterations.values()}) == 1:
+        counts = f"{next(iter(iterations.values()))} for every variant"
+    else:
+        counts = ", ".join(f"{name} {count}" for name, count in iterations.items())
+    longer = f" ({plan.extended:g} times the first budget)" if plan.extended is not None else ""
+    return (
+        f"batch {batch.effective} sequences of {batch.block_size} tokens "
+        f"= micro {batch.micro} x accumulation {batch.accumulation}; iterations: {counts}{longer}\n"
         f"{left} of {runs} runs to do" + (f", about {duration(left * each)} of training" if each else "")
     )
 
 
 def outcome(run_dir: Path) -> str:
-    """A finished run in a line, or why it is not."""
+    """A finished run in one line, or the reason why it is not finished."""
     try:
-        seen = run_record.load(run_dir)
+        record = run_record.load(run_dir)
     except run_record.RecordError as error:
         return str(error)
-    if seen["status"] != "finished":
-        return f"{seen['status']}: {seen['error']}"
-    parts = [f"perplexity {seen['validation']['perplexity'] or float('nan'):.2f}"]
-    if seen["hellaswag"] and "acc" in seen["hellaswag"]:
-        parts.append(f"HellaSwag {seen['hellaswag']['acc']:.1%} +- {seen['hellaswag']['acc_stderr']:.1%}")
+    if record["status"] != "finished":
+        return f"{record['status']}: {record['error']}"
+    parts = [f"perplexity {record['validation']['perplexity'] or float('nan'):.2f}"]
+    if record["hellaswag"] and "acc" in record["hellaswag"]:
+        parts.append(f"HellaSwag {record['hellaswag']['acc']:.1%} +- {record['hellaswag']['acc_stderr']:.1%}")
     parts.append(
-        f"{short(seen['progress']['tokens'])} tokens in {duration(seen['clock']['train'])} of training"
+        f"{short(record['progress']['tokens'])} tokens in {duration(record['clock']['train'])} of training"
     )
-    if seen["throughput"]["tokens_per_second"]:
-        parts.append(f"{seen['throughput']['tokens_per_second']:,.0f} tok/s")
-    parts.append(f"{seen['memory']['peak_allocated_bytes'] / 2**30:.2f} GiB")
+    if record["throughput"]["tokens_per_second"]:
+        parts.append(f"{record['throughput']['tokens_per_second']:,.0f} tok/s")
+    parts.append(f"{record['memory']['peak_allocated_bytes'] / 2**30:.2f} GiB")
     return "  ".join(parts)
+
+
+@dataclass
+class SpeedCheck:
+    """Compare finished runs with their planned seconds; report a slower machine once. Nothing else depends on it.
+
+    planned, trained: seconds of training of the runs of this session. other: their seconds besides training.
+    """
+
+    planned: list[float] = field(default_factory=list)
+    trained: list[float] = field(default_factory=list)
+    other: list[float] = field(default_factory=list)
+    reported: bool = False
+
+    def observe(
+        self,
+        planned_seconds: float | None,
+        trained_seconds: float,
+        wall_seconds: float,
+        left: int,
+        now: datetime.datetime,
+    ) -> str:
+        """Return the message after a finished run, with `left` runs to do; empty where there is nothing to report."""
+        if planned_seconds is None or self.reported:
+            return ""
+        self.planned.append(planned_seconds)
+        self.trained.append(trained_seconds)
+        self.other.append(max(wall_seconds - trained_seconds, 0.0))
+        slower = sum(self.trained) / sum(self.planned)
+        if slower <= SLOW or not left:
+            return ""
+        self.reported = True
+        end = now + datetime.timedelta(seconds=left * (mean(self.trained) + mean(self.other)))
+        late = sum(self.trained) - sum(self.planned) + left * (mean(self.trained) - mean(self.planned))
+        return (
+            f"this machine is slower than when steps were timed: a run trains for {duration(mean(self.trained))} "
+            f"instead of {duration(mean(self.planned))}; the study ends at about {end:%H:%M} instead of "
+            f"{end - datetime.timedelta(seconds=late):%H:%M}; counts and results do not change"
+        )

@@ -1,13 +1,15 @@
-"""A study: prepare, plan, run what is missing seed by seed, report after every run.
+"""A study: prepare, plan, run the missing runs seed by seed, report after every run.
 
-`Study(...).run()` is the whole of `make`. Whatever is finished is never touched again.
+`Study(...).run()` is all of `make`. Finished runs are never changed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,11 @@ from gpt2.system.resource_errors import disk_full, free_bytes, gib
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.attention import inspect
+from study.records import plan_file
+from study.records.plan_file import Plan
 from study.report import write
 from study.report.write import render_terminal
-from study.runner import amend_plan, replan, space
-from study.runner import plan as planning
+from study.runner import amend_plan, planner
 from study.runner.child_process import (
     EXIT_DISK_FULL,
     EXIT_FINISHED,
@@ -36,15 +39,24 @@ from study.runner.child_process import (
     EXIT_NOT_FINITE,
     EXIT_OUT_OF_MEMORY,
     Child,
+    Event,
     Session,
     StopAsked,
-    how_it_ended,
+    exit_text,
 )
-from study.runner.custom_sources import snapshot_sources
 from study.runner.extend import finish_extension
-from study.runner.guard import StudyError, locked, refuse_another_configuration, refuse_other_items
+from study.runner.preconditions import (
+    StudyError,
+    checkpoint_bytes,
+    locked,
+    refuse_another_configuration,
+    refuse_other_items,
+    require_space,
+    snapshot_sources,
+)
 from study.runner.settings import StudySettings
-from study.runner.status_text import expected_seconds, outcome, summary
+from study.runner.status_text import SpeedCheck, expected_seconds, outcome, summary
+from study.runner.step_timing import DoesNotFitError, Timing
 from study.runner.terminal import Estimate, Terminal
 
 
@@ -57,10 +69,11 @@ class Study:
         self.settings = StudySettings.from_symbols(symbols)
         self.directory = self.settings.results_dir / self.settings.name
         self.session = Session()
+        self.speed = SpeedCheck()
 
     @functools.cached_property
     def resolved(self) -> resolve.ResolvedTarget:
-        """The device; asked for only once the environment says which one torch may see."""
+        """The device; resolved after the environment says which devices torch may use."""
         return resolve.resolve(self.config.target)
 
     def all_runs(self) -> list[tuple[str, int]]:
@@ -78,7 +91,7 @@ class Study:
             return "missing"
 
     def begun(self, name: str) -> bool:
-        """Whether a run of this variant, of whatever seed, is finished or has a checkpoint to go on from."""
+        """Whether a run of this variant, of any seed, is finished or has a checkpoint."""
         for kind in run_record.CHECKPOINTS:
             for folder in self.directory.glob(f"runs/*/{kind}"):
                 with contextlib.suppress(run_record.RecordError):
@@ -86,18 +99,18 @@ class Study:
                         return True
         return False
 
-    def left(self) -> list[tuple[str, int]]:
+    def pending(self) -> list[tuple[str, int]]:
         return [run for run in self.all_runs() if self.status(*run) != "finished"]
 
-    # -- the whole of it ----------------------------------------------------------------------------------------
+    # -- all of `make` ----------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run what is left; the exit status for the shell."""
+        """Run the missing runs; return the exit status for the shell."""
         refuse_another_configuration(self.directory, self.config_text)
         finish_extension(self.directory)
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.begun)
-        if self.directory.exists() and not self.left():
+        if self.directory.exists() and not self.pending():
             return self.nothing_to_do()
         detected = detected_target_name()
         notice = resolve.scale_notice(self.config.target, detected)
@@ -115,7 +128,7 @@ class Study:
             except StopAsked:
                 self.session.close()
                 self.report()
-                print(f"stopped; `make` goes on where it was: {self.directory}")
+                print(f"stopped; `make` continues from there: {self.directory}")
                 return 130
 
     def work(self) -> int:
@@ -127,30 +140,30 @@ class Study:
         dataset.check_corpus(directory, self.config.model.block_size, report=print)
         self.find_hellaswag()
         plan = self.plan()
-        left = self.left()
-        counts = [plan["variants"][name]["iterations"] for name, _ in left]
-        written = sum(space.checkpoint_bytes(self.run_dir(*run)) for run in left)
-        space.require(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
+        left = self.pending()
+        counts = [plan.variants[name].iterations for name, _ in left]
+        written = sum(checkpoint_bytes(self.run_dir(*run)) for run in left)
+        require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
         terminal = Terminal(Estimate(len(left), expected_seconds(plan)), len(self.all_runs()))
         terminal.say(summary(plan, self.settings.variants, len(left), len(self.all_runs())))
         try:
             for run in left:
-                self.one(run, plan, terminal)
+                plan = self.execute_run(run, plan, terminal)
                 self.report()
         finally:
             terminal.close()
-        self.look()
+        self.inspect_attention()
         print(render_terminal(self.report()))
         print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
-        failed = [run_record.run_name(*run) for run in self.left()]
+        failed = [run_record.run_name(*run) for run in self.pending()]
         if failed:
-            print(f"not finished: {', '.join(failed)}; `make` tries them again", file=sys.stderr)
+            print(f"not finished: {', '.join(failed)}; `make` retries them", file=sys.stderr)
         return 1 if failed else 0
 
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.all_runs())} runs of {self.settings.name} are finished")
         if not write.is_current(self.directory):
-            self.look()
+            self.inspect_attention()
             self.report()
         print(f"report: {self.directory / 'report.html'} (and .md)")
         return 0
@@ -178,48 +191,44 @@ class Study:
         alternation = AlternationSettings.from_symbols(self.symbols)
         return {name: variant(name, self.config.model, alternation) for name in self.settings.variants}
 
-    def plan(self) -> dict[str, Any]:
-        """The plan that stands, or one made now; on the card, timed before its first run."""
-        replan.tidy(self.directory)
+    def plan(self) -> Plan:
+        """Return the existing plan, or make one now; on the device, before the first run."""
         snapshot_sources(self.directory, self.settings.variants, self.begun)
         files.write_text(self.directory / "config", self.config_text)
         expected = {"variants": list(self.settings.variants), "seeds": self.settings.seeds}
         files.write_json(self.directory / "expected.json", expected)
 
-        plan = planning.load_plan(self.directory)
+        plan = plan_file.read(self.directory)
         if plan is None:
-            begun = amend_plan.schedules_on_record(self.directory)  # before anything is timed: it may refuse
-            made = amend_plan.with_counts(self.make_plan(), begun, self.config.optimizer)
-            return planning.save_plan(self.directory, made)
+            recorded = amend_plan.recorded_schedules(self.directory)  # before any timing: it may refuse
+            made = amend_plan.restore_counts(self.make_plan(), recorded, self.config.optimizer)
+            return plan_file.write(self.directory, made)
         return amend_plan.with_variants(self.directory, plan, self.variants(), self.make_plan)
 
-    def make_plan(self, batch: BatchPlan | None = None, margin: float | None = None) -> dict[str, Any]:
-        """A plan of now. batch, margin: of one that stands."""
+    def make_plan(self, existing: BatchPlan | None = None) -> Plan:
+        """Make a plan now. existing: batch of an existing plan."""
         if self.config.budget.max_time_seconds:
             print("planning: timing steps of each kind of variant")
-        return planning.make_plan(
+        return planner.make_plan(
             self.config,
             self.settings,
             self.resolved,
             self.variants(),
             self.time_steps,
-            batch,
-            margin,
+            existing,
             self.time_together if self.resolved.device_type == "cpu" else None,
         )
 
-    def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> planning.Timing:
-        """Steps of one variant, in a process of its own."""
+    def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> Timing:
+        """Time steps of one variant in its own process."""
         return self.time_together([name], batch, seconds)[name]
 
-    def time_together(
-        self, names: Sequence[str], batch: BatchPlan, seconds: float
-    ) -> dict[str, planning.Timing]:
-        """Steps of the variants in turn, in one process."""
+    def time_together(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
+        """Time steps of the variants in turn, in one process."""
         first, *others = names
         arguments = [str(self.directory), first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
         arguments += ["--beside", *others] if others else []
-        timing: dict[str, Any] = {}
+        timing = Event("")
         with self.session.process(arguments, self.directory / "plan.log") as child:
             for event in child.events():
                 timing = event
@@ -227,113 +236,116 @@ class Study:
         if self.session.asked:
             raise StopAsked
         if status == EXIT_OUT_OF_MEMORY:
-            raise planning.DoesNotFitError(child.last_words())
-        if status != EXIT_FINISHED or timing.get("event") != "timing":
+            raise DoesNotFitError(child.last_words())
+        if status != EXIT_FINISHED or timing.event != "timing":
             raise StudyError(
-                f"timing {', '.join(names)} failed, {how_it_ended(status)}: {child.last_words()} (see {child.log})"
+                f"timing {', '.join(names)} failed, {exit_text(status)}: {child.last_words()} (see {child.log})"
             )
-        peak = None if others else timing["peak_bytes"]
-        return {name: planning.Timing(timing["seconds"][name], peak) for name in names}
+        peak = None if others else timing.peak_bytes
+        return {name: Timing((tuple(timing.seconds[name]),), peak) for name in names}
 
     # -- a run --------------------------------------------------------------------------------------------------
 
-    def one(self, run: tuple[str, int], plan: dict[str, Any], terminal: Terminal) -> None:
-        """One run to its end: finished, failed, or stopped with everything saved."""
+    def execute_run(self, run: tuple[str, int], plan: Plan, terminal: Terminal) -> Plan:
+        """Execute one run until it is finished, failed, or stopped with everything saved.
+
+        Returns the plan, which has a smaller micro-batch where the run ran out of memory.
+        """
         name, directory = run_record.run_name(*run), self.run_dir(*run)
         number = self.all_runs().index(run) + 1
+        trained_before = self.trained_seconds(*run)
         while True:
             directory.mkdir(parents=True, exist_ok=True)
             files.write_text(directory / "config", self.config_text)
-            watch = replan.watch(self.directory, plan, *run)
             terminal.begin(name, number)
-            before = record_text(directory)
+            before, began = record_text(directory), time.monotonic()
             arguments = [str(self.directory), run[0], str(run[1])]
             with self.session.process(arguments, directory / "log.txt") as child:
-                trackers, misplanned = self.listen(child, watch, directory, terminal)
+                loggers = self.follow_events(child, directory, terminal)
                 status = child.wait()
-            if not trackers and self.status(*run) == "finished":  # before anything could be said of the plan
-                trackers, misplanned = ExperimentLoggers(directory, self.config.tracking), ""
-            told = trackers.finish() if trackers else None
-            if told:
-                terminal.say(told)
+            message = loggers.finish() if loggers else None
+            if message:
+                terminal.say(message)
             if self.session.asked:
                 saved = self.status(*run) in ("interrupted", "finished")
-                stands = "stopped" if misplanned else "stopped; its last checkpoint stands"
-                terminal.end("stopped, saved" if saved else stands)
+                terminal.end("stopped, saved" if saved else "stopped; its last checkpoint is valid")
                 raise StopAsked
-            again = misplanned or self.again(status, child, plan, name)
-            if not again:
+            reason, plan = self.retry_reason(status, child, plan, name)
+            if not reason:
                 break
-            terminal.pause(again)
-            if misplanned:
-                self.plan_anew(name, plan, misplanned, terminal)
+            terminal.pause(reason)
         if status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
-            self.mark_failed(run, f"{how_it_ended(status)}: {child.last_words()}", before)
+            self.mark_failed(run, f"{exit_text(status)}: {child.last_words()}", before)
         terminal.end(outcome(directory))
+        if not trained_before and self.status(*run) == "finished":
+            self.check_speed(run, plan, time.monotonic() - began, terminal)
+        return plan
 
-    def listen(
-        self, child: Child, watch: replan.Watch | None, directory: Path, terminal: Terminal
-    ) -> tuple[ExperimentLoggers | None, str]:
-        """What a run's process tells, to its end or until the plan is found wrong: then it is ended, and why.
+    def check_speed(self, run: tuple[str, int], plan: Plan, wall_seconds: float, terminal: Terminal) -> None:
+        """Print the new end time, once, where finished runs took longer than planned."""
+        planned, trained = plan.planned_seconds(run[0]), self.trained_seconds(*run)
+        left, now = terminal.estimate.left, datetime.datetime.now()
+        message = self.speed.observe(planned, trained, wall_seconds, left, now)
+        if message:
+            terminal.say(message)
 
-        Trackers begin when the record says "running" and it is sure that this run stays.
-        """
-        trackers, started = None, False
+    def trained_seconds(self, name: str, seed: int) -> float:
+        """Recorded seconds on the training clock of a run; 0 without a record."""
+        try:
+            clock = run_record.load(self.run_dir(name, seed)).clock
+        except run_record.RecordError:
+            return 0.0
+        return clock.train if clock else 0.0
+
+    def follow_events(self, child: Child, directory: Path, terminal: Terminal) -> ExperimentLoggers | None:
+        """Show the events of a run until its process ends. Experiment loggers begin once its record is written."""
+        loggers = None
         for event in child.events():
-            reason = watch.hear(event) if watch else ""
-            if reason:
-                child.kill()  # what it would save is not needed
-                return None, reason
-            started = started or event["event"] == "started"
-            if started and not trackers and not (watch and watch.waiting):
-                trackers = ExperimentLoggers(directory, self.config.tracking)
+            if event.event == "started":
+                loggers = ExperimentLoggers(directory, self.config.tracking)
             terminal.update(event)
-        if started and not trackers and not self.session.asked:  # it failed too soon to be sure of
-            trackers = ExperimentLoggers(directory, self.config.tracking)
-        return trackers, ""
+        return loggers
 
-    def plan_anew(self, name: str, plan: dict[str, Any], reason: str, terminal: Terminal) -> None:
-        """Set the run aside, time the steps again, and give the plan, which no checkpoint needs, the counts of now."""
-        replan.set_aside(self.directory, name)
-        replan.anew(plan, self.make_plan(BatchPlan(**plan["batch"])), reason)
-        planning.save_plan(self.directory, plan)
-        terminal.estimate = Estimate(terminal.estimate.left, expected_seconds(plan))
-        terminal.say(summary(plan, self.settings.variants, terminal.estimate.left, len(self.all_runs())))
+    def retry_reason(self, status: int, child: Child, plan: Plan, name: str) -> tuple[str, Plan]:
+        """Return why the run is retried from its last checkpoint (empty: it is not), and the plan for that.
 
-    def again(self, status: int, child: Child, plan: dict[str, Any], name: str) -> str:
-        """Why the run is to go on from its last checkpoint at once, or nothing; StudyError where no run could."""
+        Raises StudyError where no run could continue.
+        """
         if status == EXIT_DISK_FULL:
             raise self.full_disk(child.last_words())
         if status == EXIT_NOT_FINITE:
-            return f"{child.last_words()}; once more from the last checkpoint, to see whether it comes back"
-        if status == EXIT_OUT_OF_MEMORY and planning.fall_back(
-            self.directory, plan, name, self.config.model.dropout
-        ):
-            return str(plan["notes"][-1])
-        return ""
+            return (
+                f"{child.last_words()}; retrying from the last checkpoint, to find out whether it repeats",
+                plan,
+            )
+        if status == EXIT_OUT_OF_MEMORY:
+            smaller = planner.smaller_batch(plan, name, self.config.model.dropout)
+            if smaller:
+                return smaller.notes[-1], plan_file.write(self.directory, smaller)
+        return "", plan
 
-    def full_disk(self, told: str) -> StudyError:
+    def full_disk(self, message: str) -> StudyError:
         return StudyError(
-            f"{self.directory} is on a full disk ({gib(free_bytes(self.directory))} free): free some and run `make`, "
-            f"which goes on from the last checkpoint ({told or 'no room for a message'})"
+            f"{self.directory} is on a full disk ({gib(free_bytes(self.directory))} free, "
+            f"{message or 'no space for a message'}); fix: free some, then `make` continues from the last checkpoint"
         )
 
     def mark_failed(self, run: tuple[str, int], reason: str, before: str) -> None:
-        """A process that died could not write its own record: do it for it, keeping what it had written.
+        """Write "failed" into the record of a run whose process died.
 
-        before: the record's text when the process was started. What the process wrote itself stands: its own failure,
-        and a run that it had finished before it died on its way out.
+        before: the record's text when the process started. A failure or a finished run that the process recorded
+        itself is left unchanged.
         """
         directory = self.run_dir(*run)
         try:
-            seen = run_record.load(directory)
+            record = run_record.load(directory)
         except run_record.RecordError:
-            seen = run_record.blank(run_record.run_name(*run), *run)
-        if seen["status"] not in ("failed", "finished") or record_text(directory) == before:
-            files.write_json(directory / "run.json", seen | {"status": "failed", "error": reason})
+            record = run_record.blank(run_record.run_name(*run), *run)
+        if record["status"] not in ("failed", "finished") or record_text(directory) == before:
+            files.write_json(directory / "run.json", record | {"status": "failed", "error": reason})
 
-    def look(self) -> None:
-        """What attention looks at, for the report. The numbers do not hang on it, so that no failure ends the study."""
+    def inspect_attention(self) -> None:
+        """Make the attention maps of the report. No number depends on them, so a failure does not end the study."""
         try:
             failed = inspect.look_at_study(self.directory)
         except Exception as error:
@@ -342,18 +354,18 @@ class Study:
             print(f"no pictures of attention: {reason}")
 
     def report(self) -> Any:
-        """The report, brought up to date; a disk that is full now must not end the runs' numbers with it."""
+        """Write the report; StudyError where it cannot be written."""
         try:
             return write.write_report(self.directory)
         except OSError as error:
             raise StudyError(
-                f"the report in {self.directory} cannot be written: {error.strerror or error}; the records stand, "
-                "`make report` makes it anew"
+                f"the report in {self.directory} cannot be written: {error.strerror or error}; the records are "
+                "complete; fix: `make report` once it can be written"
             ) from error
 
 
 def record_text(run_dir: Path) -> str:
-    """run.json as it stands, or nothing."""
+    """Text of run.json; empty where it cannot be read."""
     try:
         return (run_dir / "run.json").read_text(encoding="utf-8")
     except OSError:

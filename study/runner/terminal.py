@@ -1,4 +1,4 @@
-"""What the terminal shows while a study runs: on a TTY one live line, which never wraps; plain lines otherwise."""
+"""Progress of a study in the terminal: on a TTY one live line, which never wraps; plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
+
+from study.runner.child_process import Event
 
 PLAIN_EVERY_SECONDS = 15.0
 LEAST_PROGRESS = 0.02  # of a run, before its own speed says how long it takes
@@ -18,7 +20,7 @@ BAR_WIDTH = (6, 24)  # columns; a terminal too narrow for the first has none
 TEXT_WIDTH = 80  # columns that the texts get before the bar does
 GAP = "  "
 
-# A piece of the live line and its rank: what does not fit is left out, the highest rank first.
+# A piece of the live line and its rank: where the line is too long, the highest rank is omitted first.
 Part = tuple[str, int]
 
 
@@ -41,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 def fitting(parts: Sequence[Part], width: int) -> list[str]:
-    """The parts that fit side by side, in their order; of the last one left, what fits."""
+    """Return the parts that fit side by side, in their order; the last one left is shortened to fit."""
     kept = list(parts)
     while len(kept) > 1 and len(GAP.join(text for text, _ in kept)) > width:
         kept.remove(max(kept, key=lambda part: part[1]))
@@ -49,7 +51,7 @@ def fitting(parts: Sequence[Part], width: int) -> list[str]:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines broken between words, the rest indented; an indented line is a command and stays whole, to be copied."""
+    """Break lines between words and indent the rest. An indented line is a command: it stays whole, for copying."""
     lines = []
     for line in text.split("\n"):
         whole = len(line) <= width or line.startswith(GAP)
@@ -68,16 +70,16 @@ def wrapped(text: str, width: int) -> str:
 
 
 class Estimate:
-    """Seconds left in the study, from the runs done in this session and the progress of the present one.
+    """Seconds left in the study, from the runs finished in this session and the progress of the present one.
 
-    expected_seconds: of a run, before one was made; None where nobody knows.
+    expected_seconds: of a run, until one is finished; None where it is unknown.
     """
 
     def __init__(self, runs: int, expected_seconds: float | None) -> None:
         self.left = runs
         self._expected = expected_seconds
         self._began = time.monotonic()
-        self._resumed_at: float | None = None  # the fraction at which this process took the run up
+        self._resumed_at: float | None = None  # fraction of the run that earlier processes made
         self._finished: list[float] = []
 
     def begin(self) -> None:
@@ -88,7 +90,7 @@ class Estimate:
         self.left -= 1
 
     def seconds_left(self, done: float = 0.0) -> float | None:
-        """`done`: the fraction of the present run that is behind it. None where there is nothing to go by yet."""
+        """Seconds left, or None before there is an estimate. done: finished fraction of the present run."""
         if self._resumed_at is None and done > 0:
             self._resumed_at = done
         spent, made = time.monotonic() - self._began, done - (self._resumed_at or 0.0)
@@ -103,7 +105,7 @@ class Estimate:
 
 
 class LiveLine:
-    """One line as wide as the terminal is at this moment: parts, and a bar where there is room for one."""
+    """One line as wide as the terminal is now: parts, and a bar where there is space for one."""
 
     def __init__(self, name: str) -> None:
         self.done = 0.0
@@ -112,7 +114,7 @@ class LiveLine:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - 1  # the last column makes some terminals wrap
         least, most = BAR_WIDTH
-        bar = min(most, (width - TEXT_WIDTH) // 2)  # of the terminal's width alone, so that nothing jumps
+        bar = min(most, (width - TEXT_WIDTH) // 2)  # depends on the terminal's width alone, so nothing jumps
         bar = bar if bar >= least else 0
         name, *rest = fitting(self.parts, width - bar - len(GAP) * bool(bar))
         line = Text(name, no_wrap=True, overflow="crop")
@@ -123,7 +125,7 @@ class LiveLine:
 
 
 class Terminal:
-    """Tell the progress of runs. `begin`, any number of `update`, `end` or `pause`; `say` at any time."""
+    """Show the progress of runs: `begin`, any number of `update`, then `end` or `pause`; `say` at any time."""
 
     def __init__(self, estimate: Estimate, total: int, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
@@ -133,9 +135,9 @@ class Terminal:
         self._live: Live | None = None
         self._line = LiveLine("")
         self._name = ""
-        self._numbers: list[Part] = []  # of the last training step that was told
+        self._numbers: list[Part] = []  # of the last training step shown
         self._validation = ""
-        self._told_at = 0.0
+        self._shown_at = 0.0
 
     def say(self, text: str) -> None:
         if self._on_tty:
@@ -145,36 +147,35 @@ class Terminal:
     def begin(self, name: str, number: int) -> None:
         self.estimate.begin()
         self._name, self._validation, self._numbers = f"[{number}/{self._total}] {name}", "", []
-        self._told_at = time.monotonic()
+        self._shown_at = time.monotonic()
         self._line = LiveLine(self._name)
         self._show([("starting", 1)])
         if self._on_tty:
             self._live = Live(self._line, console=self._console, transient=True, refresh_per_second=4)
             self._live.start()
 
-    def update(self, event: dict[str, Any]) -> None:
-        kind = event.get("event")
-        if kind == "validation":
-            self._validation = f"val ppl {digits(event['perplexity'])}" if event.get("perplexity") else ""
-        if kind == "note":
-            self.say(f"{self._name}: {event['message']}")
-        if kind == "phase":
-            self._show([*self._numbers, (str(event["phase"]), 1), *self._study_left()])
-        if kind == "train":
-            self._line.done = done = event["iteration"] / event["iterations"]
+    def update(self, event: Event) -> None:
+        if event.event == "validation":
+            self._validation = f"val ppl {digits(event.perplexity)}" if event.perplexity else ""
+        if event.event == "note":
+            self.say(f"{self._name}: {event.message}")
+        if event.event == "phase":
+            self._show([*self._numbers, (event.phase, 1), *self._study_left()])
+        if event.event == "train":
+            self._line.done = done = event.iteration / event.iterations
             self._numbers = self._training(event)
-            seconds = event["train_seconds"] / done * (1 - done)
-            left = [(f"run {duration(seconds)} left", 5)] if event["train_seconds"] > 0 else []
+            seconds = event.train_seconds / done * (1 - done)
+            left = [(f"run {duration(seconds)} left", 5)] if event.train_seconds > 0 else []
             self._show([*self._numbers, *left, *self._study_left()])
 
-    def _training(self, event: dict[str, Any]) -> list[Part]:
-        parts = [(f"{self._line.done:4.0%}", 1), (f"loss {event['loss']:.3f}", 2)]
+    def _training(self, event: Event) -> list[Part]:
+        parts = [(f"{self._line.done:4.0%}", 1), (f"loss {event.loss:.3f}", 2)]
         if self._validation:
             parts.append((self._validation, 4))
-        if event.get("tokens_per_second"):
-            parts.append((short(event["tokens_per_second"], " tok/s"), 6))
-        if event.get("memory_bytes"):
-            parts.append((f"{event['memory_bytes'] / 2**30:.1f} GiB", 7))
+        if event.tokens_per_second:
+            parts.append((short(event.tokens_per_second, " tok/s"), 6))
+        if event.memory_bytes:
+            parts.append((f"{event.memory_bytes / 2**30:.1f} GiB", 7))
         return parts
 
     def _study_left(self) -> list[Part]:
@@ -183,8 +184,8 @@ class Terminal:
 
     def _show(self, parts: list[Part]) -> None:
         self._line.parts = [(self._name, 0), *parts]
-        if not self._on_tty and time.monotonic() - self._told_at >= PLAIN_EVERY_SECONDS:
-            self._told_at = time.monotonic()
+        if not self._on_tty and time.monotonic() - self._shown_at >= PLAIN_EVERY_SECONDS:
+            self._shown_at = time.monotonic()
             self.say(GAP.join(text for text, _ in self._line.parts))
 
     def end(self, text: str) -> None:
@@ -192,7 +193,7 @@ class Terminal:
         self.pause(text)
 
     def pause(self, text: str) -> None:
-        """As `end`, of a run that is begun again at once."""
+        """End the live line of a run that is retried at once."""
         self.close()
         self.say(f"{self._name}{GAP}{text}")
 

@@ -133,10 +133,10 @@ def edited(old: str, new: str) -> int:
 @pytest.mark.parametrize(
     ("old", "new", "right"),
     [
-        ("CONFIG_SEEDS=3", "CONFIG_SEDS=3", "CONFIG_SEEDS"),
-        ("CONFIG_SEEDS=3", 'CONFIG_SEEDS="3"', "whole number"),
-        ("CONFIG_SEEDS=3", "CONFIG_SEEDS=0", "1 to 1000"),
-        ("CONFIG_SEEDS=3", "CONFIG_SEEDS = 3", "no spaces"),
+        ("CONFIG_SEEDS=5", "CONFIG_SEDS=3", "CONFIG_SEEDS"),
+        ("CONFIG_SEEDS=5", 'CONFIG_SEEDS="3"', "whole number"),
+        ("CONFIG_SEEDS=5", "CONFIG_SEEDS=0", "1 to 1000"),
+        ("CONFIG_SEEDS=5", "CONFIG_SEEDS = 3", "no spaces"),
         ('CONFIG_LEARNING_RATE="1e-3"', 'CONFIG_LEARNING_RATE="2"', "at most 1"),
         ('CONFIG_LEARNING_RATE="1e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
         ("# CONFIG_TARGET_CPU is not set", "CONFIG_TARGET_CPU=y", "fix: remove one"),
@@ -157,7 +157,7 @@ def test_a_bad_edit_by_hand_is_named_by_line_and_olddefconfig_does_not_hide_it(o
 @pytest.mark.parametrize(
     ("old", "new", "symbol"),
     [
-        ("CONFIG_SEEDS=3", "", "CONFIG_SEEDS"),
+        ("CONFIG_SEEDS=5", "", "CONFIG_SEEDS"),
         ("CONFIG_SCALE_CPU=y", "", "CONFIG_SCALE_CPU"),
         ("CONFIG_SCALE_CPU=y", "# CONFIG_SCALE_CPU is not set", "CONFIG_SCALE_CPU"),
         ('CONFIG_DETECTED="cpu"', "", "CONFIG_DETECTED"),

@@ -43,7 +43,7 @@ def test_the_kernels_own_environment_does_not_leak_in(monkeypatch):
         "KCONFIG_CONFIG": "/nowhere/.config",
     }.items():
         monkeypatch.setenv(name, value)
-    assert "CONFIG_SEEDS=3" in defconfig()
+    assert "CONFIG_SEEDS=5" in defconfig()
     assert os.environ["CONFIG_"] == "BR2_"
 
 
@@ -271,16 +271,16 @@ def test_a_failed_write_leaves_the_config_and_no_temporary_file(monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        run("defconfig", STUDY, "CONFIG_SEEDS=5")
+        run("defconfig", STUDY, "CONFIG_SEEDS=7")
     assert [path.name for path in Path().iterdir()] == [".config"]
     assert Path(".config").read_text() == text
 
 
 def test_the_previous_config_is_saved_valid_or_not(capsys):
     first = defconfig()
-    second = defconfig("CONFIG_SEEDS=5")
+    second = defconfig("CONFIG_SEEDS=7")
     assert Path(".config.old").read_text() == first
-    assert defconfig("CONFIG_SEEDS=5") == second
+    assert defconfig("CONFIG_SEEDS=7") == second
     assert Path(".config.old").read_text() == first
     for broken in (b"CONFIG_SEDS=4\n", b"\xff\xfe hours of editing"):
         Path(".config").write_bytes(broken)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.batch import BatchPlan, plan_batch
+from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import resolve
 from gpt2.system import files
@@ -17,10 +17,10 @@ from gpt2.train.run_plan import RunPlan
 from gpt2.train.trainer import Run
 from ra.settings import AlternationSettings
 from ra.variants import variant
-from study.runner import space
+from study.records import plan_file
+from study.records.plan_file import Plan, PlanBudget, PlanRow
 from study.runner.extend import ExtendError, extend, parse_factor
-from study.runner.guard import StudyError
-from study.runner.plan import load_plan
+from study.runner.preconditions import SpaceError, StudyError
 from study.runner.settings import StudySettings
 from tests import small_runs
 
@@ -43,25 +43,30 @@ class Place:
         (self.directory / "config").write_text(TEXT)
         expected = {"variants": list(names), "seeds": 1}
         files.write_json(self.directory / "expected.json", expected)
-        row = {"class": "any", "iterations": first, "tokens": first * TOKENS, "warmup_iterations": WARMUP}
-        plan = {
-            "schema": 1, "batch": dataclasses.asdict(plan_batch(4, 2, 1, 16)), "classes": {}, "notes": [],
-            "budget": dataclasses.asdict(config.budget), "variants": {name: dict(row) for name in names},
-            "evaluation": {"interval_tokens": 128, "grid_tokens": []},
-        }  # fmt: skip
-        files.write_json(self.directory / "plan.json", plan)
+        plan = Plan(
+            batch=plan_batch(4, 2, 1, 16),
+            budget=PlanBudget(**dataclasses.asdict(config.budget)),
+            variants={
+                name: PlanRow("any", first, first * TOKENS, warmup_iterations=WARMUP) for name in names
+            },
+            interval_tokens=128,
+        )
+        plan_file.write(self.directory, plan)
+
+    def plan(self) -> Plan:
+        plan = plan_file.read(self.directory)
+        assert plan
+        return plan
 
     def folder(self, name: str = "B") -> Path:
         return self.directory / "runs" / f"{name}0"
 
     def run(self, name: str = "B", stop: Stop | None = None) -> str:
-        plan = load_plan(self.directory)
-        assert plan
-        row = plan["variants"][name]
+        plan = self.plan()
+        row = plan.variants[name]
         run_plan = RunPlan(
-            directory=self.folder(name), run=f"{name}0", variant=name, seed=0, iterations=row["iterations"],
-            batch=BatchPlan(**plan["batch"]), warmup_iterations=row["warmup_iterations"],
-            extended=plan.get("extended", 1.0),
+            directory=self.folder(name), run=f"{name}0", variant=name, seed=0, iterations=row.iterations,
+            batch=plan.batch, warmup_iterations=row.warmup_iterations, extended=plan.extended or 1.0,
         )  # fmt: skip
         attention = variant(name, self.config.model, AlternationSettings("output", 0.5, 100.0)).attention
         return Run(run_plan, self.config, resolve(self.config.target), attention, stop or Stop()).train()
@@ -72,7 +77,7 @@ class Place:
     def refusal(self, factor: str = "2") -> str:
         """What extend says, having changed nothing."""
         before = contents(self.directory)
-        with pytest.raises((ExtendError, StudyError, space.SpaceError)) as caught:
+        with pytest.raises((ExtendError, StudyError, SpaceError)) as caught:
             self.extend(factor)
         assert contents(self.directory) == before
         assert "\n" not in str(caught.value)

@@ -5,8 +5,7 @@ iteration from which it fires, or only, the one at which it does; action ("TERM"
 the study; "kill": SIGKILL to the training process; "kill-both"; "oom"; "nan"; "spike": thrice the loss);
 times (how often, counted over all processes; 0: always); above (for "oom": only where the micro-batch, or
 what is scored at once, is larger); stuck (seconds that the step then hangs). STEP_SECONDS makes every step
-take that much longer, so that a study of a very small model lasts long enough to be disturbed. A file "busy" in
-the working directory says by how many seconds a step takes longer while steps are timed for the plan.
+take that much longer, so that a study of a very small model lasts long enough to be disturbed.
 """
 
 import json
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FIRED, BUSY = Path("fault-fired"), Path("busy")
+FIRED = Path("fault-fired")
 
 
 class Fault:
@@ -124,8 +123,5 @@ def install(fault: Fault, slower: float) -> None:
     torch.manual_seed(0)
 
 
-if "scripts.train" in sys.orig_argv:
-    if "--time" not in sys.orig_argv:
-        install(Fault(json.loads(os.environ.get("FAULT", "{}"))), float(os.environ.get("STEP_SECONDS", "0")))
-    elif BUSY.exists():
-        install(Fault({}), float(BUSY.read_text()))
+if "scripts.train" in sys.orig_argv and "--time" not in sys.orig_argv:
+    install(Fault(json.loads(os.environ.get("FAULT", "{}"))), float(os.environ.get("STEP_SECONDS", "0")))

@@ -8,7 +8,7 @@ import pytest
 from gpt2.artifacts import run_record
 from study.records.hellaswag_scores import Items, common_items, hellaswag
 from study.report import build
-from study.runner.guard import StudyError, refuse_other_items
+from study.runner.preconditions import StudyError, refuse_other_items
 from tests.study.analysis.test_paired_tests import a_study as a_study_by_item
 from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit

@@ -1,6 +1,7 @@
-"""A plan that stands: the same learning rates where it is made anew, and room and time for what is added to it."""
+"""An existing plan: rebuilt with the same learning rates, and amended with variants that were added."""
 
 import dataclasses
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.system import files
 from gpt2.train.optimizer import warmup_iterations
-from gpt2.train.trainer import WARM_UP_STEPS
+from gpt2.train.run_plan import WARM_UP_STEPS
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.memory.micro_batch import MemoryPlanError, Predictions
-from study.runner import amend_plan
-from study.runner import plan as planning
-from study.runner.plan import DoesNotFitError, PlanError, Timing
+from study.records import plan_file
+from study.records.plan_file import Plan
+from study.runner import amend_plan, planner
+from study.runner.plan import PlanError, extended_row
 from study.runner.settings import StudySettings
-from tests.study.runner.test_plan import resolved, steady
+from study.runner.step_timing import DoesNotFitError, Timing
+from tests.study.runner.test_plan import resolved, steady, timing
 
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 SPEEDS = {"B": 2.0, "RAALL": 2.0, "RALEARN": 3.0}
@@ -33,30 +36,24 @@ def config(a100_config: Config) -> Config:
 class Place:
     """A study of which the plan is made of so many variants, of one speed a step each."""
 
-    def __init__(self, config: Config, folder: Path, equal: bool = False, gib: float = 40.0) -> None:
-        self.config, self.folder, self.equal, self.gib = config, folder, equal, gib
+    def __init__(self, config: Config, folder: Path, equal_time: bool = False, gib: float = 40.0) -> None:
+        self.config, self.folder, self.equal_time, self.gib = config, folder, equal_time, gib
 
-    def make(
-        self,
-        *names: str,
-        batch: BatchPlan | None = None,
-        margin: float | None = None,
-        time_steps: Any = None,
-    ) -> dict[str, Any]:
-        settings = StudySettings("s", names, 3, self.folder, self.equal)
+    def make(self, *names: str, batch: BatchPlan | None = None, time_steps: Any = None) -> Plan:
+        settings = StudySettings("s", names, 3, self.folder, self.equal_time)
         timed = time_steps or steady(SPEEDS)
-        return planning.make_plan(
-            self.config, settings, resolved(self.gib), self.variants(*names), timed, batch, margin
+        return planner.make_plan(
+            self.config, settings, resolved(self.gib), self.variants(*names), timed, batch
         )
 
     def variants(self, *names: str) -> Any:
         return {name: variant(name, self.config.model, ALTERNATION) for name in names}
 
-    def add(self, plan: dict[str, Any], *names: str, time_steps: Any = None) -> dict[str, Any]:
-        def remake(batch: BatchPlan, margin: float) -> dict[str, Any]:
-            return self.make(*names, batch=batch, margin=margin, time_steps=time_steps)
+    def add(self, plan: Plan, *names: str, time_steps: Any = None) -> Plan:
+        def replan(batch: BatchPlan) -> Plan:
+            return self.make(*names, batch=batch, time_steps=time_steps)
 
-        return amend_plan.with_variants(self.folder, plan, self.variants(*names), remake)
+        return amend_plan.with_variants(self.folder, plan, self.variants(*names), replan)
 
 
 def wsd(config: Config) -> Config:
@@ -71,136 +68,139 @@ def on_record(folder: Path, name: str, **schedule: Any) -> None:
     files.write_json(run / "run.json", seen)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_plan_that_is_made_anew_keeps_the_warm_up_that_runs_were_begun_with(
-    config: Config, tmp_path: Path, kept: bool
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_rebuilt_plan_keeps_the_warm_up_of_existing_runs(
+    config: Config, tmp_path: Path, recorded: bool
 ) -> None:
-    place = Place(wsd(config), tmp_path)
-    first = place.make("B", "RALEARN")["variants"]["B"]
-    known = {"warmup_iterations": first["warmup_iterations"]} if kept else {}  # older records have none
-    on_record(tmp_path, "B", iterations=first["iterations"], **known)
+    place = Place(wsd(config), tmp_path, equal_time=True)
+    first = place.make("B", "RALEARN").variants["B"]
+    known = {"warmup_iterations": first.warmup_iterations} if recorded else {}  # older records have none
+    on_record(tmp_path, "B", iterations=first.iterations, **known)
     slower = place.make("B", "RALEARN", time_steps=steady({"B": 4.0, "RALEARN": 6.0}))
-    assert slower["variants"]["B"]["warmup_iterations"] < first["warmup_iterations"]
-    learned = dict(slower["variants"]["RALEARN"])
-    made = amend_plan.with_counts(slower, amend_plan.schedules_on_record(tmp_path), place.config.optimizer)
-    keys = ("iterations", "tokens", "warmup_iterations")
-    assert [made["variants"]["B"][key] for key in keys] == [first[key] for key in keys]
-    assert made["variants"]["RALEARN"] == learned
+    assert (slower.variants["B"].warmup_iterations or 0) < (first.warmup_iterations or 0)
+    made = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), place.config.optimizer)
+    assert made.variants["B"] == first
+    assert made.variants["RALEARN"] == slower.variants["RALEARN"]
 
 
-def test_a_warm_up_on_record_wins_over_one_that_is_worked_out(config: Config, tmp_path: Path) -> None:
+def test_a_recorded_warm_up_wins_over_a_computed_one(config: Config, tmp_path: Path) -> None:
     place = Place(wsd(config), tmp_path)
     plan = place.make("B")
-    count = plan["variants"]["B"]["iterations"]
+    count = plan.variants["B"].iterations
     assert warmup_iterations(count, config.optimizer.warmup_fraction) != 17
     on_record(tmp_path, "B", iterations=count, warmup_iterations=17)
-    made = amend_plan.with_counts(plan, amend_plan.schedules_on_record(tmp_path), place.config.optimizer)
-    assert made["variants"]["B"]["warmup_iterations"] == 17
+    made = amend_plan.restore_counts(plan, amend_plan.recorded_schedules(tmp_path), place.config.optimizer)
+    assert made.variants["B"].warmup_iterations == 17
 
 
 def test_a_lost_plan_of_an_extended_study_is_refused_in_a_line(tmp_path: Path) -> None:
     on_record(tmp_path, "B", iterations=20)
-    assert amend_plan.schedules_on_record(tmp_path)["B"]["iterations"] == 20
+    assert amend_plan.recorded_schedules(tmp_path)["B"].iterations == 20
     (tmp_path / "runs" / "B0" / "run-10.json").write_text("{}")
     with pytest.raises(
-        PlanError, match=r"plan\.json is gone .*extended \(B0.*right: .*CONFIG_STUDY_NAME"
+        PlanError, match=r"plan\.json is missing .*extended \(B0.*fix: .*CONFIG_STUDY_NAME"
     ) as it:
-        amend_plan.schedules_on_record(tmp_path)
+        amend_plan.recorded_schedules(tmp_path)
     assert "\n" not in str(it.value)
 
 
-def test_equal_tokens_holds_for_a_variant_that_is_added(config: Config, tmp_path: Path) -> None:
-    place = Place(wsd(config), tmp_path, equal=True)
+def test_an_added_variant_makes_the_existing_count_and_a_note_says_where_that_takes_longer(
+    config: Config, tmp_path: Path
+) -> None:
+    place = Place(wsd(config), tmp_path)
     before = place.make("B", "RAALL")
-    row = dict(before["variants"]["B"])
-    assert row["iterations"] == 3600 + WARM_UP_STEPS
-    plan = place.add(before, "B", "RAALL", "RALEARN")
-    assert plan["variants"]["B"] == plan["variants"]["RAALL"] == row
-    added = plan["variants"]["RALEARN"]
-    assert [added[key] for key in amend_plan.OF_THE_COUNT[:3]] == [
-        row[key] for key in amend_plan.OF_THE_COUNT[:3]
-    ]
-    assert added["class"] == "learned-output"
-    assert added["time_factor"] == 1.5
-    assert plan["notes"] == [
-        f"RALEARN gets the others' {row['iterations']} iterations (CONFIG_BUDGET_EQUAL_TOKENS=y), which take it "
-        "about 10800 s of training where 7200 s were asked for"
-    ]
-    assert planning.load_plan(tmp_path) == plan
+    row = before.variants["B"]
+    assert row.iterations == 3600 + WARM_UP_STEPS
+    plan = place.add(before, "B", "RAALL", "RALATE", "RALEARN")
+    assert [plan.variants[name] for name in ("B", "RAALL", "RALATE")] == [row] * 3
+    added = plan.variants["RALEARN"]
+    assert added == dataclasses.replace(
+        row, cost_class="learned-output", predicted_bytes=added.predicted_bytes
+    )
+    assert plan.step_time_ratios["learned-output"].ratio == pytest.approx(1.5)
+    assert plan.notes == (
+        f"RALEARN was added and makes the existing {row.iterations} iterations, as all variants do; they take it about "
+        "10806 s of training, more than the limit of 7200 s",
+    )
+    assert plan_file.read(tmp_path) == plan
 
 
-def test_equal_tokens_holds_in_a_plan_that_is_made_anew(config: Config, tmp_path: Path) -> None:
-    place = Place(config, tmp_path, equal=True)
+def test_an_added_variant_gets_the_count_of_its_own_step_time_at_equal_time(
+    config: Config, tmp_path: Path
+) -> None:
+    place = Place(config, tmp_path, equal_time=True)
+    plan = place.add(place.make("B"), "B", "RALEARN")
+    assert plan.variants["B"].iterations == 3600 + WARM_UP_STEPS
+    assert plan.variants["RALEARN"].iterations == 2400 + WARM_UP_STEPS
+
+
+@pytest.mark.parametrize("equal_time", [False, True])
+def test_a_variant_that_is_added_to_an_extended_plan_is_extended_too(
+    config: Config, tmp_path: Path, equal_time: bool
+) -> None:
+    place = Place(config, tmp_path, equal_time)
+    first = place.make("B")
+    longer = extended_row(first.variants["B"], Fraction(2))
+    plan = place.add(dataclasses.replace(first, extended=2.0, variants={"B": longer}), "B", "RALEARN")
+    row, shorter = plan.variants["RALEARN"], (2400 if equal_time else 3600) + WARM_UP_STEPS
+    assert (row.iterations, row.first_iterations) == (2 * shorter, shorter)
+
+
+def test_a_rebuilt_plan_gives_every_variant_the_recorded_count(config: Config, tmp_path: Path) -> None:
+    place = Place(config, tmp_path)
     on_record(tmp_path, "B", iterations=3602)
     plan = place.make("B", "RALEARN")
-    assert plan["variants"]["B"]["iterations"] < 3602
-    made = amend_plan.with_counts(plan, amend_plan.schedules_on_record(tmp_path), config.optimizer)
-    assert {row["iterations"] for row in made["variants"].values()} == {3602}
+    assert plan.variants["B"].iterations < 3602
+    made = amend_plan.restore_counts(plan, amend_plan.recorded_schedules(tmp_path), config.optimizer)
+    assert {row.iterations for row in made.variants.values()} == {3602}
 
 
-def test_a_variant_that_is_added_is_counted_with_the_margin_that_stands(
-    config: Config, tmp_path: Path
-) -> None:
-    def changing(by: float) -> Any:
-        seconds = SPEEDS | {"RALEARN": 3.0}
-        return lambda name, batch, budget: Timing([seconds[name] * x for x in [1.0] * 10 + [1 + by] * 10], 1)
-
+def test_an_added_variant_that_is_fast_enough_needs_no_note(config: Config, tmp_path: Path) -> None:
     place = Place(config, tmp_path)
-    plan = place.make("B", time_steps=changing(0.08))
-    free = plan["margin"]
-    assert free > 0.03
-    added = place.add(plan, "B", "RALEARN", time_steps=changing(0.0))["variants"]["RALEARN"]
-    assert added["iterations"] == int(config.budget.max_time_seconds / (3.0 * (1 + free))) + WARM_UP_STEPS
+    plan = place.add(place.make("B"), "B", "RALEARN", time_steps=steady({"B": 2.0, "RALEARN": 1.0}))
+    assert plan.variants["RALEARN"].iterations == plan.variants["B"].iterations
+    assert plan.notes == ()
 
 
-def test_a_variant_that_is_as_fast_as_the_others_is_given_no_more_time(
-    config: Config, tmp_path: Path
-) -> None:
-    place = Place(config, tmp_path, equal=True)
-    fast = steady({"B": 2.0, "RALEARN": 1.0})
-    plan = place.add(place.make("B"), "B", "RALEARN", time_steps=fast)
-    assert plan["variants"]["RALEARN"]["iterations"] == plan["variants"]["B"]["iterations"]
-    assert "time_factor" not in plan["variants"]["RALEARN"]
-    assert plan["notes"] == []
-
-
-def test_what_is_added_is_predicted_at_the_micro_batch_that_stands(config: Config, tmp_path: Path) -> None:
+def test_what_is_added_is_predicted_at_the_existing_micro_batch(config: Config, tmp_path: Path) -> None:
     place = Place(config, tmp_path, gib=80.0)
     plan = place.make("B")
-    largest = plan["batch"]["micro"]
-    assert planning.fall_back(tmp_path, plan, "B0")  # the card had less room than it should
-    micro = plan["batch"]["micro"]
+    largest = plan.batch.micro
+    smaller = planner.smaller_batch(plan, "B0")  # the card had less memory than predicted
+    assert smaller
+    plan = smaller
+    micro = plan.batch.micro
     assert micro < largest
-    batch = dict(plan["batch"])
+    batch = plan.batch
     plan = place.add(plan, "B", "RALEARN")
     learned = place.variants("RALEARN")["RALEARN"]
-    assert plan["batch"] == batch
-    assert plan["variants"]["RALEARN"]["predicted_bytes"] == Predictions(config, resolved(80.0)).peak_bytes(
+    assert plan.batch == batch
+    assert plan.variants["RALEARN"].predicted_bytes == Predictions(config, resolved(80.0)).peak_bytes(
         learned, micro
     )
 
 
-def test_a_hungrier_variant_steps_the_standing_micro_batch_down_before_any_run(
+def test_a_hungrier_variant_steps_the_existing_micro_batch_down_before_any_run(
     config: Config, tmp_path: Path
 ) -> None:
     predictions = Predictions(config, resolved())
     rows = Place(config, tmp_path).variants("B", "RALEARN")
-    micro = Place(config, tmp_path).make("B")["batch"]["micro"]
+    micro = Place(config, tmp_path).make("B").batch.micro
     needs = {name: predictions.peak_bytes(row, micro) for name, row in rows.items()}
     assert needs["B"] < needs["RALEARN"]
     place = Place(
         config, tmp_path, gib=(needs["B"] + needs["RALEARN"]) / 2 / 0.9 / 2**30
     )  # B fits, RALEARN does not
     before = place.make("B")
-    assert before["batch"]["micro"] == micro
+    assert before.batch.micro == micro
     plan = place.add(before, "B", "RALEARN")
-    smaller = plan["batch"]["micro"]
+    smaller = plan.batch.micro
     assert smaller < micro
-    assert smaller * plan["batch"]["accumulation"] == 512
+    assert smaller * plan.batch.accumulation == 512
     for name, row in rows.items():
-        assert plan["variants"][name]["predicted_bytes"] == predictions.peak_bytes(row, smaller)
-    assert any(f"RALEARN was added and does not fit at micro-batch {micro}" in note for note in plan["notes"])
-    assert planning.load_plan(tmp_path) == plan
+        assert plan.variants[name].predicted_bytes == predictions.peak_bytes(row, smaller)
+    assert any(f"RALEARN was added and does not fit at micro-batch {micro}" in note for note in plan.notes)
+    assert plan_file.read(tmp_path) == plan
 
 
 def test_a_variant_that_runs_out_of_memory_when_it_is_timed_steps_it_down_too(
@@ -208,23 +208,23 @@ def test_a_variant_that_runs_out_of_memory_when_it_is_timed_steps_it_down_too(
 ) -> None:
     place = Place(config, tmp_path)
     plan = place.make("B")
-    micro = plan["batch"]["micro"]
+    micro = plan.batch.micro
 
     def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
         if name == "RALEARN" and batch.micro == micro:
             raise DoesNotFitError("out of memory")
-        return Timing([SPEEDS[name]] * 20, 1)
+        return timing(SPEEDS[name])
 
     plan = place.add(plan, "B", "RALEARN", time_steps=time_steps)
-    assert plan["batch"]["micro"] == micro // 2
-    assert any("RALEARN was added" in note for note in plan["notes"])
+    assert plan.batch.micro == micro // 2
+    assert any("RALEARN was added" in note for note in plan.notes)
 
 
-def test_a_variant_that_does_not_fit_at_all_is_refused_and_the_plan_stands(
+def test_a_variant_that_does_not_fit_at_all_is_refused_and_the_plan_is_unchanged(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(config, tmp_path)
-    plan = planning.save_plan(tmp_path, place.make("B"))
+    plan = plan_file.write(tmp_path, place.make("B"))
     fits = Predictions.fits
     monkeypatch.setattr(
         Predictions, "fits", lambda self, it, micro: it.name != "RALEARN" and fits(self, it, micro)
@@ -232,4 +232,4 @@ def test_a_variant_that_does_not_fit_at_all_is_refused_and_the_plan_stands(
     with pytest.raises(MemoryPlanError, match=r"RALEARN .*for one sequence") as told:
         place.add(plan, "B", "RALEARN")
     assert "\n" not in str(told.value)
-    assert planning.load_plan(tmp_path) == plan
+    assert plan_file.read(tmp_path) == plan

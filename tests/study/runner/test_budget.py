@@ -1,12 +1,12 @@
-"""A time limit, from the planner's timing to the end of the runs, on a machine whose time is made up.
+"""A time limit, from the planner's timing to the end of the runs, on a simulated machine.
 
-Plan and runs are the real ones; only what takes time (steps, evaluation, saving) takes as long as a test says, and
-nothing else takes any.
+Plan and runs are the real ones; steps, evaluation and saving take the seconds that a test sets, and nothing else takes
+any time.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +22,15 @@ from gpt2.hardware.resolve import resolve
 from gpt2.system.signals import Stop
 from gpt2.train import trainer
 from gpt2.train.clocks import Clocks
-from gpt2.train.run_plan import RunPlan
+from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import Stepper, StepResult
-from gpt2.train.trainer import CUT_AT, WARM_UP_STEPS, Run
+from gpt2.train.trainer import Run
 from ra.settings import AlternationSettings
 from ra.variants import variant
-from scripts import train as command
-from study.runner import plan as planning
-from study.runner.plan import Timing
+from study.records.plan_file import Plan
+from study.runner import planner
 from study.runner.settings import StudySettings
+from study.runner.step_timing import ROUNDS, Timing, measure_steps
 from tests import small_runs
 
 LIMIT = 60  # seconds
@@ -73,7 +73,6 @@ class Machine:
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         clock = SimpleNamespace(monotonic=self.now, perf_counter=self.now)
         patch.setattr(trainer, "time", clock)
-        patch.setattr(command, "time", clock)
         patch.setattr(validation, "perplexity", self.taking(self.evaluation, validation.perplexity))
         patch.setattr(checkpoint, "save", self.taking(self.saving, checkpoint.save))
 
@@ -102,50 +101,40 @@ NOISES = (steady, jitter, hiccups, waves)
 
 
 class Study:
-    """Plans and makes runs of a very small model as scripts.train does, in this process and on the machine's time."""
+    """Plan and run a very small model as scripts.train does, in this process and in the machine's time."""
 
-    def __init__(self, folder: Path, texts: Path, names: tuple[str, ...] = NAMES) -> None:
-        self.folder, self.names = folder, names
+    def __init__(
+        self, folder: Path, texts: Path, names: tuple[str, ...] = NAMES, equal_time: bool = False
+    ) -> None:
+        self.folder, self.names, self.equal_time = folder, names, equal_time
         small = small_runs.configuration(texts, 0, seconds=LIMIT)
         grid = dataclasses.replace(small.evaluation, interval_tokens=20 * 64)
         self.config: Config = dataclasses.replace(small, evaluation=grid, checkpoint_seconds=600)
         self.resolved = resolve(self.config.target)
 
-    def plan(self, machine: Machine, together: bool = False) -> dict[str, Any]:
-        def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
-            told: list[dict[str, Any]] = []
-            machine.process(STEP[name])
-            with pytest.MonkeyPatch.context() as patch:
-                machine.patch(patch)
-                patch.setattr(Stepper, "step", lambda stepper, *arguments: machine.step(*arguments))
-                patch.setattr(metrics_log, "print_event", told.append)
-                chosen = variant(name, self.config.model, ALTERNATION)
-                attentions = {name: chosen.attention}
-                command._time_steps(self.config, self.resolved, attentions, batch, seconds, Stop())
-            (timing,) = told
-            return Timing(timing["seconds"][name], timing["peak_bytes"])
-
+    def plan(self, machine: Machine, together: bool = False) -> Plan:
         def time_together(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
-            told: list[dict[str, Any]] = []
-            machine.process(math.nan)
             known: dict[int, str] = {}
 
             def step(stepper: Stepper, *arguments: Any) -> StepResult:
                 machine.mean = STEP[known.setdefault(id(stepper), names[len(known) % len(names)])]
                 return machine.step(*arguments)
 
+            machine.process(math.nan)
             with pytest.MonkeyPatch.context() as patch:
-                machine.patch(patch)
                 patch.setattr(Stepper, "step", step)
-                patch.setattr(metrics_log, "print_event", told.append)
                 attentions = {name: variant(name, self.config.model, ALTERNATION).attention for name in names}
-                command._time_steps(self.config, self.resolved, attentions, batch, seconds, Stop())
-            (timing,) = told
-            return {name: Timing(timing["seconds"][name], None) for name in names}
+                seen: Mapping[str, list[float]] = measure_steps(
+                    self.config, self.resolved, attentions, batch, seconds, Stop(), machine.now
+                )
+            return {name: Timing((tuple(own),), None) for name, own in seen.items()}
 
-        settings = StudySettings("s", self.names, 2, self.folder, False)
+        def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
+            return time_together([name], batch, seconds)[name]
+
+        settings = StudySettings("s", self.names, 2, self.folder, self.equal_time)
         variants = {name: variant(name, self.config.model, ALTERNATION) for name in self.names}
-        return planning.make_plan(
+        return planner.make_plan(
             self.config,
             settings,
             self.resolved,
@@ -154,12 +143,10 @@ class Study:
             time_together=time_together if together else None,
         )
 
-    def run(self, plan: dict[str, Any], name: str, machine: Machine, slower: float = 1.0) -> dict[str, Any]:
-        """The finished record of a new run; its steps take `slower` times what they took when they were timed."""
+    def run(self, plan: Plan, name: str, machine: Machine, slower: float = 1.0) -> dict[str, Any]:
+        """The finished record of a new run; its steps take `slower` times as long as when they were timed."""
         folder = self.folder / f"{name}-{len(list(self.folder.glob('*')))}"
-        run_plan = RunPlan(
-            folder, f"{name}0", name, 0, plan["variants"][name]["iterations"], BatchPlan(**plan["batch"])
-        )
+        run_plan = RunPlan(folder, f"{name}0", name, 0, plan.variants[name].iterations, plan.batch)
         machine.process(slower * STEP[name])
         with pytest.MonkeyPatch.context() as patch:
             machine.patch(patch)
@@ -183,25 +170,30 @@ def study(tmp_path: Path, texts: Path) -> Study:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_a_run_trains_as_long_as_it_may_within_a_tenth_and_all_of_a_plan_take_as_many_steps(
+def test_all_variants_make_the_same_count_and_the_slowest_trains_for_the_time_limit(
     study: Study, noise: Noise
 ) -> None:
     plan = study.plan(Machine(1, noise))
-    assert plan["variants"]["B"]["iterations"] > plan["variants"]["RALEARN"]["iterations"]
-    seen: dict[str, list[dict[str, Any]]] = {}
-    for seed, name in enumerate(("B", "B", "RAALL", "RALEARN")):
-        seen.setdefault(name, []).append(
-            study.run(plan, name, Machine(10 + seed, noise, evaluation=300.0, saving=7.0))
-        )
-    for name, runs in seen.items():
-        for one in runs:
-            assert one["clock"]["train"] == pytest.approx(LIMIT, rel=0.1), name
-            assert one["progress"]["iterations"] == plan["variants"][name]["iterations"]
-            assert one["schedule"]["cut"] is False
-    assert seen["B"][0]["progress"] == seen["B"][1]["progress"] | {
-        "train_seconds": seen["B"][0]["clock"]["train"]
-    }
-    assert seen["RAALL"][0]["progress"]["iterations"] == seen["B"][0]["progress"]["iterations"]
+    counts = {name: row.iterations for name, row in plan.variants.items()}
+    assert len(set(counts.values())) == 1
+    for seed, name in enumerate(NAMES):
+        seen = study.run(plan, name, Machine(10 + seed, noise, evaluation=300.0, saving=7.0))
+        assert seen["progress"]["iterations"] == counts[name]
+        assert seen["schedule"]["cut"] is False
+        planned = LIMIT * STEP[name] / STEP["RALEARN"]
+        assert seen["clock"]["train"] == pytest.approx(planned, rel=0.1), name
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_at_equal_time_every_variant_trains_for_the_time_limit(
+    tmp_path: Path, texts: Path, noise: Noise
+) -> None:
+    study = Study(tmp_path / "s", texts, equal_time=True)
+    plan = study.plan(Machine(1, noise))
+    assert plan.variants["B"].iterations == plan.variants["RAALL"].iterations
+    assert plan.variants["B"].iterations > plan.variants["RALEARN"].iterations
+    for name in ("B", "RALEARN"):
+        assert study.run(plan, name, Machine(10, noise))["clock"]["train"] == pytest.approx(LIMIT, rel=0.1)
 
 
 @pytest.mark.parametrize("noise", [*NOISES, slow_waves])
@@ -211,12 +203,12 @@ def test_steps_in_turn_give_the_ratio_of_the_classes_whatever_the_machine_does(
 ) -> None:
     machine = Machine(1, noise)
     machine.seconds += started
-    classes = study.plan(machine, together=True)["classes"]
-    seconds = [classes[cost]["seconds_per_iteration"] for cost in ("standard", "learned-output")]
-    assert seconds[1] / seconds[0] == pytest.approx(
-        STEP["RALEARN"] / STEP["B"], rel=0.08 if noise is hiccups else 0.04
-    )
-    assert len({len(kind["samples"]) for kind in classes.values()}) == 1
+    plan = study.plan(machine, together=True)
+    ratio = plan.step_time_ratios["learned-output"]
+    assert ratio.to == "standard"
+    assert ratio.ratio == pytest.approx(STEP["RALEARN"] / STEP["B"], rel=0.08 if noise is hiccups else 0.04)
+    assert (ratio.low or 0.0) <= ratio.ratio <= (ratio.high or 0.0)
+    assert len({len(timed.samples) for timed in plan.classes.values()}) == 1
 
 
 def test_what_evaluation_saving_and_compiling_cost_changes_neither_the_count_nor_the_training_clock(
@@ -224,7 +216,7 @@ def test_what_evaluation_saving_and_compiling_cost_changes_neither_the_count_nor
 ) -> None:
     costs = ((0.0, 0.0), (2.0, 60.0), (5000.0, 0.5))  # of an evaluation, of a checkpoint
     plans = [study.plan(Machine(1, jitter, *cost)) for cost in costs]
-    assert len({plan["variants"]["B"]["iterations"] for plan in plans}) == 1
+    assert len({plan.variants["B"].iterations for plan in plans}) == 1
     runs = [study.run(plans[0], "B", Machine(2, jitter, *cost)) for cost in costs]
     times = [one["clock"]["train"] for one in runs]
     assert times == pytest.approx([times[0]] * 3, rel=1e-9)
@@ -237,15 +229,15 @@ def test_what_evaluation_saving_and_compiling_cost_changes_neither_the_count_nor
         assert one["clock"]["compile"] > WARM_UP_STEPS * WARMING
 
 
-@pytest.mark.parametrize("slower", [1.2, 1.5, 3.0])
-def test_a_machine_that_has_slowed_down_since_it_was_timed_ends_its_runs_in_time_and_says_so(
+@pytest.mark.parametrize("slower", [1.2, 3.0])
+def test_a_machine_that_has_slowed_down_since_it_was_timed_finishes_its_runs_all_the_same(
     study: Study, slower: float
 ) -> None:
     plan = study.plan(Machine(1, jitter))
-    seen = study.run(plan, "B", Machine(2, waves, evaluation=300.0), slower)
-    assert seen["schedule"] == {"iterations": plan["variants"]["B"]["iterations"], "cut": True}
-    assert LIMIT <= seen["clock"]["train"] <= CUT_AT * LIMIT
-    assert any("the schedule was cut" in note for note in seen["notes"])
+    seen = study.run(plan, "RALEARN", Machine(2, waves, evaluation=300.0), slower)
+    assert seen["schedule"] == {"iterations": plan.variants["RALEARN"].iterations, "cut": False}
+    assert seen["progress"]["iterations"] == plan.variants["RALEARN"].iterations
+    assert seen["clock"]["train"] == pytest.approx(slower * LIMIT, rel=0.1)
 
 
 @pytest.mark.parametrize("names", [("B", "RAALL"), NAMES])
@@ -254,7 +246,7 @@ def test_every_cost_class_is_timed_for_as_long_however_many_there_are(
 ) -> None:
     study = Study(tmp_path / "s", texts, names)
     plan = study.plan(Machine(1, steady))
-    assert len(plan["classes"]) == len(names) - 1  # B and RAALL are one
-    for row in plan["classes"].values():
-        beyond = sum(row["samples"]) - planning.TIMING_LEAST
-        assert -1e-6 < beyond < planning.ROUNDS * row["seconds_per_iteration"] + 1e-6
+    assert len(plan.classes) == len(names) - 1  # B and RAALL are one
+    for timed in plan.classes.values():
+        beyond = sum(timed.samples) - planner.TIMING_LEAST
+        assert -1e-6 < beyond < ROUNDS * timed.seconds_per_iteration + 1e-6

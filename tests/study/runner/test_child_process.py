@@ -14,7 +14,7 @@ from gpt2.system import files
 from study.attention.data import Text, write_study
 from study.report import write
 from study.runner.child_process import Child, Session, StopAsked
-from study.runner.guard import StudyError, locked
+from study.runner.preconditions import StudyError, locked
 
 
 class Fake:
@@ -81,7 +81,9 @@ def test_the_lock_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> No
     with locked(tmp_path) as lock:
         holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
     with (
-        pytest.raises(StudyError, match=f"process {os.getpid()} .*or by the training process that it left"),
+        pytest.raises(
+            StudyError, match=f"process {os.getpid()} .*or by its training process, which still saves"
+        ),
         locked(tmp_path),
     ):
         pass

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ra import names
-from study.runner.custom_sources import SourceError, snapshot_sources
+from study.runner.preconditions import SourceError, snapshot_sources
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def test_a_change_behind_a_begun_run_is_refused_and_nothing_is_lost(tmp_path: Pa
     keep(tmp_path, begun=False)
     source.write_text("second idea\n")
     with pytest.raises(
-        SourceError, match=r"ra/custom/mine\.py is not what runs of MINE were begun with .*another CONFIG"
+        SourceError,
+        match=r"ra/custom/mine\.py differs from the source of existing runs of MINE .*fix: another CONFIG",
     ):
         keep(tmp_path, begun=True)
     assert (tmp_path / "study/own/mine.py").read_text() == "first idea\n"

@@ -15,7 +15,6 @@ from gpt2.system.signals import Interrupted
 from study.report import build
 from study.runner import extend as extending
 from study.runner.extend import finish_extension
-from study.runner.plan import load_plan
 from tests.small_runs import StopAfter, same
 from tests.study.extended import FIRST, START, WARMUP, Place, configuration, contents, outcome
 
@@ -42,9 +41,7 @@ def test_an_extended_run_is_the_run_that_was_so_long_from_the_start(
     for factor in factors:
         place.extend(factor)
         assert place.run(name) == "finished"
-    plan = load_plan(place.directory)
-    assert plan
-    count = plan["variants"][name]["iterations"]
+    count = place.plan().variants[name].iterations
     assert count > first
     whole = Place(tmp_path / "whole", config, (name,), count)
     assert whole.run(name) == "finished"
@@ -107,13 +104,12 @@ def test_an_extended_study_never_mixes_its_runs_with_shorter_ones(finished: Plac
 def test_factors_multiply_and_count_from_the_first_budget(finished: Place) -> None:
     for factor, count in (("1.5", 15), ("1.5", 22)):
         finished.extend(factor)
-        plan = load_plan(finished.directory)
-        assert plan
-        assert [row["iterations"] for row in plan["variants"].values()] == [count, count]
-        assert [row["warmup_iterations"] for row in plan["variants"].values()] == [WARMUP, WARMUP]
+        plan = finished.plan()
+        assert [row.iterations for row in plan.variants.values()] == [count, count]
+        assert [row.warmup_iterations for row in plan.variants.values()] == [WARMUP, WARMUP]
         finished.run("B")
         finished.run("RALEARN")
-    assert plan["extended"] == 2.25
+    assert plan.extended == 2.25
     assert sorted(path.name for path in finished.directory.glob("plan-*.json")) == [
         "plan-10.json",
         "plan-15.json",
@@ -175,7 +171,7 @@ def test_an_extension_can_be_cut_off_at_every_step_and_begun_again(
             patch.setattr(Path, "rename", counted(Path.rename))
             place.extend()
             break
-        if "extended" in (load_plan(place.directory) or {}):
+        if place.plan().extended is not None:
             finish_extension(place.directory)
         else:
             place.extend()
@@ -183,26 +179,27 @@ def test_an_extension_can_be_cut_off_at_every_step_and_begun_again(
     assert cut_at > 15
 
 
-def test_the_limit_of_the_training_clock_grows_with_the_factor(tmp_path: Path, texts: Path) -> None:
-    place = Place(tmp_path, configuration(texts, seconds=100), ("B",))
+def test_the_hard_limit_grows_with_the_factor(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts, seconds=100)
+    limited = dataclasses.replace(config, budget=dataclasses.replace(config.budget, hard_limit_seconds=1000))
+    place = Place(tmp_path, limited, ("B",))
     place.run()
     place.extend()
-    plan = load_plan(place.directory)
-    assert plan
-    assert plan["budget"]["max_time_seconds"] == 200
+    assert place.plan().budget.max_time_seconds == 200
+    assert place.plan().budget.hard_limit_seconds == 2000
     stable = place.folder() / "stable"
     loaded = checkpoint.load_latest(stable)
     assert loaded
 
     def with_clock(seconds: float) -> dict[str, Any]:
-        clocks = loaded.meta["clocks"] | {"train": seconds}
+        clocks = loaded.meta["clocks"] | {"evaluate": seconds}
         shutil.rmtree(stable)
         checkpoint.save(stable, START, loaded.state, loaded.meta | {"clocks": clocks}, keep=1)
         place.run()
         return run_record.load(place.folder())
 
-    assert with_clock(150.0)["schedule"]["cut"] is False
+    assert with_clock(1500.0)["schedule"]["cut"] is False
     (place.folder() / "checkpoint").rename(place.folder() / "elsewhere")
-    seen = with_clock(230.0)
+    seen = with_clock(2300.0)
     assert seen["schedule"]["cut"] is True
-    assert any("limit of 200 s" in note for note in seen["notes"])
+    assert any("CONFIG_GPT2_HARD_LIMIT (2000 s)" in note for note in seen["notes"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts import run_record
-from study.runner import guard, space
+from study.runner import preconditions
 from study.runner.extend import ExtendError, parse_factor
-from study.runner.guard import StudyError, refuse_another_configuration
+from study.runner.preconditions import StudyError, refuse_another_configuration
 from tests.study.extended import FIRST, START, TEXT, Place, configuration
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,12 +89,12 @@ def test_a_study_that_was_never_run_is_refused(tmp_path: Path, texts: Path) -> N
 def test_a_disk_without_room_is_refused_before_anything_is_changed(
     finished: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "free_bytes", lambda path: 2**20)
+    monkeypatch.setattr(preconditions, "free_bytes", lambda path: 2**20)
     assert "free space" in finished.refusal()
 
 
 def test_a_study_that_is_being_run_is_not_extended(finished: Place) -> None:
-    with guard.locked(finished.directory), pytest.raises(StudyError, match="is being run"):
+    with preconditions.locked(finished.directory), pytest.raises(StudyError, match="is being run"):
         finished.extend()
 
 

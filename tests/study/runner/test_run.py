@@ -1,4 +1,4 @@
-"""What the study makes of the way in which a run's process ended."""
+"""The record of a run after its process ended, however it ended."""
 
 import contextlib
 import re
@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 
 from gpt2.artifacts import run_record
+from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config, read_symbols
 from gpt2.system import files
-from study.runner.child_process import Session
+from study.records.plan_file import Plan, PlanBudget, PlanRow
+from study.runner.child_process import Event, Session
 from study.runner.study import Study
 from study.runner.terminal import Estimate, Terminal
 from tests.study.sample_records import a_record
 
-PLAN: dict[str, Any] = {
-    "variants": {"B": {"iterations": 300}},
-    "budget": {"max_time_seconds": 0},
-    "notes": [],
-}
+PLAN = Plan(
+    batch=BatchPlan(4, 4, 1, 1, 16),
+    budget=PlanBudget(0, 0, 300),
+    variants={"B": PlanRow("standard", 300, 300 * 64)},
+)
 
 
 class Child:
@@ -30,7 +32,7 @@ class Child:
         self.folder, self.written, self.status = folder, written, status
         self.log = folder / "log.txt"
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[Event]:
         if self.written:
             files.write_json(self.folder / "run.json", self.written)
         yield from ()
@@ -57,7 +59,7 @@ def ended(study: Study, status: int, written: str | None, before: str | None = N
             yield Child(folder, of_this if written else None, status)
 
     study.session = Fake()
-    study.one(("B", 0), PLAN, Terminal(Estimate(1, None), 1))
+    study.execute_run(("B", 0), PLAN, Terminal(Estimate(1, None), 1))
     return run_record.load(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ VALUES = {
     "VARIANTS": '"B RALEARN RA:0,2-3"',
     "SEEDS": "3",
     "RESULTS_DIR": '"results"',
-    "BUDGET_EQUAL_TOKENS": "n",
+    "BUDGET_EQUAL_TIME": "n",
+    "EQUIVALENCE_MARGIN_PERCENT": '"1.0"',
     "GPT2_MAX_TIME": "40",
     "GPT2_MAX_TOKENS": "0",
     "GPT2_MAX_ITERS": "0",
@@ -40,7 +42,7 @@ def refusal(**changes: str) -> str:
 
 def test_the_settings_are_read_in_the_order_given():
     assert read() == StudySettings("night-1", ("B", "RALEARN", "RA:0,2-3"), 3, Path("results"), False)
-    assert read(BUDGET_EQUAL_TOKENS="y").budget_equal_tokens is True
+    assert read(BUDGET_EQUAL_TIME="y").equal_time is True
 
 
 @pytest.mark.parametrize(
@@ -76,6 +78,12 @@ def test_variants_exist_in_this_model_and_are_named_once(variants, says):
 def test_there_is_something_to_run_and_somewhere_to_put_it():
     assert "at least 1" in refusal(SEEDS="0")
     assert "names no folder" in refusal(RESULTS_DIR='""')
+
+
+def test_the_equivalence_margin_is_a_percentage_of_perplexity():
+    assert read(EQUIVALENCE_MARGIN_PERCENT='"2"').equivalence_margin == pytest.approx(math.log(1.02))
+    for wrong in ('"0"', '"100"', '"much"'):
+        assert "EQUIVALENCE_MARGIN_PERCENT" in refusal(EQUIVALENCE_MARGIN_PERCENT=wrong)
 
 
 def test_a_run_without_any_limit_is_refused():

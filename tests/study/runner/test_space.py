@@ -9,14 +9,16 @@ from gpt2.artifacts import checkpoint
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.train.step import Stepper, build_model
-from study.runner import space
+from study.runner import preconditions
 
 MODEL = ModelConfig("test", 2, 2, 64, 32, 0.0)
 
 
 def test_the_count_of_parameters_is_the_models() -> None:
     model = build_model(MODEL, None)
-    assert space.parameter_count(MODEL) == pytest.approx(sum(p.numel() for p in model.parameters()), rel=1e-3)
+    assert preconditions.parameter_count(MODEL) == pytest.approx(
+        sum(p.numel() for p in model.parameters()), rel=1e-3
+    )
 
 
 def test_the_estimate_covers_a_real_checkpoint(tmp_path: Path) -> None:
@@ -34,22 +36,24 @@ def test_the_estimate_covers_a_real_checkpoint(tmp_path: Path) -> None:
     stepper.step(torch.randint(0, 1000, (2, 33)), 0, 10)
     saved = checkpoint.save(tmp_path, 1, stepper.state(), {})
     size = sum(path.stat().st_size for path in saved.iterdir())
-    assert size == pytest.approx(space.BYTES_A_PARAMETER * space.parameter_count(MODEL), rel=0.01)
+    assert size == pytest.approx(
+        preconditions.BYTES_A_PARAMETER * preconditions.parameter_count(MODEL), rel=0.01
+    )
 
 
 def test_a_disk_without_room_is_refused_with_what_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "free_bytes", lambda path: 10 * 2**20)
+    monkeypatch.setattr(preconditions, "free_bytes", lambda path: 10 * 2**20)
     with pytest.raises(
-        space.SpaceError, match=r"10 MiB of free space; 3 runs need about .*CONFIG_RESULTS_DIR"
+        preconditions.SpaceError, match=r"10 MiB of free space; 3 runs need about .*CONFIG_RESULTS_DIR"
     ):
-        space.require(tmp_path, MODEL, [100, 100, 100])
-    space.require(tmp_path, MODEL, [])
+        preconditions.require_space(tmp_path, MODEL, [100, 100, 100])
+    preconditions.require_space(tmp_path, MODEL, [])
 
 
 def test_more_runs_need_more(tmp_path: Path) -> None:
-    sizes = [space.needed_bytes(MODEL, [100] * count) for count in range(1, 6)]
+    sizes = [preconditions.needed_bytes(MODEL, [100] * count) for count in range(1, 6)]
     assert sizes == sorted(set(sizes))
 
 
@@ -58,17 +62,17 @@ def test_what_a_run_that_was_begun_has_written_is_not_asked_for_again(
 ) -> None:
     (tmp_path / "checkpoint" / "00000007").mkdir(parents=True)
     (tmp_path / "checkpoint" / "00000007" / "state.pt").write_bytes(b"x" * 1000)
-    assert space.checkpoint_bytes(tmp_path) == 1000
-    assert space.checkpoint_bytes(tmp_path / "nothing") == 0
-    needed = space.needed_bytes(MODEL, [100, 100])
-    monkeypatch.setattr(space, "free_bytes", lambda path: needed - 1000)
-    with pytest.raises(space.SpaceError):
-        space.require(tmp_path, MODEL, [100, 100])
-    space.require(tmp_path, MODEL, [100, 100], written=1000)
+    assert preconditions.checkpoint_bytes(tmp_path) == 1000
+    assert preconditions.checkpoint_bytes(tmp_path / "nothing") == 0
+    needed = preconditions.needed_bytes(MODEL, [100, 100])
+    monkeypatch.setattr(preconditions, "free_bytes", lambda path: needed - 1000)
+    with pytest.raises(preconditions.SpaceError):
+        preconditions.require_space(tmp_path, MODEL, [100, 100])
+    preconditions.require_space(tmp_path, MODEL, [100, 100], written=1000)
 
 
 def test_a_schedule_that_keeps_a_checkpoint_more_of_each_run_needs_that_much_more() -> None:
-    one = space.BYTES_A_PARAMETER * space.parameter_count(MODEL)
-    more = space.needed_bytes(MODEL, [100] * 4, "wsd") - space.needed_bytes(MODEL, [100] * 4)
+    one = preconditions.BYTES_A_PARAMETER * preconditions.parameter_count(MODEL)
+    more = preconditions.needed_bytes(MODEL, [100] * 4, "wsd") - preconditions.needed_bytes(MODEL, [100] * 4)
     assert more == 4 * one
-    assert space.needed_bytes(MODEL, [], "wsd") == 0
+    assert preconditions.needed_bytes(MODEL, [], "wsd") == 0

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from study.runner import terminal
+from study.runner.child_process import Event
 from study.runner.terminal import Estimate, LiveLine, Terminal, fitting, wrapped
 
 
@@ -22,11 +23,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def train(iteration: int, **values: object) -> dict[str, object]:
-    return {
-        "event": "train", "iteration": iteration, "iterations": 100, "loss": 8.31, "train_seconds": 10.0,
-        "tokens_per_second": 23456.0, "memory_bytes": 3 * 2**29,
-    } | values  # fmt: skip
+def train(iteration: int) -> Event:
+    return Event(
+        "train", iteration=iteration, iterations=100, loss=8.31, train_seconds=10.0, tokens_per_second=23456.0,
+        memory_bytes=3 * 2**29,
+    )  # fmt: skip
 
 
 def rendered(line: LiveLine, width: int) -> str:
@@ -39,7 +40,7 @@ def rendered(line: LiveLine, width: int) -> str:
 def told_at(width: int, name: str = "RALEARN2") -> str:
     made = Terminal(Estimate(11, 7200.0), 15, io.StringIO())
     made.begin(name, 5)
-    made.update({"event": "validation", "perplexity": 17457.78})
+    made.update(Event("validation", perplexity=17457.78))
     made.update(train(30))
     return rendered(made._line, width)
 
@@ -64,7 +65,7 @@ def test_an_evaluation_takes_no_number_from_the_line() -> None:
     made.begin("B0", 1)
     made.update(train(30))
     training = rendered(made._line, 120)
-    made.update({"event": "phase", "phase": "validating"})
+    made.update(Event("phase", phase="validating"))
     phase = rendered(made._line, 120)
     assert "validating" in phase
     assert phase.partition("run ")[0].startswith(training.partition("  run ")[0])

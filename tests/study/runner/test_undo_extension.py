@@ -16,7 +16,7 @@ from gpt2.system import files
 from gpt2.system.signals import Interrupted
 from study.report import build
 from study.runner.extend import ExtendError, finish_extension, undo
-from study.runner.guard import StudyError, locked
+from study.runner.preconditions import StudyError, locked
 from tests.small_runs import StopAfter, same
 from tests.study.extended import FIRST, Place, contents, outcome
 

@@ -1,0 +1,142 @@
+"""Plan a study before its first run: the micro-batch, and the number of iterations of each variant.
+
+A time limit becomes a number of iterations here: steps of each cost class are timed on the device. A run is then
+defined by its count, so it is reproducible, resumes exactly and finishes its schedule, whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+
+from gpt2.config.batch import BatchPlan, next_smaller
+from gpt2.config.config import Config
+from gpt2.hardware.resolve import ResolvedTarget, target_record
+from ra.variants import Variant
+from study.memory.micro_batch import Predictions
+from study.records.plan_file import CostClass, Plan, PlanBudget
+from study.runner.plan import PlanError, iteration_counts, planned_row, with_grid
+from study.runner.settings import StudySettings
+from study.runner.step_timing import (
+    DoesNotFitError,
+    TimeSteps,
+    TimeTogether,
+    Timing,
+    steady_mean,
+    step_time_ratios,
+    time_in_turns,
+)
+
+TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
+BASELINE = "B"
+
+
+def make_plan(
+    config: Config,
+    settings: StudySettings,
+    resolved: ResolvedTarget,
+    variants: Mapping[str, Variant],
+    time_steps: TimeSteps,
+    existing: BatchPlan | None = None,
+    time_together: TimeTogether | None = None,
+) -> Plan:
+    """Choose the micro-batch, time each cost class and set the counts.
+
+    existing: batch of an existing plan; the micro-batch is that one, or a smaller one where it does not fit.
+    time_together: times all classes in one process; used where they fit in memory at once.
+    """
+    examples: dict[str, str] = {}  # cost class -> a variant of it
+    for name, variant in variants.items():
+        examples.setdefault(variant.cost_class, name)
+    predictions = Predictions(config, resolved)
+    batch = predictions.choose_batch(variants.values(), existing)
+    timings: dict[str, Timing] = {}
+    if config.budget.max_time_seconds:
+        batch, timings = _time_classes(
+            config, resolved, predictions, variants, examples, batch, time_steps, time_together
+        )
+    seconds = {cost: steady_mean(timing.samples) for cost, timing in timings.items()}
+    unpredictable = {
+        name: predictions.unpredictable(variant, batch.micro) for name, variant in variants.items()
+    }
+    counts = iteration_counts(config.budget, batch.tokens, seconds, list(examples), settings.equal_time)
+    baseline = variants.get(BASELINE, next(iter(variants.values()))).cost_class
+    plan = Plan(
+        study=settings.name,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        config_sha256=config.sha256,
+        target=target_record(resolved),
+        batch=batch,
+        budget=PlanBudget(**dataclasses.asdict(config.budget), equal_time=settings.equal_time),
+        classes={
+            cost: CostClass(
+                seconds[cost], tuple(round(sample, 6) for sample in timing.samples), timing.peak_bytes
+            )
+            for cost, timing in timings.items()
+        },
+        step_time_ratios=step_time_ratios(timings, baseline),
+        variants={
+            name: planned_row(
+                variant.cost_class,
+                counts[variant.cost_class],
+                batch.tokens,
+                config.optimizer,
+                None if unpredictable[name] else predictions.peak_bytes(variant, batch.micro),
+            )
+            for name, variant in variants.items()
+        },
+        interval_tokens=config.evaluation.interval_tokens,
+        equivalence_margin=settings.equivalence_margin,
+        notes=tuple(reason for reason in unpredictable.values() if reason),
+    )
+    return with_grid(plan)
+
+
+def _time_classes(
+    config: Config,
+    resolved: ResolvedTarget,
+    predictions: Predictions,
+    variants: Mapping[str, Variant],
+    examples: Mapping[str, str],
+    batch: BatchPlan,
+    time_steps: TimeSteps,
+    time_together: TimeTogether | None,
+) -> tuple[BatchPlan, dict[str, Timing]]:
+    """Time the classes at the largest micro-batch, from `batch` down, at which none runs out of memory."""
+    seconds = min(max(TIMING_SHARE * config.budget.max_time_seconds, TIMING_LEAST), TIMING_MOST)
+    while True:
+        together = predictions.fit_together([variants[name] for name in examples.values()], batch.micro)
+        try:
+            return batch, time_in_turns(
+                examples, batch, seconds, time_steps, time_together if together else None
+            )
+        except DoesNotFitError as error:
+            smaller = next_smaller(batch)
+            if smaller is None:
+                raise PlanError(
+                    f"{resolved.device_name}: one sequence at a time does not fit: {error}"
+                ) from error
+            batch = smaller
+
+
+def smaller_batch(plan: Plan, run: str, dropout: float = 0.0) -> Plan | None:
+    """Return the plan with the next smaller micro-batch, after `run` ran out of memory; None when none is left.
+
+    dropout: of the model. Its draws depend on the micro-batch; the note then says so.
+    """
+    batch = next_smaller(plan.batch)
+    if batch is None:
+        return None
+    note = (
+        f"{run} ran out of memory at micro-batch {plan.batch.micro}: from there on {batch.micro}, the effective "
+        f"batch of {batch.effective} unchanged"
+    )
+    if dropout:
+        note += (
+            f"; with CONFIG_GPT2_DROPOUT={dropout:g} another micro-batch drops other units, so losses from there on "
+            "differ from those of the larger one"
+        )
+    # predictions were of the larger micro-batch
+    variants = {name: dataclasses.replace(row, predicted_bytes=None) for name, row in plan.variants.items()}
+    return dataclasses.replace(plan, batch=batch, variants=variants, notes=(*plan.notes, note))

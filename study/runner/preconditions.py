@@ -1,0 +1,186 @@
+"""Preconditions of a study: one `make` at a time, one configuration, unchanged variants, free disk space."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from gpt2.artifacts import run_record
+from gpt2.config.config import ModelConfig
+from gpt2.system import files
+from gpt2.system.errors import UserError
+from gpt2.system.resource_errors import free_bytes, gib
+from ra import names
+from study.records.hellaswag_scores import Items, scored_items
+
+# Symbols that may change between two `make` of one study: its runs stay comparable.
+FREE_SYMBOLS = {
+    "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR",
+    "GPT2_HARD_LIMIT", "EQUIVALENCE_MARGIN_PERCENT", "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
+    "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
+}  # fmt: skip
+BUDGET_SYMBOLS = {"GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"}
+
+
+class StudyError(UserError, RuntimeError):
+    """The study cannot continue as it is."""
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[int]:
+    """Lock the study's folder for one `make`; the value is the descriptor that holds the lock.
+
+    The system drops the lock with the last process that has the descriptor, so no lock is ever stale. A training
+    process that still saves after its study was killed holds the lock until it is done.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / "lock").open("a+")
+    except OSError as error:
+        raise StudyError(
+            f"{directory} cannot be written: {error.strerror}; see CONFIG_RESULTS_DIR"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise StudyError(
+                f"{directory} is being run by process {file.read().strip() or 'unknown'} (or by its training process, "
+                "which still saves); fix: wait for it or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield file.fileno()
+
+
+def refuse_another_configuration(directory: Path, config_text: str) -> None:
+    """Raise StudyError that names every symbol that differs from the study's first `make`.
+
+    The symbols of the budget stay those of the first budget; an extension by `make extend` is in plan.json alone.
+    """
+    path = directory / "config"
+    if not path.exists():
+        return
+    before, now = _values(path.read_text()), _values(config_text)
+    if "GPT2_HARD_LIMIT" in now and "GPT2_HARD_LIMIT" not in before:
+        raise StudyError(
+            f"{directory} was begun by an older version, which planned counts by another rule; `make report` still "
+            "reads it; fix: another CONFIG_STUDY_NAME for new runs"
+        )
+    names = sorted((before.keys() | now.keys()) - FREE_SYMBOLS)
+    differing = [n for n in names if before.get(n) != now.get(n)]
+    if differing:
+        listed = "; ".join(f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in differing)
+        raise StudyError(
+            f"{directory} was begun with another configuration ({listed}); fix: another CONFIG_STUDY_NAME, or the "
+            f"configuration that it was begun with{_longer(before, now)}"
+        )
+
+
+def _longer(before: dict[str, str], now: dict[str, str]) -> str:
+    """Advice for a larger budget; empty where the budget is not larger."""
+    budgets = [[int(values.get(name, 0)) for name in sorted(BUDGET_SYMBOLS)] for values in (before, now)]
+    if not any(0 < old < new for old, new in zip(*budgets, strict=True)):
+        return ""
+    if before.get("SCHEDULE_WSD") == "y":
+        return " and, for longer runs, `make extend FACTOR=2`"
+    return " (its cosine schedule cannot be extended; a study with CONFIG_SCHEDULE_WSD=y can)"
+
+
+def _values(text: str) -> dict[str, str]:
+    """Values of the CONFIG lines by symbol; symbols that are off are absent."""
+    pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
+    return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}
+
+
+def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -> None:
+    """Raise StudyError where a run has a HellaSwag score on other items than those of this number and digest.
+
+    A score of an older version has no digest; the number of items is compared alone.
+    """
+    for folder in sorted((directory / "runs").glob("*/")):
+        with contextlib.suppress(run_record.RecordError):
+            seen = scored_items(run_record.load(folder))
+            if seen and seen != Items(items, digest if seen.sha256 else ""):
+                raise StudyError(
+                    f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; fix: "
+                    "the items of the existing scores, or another CONFIG_STUDY_NAME"
+                )
+
+
+class SourceError(UserError, RuntimeError):
+    """The source of a custom variant changed after runs of it were begun."""
+
+
+def snapshot_sources(study_dir: Path, variants: Iterable[str], begun: Callable[[str], bool]) -> None:
+    """Copy ra/custom/<name>.py of each custom variant to <study_dir>/own/; SourceError where a begun one changed.
+
+    begun(name): whether a run of that variant exists that must stay comparable. Modules that the file imports are not
+    compared.
+    """
+    for name in filter(names.is_custom, variants):
+        source = names.CUSTOM_FOLDER / f"{name.lower()}.py"
+        copy = study_dir / "own" / source.name
+        text = source.read_text(encoding="utf-8")
+        if copy.exists() and copy.read_text(encoding="utf-8") == text:
+            continue
+        if copy.exists() and begun(name):
+            raise SourceError(
+                f"ra/custom/{source.name} differs from the source of existing runs of {name} ({copy}); fix: another "
+                "CONFIG_STUDY_NAME, or that version of the file"
+            )
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(copy, text)
+
+
+BYTES_A_PARAMETER = 12  # of a checkpoint: the weight and AdamW's two moments in float32
+KEPT = {"cosine": 1, "wsd": 2}  # checkpoints of a finished run: the last, and that of the start of the decay
+WHILE_RUNNING = 3  # checkpoints of the run in progress: the last two and the one being written
+BYTES_AN_ITERATION = 400  # of metrics.jsonl
+SPARE_BYTES = 64 * 2**20  # reports, logs, and other use of the disk
+
+
+class SpaceError(UserError, OSError):
+    """The disk has too little free space for the study."""
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """Parameters of GPT-2: 12 C^2 + 13 C a layer, the embeddings, the last norm; without those of a variant."""
+    C = model.width
+    return model.layers * (12 * C * C + 13 * C) + (model.padded_vocabulary + model.block_size + 2) * C
+
+
+def needed_bytes(model: ModelConfig, iterations: list[int], schedule: str = "cosine") -> int:
+    """Most bytes that runs of these iterations write; a finished run keeps KEPT[schedule] checkpoints."""
+    if not iterations:
+        return 0
+    checkpoint = BYTES_A_PARAMETER * parameter_count(model)
+    checkpoints = KEPT[schedule] * len(iterations) - 1 + WHILE_RUNNING
+    return checkpoints * checkpoint + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
+
+
+def checkpoint_bytes(run_dir: Path) -> int:
+    """Bytes of the existing checkpoints of a run."""
+    folders = [run_dir / kind for kind in run_record.CHECKPOINTS]
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+def require_space(
+    directory: Path, model: ModelConfig, iterations: list[int], schedule: str = "cosine", written: int = 0
+) -> None:
+    """Raise SpaceError where the disk of `directory` has less free space than runs of these iterations need.
+
+    written: bytes that begun runs have written already.
+    """
+    needed, free = max(0, needed_bytes(model, iterations, schedule) - written), free_bytes(directory)
+    if free < needed:
+        raise SpaceError(
+            f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "
+            f"({gib(BYTES_A_PARAMETER * parameter_count(model))} a checkpoint); fix: free some, or "
+            "set CONFIG_RESULTS_DIR"
+        )

@@ -1,0 +1,163 @@
+"""Step times of cost classes, measured in turns, and their ratios with intervals.
+
+The training process measures (`measure_steps`); the study divides the time among the classes (`time_in_turns`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpt2.config.batch import BatchPlan
+from gpt2.train.run_plan import WARM_UP_STEPS
+from study.records.plan_file import StepTimeRatio
+from study.stats.statistics import mean, mean_interval
+
+if TYPE_CHECKING:
+    from gpt2.config.config import Config
+    from gpt2.hardware.resolve import ResolvedTarget
+    from gpt2.system.signals import Stop
+    from gpt2.train.step import Attention
+
+ROUNDS = 3  # turns of a process per class, where classes do not fit in memory together
+BLOCKS = 10  # of consecutive turns: what an interval takes as independent
+STALL = 3.0  # a longer step counts as this many medians
+LEAST_TURNS = 3  # that are timed, however long they take
+
+
+class DoesNotFitError(Exception):
+    """The card ran out of memory at this micro-batch."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Timed steps of a cost class. blocks: seconds of steps, block by block. peak_bytes: of a class timed alone."""
+
+    blocks: tuple[tuple[float, ...], ...]
+    peak_bytes: int | None
+
+    @property
+    def samples(self) -> list[float]:
+        return [seconds for block in self.blocks for seconds in block]
+
+
+# (variant, batch, seconds to spend) -> Timing of one block; raises DoesNotFitError
+TimeSteps = Callable[[str, BatchPlan, float], Timing]
+# (variants, batch, seconds to spend on each) -> Timing of each, one block, a step of each in turn in one process
+TimeTogether = Callable[[Sequence[str], BatchPlan, float], dict[str, Timing]]
+
+
+def time_in_turns(
+    examples: Mapping[str, str],
+    batch: BatchPlan,
+    seconds: float,
+    time_steps: TimeSteps,
+    time_together: TimeTogether | None = None,
+) -> dict[str, Timing]:
+    """Time each cost class in turn (A B A B), so that a drift of the machine falls on all alike.
+
+    examples: cost class -> a variant of it. seconds: for each class. With `time_together` a step of each is made in
+    turn; without, each class has ROUNDS processes in turn. A class alone has one process.
+    """
+    if time_together and len(examples) > 1:
+        by_name = time_together([*examples.values()], batch, seconds)
+        return {
+            cost: Timing(_split(by_name[name].samples), by_name[name].peak_bytes)
+            for cost, name in examples.items()
+        }
+    parts: dict[str, list[Timing]] = {cost: [] for cost in examples}
+    rounds = ROUNDS if len(examples) > 1 else 1
+    for _ in range(rounds):
+        for cost, name in examples.items():
+            parts[cost].append(time_steps(name, batch, seconds / rounds))
+    return {
+        cost: Timing(
+            tuple(tuple(part.samples) for part in timed), max(part.peak_bytes or 0 for part in timed)
+        )
+        for cost, timed in parts.items()
+    }
+
+
+def _split(samples: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """The samples in at most BLOCKS blocks of nearly the same length, in order."""
+    count = min(BLOCKS, len(samples))
+    ends = [len(samples) * number // count for number in range(count + 1)]
+    return tuple(tuple(samples[begin:end]) for begin, end in itertools.pairwise(ends))
+
+
+def steady_mean(samples: Sequence[float]) -> float:
+    """Mean seconds of a step; a stall counts as STALL medians. Slow steps count in full: a run has them as well."""
+    longest = STALL * statistics.median(samples)
+    return mean([min(sample, longest) for sample in samples])
+
+
+def step_time_ratios(timings: Mapping[str, Timing], baseline: str) -> dict[str, StepTimeRatio]:
+    """Return the ratio of each class's step time to that of class `baseline`, with a 95 % interval.
+
+    Each block gives one log ratio: the mean log of one class's seconds minus that of the other's, stalls shortened to
+    STALL medians. The interval is Student's t over the blocks; the ratio is the exponential of the mean.
+    """
+    logs = {cost: _block_logs(timing) for cost, timing in timings.items()}
+    found = {}
+    for cost in timings:
+        if cost == baseline:
+            continue
+        each = mean_interval([own - base for own, base in zip(logs[cost], logs[baseline], strict=True)])
+        low, high = (None if end is None else math.exp(end) for end in (each.low, each.high))
+        found[cost] = StepTimeRatio(baseline, math.exp(each.mean), low, high)
+    return found
+
+
+def _block_logs(timing: Timing) -> list[float]:
+    longest = STALL * statistics.median(timing.samples)
+    return [mean([math.log(min(seconds, longest)) for seconds in block]) for block in timing.blocks]
+
+
+def measure_steps(
+    config: Config,
+    resolved: ResolvedTarget,
+    attentions: Mapping[str, Attention],
+    batch: BatchPlan,
+    seconds: float,
+    stop: Stop,
+    clock: Callable[[], float],
+) -> dict[str, list[float]]:
+    """Return the seconds of steps on random tokens, by variant; each variant makes a step in turn.
+
+    attentions: by variant. seconds: for each of them, on `clock` (gpt2.train.clocks.work_clock).
+    """
+    import torch
+
+    from gpt2.train.step import Stepper
+
+    steppers = {
+        name: Stepper(
+            config.model,
+            config.optimizer,
+            batch,
+            seed=0,
+            device=resolved.device,
+            dtype=resolved.dtype,
+            compile=config.target.compile,
+            attention=attention,
+        )
+        for name, attention in attentions.items()
+    }
+    shape = (batch.effective, batch.block_size + 1)
+    ids_ET = torch.randint(config.model.vocabulary, shape, generator=torch.Generator().manual_seed(0))
+    ids_ET = ids_ET.to(resolved.device)
+    samples: dict[str, list[float]] = {name: [] for name in steppers}
+    turns, spent = 0, 0.0
+    while turns < WARM_UP_STEPS + LEAST_TURNS or spent < seconds * len(steppers):
+        for name, stepper in steppers.items():
+            stop.check()
+            began = clock()
+            stepper.step(ids_ET, turns, 10**9)  # a rate near zero: the time does not depend on it
+            samples[name].append(clock() - began)
+        turns += 1
+        spent = sum(sum(own[WARM_UP_STEPS:]) for own in samples.values())
+    return {name: own[WARM_UP_STEPS:] for name, own in samples.items()}

@@ -1,0 +1,158 @@
+"""One run in its own process: train it, or time its steps for the plan. Its events go to standard output."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpt2.hardware import attention_kernels
+from gpt2.system.errors import UserError
+from study.runner.child_process import (
+    EXIT_DISK_FULL,
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FINITE,
+    EXIT_OUT_OF_MEMORY,
+)
+
+if TYPE_CHECKING:
+    from gpt2.config.config import Config
+    from gpt2.hardware.resolve import ResolvedTarget
+    from gpt2.system.signals import Stop
+    from gpt2.train.run_plan import RunPlan
+    from ra.settings import AlternationSettings
+
+
+def main() -> int:
+    """Do what the command line says; the exit status tells the study how it ended."""
+    parser = argparse.ArgumentParser(prog="scripts.train")
+    parser.add_argument("study_dir", type=Path)
+    parser.add_argument("variant")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--time", type=float, default=0.0, help="seconds of steps to time for each variant")
+    parser.add_argument("--micro", type=int, default=0)
+    parser.add_argument("--beside", nargs="+", default=[], help="variants to time in turn with the first")
+    parser.add_argument(
+        "--parent", type=int, default=0, help="process of the study; the run stops where it ends"
+    )
+    arguments = parser.parse_args()
+    from gpt2.system.signals import Interrupted, Stop
+
+    stop = Stop().install(arguments.parent)
+    try:
+        return _work(arguments, stop)
+    except Interrupted:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        return _explain(error)
+
+
+def _explain(error: Exception) -> int:
+    """Write the error as the last line of the log; return its exit status."""
+    from gpt2.system.resource_errors import disk_full, out_of_memory
+    from gpt2.train.step import NotFiniteError
+
+    status, text = EXIT_FAILED, f"{error}"
+    if out_of_memory(error):
+        status, text = EXIT_OUT_OF_MEMORY, f"out of memory: {error}"
+    elif disk_full(error):
+        status = EXIT_DISK_FULL
+    elif isinstance(error, NotFiniteError) and error.retry:
+        status = EXIT_NOT_FINITE
+    elif not isinstance(error, UserError):
+        traceback.print_exc()
+        text = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(OSError):  # the log may be on the full disk
+        print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    return status
+
+
+def _work(arguments: argparse.Namespace, stop: Stop) -> int:
+    from gpt2.config.config import Config, read_symbols
+    from gpt2.train.trainer import Run
+    from ra.settings import AlternationSettings
+    from ra.variants import variant
+    from study.memory.micro_batch import free_bytes, require_free
+
+    symbols = read_symbols(arguments.study_dir / "config")
+    config = Config.from_symbols(symbols)
+    resolved = attention_kernels.prepare_device(config.target, config.model)
+    alternation = AlternationSettings.from_symbols(symbols)
+    with attention_kernels.attention_context(resolved, config.model.dropout):
+        if arguments.time:
+            return _time_steps(arguments, config, resolved, alternation, stop)
+        run = run_plan(arguments.study_dir, arguments.variant, arguments.seed)
+        require_free(resolved, run.predicted_bytes, free_bytes(resolved.device))
+        attention = variant(arguments.variant, config.model, alternation).attention
+        status = Run(run, config, resolved, attention, stop).train()
+    return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
+
+
+def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
+    """Return the plan of one run from the study's plan.json."""
+    from gpt2.artifacts import run_record
+    from gpt2.train.run_plan import RunPlan
+    from study.records import plan_file
+
+    plan = plan_file.read(study_dir)
+    if plan is None:
+        raise UserError(f"{study_dir} has no plan.json; fix: start the study with `make`")
+    row, name = plan.variants[variant], run_record.run_name(variant, seed)
+    return RunPlan(
+        directory=study_dir / "runs" / name,
+        run=name,
+        variant=variant,
+        seed=seed,
+        iterations=row.iterations,
+        batch=plan.batch,
+        predicted_bytes=row.predicted_bytes,
+        hellaswag=hellaswag_source(study_dir),
+        warmup_iterations=row.warmup_iterations,
+        extended=plan.extended or 1.0,
+    )
+
+
+def hellaswag_source(study_dir: Path) -> Path | str:
+    """Return the file of HellaSwag's items, or the reason why the study has none."""
+    found = json.loads((study_dir / "hellaswag.json").read_text())
+    return Path(found["path"]) if "path" in found else str(found["absent"])
+
+
+def _time_steps(
+    arguments: argparse.Namespace,
+    config: Config,
+    resolved: ResolvedTarget,
+    alternation: AlternationSettings,
+    stop: Stop,
+) -> int:
+    """Time steps of the variants in turn; print {"event": "timing", "seconds": {name: [...]}, "peak_bytes": N}."""
+    import torch
+
+    from gpt2.artifacts.metrics_log import print_event
+    from gpt2.config.batch import plan_batch
+    from gpt2.train.clocks import work_clock
+    from gpt2.train.peak_memory import PeakMeter
+    from gpt2.train.trainer import device_synchroniser
+    from ra.variants import variant
+    from study.memory.micro_batch import Predictions, free_bytes, require_free
+    from study.runner.step_timing import measure_steps
+
+    batch = plan_batch(config.batch.effective, arguments.micro, 1, config.model.block_size)
+    timed = {
+        name: variant(name, config.model, alternation) for name in (arguments.variant, *arguments.beside)
+    }
+    if resolved.device != "cpu":
+        need = Predictions(config, resolved).peak_bytes(timed[arguments.variant], batch.micro)
+        require_free(resolved, need, free_bytes(resolved.device))
+    meter = PeakMeter(resolved.device)
+    clock = work_clock(resolved.device_type, torch.get_num_threads(), device_synchroniser(resolved.device))
+    attentions = {name: each.attention for name, each in timed.items()}
+    seconds = measure_steps(config, resolved, attentions, batch, arguments.time, stop, clock)
+    print_event({"event": "timing", "seconds": seconds, "peak_bytes": meter.peaks()["allocated"]})
+    return EXIT_FINISHED
