@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2.train import clocks
 from gpt2.train.clocks import NAMES, UNEVEN_STEPS, Clocks, unevenness
 
 
@@ -91,3 +92,25 @@ def test_steps_that_hardly_spread_or_are_few_are_not_noted(seconds: list[float])
 def test_the_unit_of_time_and_the_order_of_steps_do_not_matter(seconds: list[float], unit: float) -> None:
     scaled = [unit * value for value in reversed(seconds)]
     assert (unevenness(seconds) is None) == (unevenness(scaled) is None)
+
+
+def test_on_a_cpu_step_time_is_the_cpu_time_of_all_threads_over_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clocks.time, "process_time", lambda: 6.0)
+    assert clocks.work_clock("cpu", 4, lambda: None)() == 1.5
+
+
+def test_on_a_gpu_step_time_is_wall_time_after_the_queue_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: float(len(done)))
+    assert clocks.work_clock("cuda", 4, lambda: done.append("synchronised"))() == 1.0
+
+
+def test_the_total_is_the_sum_of_the_clocks() -> None:
+    now = [0.0]
+    made = Clocks({"evaluate": 5.0}, now=lambda: now[0])
+    now[0] = 2.0
+    made.switch("train")
+    now[0] = 3.5
+    assert made.total() == 8.5
