@@ -13,11 +13,11 @@ from pathlib import Path
 from gpt2.system.errors import UserError, run_command
 from pages.document import render_terminal
 from study.compare import build, write
-from study.compare.load import Study
+from study.compare.load import LoadedStudy
 from study.compare.sections import terminal_document
 
 
-def default_folder(studies: Sequence[Study]) -> Path:
+def default_folder(studies: Sequence[LoadedStudy]) -> Path:
     """results/compare-<a>-<b>, in the parent folder of the first study."""
     names = [re.sub(r"[^A-Za-z0-9._]+", "-", study.label).strip("-") for study in studies]
     return studies[0].path.resolve().parent / "-".join(["compare", *names])

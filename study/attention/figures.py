@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pages.markup import escape_figure
-from study.attention.data import PATHS, Look, Picture, Text, used_path
+from study.attention.data import PATHS, InputText, Picture, RunAttention, used_path
 
-FLOOR = 1e-4  # the smallest mass with a color of its own
+FLOOR = 1e-4  # smaller masses share the darkest color
 SIDE, GAP = 330, 84  # pixels on the screen
-SPANS = (1, 6)  # least and most powers of two in the color scale against an even spread
+SPANS = (1, 6)  # limits of the color scale against an even spread, in powers of two
 DIVERGING = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f4f4f2"], [0.75, "#f4a582"], [1, "#b2182b"]]
 SCALES = ("against an even spread", "mass")
 ABOUT_MAPS = (
@@ -24,37 +24,39 @@ ABOUT_MAPS = (
 ABOUT_MASS = f'Under "mass", dark is {FLOOR:g} or less and bright is 1, on a logarithmic scale.'
 
 
-def heads_with_maps(looks: Sequence[Look]) -> dict[tuple[int, int], list[Look]]:
+def heads_with_maps(runs: Sequence[RunAttention]) -> dict[tuple[int, int], list[RunAttention]]:
     """(layer, head) -> the runs with a map of it."""
-    found: dict[tuple[int, int], list[Look]] = {}
-    for look in looks:
-        for number, layer in look.layers.items():
+    found: dict[tuple[int, int], list[RunAttention]] = {}
+    for run in runs:
+        for number, layer in run.layers.items():
             for head in layer.pictures:
-                found.setdefault((number, head), []).append(look)
+                found.setdefault((number, head), []).append(run)
     return dict(sorted(found.items()))
 
 
-def maps_of_runs(looks: Sequence[Look], layer: int, head: int, text: Text) -> tuple[dict[str, Any], int]:
+def maps_of_runs(
+    runs: Sequence[RunAttention], layer: int, head: int, text: InputText
+) -> tuple[dict[str, Any], int]:
     """One row of heat maps for each run, and the powers of two that the colors reach."""
-    even = even_spread(text.tokens, looks[0].block)
-    reach = _reach(looks, layer, head, even)
+    even = even_spread(text.tokens, runs[0].block)
+    reach = _reach(runs, layer, head, even)
     data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"height": (SIDE + GAP) * len(looks) + 20, "annotations": []}
+    layout: dict[str, Any] = {"height": (SIDE + GAP) * len(runs) + 20, "annotations": []}
     layout["margin"] = {"l": 56, "r": 12, "t": 8, "b": 24}
     options: list[dict[str, Any]] = [{"name": name, "data": []} for name in SCALES]
-    high = 1 / len(looks)
-    for row, look in enumerate(looks):
+    high = 1 / len(runs)
+    for row, run in enumerate(runs):
         bottom = 1 - (row + 1) * high
         top = bottom + high * SIDE / (SIDE + GAP)
         for column, path in enumerate(PATHS):
             number = 2 * row + column + 1
-            masses = look.layers[layer].pictures[head][column]
+            masses = run.layers[layer].pictures[head][column]
             scales = _color_scales(masses, even, reach)
-            data.append(_heat(masses, look.block, text, number) | scales[0])
+            data.append(_heat(masses, run.block, text, number) | scales[0])
             for option, scale in zip(options, scales, strict=True):
                 option["data"].append(scale)
             layout |= _axes(number, column, bottom, top)
-            layout["annotations"].append(_title(look, layer, column, path, top))
+            layout["annotations"].append(_title(run, layer, column, path, top))
     return {
         "data": data,
         "layout": layout,
@@ -80,16 +82,16 @@ def _suffix(number: int) -> str:
     return "" if number == 1 else str(number)
 
 
-def _title(look: Look, layer: int, column: int, path: str, top: float) -> dict[str, Any]:
-    share = look.layers[layer].share
+def _title(run: RunAttention, layer: int, column: int, path: str, top: float) -> dict[str, Any]:
+    share = run.layers[layer].share
     mark = " (used)" if share is not None and share == float(column) else ""
     return {
-        "text": f"{escape_figure(look.run)}: {path}{mark}", "xref": "paper", "yref": "paper",
+        "text": f"{escape_figure(run.name)}: {path}{mark}", "xref": "paper", "yref": "paper",
         "x": 0.53 * column + 0.235, "xanchor": "center", "y": top, "yanchor": "bottom", "showarrow": False, "yshift": 6,
     }  # fmt: skip
 
 
-def _heat(masses: Picture, block: int, text: Text, number: int) -> dict[str, Any]:
+def _heat(masses: Picture, block: int, text: InputText, number: int) -> dict[str, Any]:
     """Positions and hover texts. `_color_scales` adds the values."""
     at = [place * block for place in range(len(masses))]
     trace: dict[str, Any] = {
@@ -103,20 +105,20 @@ def _heat(masses: Picture, block: int, text: Text, number: int) -> dict[str, Any
     return trace
 
 
-def map_by_variant(looks: Sequence[Look], layer: int, head: int, text: Text) -> dict[str, Any]:
+def map_by_variant(runs: Sequence[RunAttention], layer: int, head: int, text: InputText) -> dict[str, Any]:
     """The two paths of one run at a time, on one color scale. A switch selects the run."""
-    even = even_spread(text.tokens, looks[0].block)
-    reach = _reach(looks, layer, head, even)
+    even = even_spread(text.tokens, runs[0].block)
+    reach = _reach(runs, layer, head, even)
     options = []
-    for look in looks:
-        pair = look.layers[layer].pictures[head]
+    for run in runs:
+        pair = run.layers[layer].pictures[head]
         shown = [_color_scales(masses, even, reach)[0] for masses in pair]
-        titles = [_title(look, layer, column, path, 1.0) for column, path in enumerate(PATHS)]
-        uses = used_path(look.layers[layer].share)
-        name = f"{look.variant} ({uses})" if "%" in uses else look.variant
+        titles = [_title(run, layer, column, path, 1.0) for column, path in enumerate(PATHS)]
+        uses = used_path(run.layers[layer].share)
+        name = f"{run.variant} ({uses})" if "%" in uses else run.variant
         options.append({"name": name, "data": shown, "layout": {"annotations": titles}})
-    first = looks[0].layers[layer].pictures[head]
-    data = [_heat(masses, looks[0].block, text, number) for number, masses in enumerate(first, 1)]
+    first = runs[0].layers[layer].pictures[head]
+    data = [_heat(masses, runs[0].block, text, number) for number, masses in enumerate(first, 1)]
     layout = {"height": SIDE + 60, "margin": {"l": 56, "r": 12, "t": 32, "b": 24}}
     for column in range(2):
         layout |= _axes(column + 1, column, 0.0, 1.0)
@@ -147,9 +149,9 @@ def ratios(masses: Picture, even: NDArray[np.float64]) -> Picture:
     ]
 
 
-def _reach(looks: Sequence[Look], layer: int, head: int, even: NDArray[np.float64]) -> int:
+def _reach(runs: Sequence[RunAttention], layer: int, head: int, even: NDArray[np.float64]) -> int:
     """Powers of two that cover 99 % of the cells."""
-    drawn = [path for look in looks for path in look.layers[layer].pictures[head]]
+    drawn = [path for run in runs for path in run.layers[layer].pictures[head]]
     values = sorted(abs(value) for masses in drawn for row in ratios(masses, even) for value in row)
     needed = math.ceil(values[int(0.99 * (len(values) - 1))])
     return min(max(needed, SPANS[0]), SPANS[1])

@@ -1,6 +1,6 @@
-"""Measure the attention of trained runs on one text: statistics of every layer, and maps of chosen heads.
+"""Measure attention of trained runs on one text: statistics of every layer, maps of chosen heads.
 
-A checkpoint is read on the CPU in float32. Nothing is trained or changed.
+Checkpoints are loaded on the CPU in float32. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.attention.data import (
     STATISTICS,
-    LayerLook,
-    Look,
+    InputText,
+    LayerAttention,
     Picture,
-    Text,
-    key,
-    keys,
+    RunAttention,
     read_study,
+    statistic_key,
+    statistics_by_path,
     write_study,
 )
 from study.records.lengths import saved_counts, shown_length
 from study.records.runs import read_runs
 
-# The text for a run whose data do not exist on this machine.
+# The text if the data of the run are not on this machine.
 SENTENCE = (
     "When the last train had left the station, the old clock above the platform struck ten, and the woman who had sold "
     "tickets there for thirty years locked the door of her office, put the key into the pocket of her coat, and walked "
     "home along the river, as she had done every night since the day when the station was opened."
 )
-READABLE = 48  # most tokens of a text for which a map names each token
-PIXELS_OF_REPORT = 64  # a side of a map in a report, which has many
+READABLE = 48  # maximum tokens for a map with a label for each token
+REPORT_PIXELS = 64  # a side of a map in a report
 
 
 class AttentionError(UserError, ValueError):
@@ -52,8 +52,8 @@ class AttentionError(UserError, ValueError):
 
 
 @dataclass
-class Trained:
-    """A run's checkpoint as a model. reciprocal: each layer's share of the reciprocal path; None without that path."""
+class TrainedRun:
+    """The model of a checkpoint. shares: weight of the reciprocal path by layer; None for custom attention."""
 
     name: str
     variant: str
@@ -61,15 +61,16 @@ class Trained:
     iteration: int
     config: Config
     model: GPT2
-    reciprocal: list[float | None]
+    shares: list[float | None]
     notes: list[str]
 
 
-def load(run_dir: Path, iterations: int | None = None) -> Trained:
+def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     """Load the newest checkpoint of a run as a model.
 
-    While a run is extended, its finished model is loaded. iterations: of the finished model to load, where a run has
-    several. Raises AttentionError without a checkpoint, RecordError and ConfigError for files that cannot be read.
+    While a run is being extended, its finished model is loaded. iterations: selects one of several finished models.
+
+    Raises AttentionError without a checkpoint; RecordError or ConfigError for unreadable files.
     """
     if not run_dir.is_dir():
         raise AttentionError(f"{run_dir} is not a folder; fix: make attention RUN=results/STUDY/runs/NAME")
@@ -85,23 +86,23 @@ def load(run_dir: Path, iterations: int | None = None) -> Trained:
     except (RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise AttentionError(
-            f"the checkpoint of {run_dir} is not of the model that its config describes: {reason}"
+            f"the checkpoint of {run_dir} does not fit the model in its config: {reason}"
         ) from error
     shares = _shares(name, model, config.model.layers)
-    return Trained(record["run"], name, record["seed"], loaded.iteration, config, model, shares, notes)
+    return TrainedRun(record["run"], name, record["seed"], loaded.iteration, config, model, shares, notes)
 
 
 def _finished_model(
     run_dir: Path, record: run_record.RunRecord, iterations: int | None
 ) -> tuple[checkpoint.Loaded, list[str]]:
-    """The checkpoint to load and its notes: of a run that is being extended, the saved one of its finished length."""
+    """Return the checkpoint and its notes. An extended run gives the model of its finished length."""
     counts = saved_counts(run_dir, "run") if record["status"] != "finished" else []
     if iterations in saved_counts(run_dir, "run"):
         counts = [iterations]
     for count in reversed(counts):
         loaded = checkpoint.load_latest(run_dir / f"checkpoint-{count}")
         if loaded:
-            note = f"the study is being extended; this is its finished model of {count} iterations"
+            note = f"the study is being extended: these are the weights of the finished run of {count} iterations"
             return loaded, [note, *loaded.skipped]
     loaded = checkpoint.load_latest(run_dir / "checkpoint")
     if loaded is None:
@@ -110,6 +111,7 @@ def _finished_model(
 
 
 def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
+    """Return the weight of the reciprocal path by layer."""
     fixed = reciprocal_layers(name, layers)
     if fixed is not None:
         return [float(layer in fixed) for layer in range(layers)]
@@ -117,10 +119,10 @@ def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
     return list(learned) if len(learned) == layers else [None] * layers
 
 
-def choose_text(runs: Sequence[Trained], file: Path | None) -> tuple[list[int], Text]:
-    """Tokens of the start of the file, else of the first validation window, else of a sentence.
+def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int], InputText]:
+    """Return the tokens of `file`, else of the first validation window, else of a built-in sentence.
 
-    At most the shortest block size of the runs. AttentionError if the file cannot be read or has fewer than two tokens.
+    The length is at most the smallest block size of the runs. AttentionError for an unreadable or short file.
     """
     longest = min(run.config.model.block_size for run in runs)
     if file is not None:
@@ -128,11 +130,13 @@ def choose_text(runs: Sequence[Trained], file: Path | None) -> tuple[list[int], 
             words = file.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise AttentionError(
-                f"TEXT={file} cannot be read: {error.strerror}; fix: name a text file"
+                f"TEXT={file} cannot be read: {error.strerror}; fix: TEXT=a text file"
             ) from error
         ids = tokenizer.load().encode_ordinary(words)[:longest]
         if len(ids) < 2:
-            raise AttentionError(f"TEXT={file} has {len(ids)} tokens; fix: a text of at least 2")
+            raise AttentionError(
+                f"TEXT={file} has {len(ids)} tokens, and attention needs 2; fix: TEXT=a longer file"
+            )
         return _with_words(ids, f"the start of {file.name}")
     window = _validation_window(runs[0].config)
     if window is not None:
@@ -141,13 +145,13 @@ def choose_text(runs: Sequence[Trained], file: Path | None) -> tuple[list[int], 
     return _with_words(ids, "a built-in sentence, because the data of the run are not on this machine")
 
 
-def _with_words(ids: list[int], source: str) -> tuple[list[int], Text]:
+def _with_words(ids: list[int], source: str) -> tuple[list[int], InputText]:
     pieces = [tokenizer.load().decode([token]) for token in ids] if len(ids) <= READABLE else []
-    return ids, Text(source, len(ids), pieces)
+    return ids, InputText(source, len(ids), pieces)
 
 
 def _validation_window(config: Config) -> list[int] | None:
-    """The first validation window if the data are prepared. Nothing is downloaded."""
+    """Return the first validation window, or None if the data are not prepared. Nothing is downloaded."""
     try:
         directory, _ = dataset.corpus_directory(config.data)
         if not directory.is_dir():
@@ -161,69 +165,73 @@ def _validation_window(config: Config) -> list[int] | None:
     return list(np.asarray(window[0][:-1], dtype=np.int64).tolist())
 
 
-def pick(asked: Sequence[int], count: int, what: str, default: Sequence[int]) -> list[int]:
-    """The layers or heads asked for, sorted and unique, or the default. AttentionError for one that does not exist."""
+def select_indices(asked: Sequence[int], count: int, kind: str, default: Sequence[int]) -> list[int]:
+    """Return the chosen layers or heads, sorted and unique, or the default. AttentionError above count - 1."""
     for number in asked:
         if not 0 <= number < count:
-            raise AttentionError(f"there is no {what} {number}; fix: 0 to {count - 1}")
+            raise AttentionError(f"{kind} {number} does not exist; fix: {kind.upper()}S=0 .. {count - 1}")
     return sorted(set(asked)) or list(default)
 
 
-def look(
-    run: Trained,
+def inspect_run(
+    run: TrainedRun,
     ids: Sequence[int],
     layers: Sequence[int],
     heads: Sequence[int],
     pixels: int = attention_maps.PIXELS,
-) -> Look:
-    """Measure every layer; compute maps of the chosen heads of the chosen layers, at most `pixels` a side."""
+) -> RunAttention:
+    """Measure every layer, and compute maps (at most `pixels` a side) of the chosen layers and heads."""
     found = {}
     for layer, (query_HTD, key_HTD) in attention_maps.queries_and_keys(run.model, torch.tensor(ids)).items():
-        seen = attention_maps.layer_maps(query_HTD, key_HTD, heads if layer in layers else (), pixels)
-        found[layer] = layer_look(seen, run.reciprocal[layer])
+        maps = attention_maps.layer_maps(query_HTD, key_HTD, heads if layer in layers else (), pixels)
+        found[layer] = layer_attention(maps, run.shares[layer])
     block = attention_maps.pixel_tokens(len(ids), pixels)
-    return Look(
+    return RunAttention(
         run.name, run.variant, run.seed, run.iteration, len(run.model.blocks), block, found, run.notes
     )
 
 
-def layer_look(seen: attention_maps.LayerMaps, share: float | None) -> LayerLook:
-    """The statistics of a layer as plain data; masses of maps have four digits."""
+def layer_attention(maps: attention_maps.LayerMaps, share: float | None) -> LayerAttention:
+    """Convert tensors to plain data. Masses of maps are rounded to four digits."""
 
     def values(name: str, path: str) -> list[float]:
-        part = getattr(seen, path) if STATISTICS[name][1] else seen
+        part = getattr(maps, path) if STATISTICS[name][1] else maps
         return [float(value) for value in getattr(part, name)]
 
     def lower(masses: Tensor) -> Picture:
         rows: list[list[float]] = masses.tolist()
         return [[float(f"{value:.4g}") for value in row[: place + 1]] for place, row in enumerate(rows)]
 
-    pictures = {head: (lower(one), lower(other)) for head, (one, other) in seen.pictures.items()}
-    return LayerLook(share, {key(name, path): values(name, path) for name, path in keys()}, pictures)
+    pictures = {head: (lower(one), lower(other)) for head, (one, other) in maps.pictures.items()}
+    return LayerAttention(
+        share,
+        {statistic_key(name, path): values(name, path) for name, path in statistics_by_path()},
+        pictures,
+    )
 
 
-def look_at_study(study_dir: Path) -> list[str]:
-    """Write attention.json for the report: of each variant the counted run of the lowest seed, on one text.
+def inspect_study(study_dir: Path) -> list[str]:
+    """Write attention.json for the report: each variant's counted run of the lowest seed, on one text.
 
-    Nothing is done if the file has these runs at these iterations already. Returns the errors of runs that failed.
+    An existing file with the same runs at the same iterations is not recomputed. Returns the errors of failed runs.
     """
     counted = [run for run in read_runs(study_dir, shown_length(study_dir).length) if run.used]
-    first = {run.variant: run for run in reversed(counted)}  # they are sorted by seed
+    first = {run.variant: run for run in reversed(counted)}  # runs are sorted by seed: the lowest wins
     chosen = list(first.values())[::-1]
-    kept = read_study(study_dir)
+    existing = read_study(study_dir)
     wanted = {(run.name, run.record["progress"]["iterations"]) for run in chosen}
-    if not wanted or (kept and {(one.run, one.iteration) for one in kept[0]} == wanted):
+    if not wanted or (existing and {(run.name, run.iteration) for run in existing[0]} == wanted):
         return []
     runs, failed = [], []
     for run in chosen:
         try:
-            runs.append(load(study_dir / "runs" / run.name, run.saved_at))
+            runs.append(load_run(study_dir / "runs" / run.name, run.saved_at))
         except UserError as error:
             failed.append(str(error))
-    looks, text = [], Text("no run could be read", 0)
+    inspected, text = [], InputText("no run could be read", 0)
     if runs:
         ids, text = choose_text(runs, None)
-        deep = min(run.config.model.layers for run in runs)
-        looks = [look(run, ids, sorted({0, deep - 1}), [0], PIXELS_OF_REPORT) for run in runs]
-    write_study(study_dir, [one for one in looks if one.layers], text)
+        depth = min(run.config.model.layers for run in runs)
+        inspected = [inspect_run(run, ids, sorted({0, depth - 1}), [0], REPORT_PIXELS) for run in runs]
+    write_study(study_dir, [run for run in inspected if run.layers], text)
     return failed

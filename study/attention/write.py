@@ -9,7 +9,7 @@ from gpt2.system import files
 from gpt2.system.errors import UserError
 from pages.page import render_html
 from study.attention import inspect
-from study.attention.data import Look, Text, as_json, halves
+from study.attention.data import InputText, RunAttention, as_json, early_late_means
 from study.attention.page import attention_document
 
 PAGE = "attention.html"
@@ -18,42 +18,43 @@ PAGE = "attention.html"
 def write_attention(
     run_dirs: Sequence[Path], text_file: Path | None, layers: Sequence[int], heads: Sequence[int]
 ) -> list[str]:
-    """Write attention.json of each run, and the page of all runs in the folder of the first one.
+    """Write attention.json of each run, and one page of all runs in the folder of the first.
 
-    layers, heads: of the maps; empty: the first and the last layer, and head 0. Returns messages, a line each.
+    layers, heads: of the maps; by default the first and the last layer, and head 0. Returns one message a line.
     """
-    runs = [inspect.load(path) for path in run_dirs]
-    depth = min(run.config.model.layers for run in runs)
-    width = min(run.config.model.heads for run in runs)
-    layers = inspect.pick(layers, depth, "layer", sorted({0, depth - 1}))
-    heads = inspect.pick(heads, width, "head", [0])
-    ids, text = inspect.choose_text(runs, text_file)
-    looks = [inspect.look(run, ids, layers, heads) for run in runs]
+    models = [inspect.load_run(path) for path in run_dirs]
+    depth = min(run.config.model.layers for run in models)
+    width = min(run.config.model.heads for run in models)
+    layers = inspect.select_indices(layers, depth, "layer", sorted({0, depth - 1}))
+    heads = inspect.select_indices(heads, width, "head", [0])
+    ids, text = inspect.choose_text(models, text_file)
+    inspected = [inspect.inspect_run(run, ids, layers, heads) for run in models]
     try:
-        for path, look in zip(run_dirs, looks, strict=True):
-            files.write_json(path / "attention.json", as_json(look, text))
-        files.write_text(run_dirs[0] / PAGE, render_html(attention_document(looks, text)))
+        for path, run in zip(run_dirs, inspected, strict=True):
+            files.write_json(path / "attention.json", as_json(run, text))
+        files.write_text(run_dirs[0] / PAGE, render_html(attention_document(inspected, text)))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}") from error
     return [
-        *summary(looks, text),
+        *summary(inspected, text),
         f"wrote {run_dirs[0] / PAGE}, and attention.json in the folder of each run",
     ]
 
 
-def summary(looks: Sequence[Look], text: Text) -> list[str]:
-    """The text, and for each run its name explained and the distance between its two paths."""
+def summary(runs: Sequence[RunAttention], text: InputText) -> list[str]:
+    """Return lines for the terminal: the text, then each run and the distance between its two paths."""
     lines = [
         f"text: {text.source}, {text.tokens:,} tokens",
-        "total variation between the standard and the reciprocal attention (0: equal, 1: disjoint):",
+        "total variation between standard and reciprocal attention (0: equal, 1: disjoint):",
     ]
-    for look in looks:
+    for run in runs:
         early, late = (
-            "-" if value is None else f"{value:.3f}" for value in halves(look, "total_variation", "standard")
+            "-" if value is None else f"{value:.3f}"
+            for value in early_late_means(run, "total_variation", "standard")
         )
         lines.append(
-            f"{look.run} (variant {look.variant}, seed {look.seed}, iteration {look.iteration:,}): "
+            f"{run.name} (variant {run.variant}, seed {run.seed}, iteration {run.iteration:,}): "
             f"{early} in the early layers, {late} in the late layers"
         )
-        lines += [f"{look.run}: {note}" for note in look.notes]
+        lines += [f"{run.name}: {note}" for note in run.notes]
     return lines

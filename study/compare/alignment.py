@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations
 
 from ra.names import is_control_arm
-from study.compare.load import Curve as TrainingCurve
-from study.compare.load import Study, read_curve
+from study.compare.load import LoadedStudy, read_curve
+from study.compare.load import TrainingCurve as TrainingCurve
 from study.stats.statistics import mean
 
 RULE = 0.01  # relative error of the loss
@@ -105,7 +105,7 @@ def parts_at(difference: Curve, limit: Curve | float) -> int | None:
     return None
 
 
-def align(one: Study, other: Study) -> list[Alignment]:
+def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
     """Every run that counts in both studies and has at least one iteration in common; seed by seed."""
     left, right = one.keyed(), other.keyed()
     shared = sorted(left.keys() & right.keys(), key=lambda key: (key[1], key[0]))
@@ -144,7 +144,9 @@ def align(one: Study, other: Study) -> list[Alignment]:
     return found
 
 
-def _arms(study: Study, curves: dict[tuple[str, tuple[str, int]], TrainingCurve], seed: int) -> list[Curve]:
+def _arms(
+    study: LoadedStudy, curves: dict[tuple[str, tuple[str, int]], TrainingCurve], seed: int
+) -> list[Curve]:
     """The curves of the study's control arms at a seed."""
     keys = [key for key in study.keyed() if key[1] == seed and is_control_arm(key[0])]
     return [curves[study.label, key].losses for key in keys]

@@ -11,7 +11,7 @@ from typing import Any
 from ra.names import is_control_arm
 from study.compare.alignment import Alignment, align
 from study.compare.checklist import FATAL, Check, blocking, checklist
-from study.compare.load import Member, Study, read_studies
+from study.compare.load import LoadedStudy, Member, read_studies
 from study.compare.ranking import Across, Ranking, across, ordered, rank
 from study.records.runs import BASELINE, losses
 from study.report.build import common_tokens
@@ -45,10 +45,10 @@ class RelativeRow:
 
 
 @dataclass
-class Comparison:
+class StudyComparison:
     """Everything that the comparison says. absolute is empty where reasons say why."""
 
-    studies: list[Study]
+    studies: list[LoadedStudy]
     checks: list[Check]
     reasons: list[str]
     absolute: list[AbsoluteRow]
@@ -58,19 +58,19 @@ class Comparison:
     across: list[Across]
 
 
-def build_comparison(paths: Sequence[Path]) -> Comparison:
+def build_comparison(paths: Sequence[Path]) -> StudyComparison:
     """Read and compare; CompareError where there is nothing of the kind to read."""
     studies = read_studies(paths)
     empty = [study.label for study in studies if not study.members]
     if empty:
         reasons = [f"{name} has no finished run" for name in empty]
-        return Comparison(studies, [], reasons, [], [], [], [], [])
+        return StudyComparison(studies, [], reasons, [], [], [], [], [])
     checks = checklist(studies)
     reasons = _reasons(checks)
     absolute = [] if reasons else _absolute(studies)
     if not absolute and not reasons:
         reasons = ["the runs that they share were never evaluated at the same number of tokens"]
-    return Comparison(
+    return StudyComparison(
         studies=studies,
         checks=checks,
         reasons=reasons,
@@ -92,7 +92,7 @@ def _reasons(checks: list[Check]) -> list[str]:
     return reasons
 
 
-def _absolute(studies: Sequence[Study]) -> list[AbsoluteRow]:
+def _absolute(studies: Sequence[LoadedStudy]) -> list[AbsoluteRow]:
     """A row for each shared variant that has a point in common, and one for the control arms taken together."""
     tables = [study.keyed() for study in studies]
     shared = set.intersection(*(set(table) for table in tables))
@@ -132,7 +132,7 @@ def _absolute_row(
     )
 
 
-def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
+def _relative(studies: Sequence[LoadedStudy]) -> list[RelativeRow]:
     tables = [{row.variant: row for row in study.report.rows} for study in studies]
     names = ordered({name for table in tables for name in table} - {BASELINE})
     return [
@@ -145,7 +145,7 @@ def _relative(studies: Sequence[Study]) -> list[RelativeRow]:
     ]
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
+def as_json(comparison: StudyComparison) -> dict[str, Any]:
     """The comparison as plain data; the records stay where they are."""
     return {
         "schema": 1,

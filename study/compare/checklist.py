@@ -22,12 +22,12 @@ from study.compare.checklist_rows import (
     LEARNED_PREFIX,
     NOT_RECORDED,
     NOT_SET,
-    ROWS,
+    RULES,
     WITHOUT_EFFECT,
-    Row,
+    Rule,
     fingerprint,
 )
-from study.compare.load import Member, Study
+from study.compare.load import LoadedStudy, Member
 
 __all__ = ["EQUAL", "FATAL", "HARMLESS", "NOT_RECORDED", "Check", "blocking", "checklist"]
 
@@ -44,10 +44,10 @@ class Check:
     blocks: bool
 
 
-def checklist(studies: Sequence[Study]) -> list[Check]:
+def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Every row over the studies, in the order of the tables."""
     checks = [_names(studies, "variants"), _names(studies, "seeds")]
-    checks += [check for row in ROWS if (check := _row(row, studies))]
+    checks += [check for row in RULES if (check := _row(row, studies))]
     checks += [*_settings(studies), *_variables(studies), *_code(studies)]
     order = list(dict.fromkeys(check.group for check in checks))
     return sorted(checks, key=lambda check: order.index(check.group))
@@ -61,7 +61,7 @@ def _check(group: str, subject: str, severity: str, values: Sequence[str], reaso
     return Check(group, subject, severity, tuple(values), reason, severity == FATAL)
 
 
-def _names(studies: Sequence[Study], what: str) -> Check:
+def _names(studies: Sequence[LoadedStudy], what: str) -> Check:
     sets: list[set[Any]] = [getattr(study, what) for study in studies]
     values = [", ".join(str(name) for name in sorted(names)) or "none" for names in sets]
     if all(names == sets[0] for names in sets):
@@ -72,7 +72,7 @@ def _names(studies: Sequence[Study], what: str) -> Check:
     return _check("study", what, HARMLESS, values, "only what all of them have is set side by side")
 
 
-def _gather(row: Row, study: Study) -> dict[str, set[str]]:
+def _gather(row: Rule, study: LoadedStudy) -> dict[str, set[str]]:
     """key -> the values that the study's runs have; runs without one under the key "" as not recorded."""
     found: dict[str, set[str]] = {}
     for member in study.members:
@@ -81,7 +81,7 @@ def _gather(row: Row, study: Study) -> dict[str, set[str]]:
     return found
 
 
-def _row(row: Row, studies: Sequence[Study]) -> Check | None:
+def _row(row: Rule, studies: Sequence[LoadedStudy]) -> Check | None:
     """Compare the keys that all studies have, if any; a study that disagrees within itself is not equal to any."""
     found = [_gather(row, study) for study in studies]
     unknown = any(NOT_RECORDED in values for seen in found for values in seen.values())
@@ -99,7 +99,7 @@ def _row(row: Row, studies: Sequence[Study]) -> Check | None:
     return _check(row.group, row.subject, EQUAL, values, "")
 
 
-def _unknown(row: Row, values: list[str]) -> Check:
+def _unknown(row: Rule, values: list[str]) -> Check:
     """A row that nobody can judge; it blocks where a difference would be fatal, except that of older records."""
     older = row.subject == "float32 products"
     blocks = row.severity == FATAL and not older
@@ -114,7 +114,7 @@ def _shown(found: dict[str, set[str]], keys: Sequence[str]) -> str:
     return ", ".join(f"{key} {text}".strip() for key, text in sorted(texts.items())) or "-"
 
 
-def _settings(studies: Sequence[Study]) -> list[Check]:
+def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
     """A row for each symbol of the saved settings that no other row compares in effect."""
     configs = [[member.config for member in study.members] for study in studies]
     if not all(config is not None for own in configs for config in own):
@@ -143,7 +143,7 @@ def _settings(studies: Sequence[Study]) -> list[Check]:
     return checks
 
 
-def _without_settings(studies: Sequence[Study]) -> list[Check]:
+def _without_settings(studies: Sequence[LoadedStudy]) -> list[Check]:
     checks = [_schedule_hash(studies, "it cannot be said in what: saved settings are missing or unreadable")]
     if all(LEARNED in study.variants for study in studies):
         values = [_shown({"": {"on record" if member.config else NOT_RECORDED for member in study.members}}, [""])
@@ -161,7 +161,7 @@ def _value(config: dict[str, str], name: str) -> str:
     return NOT_SET if value == "n" else value or '""'
 
 
-def _meaning(name: str, studies: Sequence[Study]) -> tuple[str, str]:
+def _meaning(name: str, studies: Sequence[LoadedStudy]) -> tuple[str, str]:
     if name in WITHOUT_EFFECT:
         return HARMLESS, WITHOUT_EFFECT[name]
     if name.startswith(LEARNED_PREFIX):
@@ -171,14 +171,14 @@ def _meaning(name: str, studies: Sequence[Study]) -> tuple[str, str]:
     return FATAL, "a setting of training differs"
 
 
-def _schedule_hash(studies: Sequence[Study], reason: str) -> Check:
-    row = Row("hyper-parameters", "optimizer and budget, as hashed", fingerprint("schedule"), FATAL, reason)
+def _schedule_hash(studies: Sequence[LoadedStudy], reason: str) -> Check:
+    row = Rule("hyper-parameters", "optimizer and budget, as hashed", fingerprint("schedule"), FATAL, reason)
     check = _row(row, studies)
     assert check is not None  # every run has this one
     return check
 
 
-def _variables(studies: Sequence[Study]) -> list[Check]:
+def _variables(studies: Sequence[LoadedStudy]) -> list[Check]:
     """A row for each environment variable that is set anywhere."""
     subject = "environment variables"
     recorded: list[list[dict[str, Any]]] = [
@@ -202,7 +202,7 @@ def _variables(studies: Sequence[Study]) -> list[Check]:
     return checks or [_check("environment", subject, EQUAL, ["none set"] * len(studies), "")]
 
 
-def _code(studies: Sequence[Study]) -> list[Check]:
+def _code(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Compare the modules that the runs had loaded, by digest.
 
     Modules known to compute the same as each other count as equal (gpt2.artifacts.equivalent_code). Records without

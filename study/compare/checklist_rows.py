@@ -15,7 +15,7 @@ Values = dict[str, str]  # key (a seed, a variant; "" where there is one value) 
 
 
 @dataclass(frozen=True)
-class Row:
+class Rule:
     """What to compare. read gives a run's values by key, None where its record lacks them; severity if they differ.
 
     recent: records of before have no such entry; there is no row where none has it.
@@ -99,42 +99,42 @@ def _hellaswag(member: Member) -> Values | None:
 VERSION = (
     "another version may choose other kernels and sum in another order; the function computed is the same"
 )
-ROWS = (
-    Row("data", "data", fingerprint("data"), FATAL, "other text was trained on"),
-    Row("data", "tokenizer", fingerprint("tokenizer"), FATAL, "losses a token are of other tokens"),
-    Row("data", "validation set", fingerprint("validation"), FATAL, "losses are of other text"),
-    Row("data", "HellaSwag items", _hellaswag, HARMLESS,
+RULES = (
+    Rule("data", "data", fingerprint("data"), FATAL, "other text was trained on"),
+    Rule("data", "tokenizer", fingerprint("tokenizer"), FATAL, "losses a token are of other tokens"),
+    Rule("data", "validation set", fingerprint("validation"), FATAL, "losses are of other text"),
+    Rule("data", "HellaSwag items", _hellaswag, HARMLESS,
         "losses do not depend on them; HellaSwag accuracies are of other questions: do not set them side by side",
         unknown="losses do not depend on them; HellaSwag accuracies cannot be shown to be of the same questions"),
-    Row("model", "model", fingerprint("model"), FATAL, "size, block size or dropout differ"),
-    Row("model", "parameters", _parameters, FATAL, "the variant is not the same model"),
-    Row("model", "initial weights", _weights, FATAL, "a seed does not mean the same start"),
-    Row("batch", "effective batch", _batch("effective"), FATAL,
+    Rule("model", "model", fingerprint("model"), FATAL, "size, block size or dropout differ"),
+    Rule("model", "parameters", _parameters, FATAL, "the variant is not the same model"),
+    Rule("model", "initial weights", _weights, FATAL, "a seed does not mean the same start"),
+    Rule("batch", "effective batch", _batch("effective"), FATAL,
         "an optimizer step averages over another number of sequences"),
-    Row("batch", "sequence length", _batch("block_size"), FATAL, "another context length"),
-    Row("batch", "micro-batch x accumulation x processes", _batch("micro", "accumulation", "world_size"), HARMLESS,
+    Rule("batch", "sequence length", _batch("block_size"), FATAL, "another context length"),
+    Rule("batch", "micro-batch x accumulation x processes", _batch("micro", "accumulation", "world_size"), HARMLESS,
         "the gradient is a mean over the same sequences however they are split; only rounding differs"),
-    Row("schedule", "schedule", _schedule, FATAL,
+    Rule("schedule", "schedule", _schedule, FATAL,
         "the learning rate is a function of iteration / planned iterations: the runs end at other points of it"),
-    Row("precision", "precision", _target("dtype"), FATAL, "another number format"),
-    Row("precision", "float32 products", _environment("float32_matmul"), FATAL,
+    Rule("precision", "precision", _target("dtype"), FATAL, "another number format"),
+    Rule("precision", "float32 products", _environment("float32_matmul"), FATAL,
         "torch's setting: TF32 keeps 10 bits of a float32's 23"),
-    Row("precision", "attention backend", _target("attention_backend"), HARMLESS,
+    Rule("precision", "attention backend", _target("attention_backend"), HARMLESS,
         "every backend computes exact softmax attention; they sum in another order"),
-    Row("machine", "device", _target("device"), HARMLESS, "rounding differs between cards; times and memory too"),
-    Row("machine", "driver", lambda member: {"": member.record["target"]["driver"] or "none"}, HARMLESS, VERSION),
-    Row("machine", "CUDA or ROCm", _environment("cuda", "rocm"), HARMLESS, VERSION),
-    Row("machine", "cuDNN or MIOpen", _environment("cudnn"), HARMLESS, VERSION),
-    Row("machine", "CPU threads", _environment("threads"), HARMLESS, "sums are split among threads: rounding only"),
-    Row("machine", "platform", _environment("platform"), HARMLESS, VERSION),
-    Row("libraries", "torch", _target("torch"), HARMLESS, VERSION),
-    Row("libraries", "triton", _triton, HARMLESS, "it compiles kernels: " + VERSION, recent=True),
-    Row("libraries", "numpy", _environment("numpy"), HARMLESS,
+    Rule("machine", "device", _target("device"), HARMLESS, "rounding differs between cards; times and memory too"),
+    Rule("machine", "driver", lambda member: {"": member.record["target"]["driver"] or "none"}, HARMLESS, VERSION),
+    Rule("machine", "CUDA or ROCm", _environment("cuda", "rocm"), HARMLESS, VERSION),
+    Rule("machine", "cuDNN or MIOpen", _environment("cudnn"), HARMLESS, VERSION),
+    Rule("machine", "CPU threads", _environment("threads"), HARMLESS, "sums are split among threads: rounding only"),
+    Rule("machine", "platform", _environment("platform"), HARMLESS, VERSION),
+    Rule("libraries", "torch", _target("torch"), HARMLESS, VERSION),
+    Rule("libraries", "triton", _triton, HARMLESS, "it compiles kernels: " + VERSION, recent=True),
+    Rule("libraries", "numpy", _environment("numpy"), HARMLESS,
         "it shuffles the batches: if that changed, the losses part at the first step, see below"),
-    Row("libraries", "python", _environment("python"), HARMLESS, "the text it prepares is compared under data"),
-    Row("code", "commit", lambda member: _one(member.record["commit"] and member.record["commit"][:12]), HARMLESS,
+    Rule("libraries", "python", _environment("python"), HARMLESS, "the text it prepares is compared under data"),
+    Rule("code", "commit", lambda member: _one(member.record["commit"] and member.record["commit"][:12]), HARMLESS,
         "what differs in the code is under code"),
-    Row("code", "uncommitted changes",
+    Rule("code", "uncommitted changes",
         lambda member: None if member.record["dirty"] is None else _one("yes" if member.record["dirty"] else "no"),
         HARMLESS, "what differs in the code is under code"),
 )  # fmt: skip

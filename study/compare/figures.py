@@ -7,7 +7,7 @@ from typing import Any
 from pages.components import color
 from pages.markup import escape_figure
 from study.compare.alignment import RULE, Alignment
-from study.compare.build import Comparison
+from study.compare.build import StudyComparison
 from study.records.runs import BASELINE
 from study.stats.statistics import Interval, perplexity_percent
 
@@ -21,7 +21,7 @@ def _percent(value: float) -> float:
     return float(f"{perplexity_percent(value):.6g}")
 
 
-def changes(comparison: Comparison) -> dict[str, Any] | None:
+def changes(comparison: StudyComparison) -> dict[str, Any] | None:
     """Change of perplexity: one row for each variant, one point with its interval for each study."""
     labels = [study.label for study in comparison.studies]
     rows: list[tuple[str, list[Interval | None]]]

@@ -44,7 +44,7 @@ class Member:
 
 
 @dataclass
-class Study:
+class LoadedStudy:
     """One side of the comparison; label is its name, unique among the studies compared."""
 
     label: str
@@ -70,7 +70,7 @@ class Study:
         }
 
 
-def read_studies(paths: Sequence[Path]) -> list[Study]:
+def read_studies(paths: Sequence[Path]) -> list[LoadedStudy]:
     """The studies named; CompareError for one alone, one named twice, or a folder that holds no study."""
     if len(paths) < 2:
         given = f"{paths[0]} alone" if paths else "none"
@@ -101,11 +101,11 @@ def labels(paths: Sequence[Path]) -> list[str]:
     return [str(path.resolve()) for path in paths]
 
 
-def _read(path: Path, label: str) -> Study:
+def _read(path: Path, label: str) -> LoadedStudy:
     made = build.build_report(path)
     notes: list[str] = []
     members = [Member(run, _config(path, run.name, notes)) for run in made.runs if run.used]
-    return Study(label, path, made, members, list(dict.fromkeys(notes)))
+    return LoadedStudy(label, path, made, members, list(dict.fromkeys(notes)))
 
 
 def _config(study_dir: Path, run: str, notes: list[str]) -> dict[str, str] | None:
@@ -135,19 +135,19 @@ def folded(values: dict[str, str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Curve:
+class TrainingCurve:
     """Training loss in nats at each iteration (1, 2, ...); unreadable: skipped lines of metrics.jsonl."""
 
     losses: dict[int, float]
     unreadable: int
 
 
-def read_curve(path: Path) -> Curve:
+def read_curve(path: Path) -> TrainingCurve:
     """Training losses of metrics.jsonl; an absent file gives an empty curve, a repeated iteration its last value."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return Curve({}, 0)
+        return TrainingCurve({}, 0)
     losses: dict[int, float] = {}
     unreadable = 0
     for line in text.splitlines():
@@ -162,4 +162,4 @@ def read_curve(path: Path) -> Curve:
             losses[iteration] = float(loss)
         except (ValueError, KeyError, TypeError, RecursionError):
             unreadable += 1
-    return Curve(losses, unreadable)
+    return TrainingCurve(losses, unreadable)

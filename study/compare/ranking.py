@@ -11,7 +11,7 @@ from itertools import combinations
 
 from ra.names import PATTERNS, is_control_arm
 from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, Verdict
-from study.compare.load import Study
+from study.compare.load import LoadedStudy
 from study.stats.statistics import Interval, NoiseFloor, holm, mean, mean_interval, paired_t
 
 NO_ORDER = "one seed: no ranking"
@@ -83,7 +83,7 @@ def ordered(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
-def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
+def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     """Order the variants (those in `among`) by mean loss, with the places that noise permits each.
 
     Control arms are one class: they share a mean and their places. A real change is apart from the class by the
@@ -116,7 +116,7 @@ def rank(study: Study, among: Collection[str] | None = None) -> Ranking:
     )
 
 
-def _own_losses(study: Study, variant: str) -> dict[int, float]:
+def _own_losses(study: LoadedStudy, variant: str) -> dict[int, float]:
     """Final losses of the runs that the report compares: those that were cut short are not among them."""
     return {
         seed: float(member.record["validation"]["loss"])
@@ -186,7 +186,7 @@ def _signs(losses: dict[str, list[float]], verdicts: dict[str, Verdict]) -> Sign
     return signs | {(y, x): -sign for (x, y), sign in signs.items()}
 
 
-def across(studies: Sequence[Study]) -> list[Across]:
+def across(studies: Sequence[LoadedStudy]) -> list[Across]:
     """A row for each variant that all studies have, ranked within each study among these variants alone."""
     shared = set.intersection(*(study.variants for study in studies))
     tables = [{one.variant: one for one in rank(study, shared).places} for study in studies]

@@ -16,7 +16,7 @@ from pages.document import (
 from pages.markup import Detail, Strong, Text, number_with_detail
 from study.compare import figures
 from study.compare.alignment import RULE, Alignment
-from study.compare.build import Comparison
+from study.compare.build import StudyComparison
 from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, Check
 from study.compare.ranking import Ranking
 from study.compare.sentences import above_table, counts, error, order_note, ranking_note, sentences
@@ -42,7 +42,7 @@ ACROSS = (
 WORST_FIRST = (FATAL, NOT_RECORDED, HARMLESS, EQUAL)
 
 
-def comparison_document(comparison: Comparison) -> Document:
+def comparison_document(comparison: StudyComparison) -> Document:
     """compare.html and compare.md."""
     title = " | ".join(study.label for study in comparison.studies)
     blocks: list[Block] = [BulletList(sentences(comparison))]
@@ -56,7 +56,7 @@ def comparison_document(comparison: Comparison) -> Document:
     return Document(title, [*blocks, *_run_sections(comparison)], subtitle="Studies side by side")
 
 
-def terminal_document(comparison: Comparison) -> Document:
+def terminal_document(comparison: StudyComparison) -> Document:
     """The comparison in short: sentences, checklist, main table, curves and order."""
     blocks: list[Block] = [BulletList(sentences(comparison))]
     if comparison.checks:
@@ -79,7 +79,7 @@ def terminal_document(comparison: Comparison) -> Document:
 # ---- sections
 
 
-def _main_section(comparison: Comparison) -> Section:
+def _main_section(comparison: StudyComparison) -> Section:
     title = "At equal tokens" if comparison.absolute else f"Against each study's {BASELINE}"
     blocks: list[Block] = [Paragraph(above_table(comparison))]
     if drawn := figures.changes(comparison):
@@ -88,7 +88,7 @@ def _main_section(comparison: Comparison) -> Section:
     return Section(title, [*blocks, main_table(comparison)])
 
 
-def _checklist_section(comparison: Comparison) -> Section:
+def _checklist_section(comparison: StudyComparison) -> Section:
     """The rows that differ, the worst first, and the equal rows behind a fold."""
     labels = [study.label for study in comparison.studies]
     differing, equal = [], []
@@ -114,7 +114,7 @@ def _status(check: Check) -> Text:
     return (status, Detail(f"({check.reason})")) if check.reason else status
 
 
-def _alignment_section(comparison: Comparison) -> Section:
+def _alignment_section(comparison: StudyComparison) -> Section:
     if not comparison.alignments:
         return Section("", [])
     variants = list(dict.fromkeys(line.variant for line in comparison.alignments))
@@ -133,7 +133,7 @@ def _alignment_section(comparison: Comparison) -> Section:
     return Section("Do the curves coincide?", blocks)
 
 
-def _order_section(comparison: Comparison) -> Section:
+def _order_section(comparison: StudyComparison) -> Section:
     blocks: list[Block] = [Paragraph(RANKING), Paragraph(order_note(comparison))]
     if any(ranking.places for ranking in comparison.rankings) and comparison.across:
         blocks += [Paragraph(ACROSS), across_table(comparison)]
@@ -143,7 +143,7 @@ def _order_section(comparison: Comparison) -> Section:
     return Section("Order of the variants", blocks)
 
 
-def _run_sections(comparison: Comparison) -> list[Section]:
+def _run_sections(comparison: StudyComparison) -> list[Section]:
     rows = [
         [study.label, run.name, run.status, run.why_not]
         for study in comparison.studies
@@ -158,7 +158,7 @@ def _run_sections(comparison: Comparison) -> list[Section]:
     ]
 
 
-def _check_lines(comparison: Comparison) -> list[str]:
+def _check_lines(comparison: StudyComparison) -> list[str]:
     """The rows that differ. Rows that are merely not recorded share one line."""
     silent = [check for check in comparison.checks if check.status == NOT_RECORDED and not check.blocks]
     lines = [
@@ -175,7 +175,7 @@ def _check_lines(comparison: Comparison) -> list[str]:
 # ---- tables
 
 
-def main_table(comparison: Comparison, brief: bool = False) -> Table:
+def main_table(comparison: StudyComparison, brief: bool = False) -> Table:
     """Losses and changes where they may be compared, else changes to the baselines. brief: losses without interval."""
     labels = [study.label for study in comparison.studies]
     rows: list[list[Text]]
@@ -253,7 +253,7 @@ def ranking_table(ranking: Ranking) -> Table:
     return Table(["variant", "perplexity", "observed place", "places that noise permits"], rows)
 
 
-def across_table(comparison: Comparison) -> Table:
+def across_table(comparison: StudyComparison) -> Table:
     """The places that noise permits in each study, among the variants that all of them have."""
     rows = [
         [
@@ -271,7 +271,7 @@ def _places(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def pairs(comparison: Comparison) -> list[tuple[str, list[Alignment]]]:
+def pairs(comparison: StudyComparison) -> list[tuple[str, list[Alignment]]]:
     """(both names, their alignments) of the first study with each other one that shares a curve with it."""
     found: dict[tuple[str, str], list[Alignment]] = {}
     for line in comparison.alignments:

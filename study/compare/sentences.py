@@ -6,9 +6,9 @@ from pages.markup import Strong, Text, join
 from ra.names import one_class
 from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.alignment import RULE, Alignment, Errors
-from study.compare.build import Comparison
+from study.compare.build import StudyComparison
 from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, blocking
-from study.compare.load import Study
+from study.compare.load import LoadedStudy
 from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking, ordered
 from study.records.runs import BASELINE
 from study.report.sentences import (
@@ -21,7 +21,7 @@ from study.report.sentences import (
 from study.report.summary import at_equal_time, finding, numbers
 
 
-def sentences(comparison: Comparison) -> list[Text]:
+def sentences(comparison: StudyComparison) -> list[Text]:
     """What a reader takes away, the most important first."""
     lines: list[Text] = [allowed(comparison)]
     lines += [line for study in comparison.studies for line in _seeds(study)]
@@ -35,7 +35,7 @@ def sentences(comparison: Comparison) -> list[Text]:
     return lines
 
 
-def allowed(comparison: Comparison) -> str:
+def allowed(comparison: StudyComparison) -> str:
     """Whether losses of the studies may be set side by side."""
     if comparison.absolute:
         return "Losses may be compared as they are, at equal tokens: nothing on the checklist forbids it."
@@ -45,7 +45,7 @@ def allowed(comparison: Comparison) -> str:
     return f"Losses of these studies must not be compared with each other: {listed}."
 
 
-def above_table(comparison: Comparison) -> str:
+def above_table(comparison: StudyComparison) -> str:
     """What the main table shows."""
     if comparison.absolute:
         return (
@@ -59,7 +59,7 @@ def above_table(comparison: Comparison) -> str:
     )
 
 
-def _named(comparison: Comparison) -> str:
+def _named(comparison: StudyComparison) -> str:
     """The reasons in short: differing entries with their values, unrecorded ones by name."""
     blocks = blocking(comparison.checks)
     differing = [f"{check.subject} {' | '.join(check.values)}" for check in blocks if check.status == FATAL]
@@ -69,7 +69,7 @@ def _named(comparison: Comparison) -> str:
     return "; ".join(differing or comparison.reasons)
 
 
-def _seeds(study: Study) -> list[Text]:
+def _seeds(study: LoadedStudy) -> list[Text]:
     """Say where a study has fewer seeds than a verdict needs."""
     rows = study.report.rows
     seeds = max((len(row.seeds) for row in rows), default=VERDICT_SEEDS)
@@ -80,7 +80,7 @@ def _seeds(study: Study) -> list[Text]:
     return [(Strong(study.label), f": {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}.")]
 
 
-def _cut(study: Study) -> list[Text]:
+def _cut(study: LoadedStudy) -> list[Text]:
     """Runs that were cut short."""
     names = [member.run.name for member in study.members if (member.record.get("schedule") or {}).get("cut")]
     if not names:
@@ -98,7 +98,7 @@ def _cut(study: Study) -> list[Text]:
     ]
 
 
-def agreements(comparison: Comparison) -> list[Text]:
+def agreements(comparison: StudyComparison) -> list[Text]:
     """The verdicts of the studies on each real change, and whether they agree."""
     lines: list[Text] = []
     for name in sorted(
@@ -135,7 +135,7 @@ def error(value: float) -> str:
     return f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"
 
 
-def alignment_summary(comparison: Comparison) -> list[str]:
+def alignment_summary(comparison: StudyComparison) -> list[str]:
     """Two sentences a pair of studies: the one-percent rule, and the A/A envelope."""
     lines = []
     first = comparison.studies[0].label
@@ -170,7 +170,7 @@ def _envelope(pair: list[Alignment]) -> str:
     )
 
 
-def _uncounted(study: Study) -> list[str]:
+def _uncounted(study: LoadedStudy) -> list[str]:
     runs = [run for run in study.report.runs if not run.used]
     listed = ", ".join(f"{run.name} ({why_uncounted(run)})" for run in runs)
     if not runs:
@@ -203,7 +203,7 @@ def ranking_note(ranking: Ranking) -> Text:
     return join(" ", [f"{ranking.study}: {'; '.join(parts)}.", *verdicts])
 
 
-def order_note(comparison: Comparison) -> str:
+def order_note(comparison: StudyComparison) -> str:
     """Whether the studies put the variants that all of them have in one order."""
     without = [f"{one.study} ({one.why_not})" for one in comparison.rankings if one.why_not]
     if len(comparison.rankings) - len(without) < 2:
@@ -223,7 +223,7 @@ def order_note(comparison: Comparison) -> str:
     return f"{found} Without an order: {', '.join(without)}." if without else found
 
 
-def counts(comparison: Comparison) -> str:
+def counts(comparison: StudyComparison) -> str:
     """How many rows of the checklist are of each kind."""
     kinds = [check.status for check in comparison.checks]
     return ", ".join(

@@ -7,12 +7,12 @@ from pathlib import Path
 from gpt2.system import files
 from pages.document import render_markdown
 from pages.page import render_html
-from study.compare.build import Comparison, as_json
+from study.compare.build import StudyComparison, as_json
 from study.compare.load import CompareError
 from study.compare.sections import comparison_document
 
 
-def write_comparison(comparison: Comparison, directory: Path) -> list[Path]:
+def write_comparison(comparison: StudyComparison, directory: Path) -> list[Path]:
     """compare.json, compare.md and compare.html in `directory`, each replaced at once; the paths written."""
     document = comparison_document(comparison)
     try:

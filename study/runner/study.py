@@ -347,7 +347,7 @@ class Study:
     def inspect_attention(self) -> None:
         """Make the attention maps of the report. No number depends on them, so a failure does not end the study."""
         try:
-            failed = inspect.look_at_study(self.directory)
+            failed = inspect.inspect_study(self.directory)
         except Exception as error:
             failed = [" ".join(f"{type(error).__name__}: {error}".split())]
         for reason in failed:

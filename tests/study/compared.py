@@ -13,7 +13,7 @@ from gpt2.artifacts import run_record
 from gpt2.system import files
 from pages.document import render_markdown, render_terminal
 from pages.page import render_html
-from study.compare.build import Comparison
+from study.compare.build import StudyComparison
 from study.compare.sections import comparison_document, terminal_document
 
 ROOT = Path(__file__).parents[2]
@@ -158,16 +158,16 @@ def published(folder: Path) -> list[Path]:
     return folders
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(comparison: StudyComparison) -> str:
     """compare.md."""
     return render_markdown(comparison_document(comparison))
 
 
-def page(comparison: Comparison) -> str:
+def page(comparison: StudyComparison) -> str:
     """compare.html."""
     return render_html(comparison_document(comparison))
 
 
-def terminal(comparison: Comparison) -> str:
+def terminal(comparison: StudyComparison) -> str:
     """The text that `make compare` prints."""
     return render_terminal(terminal_document(comparison))

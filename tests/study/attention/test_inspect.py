@@ -21,7 +21,15 @@ from ra.control import swap_query_and_key
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.attention import inspect
-from study.attention.data import FILE, Look, Text, as_json, halves, read_study, write_study
+from study.attention.data import (
+    FILE,
+    InputText,
+    RunAttention,
+    as_json,
+    early_late_means,
+    read_study,
+    write_study,
+)
 from study.attention.figures import even_spread, maps_of_runs, ratios
 from study.attention.inspect import AttentionError
 from study.attention.page import attention_document
@@ -87,10 +95,10 @@ def text_of(words: str, folder: Path) -> Path:
     return path
 
 
-def seen_of(run_dir: Path, words: Path | None = None) -> tuple[Look, Text]:
-    run = inspect.load(run_dir)
+def inspected(run_dir: Path, words: Path | None = None) -> tuple[RunAttention, InputText]:
+    run = inspect.load_run(run_dir)
     ids, text = inspect.choose_text([run], words)
-    return inspect.look(run, ids, [0], [1]), text
+    return inspect.inspect_run(run, ids, [0], [1]), text
 
 
 def near(one: Any, other: Any) -> None:
@@ -100,8 +108,8 @@ def near(one: Any, other: Any) -> None:
 def test_a_swapped_reciprocal_run_is_the_baseline_with_its_paths_exchanged(
     tmp_path: Path, config_file: Path
 ) -> None:
-    base, _ = seen_of(a_run(tmp_path, config_file, "B"))
-    swapped, _ = seen_of(a_run(tmp_path, config_file, "RAALL", swap=tuple(range(base.depth))))
+    base, _ = inspected(a_run(tmp_path, config_file, "B"))
+    swapped, _ = inspected(a_run(tmp_path, config_file, "RAALL", swap=tuple(range(base.depth))))
     assert {layer.share for layer in base.layers.values()} == {0.0}
     assert {layer.share for layer in swapped.layers.values()} == {1.0}
     for number, layer in base.layers.items():
@@ -114,60 +122,59 @@ def test_a_swapped_reciprocal_run_is_the_baseline_with_its_paths_exchanged(
         near(row, other)
 
 
-def test_the_halves_are_means_over_the_layers_of_each(tmp_path: Path, config_file: Path) -> None:
-    seen, text = seen_of(a_run(tmp_path, config_file, "RALEARN"))
-    told = as_json(seen, text)
-    assert len(told["layers"]) == seen.depth
-    middle = len(told["layers"]) // 2
-    for key, half in told["halves"].items():
-        means = [sum(layer[key]) / len(layer[key]) for layer in told["layers"]]
+def test_early_and_late_values_are_means_over_their_layers(tmp_path: Path, config_file: Path) -> None:
+    run_attention, text = inspected(a_run(tmp_path, config_file, "RALEARN"))
+    written = as_json(run_attention, text)
+    assert len(written["layers"]) == run_attention.depth
+    middle = len(written["layers"]) // 2
+    for key, half in written["halves"].items():
+        means = [sum(layer[key]) / len(layer[key]) for layer in written["layers"]]
         assert half["early"] == pytest.approx(sum(means[:middle]) / middle)
         assert half["late"] == pytest.approx(sum(means[middle:]) / len(means[middle:]))
-    assert [layer["reciprocal_share"] for layer in told["layers"]] == pytest.approx(
-        [0.5] * len(told["layers"])
+    assert [layer["reciprocal_share"] for layer in written["layers"]] == pytest.approx(
+        [0.5] * len(written["layers"])
     )
-    assert (told["iteration"], told["text"]["tokens"]) == (7, 32)
+    assert (written["iteration"], written["text"]["tokens"]) == (7, 32)
 
 
-def test_the_text_is_the_files_beginning_and_else_a_sentence_where_there_are_no_data(
+def test_the_text_is_the_start_of_the_file_or_a_sentence_without_data(
     tmp_path: Path, config_file: Path
 ) -> None:
-    run = inspect.load(a_run(tmp_path, config_file, "B"))
+    run = inspect.load_run(a_run(tmp_path, config_file, "B"))
     ids, words = inspect.choose_text([run], text_of("one two three", tmp_path))
     assert (len(ids), words.tokens, words.pieces) == (3, 3, ["one", " two", " three"])
     assert len(inspect.choose_text([run], text_of("word " * 500, tmp_path))[0]) == 32
     assert inspect.choose_text([run], None)[1].source.startswith("a built-in sentence")
 
 
-def test_what_is_not_there_is_one_line_that_says_what_would_be_right(
-    tmp_path: Path, config_file: Path
-) -> None:
+def test_an_error_is_one_line_that_names_the_problem(tmp_path: Path, config_file: Path) -> None:
     run_dir = a_run(tmp_path, config_file, "B")
-    run = inspect.load(run_dir)
+    run = inspect.load_run(run_dir)
     empty = tmp_path / "RAALL0"
     empty.mkdir()
     files.write_json(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0).to_json())
     (empty / "config").write_text(config_file.read_text())
     other = a_run(tmp_path / "other", config_file, "RALEARN")
     files.write_json(other / "run.json", run_record.blank("B0", "B", 0).to_json())
-    for wrong, told in (
-        (lambda: inspect.load(tmp_path / "nowhere"), "is not a folder"),
-        (lambda: inspect.load(empty), "has no checkpoint"),
-        (lambda: inspect.load(other), "is not of the model"),
+    for wrong, message in (
+        (lambda: inspect.load_run(tmp_path / "nowhere"), "is not a folder"),
+        (lambda: inspect.load_run(empty), "has no checkpoint"),
+        (lambda: inspect.load_run(other), "does not fit the model"),
         (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "cannot be read"),
         (lambda: inspect.choose_text([run], text_of("", tmp_path)), "has 0 tokens"),
-        (lambda: inspect.pick([9], 4, "layer", [0]), "there is no layer 9; fix: 0 to 3"),
+        (
+            lambda: inspect.select_indices([9], 4, "layer", [0]),
+            "layer 9 does not exist; fix: LAYERS=0 .. 3",
+        ),
     ):
-        with pytest.raises(AttentionError, match=told) as raised:
+        with pytest.raises(AttentionError, match=message) as raised:
             wrong()
         assert "\n" not in str(raised.value)
 
 
-def test_the_finished_model_of_a_run_that_is_being_extended_is_shown(
-    tmp_path: Path, config_file: Path
-) -> None:
+def test_a_run_that_is_being_extended_gives_its_finished_model(tmp_path: Path, config_file: Path) -> None:
     run_dir = a_run(tmp_path, config_file, "B")
-    finished = inspect.load(run_dir)
+    finished = inspect.load_run(run_dir)
     (run_dir / "checkpoint").rename(run_dir / "checkpoint-7")
     (run_dir / "run.json").rename(run_dir / "run-7.json")
     record = run_record.blank("B0", "B", 0)
@@ -176,17 +183,17 @@ def test_the_finished_model_of_a_run_that_is_being_extended_is_shown(
         files.write_json(run_dir / "run.json", record | {"status": status})
         if steps:
             checkpoint.save(run_dir / "checkpoint", steps, {"model": weights}, {})
-        run = inspect.load(run_dir)
+        run = inspect.load_run(run_dir)
         assert run.iteration == (14 if status == "finished" else 7)
-        assert any("finished model of 7 iterations" in note for note in run.notes) == (status != "finished")
-        assert inspect.load(run_dir, 7).iteration == 7
+        assert any("finished run of 7 iterations" in note for note in run.notes) == (status != "finished")
+        assert inspect.load_run(run_dir, 7).iteration == 7
     shutil.rmtree(run_dir / "checkpoint-7")
     files.write_json(run_dir / "run.json", record | {"status": "running"})
-    assert inspect.load(run_dir).iteration == 14
+    assert inspect.load_run(run_dir).iteration == 14
 
 
 @pytest.mark.parametrize(("tokens", "pixels"), [(40, 40), (41, 8), (7, 64), (100, 33)])
-def test_an_even_spread_is_no_colour(tokens: int, pixels: int) -> None:
+def test_uniform_attention_has_the_neutral_colour(tokens: int, pixels: int) -> None:
     """Against the picture that `ra.attention_maps` makes of queries and keys that are all alike."""
     even = even_spread(tokens, attention_maps.pixel_tokens(tokens, pixels))
     nothing_HTD = torch.zeros(1, tokens, 1)
@@ -196,16 +203,16 @@ def test_an_even_spread_is_no_colour(tokens: int, pixels: int) -> None:
     assert max(abs(value) for row in ratios(lower, even) for value in row) < 1e-12
 
 
-def test_the_page_shows_every_run_and_trusts_none(tmp_path: Path, config_file: Path) -> None:
+def test_the_page_shows_every_run_and_escapes_its_texts(tmp_path: Path, config_file: Path) -> None:
     words = text_of("<script>alert(1)</script> is what was written", tmp_path)
     runs = [a_run(tmp_path, config_file, name) for name in ("B", "RALEARN")]
-    shown = [seen_of(run_dir, words) for run_dir in runs]
+    shown = [inspected(run_dir, words) for run_dir in runs]
     shown[0][0].notes.append("<b>note</b>")
-    made = render_html(attention_document([seen for seen, _ in shown], shown[0][1]))
+    made = render_html(attention_document([run_attention for run_attention, _ in shown], shown[0][1]))
     assert "<script>alert" not in made
     assert "<b>note" not in made
     assert all(name in made for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "map0-1"))
-    figure, _ = maps_of_runs([seen for seen, _ in shown], 0, 1, shown[0][1])
+    figure, _ = maps_of_runs([run_attention for run_attention, _ in shown], 0, 1, shown[0][1])
     assert len(figure["data"]) == 4
     for trace in figure["data"]:
         for i, row in enumerate(trace["z"]):
@@ -213,15 +220,15 @@ def test_the_page_shows_every_run_and_trusts_none(tmp_path: Path, config_file: P
     json.dumps(figure, allow_nan=False)
 
 
-def test_a_layer_of_another_kind_is_left_out_and_the_rest_is_shown(tmp_path: Path, config_file: Path) -> None:
-    run = inspect.load(a_run(tmp_path, config_file, "B"))
+def test_a_layer_of_another_kind_is_left_out_of_the_page(tmp_path: Path, config_file: Path) -> None:
+    run = inspect.load_run(a_run(tmp_path, config_file, "B"))
     assert isinstance(run.model, GPT2)
     run.model.blocks[0].attention = torch.nn.Identity()  # type: ignore[union-attr]
     ids, text = inspect.choose_text([run], None)
-    seen = inspect.look(run, ids, [0, 1], [0])
-    assert list(seen.layers) == [1]
-    assert halves(seen, "entropy", "standard")[0] is None
-    assert "map1-0" in render_html(attention_document([seen], text))
+    run_attention = inspect.inspect_run(run, ids, [0, 1], [0])
+    assert list(run_attention.layers) == [1]
+    assert early_late_means(run_attention, "entropy", "standard")[0] is None
+    assert "map1-0" in render_html(attention_document([run_attention], text))
 
 
 def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path, config_file: Path) -> None:
@@ -247,47 +254,49 @@ def a_study(folder: Path, config_file: Path, names: tuple[str, ...]) -> Path:
     return folder
 
 
-def test_a_study_keeps_the_first_run_of_each_variant_and_looks_again_only_at_what_is_new(
+def test_a_study_inspects_the_lowest_seed_of_each_variant_and_only_new_checkpoints(
     tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
-    assert inspect.look_at_study(study) == []
-    looks, text = read_study(study) or ([], None)
-    assert [one.run for one in looks] == ["B0", "RALEARN0"]
+    assert inspect.inspect_study(study) == []
+    runs, text = read_study(study) or ([], None)
+    assert [one.name for one in runs] == ["B0", "RALEARN0"]
     assert text is not None
-    for one in looks:
-        fresh = seen_of(study / "runs" / one.run)[0]
+    for one in runs:
+        fresh = inspected(study / "runs" / one.name)[0]
         assert {n: layer.numbers for n, layer in fresh.layers.items()} == {
             n: layer.numbers for n, layer in one.layers.items()
         }
         assert [number for number, layer in one.layers.items() if layer.pictures] == [0, one.depth - 1]
-    monkeypatch.setattr(inspect, "load", lambda path: pytest.fail("looked at what is kept already"))
-    assert inspect.look_at_study(study) == []
+    monkeypatch.setattr(
+        inspect, "load_run", lambda path: pytest.fail("inspected a run that is saved already")
+    )
+    assert inspect.inspect_study(study) == []
     monkeypatch.undo()
     shutil.rmtree(study / "runs" / "RALEARN0" / "checkpoint")
     edit(study, "B0", progress={"iterations": 8})
-    (failed,) = inspect.look_at_study(study)
+    (failed,) = inspect.inspect_study(study)
     assert "RALEARN0 has no checkpoint" in failed
-    assert [one.run for one in (read_study(study) or ([], None))[0]] == ["B0"]
+    assert [one.name for one in (read_study(study) or ([], None))[0]] == ["B0"]
 
 
-def test_the_report_has_a_section_of_it_and_trusts_nothing_that_is_kept(
+def test_the_report_has_a_section_on_attention_and_ignores_a_damaged_file(
     tmp_path: Path, config_file: Path
 ) -> None:
     study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))
     write.write_report(study)
     assert "Where attention goes" not in (study / "report.html").read_text()
-    inspect.look_at_study(study)
+    inspect.inspect_study(study)
     write.write_report(study)
     plain = (study / "report.html").read_text()
     assert all(part in plain for part in ("Where attention goes", "attention-layers", "attention-map1"))
-    looks, text = read_study(study) or ([], Text("", 0))
-    looks[0].notes.append("<img src=x onerror=alert(1)>")
-    write_study(study, looks, Text("</script><b>words</b>", text.tokens))
+    runs, text = read_study(study) or ([], InputText("", 0))
+    runs[0].notes.append("<img src=x onerror=alert(1)>")
+    write_study(study, runs, InputText("</script><b>words</b>", text.tokens))
     write.write_report(study)
-    told = (study / "report.html").read_text()
-    assert "<img src=x" not in told
-    assert "<b>words" not in told
+    written = (study / "report.html").read_text()
+    assert "<img src=x" not in written
+    assert "<b>words" not in written
     good = (study / FILE).read_text()
     for wrong in ("{", "[]", good.replace('"schema": 1', '"schema": 2', 1), good.replace('"block": 1', '"block": 0'),
                   good.replace('"block": 1', '"block": 2'), good.replace('"head": 0', '"head": "x"'),

@@ -14,9 +14,9 @@ from PIL import Image
 
 from pages.page import render_html
 from ra import attention_maps
-from study.attention.data import Look, Text, write_study
+from study.attention.data import InputText, RunAttention, write_study
 from study.attention.figures import DIVERGING
-from study.attention.inspect import READABLE, layer_look
+from study.attention.inspect import READABLE, layer_attention
 from study.attention.page import attention_document
 from study.compare import build as compare
 from study.compare import write
@@ -116,24 +116,28 @@ def test_the_memory_of_a_step_is_drawn_and_fits(tmp_path: Path, phone: bool) -> 
     assert seen["beyond"] == []
 
 
-def a_look(name: str, variant: str, share: float, tokens: int) -> Look:
+def a_run_attention(name: str, variant: str, share: float, tokens: int) -> RunAttention:
     """Two layers of four heads, pictures of head 0."""
     layers = {}
     for layer in range(2):
         query, key = torch.randn(2, 4, tokens, 8, generator=torch.Generator().manual_seed(layer))
-        layers[layer] = layer_look(attention_maps.layer_maps(query, key, [0]), share)
-    return Look(name, variant, 0, 1, 2, attention_maps.pixel_tokens(tokens, attention_maps.PIXELS), layers)
+        layers[layer] = layer_attention(attention_maps.layer_maps(query, key, [0]), share)
+    return RunAttention(
+        name, variant, 0, 1, 2, attention_maps.pixel_tokens(tokens, attention_maps.PIXELS), layers
+    )
 
 
-def a_text(tokens: int) -> Text:
-    return Text("numbers", tokens, [str(number) for number in range(tokens)] if tokens <= READABLE else [])
+def a_text(tokens: int) -> InputText:
+    return InputText(
+        "numbers", tokens, [str(number) for number in range(tokens)] if tokens <= READABLE else []
+    )
 
 
 @pytest.mark.parametrize("phone", [False, True])
 @pytest.mark.parametrize("tokens", [60, 40])
 def test_the_pictures_of_attention_are_drawn_and_fit(tmp_path: Path, phone: bool, tokens: int) -> None:
-    looks = [a_look("B0", "B", 0.0, tokens), a_look("RAALL0", "RAALL", 1.0, tokens)]
-    (tmp_path / "attention.html").write_text(render_html(attention_document(looks, a_text(tokens))))
+    attentions = [a_run_attention("B0", "B", 0.0, tokens), a_run_attention("RAALL0", "RAALL", 1.0, tokens)]
+    (tmp_path / "attention.html").write_text(render_html(attention_document(attentions, a_text(tokens))))
     seen = faultless(as_report(tmp_path, "attention.html"), phone=phone)
     assert set(seen["drawn"]) == {"layers", "map0-0", "map1-0"}
     assert seen["width"][0] <= seen["width"][1]
@@ -143,20 +147,20 @@ def test_the_pictures_of_attention_are_drawn_and_fit(tmp_path: Path, phone: bool
 THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
 
 
-def with_looks(folder: Path) -> tuple[Path, list[Look]]:
+def with_attention(folder: Path) -> tuple[Path, list[RunAttention]]:
     """A study with a report, and what its attentions look at on 60 tokens."""
     study = records.a_study(folder)
-    looks = [a_look(f"{name}0", name, share, 60) for name, share in THREE]
-    for place, one in enumerate(looks):  # no two runs alike
+    attentions = [a_run_attention(f"{name}0", name, share, 60) for name, share in THREE]
+    for place, one in enumerate(attentions):  # no two runs alike
         for layer in one.layers.values():
             layer.numbers = {
                 name: [v * (1 + place / 10) for v in values] for name, values in layer.numbers.items()
             }
             for head, pair in layer.pictures.items():
                 layer.pictures[head] = tuple(_towards_the_first(path, place / 10) for path in pair)
-    write_study(study, looks, a_text(60))
+    write_study(study, attentions, a_text(60))
     write_report(study)
-    return study, looks
+    return study, attentions
 
 
 def _towards_the_first(rows: list[list[float]], share: float) -> list[list[float]]:
@@ -169,7 +173,7 @@ def _towards_the_first(rows: list[list[float]], share: float) -> list[list[float
 
 @pytest.mark.parametrize("phone", [False, True])
 def test_a_report_shows_where_attention_goes(tmp_path: Path, phone: bool) -> None:
-    study, _ = with_looks(tmp_path / "study")
+    study, _ = with_attention(tmp_path / "study")
     seen = faultless(study, phone=phone)
     assert {"attention-layers", "attention-map0", "attention-map1"} < set(seen["drawn"])
     assert seen["width"][0] <= seen["width"][1]
@@ -177,7 +181,7 @@ def test_a_report_shows_where_attention_goes(tmp_path: Path, phone: bool) -> Non
 
 
 def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(tmp_path: Path) -> None:
-    study, _ = with_looks(tmp_path / "study")
+    study, _ = with_attention(tmp_path / "study")
     kept = json.loads((study / "attention.json").read_text())
     runs = {one["run"]: one for one in kept["runs"]}
     seen = faultless(study)
@@ -219,11 +223,11 @@ def middles(href: str, count: int) -> list[list[tuple[int, ...]]]:
 def test_pictures_are_painted_in_the_masses_against_an_even_spread_and_never_the_future(
     tmp_path: Path,
 ) -> None:
-    study, looks = with_looks(tmp_path / "study")
+    study, attentions = with_attention(tmp_path / "study")
     seen = faultless(study)
-    block = looks[0].block
-    for number, layer in enumerate(looks[0].layers):
-        for place, one in enumerate(looks):
+    block = attentions[0].block
+    for number, layer in enumerate(attentions[0].layers):
+        for place, one in enumerate(attentions):
             name = f"attention-map{number}-0-{place}"
             for path, (trace, masses) in enumerate(
                 zip(seen["switched"][name], one.layers[layer].pictures[0], strict=True)

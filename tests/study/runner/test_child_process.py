@@ -11,7 +11,7 @@ import pytest
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
-from study.attention.data import Text, write_study
+from study.attention.data import InputText, write_study
 from study.report import write
 from study.runner.child_process import Child, Session, StopAsked
 from study.runner.preconditions import StudyError, locked
@@ -100,7 +100,7 @@ def test_a_report_is_current_when_it_is_whole_and_newer_than_every_record(tmp_pa
     time.sleep(0.01)
     write.write_report(tmp_path)
     assert not write.is_current(tmp_path)  # where attention goes is a part of it
-    write_study(tmp_path, [], Text("nothing", 0))
+    write_study(tmp_path, [], InputText("nothing", 0))
     assert write.is_current(tmp_path)
     (tmp_path / "report.html").unlink()
     assert not write.is_current(tmp_path)
