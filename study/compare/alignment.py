@@ -1,8 +1,8 @@
-"""Do the training losses of the same run in two studies coincide at equal iterations, and until where?
+"""Compare the training losses of the same run in two studies at equal iterations.
 
 The same variant and seed sees the same batches from the same weights, so its two curves differ by rounding at first
-and drift apart as training amplifies it. Two yardsticks: one percent, and the spread of the control arms of one
-study at the same seed (the A/A envelope), which differ by nothing but noise.
+and drift apart as training amplifies it. There are two limits: one percent, and the spread of the control arms of one
+study at the same seed (the A/A envelope), which differ by noise alone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from itertools import accumulate, combinations
 
 from ra.names import is_control_arm
-from study.compare.load import LoadedStudy, read_curve
-from study.compare.load import TrainingCurve as TrainingCurve
+from study.compare.load import LoadedStudy, TrainingCurve, read_curve
 from study.stats.statistics import mean
 
 RULE = 0.01  # relative error of the loss
-SHARE = 0.1  # of the shared iterations: the early and the late part
+SHARE = 0.1  # of the shared iterations, in the early and in the late part
 WINDOWS = 50  # running means are over a fiftieth of the shared iterations, at least SMALLEST
 SMALLEST = 5
-POINTS = 200  # of a curve that is kept for a figure
+POINTS = 200  # of a curve in a figure
 Curve = dict[int, float]
 
 
@@ -60,10 +59,10 @@ class Alignment:
 
     @property
     def within_envelope(self) -> bool | None:
-        """Whether the two differ by no more tha control arms do: at the first step, early and late.
+        """Whether the two runs differ by no more than control arms: at the first step, early and late.
 
-        The arms start from the same weights as other functions, so they differ at the first step already, and runs of
-        one function on the same batch by rounding alone: beyond the envelope there it is other weights or batches.
+        Control arms are different functions of the same weights, so they differ at the first step. Two runs of one
+        function on the same batch differ there by rounding alone. A larger difference means other weights or batches.
         """
         if self.envelope is None:
             return None
@@ -79,14 +78,14 @@ def relative(one: Curve, other: Curve) -> Curve:
 
 
 def errors(difference: Curve) -> Errors:
-    """Of a curve of relative differences with at least one point."""
+    """Summarize relative differences at one or more iterations."""
     values = [difference[k] for k in sorted(difference)]
     part = max(1, round(SHARE * len(values)))
     return Errors(values[0], mean(values[:part]), mean(values[-part:]))
 
 
 def running(difference: Curve) -> Curve:
-    """Iteration k -> mean over the window that begins at k; shorter windows at the end are left out."""
+    """Iteration k -> mean over the window that begins at k, for full windows only."""
     places = sorted(difference)
     width = min(len(places), max(SMALLEST, len(places) // WINDOWS))
     sums = [0.0, *accumulate(difference[k] for k in places)]
@@ -94,9 +93,9 @@ def running(difference: Curve) -> Curve:
 
 
 def parts_at(difference: Curve, limit: Curve | float) -> int | None:
-    """The first iteration that is above the limit itself and from which a window's mean is too; None if none is.
+    """The first iteration at which the difference and the mean of its window exceed the limit; None without one.
 
-    A limit that is a curve counts where it has a point.
+    A limit that is a curve applies where it has a point.
     """
     for k, value in running(difference).items():
         bound = limit if isinstance(limit, float) else limit.get(k)
@@ -106,7 +105,7 @@ def parts_at(difference: Curve, limit: Curve | float) -> int | None:
 
 
 def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
-    """Every run that counts in both studies and has at least one iteration in common; seed by seed."""
+    """Align each run that counts in both studies and shares an iteration, seed by seed."""
     left, right = one.keyed(), other.keyed()
     shared = sorted(left.keys() & right.keys(), key=lambda key: (key[1], key[0]))
     curves = {
@@ -154,11 +153,11 @@ def _arms(
 
 def _envelope(arms: Sequence[Sequence[Curve]]) -> tuple[Errors | None, Curve]:
     """The largest errors, and at each iteration the largest running mean, of any two arms of one study."""
-    pairs = [pair for own in arms for x, y in combinations(own, 2) if (pair := relative(x, y))]
+    pairs = [pair for curves in arms for x, y in combinations(curves, 2) if (pair := relative(x, y))]
     if not pairs:
         return None, {}
-    seen = [errors(pair) for pair in pairs]
-    widest = Errors(max(e.first for e in seen), max(e.early for e in seen), max(e.late for e in seen))
+    found = [errors(pair) for pair in pairs]
+    widest = Errors(max(e.first for e in found), max(e.early for e in found), max(e.late for e in found))
     highest: Curve = {}
     for pair in pairs:
         for k, value in running(pair).items():
@@ -167,9 +166,9 @@ def _envelope(arms: Sequence[Sequence[Curve]]) -> tuple[Errors | None, Curve]:
 
 
 def thinned(curve: Curve) -> Curve:
-    """At most POINTS of its points, evenly spread, the first and the last among them."""
+    """At most POINTS of the points, evenly spaced, with the first and the last."""
     places = sorted(curve)
     if len(places) <= POINTS:
         return curve
-    kept = [places[round(n * (len(places) - 1) / (POINTS - 1))] for n in range(POINTS)]
-    return {k: curve[k] for k in kept}
+    chosen = [places[round(n * (len(places) - 1) / (POINTS - 1))] for n in range(POINTS)]
+    return {k: curve[k] for k in chosen}

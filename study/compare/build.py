@@ -1,4 +1,4 @@
-"""Two or more studies side by side, from their records alone: only what the checklist allows. Needs no torch."""
+"""Compare two or more studies by their records, as far as the checklist allows. Needs no torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AbsoluteRow:
 
 @dataclass
 class RelativeRow:
-    """A variant against the baseline of its own study, paired by seed; None where the study cannot say."""
+    """A variant against the baseline of its study, paired by seed; None where a study lacks the pair."""
 
     variant: str
     control: bool
@@ -46,7 +46,7 @@ class RelativeRow:
 
 @dataclass
 class StudyComparison:
-    """Everything that the comparison says. absolute is empty where reasons say why."""
+    """The whole comparison. absolute is empty where `reasons` has an entry."""
 
     studies: list[LoadedStudy]
     checks: list[Check]
@@ -59,7 +59,7 @@ class StudyComparison:
 
 
 def build_comparison(paths: Sequence[Path]) -> StudyComparison:
-    """Read and compare; CompareError where there is nothing of the kind to read."""
+    """Read the studies and compare them. CompareError where a folder is not a study."""
     studies = read_studies(paths)
     empty = [study.label for study in studies if not study.members]
     if empty:
@@ -83,17 +83,17 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
 
 
 def _reasons(checks: list[Check]) -> list[str]:
-    """Why losses must not be set side by side: what differs, one by one, then what nobody recorded."""
+    """Reasons against comparing losses: each fatal difference, then the entries that no record has."""
     fatal = [check for check in blocking(checks) if check.status == FATAL]
     unknown = [check.subject for check in blocking(checks) if check.status != FATAL]
     reasons = [f"{check.subject} ({' | '.join(check.values)}): {check.reason}" for check in fatal]
     if unknown:
-        reasons.append(f"not recorded, so that it cannot be shown to agree: {', '.join(unknown)}")
+        reasons.append(f"not recorded, so agreement cannot be shown: {', '.join(unknown)}")
     return reasons
 
 
 def _absolute(studies: Sequence[LoadedStudy]) -> list[AbsoluteRow]:
-    """A row for each shared variant that has a point in common, and one for the control arms taken together."""
+    """One row for each shared variant with an evaluation in common, and one for all control arms together."""
     tables = [study.keyed() for study in studies]
     shared = set.intersection(*(set(table) for table in tables))
     names = ordered({name for name, _ in shared})
@@ -111,24 +111,26 @@ def _absolute_row(
     tables: list[dict[tuple[str, int], Member]],
     shared: set[tuple[str, int]],
 ) -> AbsoluteRow | None:
-    """The mean of `members` at each seed that all of them have; None where their runs share no point."""
-    seeds = sorted(set.intersection(*({seed for own, seed in shared if own == one} for one in members)))
+    """Average `members` at each seed that all of them have; None where their runs share no evaluation."""
+    seeds = sorted(
+        set.intersection(*({seed for variant, seed in shared if variant == one} for one in members))
+    )
     runs = [[table[one, seed].run for one in members for seed in seeds] for table in tables]
-    tokens = common_tokens([run for own in runs for run in own])
+    tokens = common_tokens([run for group in runs for run in group])
     if tokens is None:
         return None
     values = [
         [mean([losses(table[one, seed].record)[tokens] for one in members]) for seed in seeds]
         for table in tables
     ]
-    differences = [[b - a for a, b in zip(values[0], own, strict=True)] for own in values[1:]]
+    differences = [[b - a for a, b in zip(values[0], other, strict=True)] for other in values[1:]]
     return AbsoluteRow(
         variant=name,
         control=all(is_control_arm(one) for one in members),
         seeds=seeds,
         tokens=tokens,
-        losses=[mean_interval(own) for own in values],
-        differences=[mean_interval(own) for own in differences],
+        losses=[mean_interval(group) for group in values],
+        differences=[mean_interval(group) for group in differences],
     )
 
 

@@ -1,7 +1,7 @@
-"""What must agree before numbers of two studies may be set side by side: row by row, with the values seen.
+"""Check that two studies are comparable, row by row, with the recorded values.
 
-A row is equal, harmless (it differs, and the reason says why that changes no more than rounding), fatal (the studies
-answer different questions), or not recorded. The rows themselves are data: study.compare.checklist_rows.
+A row is equal, harmless (it differs, and the reason says why only rounding can change), fatal (the studies answer
+different questions), or not recorded. The rows are data: study.compare.checklist_rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["EQUAL", "FATAL", "HARMLESS", "NOT_RECORDED", "Check", "blocking", "c
 
 @dataclass(frozen=True)
 class Check:
-    """A row. values: one for each study, in their order. blocks: whether it forbids the absolute comparison."""
+    """One row of the checklist. values: one for each study. blocks: whether the row forbids comparing losses."""
 
     group: str
     subject: str
@@ -69,11 +69,11 @@ def _names(studies: Sequence[LoadedStudy], what: str) -> Check:
     shared = set.intersection(*sets)
     if not shared:
         return _check("study", what, FATAL, values, f"the studies share no {what.rstrip('s')}")
-    return _check("study", what, HARMLESS, values, "only what all of them have is set side by side")
+    return _check("study", what, HARMLESS, values, "only the common ones are compared")
 
 
 def _gather(row: Rule, study: LoadedStudy) -> dict[str, set[str]]:
-    """key -> the values that the study's runs have; runs without one under the key "" as not recorded."""
+    """The values of the study's runs by key. A run without a value counts as not recorded, under the key ""."""
     found: dict[str, set[str]] = {}
     for member in study.members:
         for key, value in (row.read(member) or {"": NOT_RECORDED}).items():
@@ -82,29 +82,31 @@ def _gather(row: Rule, study: LoadedStudy) -> dict[str, set[str]]:
 
 
 def _row(row: Rule, studies: Sequence[LoadedStudy]) -> Check | None:
-    """Compare the keys that all studies have, if any; a study that disagrees within itself is not equal to any."""
+    """Compare the keys that all studies have. A study with several values is equal to no other."""
     found = [_gather(row, study) for study in studies]
-    unknown = any(NOT_RECORDED in values for seen in found for values in seen.values())
+    unknown = any(NOT_RECORDED in values for table in found for values in table.values())
     if row.recent and not any(row.read(member) for study in studies for member in study.members):
         return None
-    shared = [key for key in found[0] if all(key in seen for seen in found)]
-    differing = [key for key in shared if len(set.union(*(seen[key] for seen in found)) - {NOT_RECORDED}) > 1]
-    values = [_shown(seen, differing or list(seen)) for seen in found]
+    shared = [key for key in found[0] if all(key in table for table in found)]
+    differing = [
+        key for key in shared if len(set.union(*(table[key] for table in found)) - {NOT_RECORDED}) > 1
+    ]
+    values = [_shown(table, differing or list(table)) for table in found]
     if differing:
         return _check(row.group, row.subject, row.severity, values, row.reason)
     if unknown:
         return _unknown(row, values)
     if not shared:
-        return None  # no seed or variant in common, which has a row of its own
+        return None  # no seed or variant in common: another row says so
     return _check(row.group, row.subject, EQUAL, values, "")
 
 
 def _unknown(row: Rule, values: list[str]) -> Check:
-    """A row that nobody can judge; it blocks where a difference would be fatal, except that of older records."""
+    """A row without recorded values. It blocks where a difference would be fatal, except for older records."""
     older = row.subject == "float32 products"
     blocks = row.severity == FATAL and not older
-    told = "it cannot be shown to agree" if blocks else row.unknown
-    return Check(row.group, row.subject, NOT_RECORDED, tuple(values), told, blocks)
+    reason = "agreement cannot be shown" if blocks else row.unknown
+    return Check(row.group, row.subject, NOT_RECORDED, tuple(values), reason, blocks)
 
 
 def _shown(found: dict[str, set[str]], keys: Sequence[str]) -> str:
@@ -115,19 +117,19 @@ def _shown(found: dict[str, set[str]], keys: Sequence[str]) -> str:
 
 
 def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
-    """A row for each symbol of the saved settings that no other row compares in effect."""
+    """One row for each symbol of the saved settings that no other row covers."""
     configs = [[member.config for member in study.members] for study in studies]
-    if not all(config is not None for own in configs for config in own):
+    if not all(config is not None for group in configs for config in group):
         return _without_settings(studies)
     names = sorted(
-        {name for own in configs for config in own for name in config or {} if name not in COVERED}
+        {name for group in configs for config in group for name in config or {} if name not in COVERED}
     )
     checks = []
     for name in names:
-        seen = [{_value(config or {}, name) for config in own} for own in configs]
-        values = [" and ".join(sorted(own)) for own in seen]
+        found = [{_value(config or {}, name) for config in group} for group in configs]
+        values = [" and ".join(sorted(group)) for group in found]
         severity, reason = _meaning(name, studies)
-        equal = len(set.union(*seen)) <= 1
+        equal = len(set.union(*found)) <= 1
         checks.append(
             _check("hyper-parameters", name, EQUAL if equal else severity, values, "" if equal else reason)
         )
@@ -136,27 +138,28 @@ def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
         checks.append(
             _schedule_hash(
                 studies,
-                "it differs although the saved settings that it is made of agree: the runs were extended, or other "
-                "settings ran",
+                "it differs although its saved settings agree: the runs were extended, or ran with other settings",
             )
         )
     return checks
 
 
 def _without_settings(studies: Sequence[LoadedStudy]) -> list[Check]:
-    checks = [_schedule_hash(studies, "it cannot be said in what: saved settings are missing or unreadable")]
+    checks = [
+        _schedule_hash(studies, "the differing setting is unknown: saved settings are missing or unreadable")
+    ]
     if all(LEARNED in study.variants for study in studies):
-        values = [_shown({"": {"on record" if member.config else NOT_RECORDED for member in study.members}}, [""])
+        values = [_shown({"": {"recorded" if member.config else NOT_RECORDED for member in study.members}}, [""])
                   for study in studies]  # fmt: skip
-        told = f"the settings of {LEARNED} cannot be shown to agree"
+        reason = f"agreement of the settings of {LEARNED} cannot be shown"
         checks.append(
-            Check("hyper-parameters", LEARNED_PREFIX + "...", NOT_RECORDED, tuple(values), told, True)
+            Check("hyper-parameters", LEARNED_PREFIX + "...", NOT_RECORDED, tuple(values), reason, True)
         )
     return checks
 
 
 def _value(config: dict[str, str], name: str) -> str:
-    """A symbol that is not written is one that is off, or out of sight since what it belongs to is off."""
+    """The value of a symbol. An absent symbol is off, or hidden because its parent is off."""
     value = config.get(name, NOT_SET)
     return NOT_SET if value == "n" else value or '""'
 
@@ -166,35 +169,35 @@ def _meaning(name: str, studies: Sequence[LoadedStudy]) -> tuple[str, str]:
         return HARMLESS, WITHOUT_EFFECT[name]
     if name.startswith(LEARNED_PREFIX):
         if all(LEARNED in study.variants for study in studies):
-            return FATAL, f"{LEARNED} is another variant"
-        return HARMLESS, f"it concerns {LEARNED} alone, which is not in all of them"
+            return FATAL, f"{LEARNED} differs between the studies"
+        return HARMLESS, f"it affects {LEARNED} alone, which not all studies have"
     return FATAL, "a setting of training differs"
 
 
 def _schedule_hash(studies: Sequence[LoadedStudy], reason: str) -> Check:
-    row = Rule("hyper-parameters", "optimizer and budget, as hashed", fingerprint("schedule"), FATAL, reason)
+    row = Rule("hyper-parameters", "optimizer and budget (hash)", fingerprint("schedule"), FATAL, reason)
     check = _row(row, studies)
-    assert check is not None  # every run has this one
+    assert check is not None  # every run has this entry
     return check
 
 
 def _variables(studies: Sequence[LoadedStudy]) -> list[Check]:
-    """A row for each environment variable that is set anywhere."""
+    """One row for each environment variable that any run has."""
     subject = "environment variables"
     recorded: list[list[dict[str, Any]]] = [
         [member.record.get("environment") or {} for member in study.members] for study in studies
     ]
-    if not all(seen for own in recorded for seen in own):
-        values = [NOT_RECORDED if not all(own) else "on record" for own in recorded]
-        told = "older records do not keep those that change numbers, so none can be ruled out"
-        return [Check("environment", subject, NOT_RECORDED, tuple(values), told, False)]
-    names = sorted({name for own in recorded for seen in own for name in seen["variables"]})
+    if not all(entry for group in recorded for entry in group):
+        values = ["recorded" if all(group) else NOT_RECORDED for group in recorded]
+        reason = "older records lack the variables that change numbers, so a difference cannot be excluded"
+        return [Check("environment", subject, NOT_RECORDED, tuple(values), reason, False)]
+    names = sorted({name for group in recorded for entry in group for name in entry["variables"]})
     checks = []
     for name in names:
-        seen = [{str(entry["variables"].get(name, NOT_SET)) for entry in own} for own in recorded]
-        values = [" and ".join(sorted(own)) for own in seen]
+        found = [{str(entry["variables"].get(name, NOT_SET)) for entry in group} for group in recorded]
+        values = [" and ".join(sorted(group)) for group in found]
         changes = VARIABLES.get(name, FORMAT)
-        if len(set.union(*seen)) <= 1:
+        if len(set.union(*found)) <= 1:
             checks.append(_check("environment", name, EQUAL, values, ""))
         else:
             severity = FATAL if changes == FORMAT else HARMLESS
@@ -210,7 +213,7 @@ def _code(studies: Sequence[LoadedStudy]) -> list[Check]:
     """
     shared = set.intersection(*(study.variants for study in studies))
     members = [[member for member in study.members if member.run.variant in shared] for study in studies]
-    if not all(_hashes(member) for own in members for member in own):
+    if not all(_hashes(member) for group in members for member in group):
         return [_by_commit(members)]
     planning = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
     may = "the runs may compute something else"
@@ -227,28 +230,28 @@ def _modules(
     loaded = [
         {
             name: digest
-            for member in own
+            for member in group
             for name, digest in _hashes(member).items()
             if name.startswith(packages)
         }
-        for own in members
+        for group in members
     ]
-    seen: list[set[tuple[str, str]]] = [
+    found: list[set[tuple[str, str]]] = [
         {
             item
-            for member in own
+            for member in group
             for item in changed_code(_hashes(member)).items()
             if item[0].startswith(packages)
         }
-        for own in members
+        for group in members
     ]
-    common = seen[0].intersection(*seen[1:])
-    differing = sorted({name for own in seen for name, _ in own - common})
+    common = found[0].intersection(*found[1:])
+    differing = sorted({name for group in found for name, _ in group - common})
     if not differing:
-        return _check("code", subject, EQUAL, [f"{len(own)} modules" for own in loaded], "")
+        return _check("code", subject, EQUAL, [f"{len(group)} modules" for group in loaded], "")
     values = [
-        ", ".join(f"{name} {digest[:6]}" for name, digest in sorted(own) if name in differing) or "-"
-        for own in seen
+        ", ".join(f"{name} {digest[:6]}" for name, digest in sorted(group) if name in differing) or "-"
+        for group in found
     ]
     return _check("code", subject, severity, values, f"{', '.join(differing)}: {reason}")
 
@@ -259,19 +262,19 @@ def _hashes(member: Member) -> dict[str, str]:
 
 
 def _mark(member: Member) -> str:
-    """The commit, and whether more than it was run."""
+    """The commit, and whether there were uncommitted changes."""
     commit = (member.record["commit"] or NOT_RECORDED)[:12]
     return f"{commit} and changes" if member.record["dirty"] else commit
 
 
 def _by_commit(members: list[list[Member]]) -> Check:
     subject = "code that computes"
-    marks = [{_mark(member) for member in own} for own in members]
-    values = [" and ".join(sorted(own)) or "-" for own in marks]
+    marks = [{_mark(member) for member in group} for group in members]
+    values = [" and ".join(sorted(group)) or "-" for group in marks]
     known = all(
-        member.record["commit"] and member.record["dirty"] is False for own in members for member in own
+        member.record["commit"] and member.record["dirty"] is False for group in members for member in group
     )
     if known and len(set.union(*marks)) == 1:
         return _check("code", subject, EQUAL, values, "")
-    told = "it differs or is not known, and no hashes of it are on record"
-    return Check("code", subject, NOT_RECORDED, tuple(values), told, True)
+    reason = "it differs or is unknown, and the records have no digests of it"
+    return Check("code", subject, NOT_RECORDED, tuple(values), reason, True)

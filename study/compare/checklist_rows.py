@@ -1,4 +1,4 @@
-"""The rows of the checklist, as data: what is read of a record, and what it means where studies differ in it."""
+"""The rows of the checklist as data: the entry of a record, and the meaning of a difference."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from study.records.hellaswag_scores import scored_items
 
 EQUAL, HARMLESS, FATAL, NOT_RECORDED = "equal", "harmless", "fatal", "not recorded"
 NOT_SET = "not set"
-Values = dict[str, str]  # key (a seed, a variant; "" where there is one value) -> what a run says
+Values = dict[str, str]  # key (a seed, a variant; "" where there is one value) -> value of a run
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What to compare. read gives a run's values by key, None where its record lacks them; severity if they differ.
+    """One entry to compare. read: a run's values by key, None where its record lacks them. severity: of a difference.
 
-    recent: records of before have no such entry; there is no row where none has it.
-    unknown: what is said where a harmless entry is not recorded.
+    recent: older records lack the entry; the row is left out where no record has it.
+    unknown: the reason shown where a harmless entry is not recorded.
     """
 
     group: str
@@ -28,7 +28,7 @@ class Rule:
     severity: str
     reason: str
     recent: bool = False
-    unknown: str = "a difference would be seen in the losses only"
+    unknown: str = "only the losses can show a difference"
 
 
 def fingerprint(entry: str) -> Callable[[Member], Values | None]:
@@ -62,7 +62,7 @@ def _one(value: Any) -> Values | None:
 
 
 def _short(digest: str) -> str:
-    """As much of a hash as is worth reading."""
+    """The first digits of a hash."""
     return digest if digest == NOT_RECORDED else digest[:12]
 
 
@@ -75,9 +75,9 @@ def _schedule(member: Member) -> Values | None:
     planned = member.record.get("schedule")
     if not planned:
         return None
-    made = member.record["progress"]["iterations"]
+    done = member.record["progress"]["iterations"]
     warmup = f", {planned['warmup_iterations']:,} of warm-up" if "warmup_iterations" in planned else ""
-    return {member.run.variant: f"{made:,} of {planned['iterations']:,} iterations{warmup}"}
+    return {member.run.variant: f"{done:,} of {planned['iterations']:,} iterations{warmup}"}
 
 
 def _parameters(member: Member) -> Values | None:
@@ -96,31 +96,29 @@ def _hellaswag(member: Member) -> Values | None:
     return _one(str(items)) if items.sha256 else None
 
 
-VERSION = (
-    "another version may choose other kernels and sum in another order; the function computed is the same"
-)
+VERSION = "another version may use other kernels and another order of sums; the computed function is the same"
 RULES = (
-    Rule("data", "data", fingerprint("data"), FATAL, "other text was trained on"),
-    Rule("data", "tokenizer", fingerprint("tokenizer"), FATAL, "losses a token are of other tokens"),
-    Rule("data", "validation set", fingerprint("validation"), FATAL, "losses are of other text"),
+    Rule("data", "data", fingerprint("data"), FATAL, "the runs trained on different text"),
+    Rule("data", "tokenizer", fingerprint("tokenizer"), FATAL, "losses per token refer to different tokens"),
+    Rule("data", "validation set", fingerprint("validation"), FATAL, "losses refer to different text"),
     Rule("data", "HellaSwag items", _hellaswag, HARMLESS,
-        "losses do not depend on them; HellaSwag accuracies are of other questions: do not set them side by side",
-        unknown="losses do not depend on them; HellaSwag accuracies cannot be shown to be of the same questions"),
+        "losses do not depend on them; HellaSwag accuracies refer to different questions: do not compare them",
+        unknown="losses do not depend on them; whether HellaSwag accuracies refer to the same questions is unknown"),
     Rule("model", "model", fingerprint("model"), FATAL, "size, block size or dropout differ"),
-    Rule("model", "parameters", _parameters, FATAL, "the variant is not the same model"),
-    Rule("model", "initial weights", _weights, FATAL, "a seed does not mean the same start"),
+    Rule("model", "parameters", _parameters, FATAL, "the variants are different models"),
+    Rule("model", "initial weights", _weights, FATAL, "one seed gives different initial weights"),
     Rule("batch", "effective batch", _batch("effective"), FATAL,
-        "an optimizer step averages over another number of sequences"),
-    Rule("batch", "sequence length", _batch("block_size"), FATAL, "another context length"),
+        "an optimizer step averages over a different number of sequences"),
+    Rule("batch", "sequence length", _batch("block_size"), FATAL, "the context lengths differ"),
     Rule("batch", "micro-batch x accumulation x processes", _batch("micro", "accumulation", "world_size"), HARMLESS,
         "the gradient is a mean over the same sequences however they are split; only rounding differs"),
     Rule("schedule", "schedule", _schedule, FATAL,
-        "the learning rate is a function of iteration / planned iterations: the runs end at other points of it"),
-    Rule("precision", "precision", _target("dtype"), FATAL, "another number format"),
+        "the learning rate is a function of iteration / planned iterations: the runs end at different points of it"),
+    Rule("precision", "precision", _target("dtype"), FATAL, "the number formats differ"),
     Rule("precision", "float32 products", _environment("float32_matmul"), FATAL,
         "torch's setting: TF32 keeps 10 bits of a float32's 23"),
     Rule("precision", "attention backend", _target("attention_backend"), HARMLESS,
-        "every backend computes exact softmax attention; they sum in another order"),
+        "every backend computes exact softmax attention; the order of sums differs"),
     Rule("machine", "device", _target("device"), HARMLESS, "rounding differs between cards; times and memory too"),
     Rule("machine", "driver", lambda member: {"": member.record["target"]["driver"] or "none"}, HARMLESS, VERSION),
     Rule("machine", "CUDA or ROCm", _environment("cuda", "rocm"), HARMLESS, VERSION),
@@ -130,20 +128,20 @@ RULES = (
     Rule("libraries", "torch", _target("torch"), HARMLESS, VERSION),
     Rule("libraries", "triton", _triton, HARMLESS, "it compiles kernels: " + VERSION, recent=True),
     Rule("libraries", "numpy", _environment("numpy"), HARMLESS,
-        "it shuffles the batches: if that changed, the losses part at the first step, see below"),
+        "it shuffles the batches: if the order changed, the losses part at the first step"),
     Rule("libraries", "python", _environment("python"), HARMLESS, "the text it prepares is compared under data"),
     Rule("code", "commit", lambda member: _one(member.record["commit"] and member.record["commit"][:12]), HARMLESS,
-        "what differs in the code is under code"),
+        "the rows on code show the differences"),
     Rule("code", "uncommitted changes",
         lambda member: None if member.record["dirty"] is None else _one("yes" if member.record["dirty"] else "no"),
-        HARMLESS, "what differs in the code is under code"),
+        HARMLESS, "the rows on code show the differences"),
 )  # fmt: skip
 
-# Every symbol of Kconfig (of a choice in study.compare.load.CHOICES the choice) is in one of the tables below. One that
-# is in none, of another version of this project, is fatal where it differs.
+# Each Kconfig symbol (for a choice in study.compare.load.CHOICES, the choice) is in one of the tables below. A symbol
+# in none of them, from another version of this project, is fatal where it differs.
 
-# Settings that rows above compare in effect, or that only name things. SCHEDULE_WSD says what SCHEDULE_COSINE does, and
-# studies from before that choice have neither.
+# Settings that the rows above cover, or that only name things. SCHEDULE_WSD is the opposite of SCHEDULE_COSINE; studies
+# from before that choice have neither.
 COVERED = (
     "DATASET_EMBEDDED", "DATASET_FILES", "DATASET_FINEWEB_EDU", "DATASET_LOCAL", "DATASET_MAX_TOKENS",
     "DATASET_OPENWEBTEXT", "DATASET_TINYSTORIES", "DATASET_WIKITEXT103", "DATA_DIR", "DETECTED", "DTYPE",
@@ -155,18 +153,16 @@ OPTIMIZER = (
     "ADAM_BETA1", "ADAM_BETA2", "ADAM_EPSILON", "GRAD_CLIP",
 )  # fmt: skip
 LIMITS = ("GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS")
-HASHED = (*OPTIMIZER, *LIMITS)  # what enters the fingerprint's hash of the schedule, and nothing else does
+HASHED = (*OPTIMIZER, *LIMITS)  # all settings in the fingerprint's hash of the schedule
 LEARNED_SETTINGS = (
     "ALTERNATION_MIX", "ALTERNATION_GATE_EVERY", "ALTERNATION_INIT", "ALTERNATION_LR_MULTIPLIER",
 )  # fmt: skip
 CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS)
-BUDGET = "a budget only sets the number of iterations, which is compared under schedule"
-SPEED = "it changes speed and rounding, not the function computed"
+BUDGET = "a budget only sets the number of iterations, which the row schedule compares"
+SPEED = "it changes speed and rounding, not the computed function"
 ASIDE = "it changes no training step"
 WITHOUT_EFFECT = {
-    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TOKENS": BUDGET, "BUDGET_EQUAL_TIME": BUDGET,
-    "GPT2_HARD_LIMIT": BUDGET,
-    "EQUIVALENCE_MARGIN_PERCENT": "it changes the verdict of each study, not its runs",
+    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TOKENS": BUDGET,
     "COMPILE": SPEED, "CPU_THREADS": SPEED,
     "ALTERNATION_RECOMPUTE": "it changes speed and memory; the numbers are the same to the bit",
     "DATA_WORKERS": ASIDE, "EVAL_INTERVAL_TOKENS": ASIDE, "CHECKPOINT_SECONDS": ASIDE, "HELLASWAG": ASIDE,

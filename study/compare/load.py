@@ -1,4 +1,4 @@
-"""Two or more studies as a comparison reads them: what was named, the runs that count, their settings and curves.
+"""Read the studies of a comparison: the runs that count, their settings and their training curves.
 
 Records only; needs no torch.
 """
@@ -24,16 +24,16 @@ CHOICES = (
     "DTYPE_",
     "GPT2_MODEL_",
     "TARGET_",
-)  # of one choice's members the one that is y counts
+)  # prefixes of choices; the member that is y is the value
 
 
 class CompareError(UserError, ValueError):
-    """What was named cannot be compared."""
+    """The named studies cannot be compared."""
 
 
 @dataclass
 class Member:
-    """A run that counts. config: symbol -> value of the run's saved settings, None where they cannot be read."""
+    """A run that counts. config: the run's saved settings by symbol, None where they cannot be read."""
 
     run: Run
     config: dict[str, str] | None
@@ -71,22 +71,20 @@ class LoadedStudy:
 
 
 def read_studies(paths: Sequence[Path]) -> list[LoadedStudy]:
-    """The studies named; CompareError for one alone, one named twice, or a folder that holds no study."""
+    """Read the named studies. CompareError for one study alone, one named twice, or a folder without a study."""
     if len(paths) < 2:
         given = f"{paths[0]} alone" if paths else "none"
-        raise CompareError(
-            f'{given} was named to compare; right: two or more, make compare STUDIES="results/a results/b"'
-        )
+        raise CompareError(f'{given} was named to compare; fix: make compare STUDIES="results/a results/b"')
     for path in paths:
         if not path.is_dir():
-            raise CompareError(f"{path} is no folder; right: results/NAME of a study that was started")
+            raise CompareError(f"{path} is not a folder; fix: name results/NAME of a study")
         if not (path / "runs").is_dir():
             raise CompareError(
-                f"{path} is no study: it has no folder runs; right: results/NAME of a study that was started"
+                f"{path} is not a study: it has no folder runs; fix: name results/NAME of a study"
             )
     twice = [str(path) for path, count in Counter(path.resolve() for path in paths).items() if count > 1]
     if twice:
-        raise CompareError(f"{twice[0]} is named twice; right: two different studies")
+        raise CompareError(f"{twice[0]} is named twice; fix: name two different studies")
     return [_read(path, label) for path, label in zip(paths, labels(paths), strict=True)]
 
 
@@ -102,10 +100,10 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, label: str) -> LoadedStudy:
-    made = build.build_report(path)
+    report = build.build_report(path)
     notes: list[str] = []
-    members = [Member(run, _config(path, run.name, notes)) for run in made.runs if run.used]
-    return LoadedStudy(label, path, made, members, list(dict.fromkeys(notes)))
+    members = [Member(run, _config(path, run.name, notes)) for run in report.runs if run.used]
+    return LoadedStudy(label, path, report, members, list(dict.fromkeys(notes)))
 
 
 def _config(study_dir: Path, run: str, notes: list[str]) -> dict[str, str] | None:
@@ -143,7 +141,7 @@ class TrainingCurve:
 
 
 def read_curve(path: Path) -> TrainingCurve:
-    """Training losses of metrics.jsonl; an absent file gives an empty curve, a repeated iteration its last value."""
+    """Read training losses. A missing file is an empty curve; the last loss of an iteration counts."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

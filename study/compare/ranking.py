@@ -1,4 +1,4 @@
-"""The order of a study's variants as far as noise permits one, and whether the orders of several studies agree.
+"""Rank a study's variants as far as noise permits, and compare the rankings of several studies.
 
 Needs no torch.
 """
@@ -18,7 +18,7 @@ NO_ORDER = "one seed: no ranking"
 ALL_CUT = "no run ended its schedule: no ranking"
 LEVEL = 0.05  # of a test, after Holm
 
-# Whether studies agree in what they say of a variant's order to the others.
+# Whether studies agree on the place of a variant among the others.
 AGREE = "agree"
 CONTRADICT = "contradict each other"
 SOME = "no contradiction: not every study can tell"
@@ -91,7 +91,7 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     in both cases only towards the side on which its mean lies, and from VERDICT_SEEDS on.
     """
     names = ordered(study.variants if among is None else study.variants & set(among))
-    table = {name: _own_losses(study, name) for name in names}
+    table = {name: _final_losses(study, name) for name in names}
     seeds = _seeds(table)
     ranked = [name for name in names if seeds and table[name].keys() >= set(seeds)]
     why_not = "" if len(seeds) > 1 else NO_ORDER if seeds else ALL_CUT
@@ -116,8 +116,8 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     )
 
 
-def _own_losses(study: LoadedStudy, variant: str) -> dict[int, float]:
-    """Final losses of the runs that the report compares: those that were cut short are not among them."""
+def _final_losses(study: LoadedStudy, variant: str) -> dict[int, float]:
+    """Final losses of the variant by seed, without the runs that were cut short."""
     return {
         seed: float(member.record["validation"]["loss"])
         for (name, seed), member in study.keyed().items()
@@ -126,15 +126,15 @@ def _own_losses(study: LoadedStudy, variant: str) -> dict[int, float]:
 
 
 def _seeds(table: Losses) -> list[int]:
-    """The seeds to rank over: at least two where that is possible, of as many variants as possible, and many."""
-    own = [frozenset(losses) for losses in table.values()]
-    if not own:
+    """Choose the seeds to rank over: two or more if possible, then most variants, then most seeds."""
+    sets = [frozenset(losses) for losses in table.values()]
+    if not sets:
         return []
 
     def worth(seeds: frozenset[int]) -> tuple[bool, int, int, list[int]]:
-        return len(seeds) > 1, bool(seeds) * sum(seeds <= other for other in own), len(seeds), sorted(seeds)
+        return len(seeds) > 1, bool(seeds) * sum(seeds <= other for other in sets), len(seeds), sorted(seeds)
 
-    best = max([*own, own[0].intersection(*own)], key=worth)
+    best = max([*sets, sets[0].intersection(*sets)], key=worth)
     return sorted(best)
 
 
@@ -161,13 +161,13 @@ def _places(
 
 
 def _levels(losses: dict[str, list[float]]) -> dict[str, float]:
-    """The mean loss of a real change; of a control arm that of its class."""
-    arms = [mean(own) for name, own in losses.items() if is_control_arm(name)]
-    return {name: mean(arms) if is_control_arm(name) else mean(own) for name, own in losses.items()}
+    """The mean loss of each variant. A control arm has the mean of its class."""
+    arms = [mean(values) for name, values in losses.items() if is_control_arm(name)]
+    return {name: mean(arms) if is_control_arm(name) else mean(values) for name, values in losses.items()}
 
 
 def _signs(losses: dict[str, list[float]], verdicts: dict[str, Verdict]) -> Signs:
-    """Both ways round. A sign that the means over these seeds do not show is left out."""
+    """Signs of each pair in both orders, where the means over these seeds agree with the test."""
     level = _levels(losses)
     real = [name for name in losses if not is_control_arm(name)]
     signs: Signs = {}
@@ -187,17 +187,17 @@ def _signs(losses: dict[str, list[float]], verdicts: dict[str, Verdict]) -> Sign
 
 
 def across(studies: Sequence[LoadedStudy]) -> list[Across]:
-    """A row for each variant that all studies have, ranked within each study among these variants alone."""
+    """Rank the variants that all studies have, within each study and among these variants alone."""
     shared = set.intersection(*(study.variants for study in studies))
-    tables = [{one.variant: one for one in rank(study, shared).places} for study in studies]
+    tables = [{place.variant: place for place in rank(study, shared).places} for study in studies]
     found = []
     for name in ordered(shared):
-        seen = [table.get(name) for table in tables]
+        places = [table.get(name) for table in tables]
         found.append(
             Across(
                 variant=name,
                 control=is_control_arm(name),
-                places=[(one.low, one.high) if one else None for one in seen],
+                places=[(place.low, place.high) if place else None for place in places],
                 agreement=_agreement(name, shared, tables),
             )
         )

@@ -22,6 +22,6 @@ def write_comparison(comparison: StudyComparison, directory: Path) -> list[Path]
         files.write_text(directory / "compare.html", render_html(document))
     except OSError as error:
         raise CompareError(
-            f"{directory} cannot be written: {error.strerror}; right: OUT=a folder that can"
+            f"{directory} cannot be written: {error.strerror}; fix: OUT=FOLDER with write permission"
         ) from error
     return [directory / name for name in ("compare.json", "compare.md", "compare.html")]

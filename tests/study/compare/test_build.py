@@ -125,14 +125,14 @@ def test_what_cannot_be_compared_is_one_line_that_says_what_would_be_right(
     for paths, told in (
         ([], "none was named"),
         ([first], "alone was named"),
-        ([first, tmp_path / "nowhere"], "is no folder"),
-        ([first, tmp_path / "empty"], "is no study"),
+        ([first, tmp_path / "nowhere"], "is not a folder"),
+        ([first, tmp_path / "empty"], "is not a study"),
         ([first, first.parent / "." / first.name], "is named twice"),
     ):
         with pytest.raises(CompareError) as raised:
             build.build_comparison(paths)
         assert told in str(raised.value)
-        assert "right: " in str(raised.value)
+        assert "fix: " in str(raised.value)
         assert "\n" not in str(raised.value)
 
 

@@ -22,7 +22,7 @@ from study.compare.load import CHOICES, folded
 from tests.gpt2.config import test_config
 from tests.study.compared import Settings, a_study, recorded, setting
 
-HASH = "optimizer and budget, as hashed"
+HASH = "optimizer and budget (hash)"
 
 
 def symbols_of_kconfig() -> set[str]:

@@ -54,7 +54,7 @@ ONE_THING = [
      "code that plans and reports", "harmless", "eeee"),
     (recorded("environment", "variables", to={"NVIDIA_TF32_OVERRIDE": "0"}), "NVIDIA_TF32_OVERRIDE", "fatal", "0"),
     (recorded("environment", "variables", to={"MKL_CBWR": "AVX2"}), "MKL_CBWR", "harmless", "AVX2"),
-    (recorded("fingerprint", "schedule", to="other"), "optimizer and budget, as hashed", "fatal", "other"),
+    (recorded("fingerprint", "schedule", to="other"), "optimizer and budget (hash)", "fatal", "other"),
     *(
         (setting({name: '"0.123"'}), name, "fatal", "0.123")
         for name in (
@@ -123,7 +123,7 @@ def test_older_records_are_read_and_what_they_lack_is_said(first: Path, tmp_path
     dirty = build.build_comparison(
         [first, a_study(tmp_path / "three", lambda v, c: (older(v, c), v.update(dirty=True))[0])]
     )
-    assert dirty.reasons == ["not recorded, so that it cannot be shown to agree: code that computes"]
+    assert dirty.reasons == ["not recorded, so agreement cannot be shown: code that computes"]
 
 
 def loading(version: str, **changed: str) -> Change:
@@ -190,4 +190,4 @@ def test_without_saved_settings_the_hash_of_the_schedule_decides(first: Path, tm
         for path in folder.glob("runs/*/config"):
             path.unlink()
     assert build.build_comparison([first, same]).absolute
-    assert "cannot be said in what" in build.build_comparison([first, other]).reasons[0]
+    assert "the differing setting is unknown" in build.build_comparison([first, other]).reasons[0]
