@@ -159,10 +159,13 @@ LEARNED_SETTINGS = (
 )  # fmt: skip
 CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS)
 BUDGET = "a budget only sets the number of iterations, which the row schedule compares"
+FORMER = ("BUDGET_EQUAL_TOKENS",)  # symbols of older studies
 SPEED = "it changes speed and rounding, not the computed function"
 ASIDE = "it changes no training step"
 WITHOUT_EFFECT = {
-    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TOKENS": BUDGET,
+    **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TIME": BUDGET, **dict.fromkeys(FORMER, BUDGET),
+    "GPT2_HARD_LIMIT": "it only cuts runs short, which the row schedule shows",
+    "EQUIVALENCE_MARGIN_PERCENT": "it changes a study's verdicts, not its losses",
     "COMPILE": SPEED, "CPU_THREADS": SPEED,
     "ALTERNATION_RECOMPUTE": "it changes speed and memory; the numbers are the same to the bit",
     "DATA_WORKERS": ASIDE, "EVAL_INTERVAL_TOKENS": ASIDE, "CHECKPOINT_SECONDS": ASIDE, "HELLASWAG": ASIDE,
