@@ -30,6 +30,7 @@ from pages.document import (
     figures,
     render_markdown,
     render_terminal,
+    terminal_table,
 )
 from pages.markup import WIDTH, ColorLabel, Detail, Strong, single_line, to_plain
 from pages.page import render_html
@@ -114,6 +115,14 @@ def test_columns_are_aligned_and_a_wide_table_becomes_blocks() -> None:
         f"  first: {'x' * 60}",
         f"  second: {'y' * 60}",
     ]
+
+
+@pytest.mark.parametrize("second", range(44, 54))
+def test_columns_move_together_before_a_table_becomes_blocks(second: int) -> None:
+    shown = terminal_table(Table(["name", "value"], [["a" * 50, "b" * second]]))
+    assert max(map(len, shown)) <= WIDTH
+    gap = 2 if second <= 48 else 1
+    assert shown[1] == ("a" * 50 + " " * gap + "b" * second if second <= 49 else f"  value: {'b' * second}")
 
 
 def test_a_sentence_appears_in_all_three_forms() -> None:
