@@ -254,6 +254,29 @@ class RunRecord(JsonObject):
     faults: tuple[Fault, ...] = ()
     spikes: tuple[Spike, ...] = ()
 
+    @property
+    def truncated(self) -> bool:
+        """Whether the run ended before its planned iterations."""
+        return self.schedule is not None and self.schedule.cut
+
+
+@dataclass(frozen=True)
+class FinishedValidation(Validation):
+    """A validation with a finite loss."""
+
+    loss: float
+
+
+@dataclass(frozen=True)
+class FinishedRecord(RunRecord):
+    """A record whose results count: these parts are known. A type for readers; `load` returns RunRecord."""
+
+    fingerprint: Fingerprint
+    target: Target
+    batch: Batch
+    progress: Progress
+    validation: FinishedValidation
+
 
 def append_metrics(file: TextIO, line: dict[str, Any]) -> None:
     """Append one JSON object as a line and flush it, so that a killed run loses none."""

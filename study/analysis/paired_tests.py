@@ -47,11 +47,12 @@ def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
     def right(run: Run, key: str) -> list[float]:
         if run.name not in files:
             files[run.name] = _read(run.file(study_dir, "hellaswag.json"))
-        values, scored = files[run.name].get(key), run.record["hellaswag"] or {}
+        values, scored = files[run.name].get(key), run.record.hellaswag
         if not isinstance(values, list) or set(map(type, values)) != {bool}:
             return []
         same = (
-            len(values) == scored.get("items")
+            scored is not None
+            and len(values) == scored.items
             and abs(sum(values) / len(values) - scored[MEASURES[key]]) < 1e-6
         )
         return values if same else []

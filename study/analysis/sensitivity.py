@@ -76,7 +76,7 @@ def seed_hours(used: Sequence[Run]) -> float | None:
     """Return the hours that one seed of every variant takes, evaluation included; None where no clock is known."""
     by_variant: dict[str, list[float]] = {}
     for run in used:
-        clock = run.record["clock"]
+        clock = run.record.clock
         if clock:
             by_variant.setdefault(run.variant, []).append(clock.total)
     return math.fsum(mean(seconds) for seconds in by_variant.values()) / 3600 if by_variant else None

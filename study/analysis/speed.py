@@ -68,8 +68,8 @@ def slopes(runs: Sequence[Run]) -> tuple[float, float] | None:
 
 
 def _slopes(run: Run) -> list[float]:
-    end: int = run.record["progress"]["tokens"]
-    final: float = run.record["validation"]["loss"]
+    end: int = run.record.progress.tokens
+    final: float = run.record.validation.loss
     points: Mapping[int, float] = losses(run.record)
     late = {tokens: loss for tokens, loss in points.items() if end / 2 <= tokens <= SETTLED * end}
     return [(loss - final) / math.log(end / tokens) for tokens, loss in late.items()]

@@ -78,7 +78,7 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     symbols = read_symbols(run_dir / "config")
     config = Config.from_symbols(symbols)
     loaded, notes = _finished_model(run_dir, record, iterations)
-    name = str(record["variant"])
+    name = str(record.variant)
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
     model = build_model(config.model, chosen.attention)
     try:
@@ -89,14 +89,14 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
             f"the checkpoint of {run_dir} does not fit the model in its config: {reason}"
         ) from error
     shares = _shares(name, model, config.model.layers)
-    return TrainedRun(record["run"], name, record["seed"], loaded.iteration, config, model, shares, notes)
+    return TrainedRun(record.run, name, record.seed, loaded.iteration, config, model, shares, notes)
 
 
 def _finished_model(
     run_dir: Path, record: run_record.RunRecord, iterations: int | None
 ) -> tuple[checkpoint.Loaded, list[str]]:
     """Return the checkpoint and its notes. An extended run gives the model of its finished length."""
-    counts = saved_counts(run_dir, "run") if record["status"] != "finished" else []
+    counts = saved_counts(run_dir, "run") if record.status != "finished" else []
     if iterations in saved_counts(run_dir, "run"):
         counts = [iterations]
     for count in reversed(counts):
@@ -219,7 +219,7 @@ def inspect_study(study_dir: Path) -> list[str]:
     first = {run.variant: run for run in reversed(counted)}  # runs are sorted by seed: the lowest wins
     chosen = list(first.values())[::-1]
     existing = read_study(study_dir)
-    wanted = {(run.name, run.record["progress"]["iterations"]) for run in chosen}
+    wanted = {(run.name, run.record.progress.iterations) for run in chosen}
     if not wanted or (existing and {(run.name, run.iteration) for run in existing[0]} == wanted):
         return []
     runs, failed = [], []

@@ -184,17 +184,15 @@ def _schedule_hash(studies: Sequence[LoadedStudy], reason: str) -> Check:
 def _variables(studies: Sequence[LoadedStudy]) -> list[Check]:
     """One row for each environment variable that any run has."""
     subject = "environment variables"
-    recorded: list[list[dict[str, Any]]] = [
-        [member.record.get("environment") or {} for member in study.members] for study in studies
-    ]
+    recorded = [[member.record.environment for member in study.members] for study in studies]
     if not all(entry for group in recorded for entry in group):
         values = ["recorded" if all(group) else NOT_RECORDED for group in recorded]
         reason = "older records lack the variables that change numbers, so a difference cannot be excluded"
         return [Check("environment", subject, NOT_RECORDED, tuple(values), reason, False)]
-    names = sorted({name for group in recorded for entry in group for name in entry["variables"]})
+    names = sorted({name for group in recorded for entry in group if entry for name in entry.variables})
     checks = []
     for name in names:
-        found = [{str(entry["variables"].get(name, NOT_SET)) for entry in group} for group in recorded]
+        found = [{str(entry.variables.get(name, NOT_SET)) for entry in group if entry} for group in recorded]
         values = [" and ".join(sorted(group)) for group in found]
         changes = VARIABLES.get(name, FORMAT)
         if len(set.union(*found)) <= 1:
@@ -257,14 +255,14 @@ def _modules(
 
 
 def _hashes(member: Member) -> dict[str, str]:
-    code = (member.record.get("environment") or {}).get("code") or {}
-    return {name: str(digest) for name, digest in code.items()}
+    environment = member.record.environment
+    return {name: str(digest) for name, digest in environment.code.items()} if environment else {}
 
 
 def _mark(member: Member) -> str:
     """The commit, and whether there were uncommitted changes."""
-    commit = (member.record["commit"] or NOT_RECORDED)[:12]
-    return f"{commit} and changes" if member.record["dirty"] else commit
+    commit = (member.record.commit or NOT_RECORDED)[:12]
+    return f"{commit} and changes" if member.record.dirty else commit
 
 
 def _by_commit(members: list[list[Member]]) -> Check:
@@ -272,7 +270,7 @@ def _by_commit(members: list[list[Member]]) -> Check:
     marks = [{_mark(member) for member in group} for group in members]
     values = [" and ".join(sorted(group)) or "-" for group in marks]
     known = all(
-        member.record["commit"] and member.record["dirty"] is False for group in members for member in group
+        member.record.commit and member.record.dirty is False for group in members for member in group
     )
     if known and len(set.union(*marks)) == 1:
         return _check("code", subject, EQUAL, values, "")

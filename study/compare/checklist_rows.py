@@ -33,18 +33,18 @@ class Rule:
 
 def fingerprint(entry: str) -> Callable[[Member], Values | None]:
     """An entry of the fingerprint, shortened."""
-    return lambda member: _one(_short(member.record["fingerprint"][entry]))
+    return lambda member: _one(_short(member.record.fingerprint[entry]))
 
 
 def _target(key: str) -> Callable[[Member], Values | None]:
-    return lambda member: _one(member.record["target"][key])
+    return lambda member: _one(member.record.target[key])
 
 
 def _environment(*keys: str) -> Callable[[Member], Values | None]:
     """The first of the keys that has a value; "none" where the record has the environment and none of them."""
 
     def read(member: Member) -> Values | None:
-        environment = member.record.get("environment")
+        environment = member.record.environment
         if not environment:
             return None
         return {"": next((str(environment[key]) for key in keys if environment.get(key) is not None), "none")}
@@ -53,8 +53,8 @@ def _environment(*keys: str) -> Callable[[Member], Values | None]:
 
 
 def _triton(member: Member) -> Values | None:
-    environment = member.record.get("environment") or {}
-    return {"": environment["triton"] or "none"} if "triton" in environment else None
+    environment = member.record.environment
+    return {"": environment.triton or "none"} if environment and "triton" in environment else None
 
 
 def _one(value: Any) -> Values | None:
@@ -67,26 +67,26 @@ def _short(digest: str) -> str:
 
 
 def _weights(member: Member) -> Values | None:
-    value = member.record["fingerprint"]["initial_weights"]
+    value = member.record.fingerprint.initial_weights
     return None if value == NOT_RECORDED else {f"seed {member.run.seed}": _short(value)}
 
 
 def _schedule(member: Member) -> Values | None:
-    planned = member.record.get("schedule")
+    planned = member.record.schedule
     if not planned:
         return None
-    done = member.record["progress"]["iterations"]
+    done = member.record.progress.iterations
     warmup = f", {planned['warmup_iterations']:,} of warm-up" if "warmup_iterations" in planned else ""
     return {member.run.variant: f"{done:,} of {planned['iterations']:,} iterations{warmup}"}
 
 
 def _parameters(member: Member) -> Values | None:
-    count = member.record["parameters"]
+    count = member.record.parameters
     return None if count is None else {member.run.variant: f"{count:,}"}
 
 
 def _batch(*keys: str) -> Callable[[Member], Values | None]:
-    return lambda member: {"": " x ".join(f"{member.record['batch'][key]:,}" for key in keys)}
+    return lambda member: {"": " x ".join(f"{member.record.batch[key]:,}" for key in keys)}
 
 
 def _hellaswag(member: Member) -> Values | None:
@@ -120,7 +120,7 @@ RULES = (
     Rule("precision", "attention backend", _target("attention_backend"), HARMLESS,
         "every backend computes exact softmax attention; the order of sums differs"),
     Rule("machine", "device", _target("device"), HARMLESS, "rounding differs between cards; times and memory too"),
-    Rule("machine", "driver", lambda member: {"": member.record["target"]["driver"] or "none"}, HARMLESS, VERSION),
+    Rule("machine", "driver", lambda member: {"": member.record.target.driver or "none"}, HARMLESS, VERSION),
     Rule("machine", "CUDA or ROCm", _environment("cuda", "rocm"), HARMLESS, VERSION),
     Rule("machine", "cuDNN or MIOpen", _environment("cudnn"), HARMLESS, VERSION),
     Rule("machine", "CPU threads", _environment("threads"), HARMLESS, "sums are split among threads: rounding only"),
@@ -130,10 +130,10 @@ RULES = (
     Rule("libraries", "numpy", _environment("numpy"), HARMLESS,
         "it shuffles the batches: if the order changed, the losses part at the first step"),
     Rule("libraries", "python", _environment("python"), HARMLESS, "the text it prepares is compared under data"),
-    Rule("code", "commit", lambda member: _one(member.record["commit"] and member.record["commit"][:12]), HARMLESS,
+    Rule("code", "commit", lambda member: _one(member.record.commit and member.record.commit[:12]), HARMLESS,
         "the rows on code show the differences"),
     Rule("code", "uncommitted changes",
-        lambda member: None if member.record["dirty"] is None else _one("yes" if member.record["dirty"] else "no"),
+        lambda member: None if member.record.dirty is None else _one("yes" if member.record.dirty else "no"),
         HARMLESS, "the rows on code show the differences"),
 )  # fmt: skip
 

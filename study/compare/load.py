@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from gpt2.artifacts.run_record import FinishedRecord
 from gpt2.config.dotconfig import ConfigError, parse_lines
 from gpt2.system.errors import UserError
 from study.records.runs import Run
@@ -39,7 +39,7 @@ class Member:
     config: dict[str, str] | None
 
     @property
-    def record(self) -> Any:
+    def record(self) -> FinishedRecord:
         return self.run.record
 
 

@@ -96,7 +96,7 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     ranked = [name for name in names if seeds and table[name].keys() >= set(seeds)]
     why_not = "" if len(seeds) > 1 else NO_ORDER if seeds else ALL_CUT
     ends = {
-        member.record["progress"]["tokens"]
+        member.record.progress.tokens
         for (name, seed), member in study.keyed().items()
         if name in ranked
         and seed in seeds
@@ -119,7 +119,7 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
 def _final_losses(study: LoadedStudy, variant: str) -> dict[int, float]:
     """Final losses of the variant by seed, without the runs that were cut short."""
     return {
-        seed: float(member.record["validation"]["loss"])
+        seed: float(member.record.validation.loss)
         for (name, seed), member in study.keyed().items()
         if name == variant and member.run.name not in study.report.cut
     }

@@ -82,7 +82,7 @@ def _seeds(study: LoadedStudy) -> list[Text]:
 
 def _cut(study: LoadedStudy) -> list[Text]:
     """Runs that were cut short."""
-    names = [member.run.name for member in study.members if (member.record.get("schedule") or {}).get("cut")]
+    names = [member.run.name for member in study.members if member.record.truncated]
     if not names:
         return []
     meaning = (

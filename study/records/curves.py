@@ -67,9 +67,9 @@ def _validations(run: Run) -> dict[int, tuple[float, float]]:
     """Tokens -> (training seconds, loss) of each evaluation with a finite loss."""
     known = losses(run.record)
     return {
-        int(row[0]): (float(row[1] or 0.0), float(row[2]))
-        for row in run.record["validation"]["history"]
-        if row[0] in known and row[2] is not None
+        row.tokens: (row.train_seconds, row.loss)
+        for row in run.record.validation.history
+        if row.tokens in known and row.loss is not None
     }
 
 
@@ -90,7 +90,7 @@ def _curve(variant: str, seeds: int, points: list[list[tuple[float, float, float
 def training_curves(study_dir: Path, used: Sequence[Run]) -> list[Curve]:
     """Means over BINS spans of tokens that all variants share; a span counts where every seed has a step in it."""
     each = max(BINS // 2, LINES // max(1, len(used)))
-    end = max((run.record["progress"]["tokens"] for run in used), default=0)
+    end = max((run.record.progress.tokens for run in used), default=0)
     curves = []
     for variant, runs in grouped(used).items():
         binned = [seen for run in runs if (seen := _binned(run.file(study_dir, "metrics.jsonl"), each, end))]
@@ -142,8 +142,8 @@ def probabilities(used: Sequence[Run]) -> list[Probabilities]:
     """Of every variant that learns one: the evaluations that all its seeds share, and the mean last one."""
     found = []
     for variant, runs in grouped(used).items():
-        learned = [(run.record["learned"] or {}).get("history") or [] for run in runs]
-        histories = [{int(tokens): layers for tokens, layers in history} for history in learned if history]
+        learned = [(run.record.learned and run.record.learned.history) or () for run in runs]
+        histories = [{row.tokens: list(row.probability) for row in history} for history in learned if history]
         if not histories:
             continue
         shared = thinned(sorted(set.intersection(*(set(history) for history in histories))), POINTS)

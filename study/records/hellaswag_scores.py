@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gpt2.artifacts.run_record import RunRecord
 from study.stats.statistics import pooled_proportion
 
 CHANCE = 0.25  # four endings
@@ -43,43 +44,45 @@ def near_chance(rate: float, error: float) -> bool:
     return abs(rate - CHANCE) <= 2 * error
 
 
-def scored_items(seen: Any) -> Items | None:
+def scored_items(record: RunRecord) -> Items | None:
     """The items of a record's score; None where it has none."""
-    score = seen["hellaswag"] or {}
-    if not {"acc", "acc_norm"} <= set(score) or not score.get("items"):
+    score = record.hellaswag
+    if not score or score.acc is None or score.acc_norm is None or not score.items:
         return None
-    return Items(score["items"], score.get("items_sha256", ""))
+    return Items(score.items, score.items_sha256 or "")
 
 
-def common_items(records: Sequence[Any]) -> Items | None:
+def common_items(records: Sequence[RunRecord]) -> Items | None:
     """The items of the most records, or the first of equals: the scores of the study are those on these items."""
-    counted = Counter(items for seen in records if (items := scored_items(seen)))
+    counted = Counter(items for record in records if (items := scored_items(record)))
     return counted.most_common(1)[0][0] if counted else None
 
 
-def left_out(records: Sequence[Any]) -> list[str]:
+def left_out(records: Sequence[RunRecord]) -> list[str]:
     """A note for each set of items that is not the common one: which runs were scored on it and do not count."""
     common = common_items(records)
     others: dict[Items, list[str]] = {}
-    for seen in records:
-        items = scored_items(seen)
+    for record in records:
+        items = scored_items(record)
         if items and items != common:
-            others.setdefault(items, []).append(seen["run"])
+            others.setdefault(items, []).append(record.run)
     return [
         f"HellaSwag leaves out {', '.join(names)}: scored on {items}, the others on {common}"
         for items, names in others.items()
     ]
 
 
-def hellaswag(records: Sequence[Any], common: Items | None) -> HellaSwagScore:
+def hellaswag(records: Sequence[RunRecord], common: Items | None) -> HellaSwagScore:
     """Pooled over the records that have a score on the common items; the reason where there is none."""
-    scores = [seen["hellaswag"] for seen in records if scored_items(seen)]
-    same = [seen["hellaswag"] for seen in records if common and scored_items(seen) == common]
+    scores = [record for record in records if scored_items(record)]
+    same = [record.hellaswag for record in scores if record.hellaswag and scored_items(record) == common]
     if common is None or not same:
-        reasons = [r["hellaswag"]["absent"] for r in records if r["hellaswag"] and "absent" in r["hellaswag"]]
+        reasons = [
+            record.hellaswag.absent for record in records if record.hellaswag and record.hellaswag.absent
+        ]
         reason = OTHER_ITEMS if scores else (reasons or ["not asked for"])[0]
         return HellaSwagScore(None, None, None, None, 0, 0, False, reason)
-    acc, acc_error = pooled_proportion([score["acc"] for score in same], common.number)
-    norm, norm_error = pooled_proportion([score["acc_norm"] for score in same], common.number)
+    acc, acc_error = pooled_proportion([score.acc or 0.0 for score in same], common.number)
+    norm, norm_error = pooled_proportion([score.acc_norm or 0.0 for score in same], common.number)
     near = near_chance(acc, acc_error) or near_chance(norm, norm_error)
     return HellaSwagScore(acc, acc_error, norm, norm_error, common.number, len(same), near, "")

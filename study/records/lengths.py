@@ -34,15 +34,15 @@ class Length:
         Raises RecordError if run.json cannot be read.
         """
         record = run_record.load(run_dir)
-        count = self.iterations.get(record["variant"])
+        count = self.iterations.get(record.variant)
         if count is not None and (run_dir / f"run-{count}.json").exists():
             return run_record.load(run_dir, f"run-{count}.json"), count
         return record, None
 
     def has_finished(self, record: run_record.RunRecord) -> bool:
         """Whether the record is of a finished run of this length."""
-        planned = (record["schedule"] or {}).get("iterations")
-        return record["status"] == "finished" and planned == self.iterations.get(record["variant"])
+        planned = record.schedule.iterations if record.schedule else None
+        return record.status == "finished" and planned == self.iterations.get(record.variant)
 
 
 @dataclass(frozen=True)
@@ -111,5 +111,5 @@ def _finished(study_dir: Path, length: Length) -> dict[int, set[str]]:
         except run_record.RecordError:
             continue
         if length.has_finished(record):
-            found.setdefault(record["seed"], set()).add(record["variant"])
+            found.setdefault(record.seed, set()).add(record.variant)
     return found

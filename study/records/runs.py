@@ -6,25 +6,30 @@ Needs no torch. Runs that are missing, unfinished, unreadable or not comparable 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from gpt2.artifacts import run_record
+from gpt2.artifacts.run_record import FinishedRecord, RunRecord
 from ra.names import PATTERNS
 from study.records.lengths import Length, saved_name
 
 BASELINE = "B"
 # of every run; initial weights: at each seed
 SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation")
-UNREAD = run_record.blank("?", "?", 0)  # the record of a run whose run.json is missing or unreadable
+UNREAD = cast(
+    "FinishedRecord", run_record.blank("?", "?", 0)
+)  # the record of a run whose run.json is missing or unreadable
 
 
 @dataclass
 class Run:
-    """One run of the report. used: whether its numbers count; why_not: the reason if they do not."""
+    """One run of the report. used: whether its numbers count; why_not: the reason if they do not.
+
+    record: complete if the run is used; UNREAD if run.json is missing or unreadable.
+    """
 
     name: str
     variant: str
@@ -32,7 +37,7 @@ class Run:
     status: str
     used: bool
     why_not: str = ""
-    record: Any = field(default=UNREAD, repr=False)
+    record: FinishedRecord = field(default=UNREAD, repr=False)
     saved_at: int | None = None  # the count under which results of a shorter length are saved
 
     def file(self, study_dir: Path, name: str) -> Path:
@@ -58,38 +63,40 @@ def read_runs(study_dir: Path, length: Length | None = None) -> list[Run]:
 
 def _read(folder: Path, length: Length | None) -> Run:
     try:
-        seen, saved_at = length.record(folder) if length else (run_record.load(folder), None)
+        record, saved_at = length.record(folder) if length else (run_record.load(folder), None)
     except run_record.RecordError as error:
         return Run(folder.name, "?", None, "unreadable", False, str(error))
-    status = str(seen["status"])
-    reason = _why_not(seen, folder.name)
-    if not reason and length and not length.has_finished(seen):
-        reason = (
-            f"it has {seen['progress']['iterations']} iterations, and this report shows runs of {length.text}"
+    reason = _why_not(record, folder.name)
+    if not reason and length and not length.has_finished(record):
+        made = record.progress.iterations if record.progress else 0
+        reason = f"it has {made} iterations, and this report shows runs of {length.text}"
+    complete = cast("FinishedRecord", record)
+    return Run(
+        folder.name, record.variant, record.seed, record.status, not reason, reason, complete, saved_at
+    )
+
+
+def _why_not(record: RunRecord, name: str) -> str:
+    """Return why the numbers of a record in folder `name` do not count; "" if they do."""
+    if record.run != name or run_record.run_name(record.variant, record.seed) != name:
+        return (
+            f"its record is that of {record.run} ({record.variant}, seed {record.seed}), not of this folder"
         )
-    return Run(folder.name, seen["variant"], seen["seed"], status, not reason, reason, seen, saved_at)
-
-
-def _why_not(seen: Any, name: str) -> str:
-    """Why the numbers of a record in folder `name` do not count; empty where they do."""
-    if seen["run"] != name or run_record.run_name(seen["variant"], seen["seed"]) != name:
-        return f"its record is that of {seen['run']} ({seen['variant']}, seed {seen['seed']}), not of this folder"
-    if seen["status"] != "finished":
-        return seen["error"] or f"it is {seen['status']}"
-    unknown = [
-        key for key in ("validation", "progress", "fingerprint", "batch", "target") if seen[key] is None
-    ]
+    if record.status != "finished":
+        return record.error or f"it is {record.status}"
+    parts = ("validation", "progress", "fingerprint", "batch", "target")
+    unknown = [name for name in parts if getattr(record, name) is None]
     if unknown:
         return f"its record says finished but has no {', '.join(unknown)}"
-    if not isinstance(seen["validation"]["loss"], (int, float)) or not losses(seen):
+    if not record.validation or record.validation.loss is None or not losses(record):
         return "it has no finite validation loss"
     return ""
 
 
-def losses(seen: Any) -> dict[int, float]:
-    """Tokens -> validation loss in nats, of every evaluation of a record that gave a finite loss."""
-    rows = [row for row in seen["validation"]["history"] if len(row) == 3 and None not in (row[0], row[2])]
-    return {int(row[0]): float(row[2]) for row in rows if math.isfinite(row[2])}
+def losses(record: RunRecord) -> dict[int, float]:
+    """Return tokens -> validation loss in nats, of every evaluation with a finite loss."""
+    history = record.validation.history if record.validation else ()
+    return {row.tokens: row.loss for row in history if row.loss is not None}
 
 
 def _expected(study_dir: Path) -> tuple[int, list[str]]:
@@ -131,7 +138,7 @@ def _refuse_other_experiments(runs: list[Run]) -> None:
 
 def _refuse(runs: list[Run], entries: tuple[str, ...], of: str) -> None:
     """Exclude runs with another fingerprint than most runs, or than the baseline where no fingerprint has the most."""
-    prints = {run.name: tuple(run.record["fingerprint"][entry] for entry in entries) for run in runs}
+    prints = {run.name: tuple(run.record.fingerprint[entry] for entry in entries) for run in runs}
     count = Counter(prints.values())
     with_baseline = {prints[run.name] for run in runs if run.variant == BASELINE}
     usual = max(count, key=lambda seen: (count[seen], seen in with_baseline), default=())
@@ -150,16 +157,14 @@ def _refuse(runs: list[Run], entries: tuple[str, ...], of: str) -> None:
 def provenance(runs: list[Run]) -> list[str]:
     """What a reader must know of where the numbers come from: commits, changes, devices that differ."""
     said = []
-    commits = Counter(str(run.record["commit"])[:12] for run in runs)
+    commits = Counter(str(run.record.commit)[:12] for run in runs)
     if len(commits) > 1:
         listed = ", ".join(f"{commit} ({count})" for commit, count in commits.most_common())
         said.append(f"The runs come from different commits: {listed}.")
-    dirty = [run.name for run in runs if run.record["dirty"]]
+    dirty = [run.name for run in runs if run.record.dirty]
     if dirty:
         said.append(f"{len(dirty)} of {len(runs)} runs had uncommitted changes in the repository.")
-    machines = Counter(
-        f"{run.record['target']['device']}, {run.record['target']['dtype']}" for run in runs
-    ).most_common()
+    machines = Counter(f"{run.record.target.device}, {run.record.target.dtype}" for run in runs).most_common()
     if len(machines) > 1:
         listed = "; ".join(f"{name} ({count})" for name, count in machines)
         said.append(

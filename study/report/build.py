@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt2.artifacts.run_record import FinishedRecord, RunRecord
 from ra.names import PATTERNS, is_control_arm
 from study.analysis.equivalence import (
     Losses,
@@ -114,10 +115,10 @@ def build_report(study_dir: Path) -> Report:
     )
     first = used[0].record if used else None
     plan, unreadable = _plan(study_dir, shown.length.plan if shown.length else plan_file.FILE)
-    ends = {run.record["progress"]["tokens"] for run in used}
+    ends = {run.record.progress.tokens for run in used}
     short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
-    final = _table(ended, variants, lambda seen: seen["validation"]["loss"])
+    final = _table(ended, variants, lambda record: record.validation.loss)
     controls = control_losses(final)
     floor = noise_floor(controls)
     verdicts = judge(final, plan.equivalence_margin if plan else MARGIN)
@@ -157,16 +158,16 @@ def updates(report: Report, variant: str) -> tuple[float, float] | None:
     return pair if pair[0] != pair[1] else None
 
 
-def _table(used: list[Run], variants: list[str], value: Callable[[dict[str, Any]], float]) -> Losses:
+def _table(used: list[Run], variants: list[str], value: Callable[[FinishedRecord], float]) -> Losses:
     return {
         name: {run.seed: value(run.record) for run in used if run.variant == name and run.seed is not None}
         for name in variants
     }
 
 
-def was_cut(seen: dict[str, Any]) -> bool:
+def was_cut(record: RunRecord) -> bool:
     """Whether the training clock ended the run before its schedule did."""
-    return bool((seen.get("schedule") or {}).get("cut"))
+    return record.schedule is not None and record.schedule.cut
 
 
 def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:
@@ -179,12 +180,12 @@ def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Ite
         return [seen[part][key] for seen in records if seen[part] and seen[part][key] is not None]
 
     speeds, mfu = known("throughput", "tokens_per_second"), known("throughput", "mfu")
-    best = [min([*losses(seen).values(), seen["validation"]["loss"]]) for seen in ended]
+    best = [min([*losses(seen).values(), seen.validation.loss]) for seen in ended]
     return Row(
         variant=name,
         control=is_control_arm(name),
-        seeds=sorted(run.record["seed"] for run in own),
-        final_loss=mean_interval([seen["validation"]["loss"] for seen in ended]) if ended else None,
+        seeds=sorted(run.record.seed for run in own),
+        final_loss=mean_interval([seen.validation.loss for seen in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
         against_baseline=paired(final, name),
         hellaswag=hellaswag(records, items),
@@ -209,8 +210,8 @@ def _learned(used: list[Run]) -> dict[str, dict[str, list[float]]]:
     """Alternation probabilities a layer, mean over seeds, at the first and the last evaluation."""
     found: dict[str, dict[str, list[float]]] = {}
     for name in dict.fromkeys(run.variant for run in used):
-        learned = [run.record["learned"] for run in used if run.variant == name]
-        histories = [[row[1] for row in seen.get("history", [])] for seen in learned if seen]
+        learned = [run.record.learned for run in used if run.variant == name]
+        histories = [[row.probability for row in one.history or ()] for one in learned if one]
         histories = [history for history in histories if history]
         if histories:
             found[name] = {
@@ -232,7 +233,7 @@ def _plan(study_dir: Path, name: str) -> tuple[Plan | None, list[str]]:
 
 def _notes(planned: list[str], used: list[Run]) -> list[str]:
     """Provenance first, then the notes of the plan and of the runs, each once."""
-    own = [f"{run.name}: {note}" for run in used for note in run.record.get("notes", [])]
+    own = [f"{run.name}: {note}" for run in used for note in run.record.notes]
     others = left_out([run.record for run in used])
     return list(dict.fromkeys([*provenance(used), *others, *planned, *own]))
 

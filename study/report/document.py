@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpt2.artifacts.run_record import RunRecord
 from pages.components import legend
 from pages.document import (
     HTML,
@@ -138,15 +139,16 @@ def _runs(report: Report) -> Section:
 
 
 def _run(run: Run) -> list[Text]:
-    validation, progress = run.record.get("validation") or {}, run.record.get("progress") or {}
-    loss, seconds = validation.get("loss"), progress.get("train_seconds")
+    record: RunRecord = run.record  # not complete where the run is not used
+    loss = record.validation.loss if record.validation else None
+    progress = record.progress
     return [
         run.name if run.status == "missing" else Link(run.name, f"runs/{run.name}/run.json"),
         run.status,
         "yes" if run.used else f"no: {run.why_not}",
-        perplexity(loss) if isinstance(loss, (int, float)) else "-",
-        f"{progress['tokens']:,.0f}" if progress.get("tokens") is not None else "-",
-        f"{seconds:,.1f}" if seconds is not None else "-",
+        perplexity(loss) if loss is not None else "-",
+        f"{progress.tokens:,.0f}" if progress else "-",
+        f"{progress.train_seconds:,.1f}" if progress else "-",
     ]
 
 

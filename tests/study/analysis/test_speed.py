@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpt2.artifacts import run_record
 from gpt2.system import files
 from study.analysis.speed import slopes
 from study.records.runs import Run
@@ -67,15 +68,17 @@ def test_a_loss_that_is_linear_in_ln_tokens_has_that_slope_exactly() -> None:
         [tokens, 1.0, 4.0 + 0.3 * math.log(value["progress"]["tokens"] / tokens)]
         for tokens, _, _ in value["validation"]["history"]
     ]
-    assert slopes([Run("B0", "B", 0, "finished", True, record=value)]) == pytest.approx((0.3, 0.3))
+    assert slopes([Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))]) == pytest.approx(
+        (0.3, 0.3)
+    )
 
 
 def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_line(tmp_path: Path) -> None:
     value = a_record("B", 0, 9.0)
     value["validation"]["history"] = [[STEPS * UPDATE * 6 // 10, 1.0, 4.0]]
-    assert slopes([Run("B0", "B", 0, "finished", True, record=value)]) is None
+    assert slopes([Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))]) is None
     value["validation"]["history"] = []
-    assert slopes([Run("B0", "B", 0, "finished", True, record=value)]) is None
+    assert slopes([Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))]) is None
     assert slopes([]) is None
 
 

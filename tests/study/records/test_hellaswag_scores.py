@@ -53,17 +53,21 @@ def test_a_study_of_one_set_of_items_leaves_nothing_out(tmp_path: Path) -> None:
     assert "leaves out" not in rendered.markdown(made)
 
 
+def scored(score: dict[str, Any] | None) -> run_record.RunRecord:
+    return run_record.from_json(run_record.blank("B0", "B", 0) | {"hellaswag": score})
+
+
 def test_the_items_of_most_runs_count_and_of_equally_many_those_that_come_first() -> None:
-    records = [{"hellaswag": a_score(digest)} for digest in (OTHER, ONE, ONE, OTHER)]
+    records = [scored(a_score(digest)) for digest in (OTHER, ONE, ONE, OTHER)]
     assert common_items(records[:3]) == Items(400, ONE)
     assert common_items(records) == Items(400, OTHER)
-    assert common_items([{"hellaswag": None}, {"hellaswag": {"absent": "no network"}}]) is None
+    assert common_items([scored(None), scored({"absent": "no network"})]) is None
 
 
 def test_items_that_nobody_recorded_count_with_their_like_and_with_no_others() -> None:
-    older = [{"hellaswag": a_score(None)}] * 2
+    older = [scored(a_score(None))] * 2
     assert hellaswag(older, common_items(older)).runs == 2
-    mixed = [*older, {"hellaswag": a_score(ONE)}]
+    mixed = [*older, scored(a_score(ONE))]
     assert hellaswag(mixed, common_items(mixed)).runs == 2
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gpt2.artifacts import run_record
 from gpt2.system import files
 from pages import components
 from study.records import curves, runs
@@ -301,7 +302,7 @@ def test_records_without_an_environment_or_a_variable_say_so_or_nothing(tmp_path
 def test_a_hostile_variant_is_inert_in_every_figure(tmp_path: Path) -> None:
     name = "<a href='javascript:x'>"
     value = a_record(name, 0, 4.0)
-    one = runs.Run(value["run"], name, 0, "finished", True, record=value)
+    one = runs.Run(value["run"], name, 0, "finished", True, record=run_record.from_json(value))
     for curve in (curves.validation_curves([one]),):
         drawn = figures.loss_curves(curve, 1, "validation", True)
         assert "<a" not in json.dumps(drawn)
