@@ -14,7 +14,7 @@ from gpt2.system.errors import UserError, run_command
 from pages.document import render_terminal
 from study.compare import build, write
 from study.compare.load import LoadedStudy
-from study.compare.sections import terminal_document
+from study.compare.sections import comparison_document
 
 
 def default_folder(studies: Sequence[LoadedStudy]) -> Path:
@@ -33,7 +33,7 @@ def main() -> int:
     if (folder / "runs").exists() or (folder.exists() and not folder.is_dir()):
         raise UserError(f"OUT={folder} is a study or a file; fix: name a folder for the comparison")
     written = write.write_comparison(comparison, folder)
-    print(render_terminal(terminal_document(comparison)), *(f"wrote {path}" for path in written), sep="\n")
+    print(render_terminal(comparison_document(comparison)), *(f"wrote {path}" for path in written), sep="\n")
     return 0
 
 

@@ -1,42 +1,52 @@
-"""Compare the training losses of the same run in two studies at equal iterations.
+"""Compare training losses of the same run in two studies at equal iterations.
 
-The same variant and seed sees the same batches from the same weights, so its two curves differ by rounding at first
-and drift apart as training amplifies it. There are two limits: one percent, and the spread of the control arms of one
-study at the same seed (the A/A envelope), which differ by noise alone.
+The same variant and seed has the same batches and initial weights in both, so its curves first differ by rounding and
+then separate as training amplifies it. They are compared with a tolerance of one percent, and with the A/A envelope:
+the differences between control arms of one study at the same seed, which are noise alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 
 from ra.names import is_control_arm
-from study.compare.load import LoadedStudy, TrainingCurve, read_curve
+from study.compare.load import LoadedStudy, read_curve
 from study.stats.statistics import mean
 
-RULE = 0.01  # relative error of the loss
-SHARE = 0.1  # of the shared iterations, in the early and in the late part
-WINDOWS = 50  # running means are over a fiftieth of the shared iterations, at least SMALLEST
-SMALLEST = 5
+TOLERANCE = 0.01  # relative difference of the loss
+TENTH = 0.1  # of the shared iterations: the early and the late part
+WINDOWS = 50  # a running mean spans 1 / WINDOWS of the shared iterations, at least SMALLEST_WINDOW
+SMALLEST_WINDOW = 5
 POINTS = 200  # of a curve in a figure
-Curve = dict[int, float]
+Curve = dict[int, float]  # iteration -> value
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Relative difference of two curves: at the first shared iteration, mean over the first and last tenth."""
+    """Relative difference of two curves: at the first shared iteration, means over the first and the last tenth."""
 
     first: float
     early: float
     late: float
 
+    @classmethod
+    def largest(cls, errors: Iterable[Errors]) -> Errors:
+        """Return the largest value of each part."""
+        return cls(*map(max, zip(*((one.first, one.early, one.late) for one in errors), strict=True)))
+
+    def within(self, limit: Errors) -> bool:
+        """Whether every part is at most the limit's."""
+        return self.first <= limit.first and self.early <= limit.early and self.late <= limit.late
+
 
 @dataclass(frozen=True)
 class Alignment:
-    """One run in two studies. errors |a - b| / a; parts_...: see `parts_at`.
+    """One run in two studies.
 
     envelope: the largest errors between two control arms of one seed, in either study; None without two arms.
+    parts_from_...: the first iteration beyond the limit, see `parts_at`.
     curve, envelope_curve: running means at up to POINTS iterations, for a figure.
     """
 
@@ -47,57 +57,52 @@ class Alignment:
     iterations: int
     errors: Errors
     envelope: Errors | None
-    parts_from_rule: int | None
+    parts_from_tolerance: int | None
     parts_from_envelope: int | None
     unreadable: int
     curve: Curve
     envelope_curve: Curve
 
     @property
-    def within_rule(self) -> bool:
-        return max(self.errors.first, self.errors.early, self.errors.late) <= RULE
+    def within_tolerance(self) -> bool:
+        return self.errors.within(Errors(TOLERANCE, TOLERANCE, TOLERANCE))
 
     @property
     def within_envelope(self) -> bool | None:
-        """Whether the two runs differ by no more than control arms: at the first step, early and late.
+        """Whether the errors are at most those between control arms.
 
-        Control arms are different functions of the same weights, so they differ at the first step. Two runs of one
-        function on the same batch differ there by rounding alone. A larger difference means other weights or batches.
+        Control arms are different functions of the same weights, so they differ at the first step already. The same
+        run differs there by rounding only; a larger first error means other weights or batches.
         """
-        if self.envelope is None:
-            return None
-        return all(
-            getattr(self.errors, part) <= getattr(self.envelope, part) for part in ("first", "early", "late")
-        )
+        return None if self.envelope is None else self.errors.within(self.envelope)
 
 
-def relative(one: Curve, other: Curve) -> Curve:
-    """|one - other| / |one| at the iterations that both have."""
-    shared = sorted(one.keys() & other.keys())
-    return {k: abs(one[k] - other[k]) / max(abs(one[k]), 1e-12) for k in shared}
+def relative_difference(one: Curve, other: Curve) -> Curve:
+    """Return |one - other| / |one| at the shared iterations."""
+    return {k: abs(one[k] - other[k]) / max(abs(one[k]), 1e-12) for k in sorted(one.keys() & other.keys())}
 
 
-def errors(difference: Curve) -> Errors:
-    """Summarize relative differences at one or more iterations."""
+def summarize(difference: Curve) -> Errors:
+    """Summarize a curve of at least one relative difference."""
     values = [difference[k] for k in sorted(difference)]
-    part = max(1, round(SHARE * len(values)))
+    part = max(1, round(TENTH * len(values)))
     return Errors(values[0], mean(values[:part]), mean(values[-part:]))
 
 
-def running(difference: Curve) -> Curve:
-    """Iteration k -> mean over the window that begins at k, for full windows only."""
+def running_means(difference: Curve) -> Curve:
+    """Return iteration k -> mean over the full window that starts at k."""
     places = sorted(difference)
-    width = min(len(places), max(SMALLEST, len(places) // WINDOWS))
+    width = min(len(places), max(SMALLEST_WINDOW, len(places) // WINDOWS))
     sums = [0.0, *accumulate(difference[k] for k in places)]
     return {places[n]: max(sums[n + width] - sums[n], 0.0) / width for n in range(len(places) - width + 1)}
 
 
 def parts_at(difference: Curve, limit: Curve | float) -> int | None:
-    """The first iteration at which the difference and the mean of its window exceed the limit; None without one.
+    """Return the first iteration at which the value and its running mean are above the limit; None if none is.
 
-    A limit that is a curve applies where it has a point.
+    A limit that is a curve applies at its own iterations only.
     """
-    for k, value in running(difference).items():
+    for k, value in running_means(difference).items():
         bound = limit if isinstance(limit, float) else limit.get(k)
         if bound is not None and min(value, difference[k]) > bound:
             return k
@@ -105,70 +110,60 @@ def parts_at(difference: Curve, limit: Curve | float) -> int | None:
 
 
 def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
-    """Align each run that counts in both studies and shares an iteration, seed by seed."""
-    left, right = one.keyed(), other.keyed()
-    shared = sorted(left.keys() & right.keys(), key=lambda key: (key[1], key[0]))
-    curves = {
-        (study.label, key): read_curve(member.run.file(study.path, "metrics.jsonl"))
-        for study, members in ((one, left), (other, right))
-        for key, member in members.items()
-    }
-    envelopes = {
-        seed: _envelope([_arms(study, curves, seed) for study in (one, other)])
-        for seed in {seed for _, seed in shared}
-    }
+    """Compare every run that counts in both studies and shares an iteration; seed by seed."""
+    runs = [one.keyed(), other.keyed()]
+    curves = [
+        {key: read_curve(member.run.file(study.path, "metrics.jsonl")) for key, member in members.items()}
+        for study, members in zip((one, other), runs, strict=True)
+    ]
+    envelopes: dict[int, tuple[Errors | None, Curve]] = {}
     found = []
-    for variant, seed in shared:
-        a, b = (curves[study.label, (variant, seed)] for study in (one, other))
-        difference = relative(a.losses, b.losses)
+    for variant, seed in sorted(runs[0].keys() & runs[1].keys(), key=lambda key: (key[1], key[0])):
+        a, b = (table[variant, seed] for table in curves)
+        difference = relative_difference(a.losses, b.losses)
         if not difference:
             continue
-        widest, highest = envelopes[seed]
+        if seed not in envelopes:
+            arms = [
+                [c.losses for (name, at), c in table.items() if at == seed and is_control_arm(name)]
+                for table in curves
+            ]
+            envelopes[seed] = _envelope(arms)
+        envelope, envelope_curve = envelopes[seed]
         found.append(
             Alignment(
                 studies=(one.label, other.label),
-                run=left[variant, seed].run.name,
+                run=runs[0][variant, seed].run.name,
                 variant=variant,
                 seed=seed,
                 iterations=len(difference),
-                errors=errors(difference),
-                envelope=widest,
-                parts_from_rule=parts_at(difference, RULE),
-                parts_from_envelope=parts_at(difference, highest),
+                errors=summarize(difference),
+                envelope=envelope,
+                parts_from_tolerance=parts_at(difference, TOLERANCE),
+                parts_from_envelope=parts_at(difference, envelope_curve),
                 unreadable=a.unreadable + b.unreadable,
-                curve=thinned(running(difference)),
-                envelope_curve=thinned(highest),
+                curve=thinned(running_means(difference)),
+                envelope_curve=thinned(envelope_curve),
             )
         )
     return found
 
 
-def _arms(
-    study: LoadedStudy, curves: dict[tuple[str, tuple[str, int]], TrainingCurve], seed: int
-) -> list[Curve]:
-    """The curves of the study's control arms at a seed."""
-    keys = [key for key in study.keyed() if key[1] == seed and is_control_arm(key[0])]
-    return [curves[study.label, key].losses for key in keys]
-
-
-def _envelope(arms: Sequence[Sequence[Curve]]) -> tuple[Errors | None, Curve]:
-    """The largest errors, and at each iteration the largest running mean, of any two arms of one study."""
-    pairs = [pair for curves in arms for x, y in combinations(curves, 2) if (pair := relative(x, y))]
+def _envelope(arms: list[list[Curve]]) -> tuple[Errors | None, Curve]:
+    """Return the largest errors, and the largest running mean at each iteration, of two arms of one study."""
+    pairs = [pair for own in arms for x, y in combinations(own, 2) if (pair := relative_difference(x, y))]
     if not pairs:
         return None, {}
-    found = [errors(pair) for pair in pairs]
-    widest = Errors(max(e.first for e in found), max(e.early for e in found), max(e.late for e in found))
     highest: Curve = {}
     for pair in pairs:
-        for k, value in running(pair).items():
+        for k, value in running_means(pair).items():
             highest[k] = max(highest.get(k, 0.0), value)
-    return widest, highest
+    return Errors.largest(map(summarize, pairs)), highest
 
 
 def thinned(curve: Curve) -> Curve:
-    """At most POINTS of the points, evenly spaced, with the first and the last."""
+    """Return at most POINTS points, evenly spread, with the first and the last."""
     places = sorted(curve)
     if len(places) <= POINTS:
         return curve
-    chosen = [places[round(n * (len(places) - 1) / (POINTS - 1))] for n in range(POINTS)]
-    return {k: curve[k] for k in chosen}
+    return {k: curve[k] for k in (places[round(n * (len(places) - 1) / (POINTS - 1))] for n in range(POINTS))}

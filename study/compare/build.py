@@ -1,4 +1,4 @@
-"""Compare two or more studies by their records, as far as the checklist allows. Needs no torch."""
+"""Compare two or more studies from their records. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 from ra.names import is_control_arm
 from study.compare.alignment import Alignment, align
 from study.compare.checklist import FATAL, Check, blocking, checklist
-from study.compare.load import LoadedStudy, Member, read_studies
+from study.compare.load import LoadedStudy, read_studies
 from study.compare.ranking import Across, Ranking, across, ordered, rank
 from study.records.runs import BASELINE, losses
-from study.report.build import common_tokens
 from study.stats.statistics import Interval, mean, mean_interval
 
 ARMS = "control arms"
@@ -22,9 +21,9 @@ ARMS = "control arms"
 
 @dataclass
 class AbsoluteRow:
-    """A variant at the last tokens at which all of its shared runs were evaluated.
+    """A variant at the last token count at which all of its shared runs were evaluated.
 
-    losses: one for each study; differences: of each study but the first to the first, paired by seed.
+    losses: in nats, one for each study. differences: to the first study, paired by seed, one for each later study.
     """
 
     variant: str
@@ -37,7 +36,7 @@ class AbsoluteRow:
 
 @dataclass
 class RelativeRow:
-    """A variant against the baseline of its study, paired by seed; None where a study lacks the pair."""
+    """A variant minus the baseline of its own study, paired by seed; None where a study lacks one of them."""
 
     variant: str
     control: bool
@@ -46,7 +45,7 @@ class RelativeRow:
 
 @dataclass
 class StudyComparison:
-    """The whole comparison. absolute is empty where `reasons` has an entry."""
+    """All results. reasons: why losses cannot be compared; `absolute` is empty then."""
 
     studies: list[LoadedStudy]
     checks: list[Check]
@@ -59,17 +58,16 @@ class StudyComparison:
 
 
 def build_comparison(paths: Sequence[Path]) -> StudyComparison:
-    """Read the studies and compare them. CompareError where a folder is not a study."""
+    """Read and compare studies. CompareError if a path is not a study."""
     studies = read_studies(paths)
-    empty = [study.label for study in studies if not study.members]
+    empty = [f"{study.label} has no finished run" for study in studies if not study.members]
     if empty:
-        reasons = [f"{name} has no finished run" for name in empty]
-        return StudyComparison(studies, [], reasons, [], [], [], [], [])
+        return StudyComparison(studies, [], empty, [], [], [], [], [])
     checks = checklist(studies)
     reasons = _reasons(checks)
     absolute = [] if reasons else _absolute(studies)
     if not absolute and not reasons:
-        reasons = ["the runs that they share were never evaluated at the same number of tokens"]
+        reasons = ["the shared runs were never evaluated at the same number of tokens"]
     return StudyComparison(
         studies=studies,
         checks=checks,
@@ -83,17 +81,19 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
 
 
 def _reasons(checks: list[Check]) -> list[str]:
-    """Reasons against comparing losses: each fatal difference, then the entries that no record has."""
-    fatal = [check for check in blocking(checks) if check.status == FATAL]
-    unknown = [check.subject for check in blocking(checks) if check.status != FATAL]
-    reasons = [f"{check.subject} ({' | '.join(check.values)}): {check.reason}" for check in fatal]
+    """Return why losses cannot be compared: fatal differences, then missing entries."""
+    blocks = blocking(checks)
+    reasons = [
+        f"{one.subject} ({' | '.join(one.values)}): {one.reason}" for one in blocks if one.status == FATAL
+    ]
+    unknown = [check.subject for check in blocks if check.status != FATAL]
     if unknown:
         reasons.append(f"not recorded, so agreement cannot be shown: {', '.join(unknown)}")
     return reasons
 
 
 def _absolute(studies: Sequence[LoadedStudy]) -> list[AbsoluteRow]:
-    """One row for each shared variant with an evaluation in common, and one for all control arms together."""
+    """Return a row for each shared variant, and one for the mean of the control arms."""
     tables = [study.keyed() for study in studies]
     shared = set.intersection(*(set(table) for table in tables))
     names = ordered({name for name, _ in shared})
@@ -101,80 +101,54 @@ def _absolute(studies: Sequence[LoadedStudy]) -> list[AbsoluteRow]:
     arms = [name for name in names if is_control_arm(name)]
     if len(arms) > 1:
         groups[ARMS] = arms
-    rows = [_absolute_row(name, members, tables, shared) for name, members in groups.items()]
-    return [row for row in rows if row]
-
-
-def _absolute_row(
-    name: str,
-    members: list[str],
-    tables: list[dict[tuple[str, int], Member]],
-    shared: set[tuple[str, int]],
-) -> AbsoluteRow | None:
-    """Average `members` at each seed that all of them have; None where their runs share no evaluation."""
-    seeds = sorted(
-        set.intersection(*({seed for variant, seed in shared if variant == one} for one in members))
-    )
-    runs = [[table[one, seed].run for one in members for seed in seeds] for table in tables]
-    tokens = common_tokens([run for group in runs for run in group])
-    if tokens is None:
-        return None
-    values = [
-        [mean([losses(table[one, seed].record)[tokens] for one in members]) for seed in seeds]
-        for table in tables
-    ]
-    differences = [[b - a for a, b in zip(values[0], other, strict=True)] for other in values[1:]]
-    return AbsoluteRow(
-        variant=name,
-        control=all(is_control_arm(one) for one in members),
-        seeds=seeds,
-        tokens=tokens,
-        losses=[mean_interval(group) for group in values],
-        differences=[mean_interval(group) for group in differences],
-    )
+    rows = []
+    for name, variants in groups.items():
+        by_variant = [{seed for variant, seed in shared if variant == one} for one in variants]
+        seeds = sorted(set.intersection(*by_variant))
+        # by study, seed and variant: tokens -> loss
+        curves = [
+            [[losses(table[one, seed].record) for one in variants] for seed in seeds] for table in tables
+        ]
+        evaluated = [set(curve) for study in curves for seed in study for curve in seed]
+        if evaluated and (tokens := max(set.intersection(*evaluated), default=None)):
+            values = [[mean([curve[tokens] for curve in seed]) for seed in study] for study in curves]
+            rows.append(
+                AbsoluteRow(
+                    variant=name,
+                    control=is_control_arm(variants[0]),
+                    seeds=seeds,
+                    tokens=tokens,
+                    losses=[mean_interval(study) for study in values],
+                    differences=[
+                        mean_interval([b - a for a, b in zip(values[0], study, strict=True)])
+                        for study in values[1:]
+                    ],
+                )
+            )
+    return rows
 
 
 def _relative(studies: Sequence[LoadedStudy]) -> list[RelativeRow]:
-    tables = [{row.variant: row for row in study.report.rows} for study in studies]
+    tables = [{row.variant: row.against_baseline for row in study.report.rows} for study in studies]
     names = ordered({name for table in tables for name in table} - {BASELINE})
-    return [
-        RelativeRow(
-            name,
-            is_control_arm(name),
-            [table[name].against_baseline if name in table else None for table in tables],
-        )
-        for name in names
-    ]
+    return [RelativeRow(name, is_control_arm(name), [table.get(name) for table in tables]) for name in names]
 
 
 def as_json(comparison: StudyComparison) -> dict[str, Any]:
-    """The comparison as plain data; the records stay where they are."""
-    return {
-        "schema": 1,
-        "studies": [
-            {
-                "label": study.label,
-                "path": str(study.path),
-                "notes": study.notes,
-                "runs": [
-                    {
-                        key: getattr(run, key)
-                        for key in ("name", "variant", "seed", "status", "used", "why_not")
-                    }
-                    for run in study.report.runs
-                ],
-            }
-            for study in comparison.studies
-        ],
-        "checks": [dataclasses.asdict(check) for check in comparison.checks],
-        "reasons": comparison.reasons,
-        "absolute": [dataclasses.asdict(row) for row in comparison.absolute],
-        "relative": [dataclasses.asdict(row) for row in comparison.relative],
-        "alignments": [
-            dataclasses.asdict(line)
-            | {"within_rule": line.within_rule, "within_envelope": line.within_envelope}
-            for line in comparison.alignments
-        ],
-        "rankings": [dataclasses.asdict(ranking) for ranking in comparison.rankings],
-        "across": [dataclasses.asdict(row) for row in comparison.across],
-    }
+    """Return the comparison as plain data, without the records."""
+    run_fields = ("name", "variant", "seed", "status", "used", "why_not")
+    studies = [
+        {
+            "label": study.label,
+            "path": str(study.path),
+            "notes": study.notes,
+            "runs": [{key: getattr(run, key) for key in run_fields} for run in study.report.runs],
+        }
+        for study in comparison.studies
+    ]
+    value: dict[str, Any] = {"schema": 1, "studies": studies, "reasons": comparison.reasons}
+    for part in ("checks", "absolute", "relative", "alignments", "rankings", "across"):
+        value[part] = [dataclasses.asdict(row) for row in getattr(comparison, part)]
+    for row, line in zip(value["alignments"], comparison.alignments, strict=True):
+        row |= {"within_tolerance": line.within_tolerance, "within_envelope": line.within_envelope}
+    return value

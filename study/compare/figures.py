@@ -1,4 +1,4 @@
-"""The figures of a comparison as plain data for plotly: changes of perplexity, and differences of training losses."""
+"""Draw changes of perplexity and differences of training losses for plotly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from pages.components import color
 from pages.markup import escape_figure
-from study.compare.alignment import RULE, Alignment
+from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
 from study.records.runs import BASELINE
 from study.stats.statistics import Interval, perplexity_percent
@@ -97,7 +97,7 @@ def curves(lines: list[Alignment], variants: list[str]) -> dict[str, Any]:
             noise = {"color": "var(--noise)", "width": 1.4, "dash": "dot"}
             data.append(_curve(envelope, noise, f"control arms, seed {seed}", None))
     rule = {"color": "var(--ink)", "width": 1.2, "dash": "dash"}
-    data.append(_curve({1: RULE, last: RULE}, rule, "one percent", None))
+    data.append(_curve({1: TOLERANCE, last: TOLERANCE}, rule, "one percent", None))
     return {
         "data": data,
         "layout": {

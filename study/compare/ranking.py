@@ -64,7 +64,6 @@ class Ranking:
     cut: list[str]
     floor: NoiseFloor | None
     verdicts: list[Verdict]
-    same_tokens: bool  # whether its control arms ended at the same tokens
 
 
 @dataclass
@@ -95,14 +94,6 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     seeds = _seeds(table)
     ranked = [name for name in names if seeds and table[name].keys() >= set(seeds)]
     why_not = "" if len(seeds) > 1 else NO_ORDER if seeds else ALL_CUT
-    ends = {
-        member.record.progress.tokens
-        for (name, seed), member in study.keyed().items()
-        if name in ranked
-        and seed in seeds
-        and is_control_arm(name)
-        and member.run.name not in study.report.cut
-    }
     return Ranking(
         study=study.label,
         seeds=seeds,
@@ -112,7 +103,6 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
         cut=list(study.report.cut),
         floor=study.report.floor,
         verdicts=study.report.verdicts,
-        same_tokens=len(ends) <= 1,
     )
 
 

@@ -1,49 +1,54 @@
-"""A comparison as a document: sentences, tables and figures for compare.html, compare.md and the terminal."""
+"""Build the comparison as a document for compare.html, compare.md and the terminal."""
 
 from __future__ import annotations
 
 from pages.components import legend
 from pages.document import (
+    HTML,
+    MARKDOWN,
+    TERMINAL,
     Block,
     BulletList,
     Details,
     Document,
     Figure,
+    Only,
     Paragraph,
     Section,
     Table,
 )
 from pages.markup import Detail, Strong, Text, number_with_detail
 from study.compare import figures
-from study.compare.alignment import RULE, Alignment
+from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
 from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, Check
 from study.compare.ranking import Ranking
-from study.compare.sentences import above_table, counts, error, order_note, ranking_note, sentences
+from study.compare.sentences import counts, error, order_note, ranking_note, sentences, table_introduction
 from study.records.runs import BASELINE
 from study.report.sentences import change, perplexity, shown
 
+PAGES = (HTML, MARKDOWN)
 ALIGNMENT = (
     "Relative difference of the training losses of the same run in two studies: at the first shared iteration, and as "
     "means over the first and the last tenth. A/A is the largest such difference between two control arms of one seed "
     "in either study. Control arms start as different functions of the same weights. A first step beyond A/A therefore "
-    "means different weights, batches or precision. A curve parts at the first iteration from which the difference and "
-    "the mean of all later ones are beyond the limit."
+    "means different weights, batches or precision. A curve parts at the first iteration at which the difference and "
+    "its running mean are above the limit."
 )
 RANKING = (
-    "A place is known only as far as noise permits. Control arms share their mean and one range of places. A real "
-    "change is above or below them by its study's own verdict. Two real changes differ by a paired t test over the "
-    "seeds, adjusted by Holm's method over the pairs."
+    "Noise permits a range of places for each variant. Control arms share their mean and one range. A real change is "
+    "above or below them by its study's own verdict. Two real changes differ by a paired t test over the seeds, "
+    "adjusted by Holm's method over the pairs."
 )
 ACROSS = (
-    "Places that noise permits, among the variants that all studies have. The studies agree on a variant where they "
+    "Places that noise permits, among the variants that all studies have. The studies agree on a variant if they "
     "separate it from the same other variants in the same direction."
 )
 WORST_FIRST = (FATAL, NOT_RECORDED, HARMLESS, EQUAL)
 
 
 def comparison_document(comparison: StudyComparison) -> Document:
-    """compare.html and compare.md."""
+    """Return the whole comparison; the terminal leaves out explanations and shows short tables."""
     title = " | ".join(study.label for study in comparison.studies)
     blocks: list[Block] = [BulletList(sentences(comparison))]
     if comparison.checks:
@@ -53,60 +58,41 @@ def comparison_document(comparison: StudyComparison) -> Document:
             _alignment_section(comparison),
             _order_section(comparison),
         ]
-    return Document(title, [*blocks, *_run_sections(comparison)], subtitle="Studies side by side")
-
-
-def terminal_document(comparison: StudyComparison) -> Document:
-    """The comparison in short: sentences, checklist, main table, curves and order."""
-    blocks: list[Block] = [BulletList(sentences(comparison))]
-    if comparison.checks:
-        blocks += [
-            Section(f"checklist: {counts(comparison)}", [BulletList(_check_lines(comparison))]),
-            Paragraph(above_table(comparison)),
-            main_table(comparison, brief=True),
-        ]
-        blocks += [
-            Section(f"training losses at equal iterations, {names}", [alignment_table(lines, brief=True)])
-            for names, lines in pairs(comparison)
-        ]
-        for ranking in comparison.rankings:
-            blocks.append(Paragraph(ranking_note(ranking)))
-            blocks += [ranking_table(ranking)] if ranking.places else []
-        blocks.append(Paragraph(order_note(comparison)))
-    return Document("", blocks)
+    blocks.append(Only(PAGES, _run_sections(comparison)))
+    return Document(title, blocks, subtitle="Comparison of studies")
 
 
 # ---- sections
 
 
 def _main_section(comparison: StudyComparison) -> Section:
-    title = "At equal tokens" if comparison.absolute else f"Against each study's {BASELINE}"
-    blocks: list[Block] = [Paragraph(above_table(comparison))]
+    title = "At equal tokens" if comparison.absolute else f"Each study against its own {BASELINE}"
+    blocks: list[Block] = [Paragraph(table_introduction(comparison))]
     if drawn := figures.changes(comparison):
         caption = "Change of perplexity with its 95 % interval. An open circle is one seed: no interval, no evidence."
         blocks.append(Figure("changes", drawn, caption))
-    return Section(title, [*blocks, main_table(comparison)])
+    blocks += [
+        Only(PAGES, [_main_table(comparison)]),
+        Only((TERMINAL,), [_main_table(comparison, brief=True)]),
+    ]
+    return Section(title, blocks)
 
 
 def _checklist_section(comparison: StudyComparison) -> Section:
-    """The rows that differ, the worst first, and the equal rows behind a fold."""
+    """Show the entries that differ, the worst first, then the equal ones behind a fold."""
     labels = [study.label for study in comparison.studies]
-    differing, equal = [], []
-    for check in sorted(
-        comparison.checks, key=lambda check: (WORST_FIRST.index(check.status), not check.blocks)
-    ):
-        if check.status == EQUAL:
-            equal.append([check.subject, *check.values])
-        else:
-            differing.append([check.subject, _status(check), *check.values])
-    columns = range(1, 2 + len(labels))
-    blocks: list[Block] = [Paragraph(f"{counts(comparison)}.")]
+    checks = sorted(comparison.checks, key=lambda check: (WORST_FIRST.index(check.status), not check.blocks))
+    differing = [[check.subject, _status(check), *check.values] for check in checks if check.status != EQUAL]
+    equal = [[check.subject, *check.values] for check in checks if check.status == EQUAL]
+    columns = tuple(range(1, 2 + len(labels)))
+    tables: list[Block] = []
     if differing:
-        blocks.append(Table(["must agree", "status", *labels], differing, tuple(columns)))
+        tables.append(Table(["entry", "status", *labels], differing, columns))
     if equal:
-        table = Table(["agrees", *labels], equal, tuple(columns)[:-1])
-        blocks.append(Details(f"{len(equal)} rows that are equal", [table]))
-    return Section("Checklist", blocks)
+        table = Table(["entry", *labels], equal, columns[:-1])
+        tables.append(Details(f"{len(equal)} entries that are equal", [table]))
+    lines = Only((TERMINAL,), [BulletList(_check_lines(checks))])
+    return Section("Checklist", [Paragraph(f"{counts(comparison)}."), Only(PAGES, tables), lines])
 
 
 def _status(check: Check) -> Text:
@@ -114,32 +100,49 @@ def _status(check: Check) -> Text:
     return (status, Detail(f"({check.reason})")) if check.reason else status
 
 
+def _check_lines(checks: list[Check]) -> list[str]:
+    """Describe the entries that differ. Harmless entries that are not recorded share one line."""
+    silent = [check.subject for check in checks if check.status == NOT_RECORDED and not check.blocks]
+    lines = [
+        f"{check.status}: {check.subject}: {' | '.join(check.values)} ({check.reason})"
+        for check in checks
+        if check.status != EQUAL and check.subject not in silent
+    ]
+    if silent:
+        lines.append(f"{NOT_RECORDED}, so only the losses can show a difference: {', '.join(silent)}")
+    return lines
+
+
 def _alignment_section(comparison: StudyComparison) -> Section:
-    if not comparison.alignments:
-        return Section("", [])
     variants = list(dict.fromkeys(line.variant for line in comparison.alignments))
-    blocks: list[Block] = [Paragraph(ALIGNMENT), legend(variants)]
-    for number, (names, lines) in enumerate(pairs(comparison)):
+    pairs: dict[str, list[Alignment]] = {}
+    for line in comparison.alignments:
+        pairs.setdefault(" and ".join(line.studies), []).append(line)
+    blocks: list[Block] = [Only(PAGES, [Paragraph(ALIGNMENT)]), legend(variants)] if pairs else []
+    for number, (names, lines) in enumerate(pairs.items()):
         caption = (
-            f"{names}: relative difference of the training losses of the same run, running mean. "
-            f"Dashed: {error(RULE)}. Dotted: the largest difference between two control arms of one study at one seed."
+            f"{names}: relative difference of the training losses of the same run, running mean. Dashed: "
+            f"{error(TOLERANCE)}. Dotted: the largest difference between two control arms of one study at one seed."
         )
+        details = Details(f"{names}: {len(lines)} runs in numbers", [alignment_table(lines)])
+        brief: list[Block] = [Paragraph(names), alignment_table(lines, brief=True)]
         blocks += [
             Figure(f"curves{number}", figures.curves(lines, variants), caption),
-            Details(f"{names}: {len(lines)} runs in numbers", [alignment_table(lines)]),
+            Only(PAGES, [details]),
+            Only((TERMINAL,), brief),
         ]
-    if torn := sum(line.unreadable for line in comparison.alignments):
-        blocks.append(Paragraph(f"{torn} unreadable lines of metrics.jsonl were skipped."))
-    return Section("Do the curves coincide?", blocks)
+    if unreadable := sum(line.unreadable for line in comparison.alignments):
+        blocks.append(Paragraph(f"{unreadable} unreadable lines of metrics.jsonl were skipped."))
+    return Section("Do the training losses coincide?", blocks)
 
 
 def _order_section(comparison: StudyComparison) -> Section:
-    blocks: list[Block] = [Paragraph(RANKING), Paragraph(order_note(comparison))]
+    blocks: list[Block] = [Only(PAGES, [Paragraph(RANKING)]), Paragraph(order_note(comparison))]
     if any(ranking.places for ranking in comparison.rankings) and comparison.across:
-        blocks += [Paragraph(ACROSS), across_table(comparison)]
+        blocks.append(Only(PAGES, [Paragraph(ACROSS), _across_table(comparison)]))
     for ranking in comparison.rankings:
         blocks.append(Paragraph(ranking_note(ranking)))
-        blocks += [ranking_table(ranking)] if ranking.places else []
+        blocks += [_ranking_table(ranking)] if ranking.places else []
     return Section("Order of the variants", blocks)
 
 
@@ -158,107 +161,81 @@ def _run_sections(comparison: StudyComparison) -> list[Section]:
     ]
 
 
-def _check_lines(comparison: StudyComparison) -> list[str]:
-    """The rows that differ. Rows that are merely not recorded share one line."""
-    silent = [check for check in comparison.checks if check.status == NOT_RECORDED and not check.blocks]
-    lines = [
-        f"{check.status}: {check.subject}: {' | '.join(check.values)} ({check.reason})"
-        for check in comparison.checks
-        if check.status != EQUAL and check not in silent
-    ]
-    if silent:
-        names = ", ".join(check.subject for check in silent)
-        lines.append(f"{NOT_RECORDED}, so only the losses can show a difference: {names}")
-    return lines
-
-
 # ---- tables
 
 
-def main_table(comparison: StudyComparison, brief: bool = False) -> Table:
-    """Losses and changes where they may be compared, else changes to the baselines. brief: losses without interval."""
+def _main_table(comparison: StudyComparison, brief: bool = False) -> Table:
+    """Losses and changes, or changes to each study's baseline. brief: losses without interval."""
     labels = [study.label for study in comparison.studies]
     rows: list[list[Text]]
-    if comparison.absolute:
-        headings = [
-            "variant",
-            "seeds",
-            "tokens",
-            *labels,
-            *(f"{label} against {labels[0]}" for label in labels[1:]),
-        ]
+    if not comparison.absolute:
         rows = [
-            [
-                row.variant,
-                str(len(row.seeds)),
-                f"{row.tokens:,}",
-                *(perplexity(loss.mean) if brief else number_with_detail(shown(loss)) for loss in row.losses),
-                *(number_with_detail(change(difference, False)) for difference in row.differences),
-            ]
-            for row in comparison.absolute
+            [row.variant, *(number_with_detail(change(one, row.control)) for one in row.against_baseline)]
+            for row in comparison.relative
         ]
-        return Table(headings, rows)
+        return Table(["variant", *(f"{label}: against its {BASELINE}" for label in labels)], rows)
     rows = [
         [
             row.variant,
-            *(number_with_detail(change(interval, row.control)) for interval in row.against_baseline),
+            str(len(row.seeds)),
+            f"{row.tokens:,}",
+            *(perplexity(loss.mean) if brief else number_with_detail(shown(loss)) for loss in row.losses),
+            *(number_with_detail(change(difference, False)) for difference in row.differences),
         ]
-        for row in comparison.relative
+        for row in comparison.absolute
     ]
-    return Table(["variant", *(f"{label}: against its {BASELINE}" for label in labels)], rows)
+    changes = [f"{label} against {labels[0]}" for label in labels[1:]]
+    return Table(["variant", "seeds", "tokens", *labels, *changes], rows)
 
 
 def alignment_table(lines: list[Alignment], brief: bool = False) -> Table:
     """One row for each run of a pair of studies. brief: the columns that fit into a terminal."""
     headings = [
-        "run", "iterations", "first step", "first tenth", "last tenth", f"within {error(RULE)}",
-        f"parts: {error(RULE)}", "parts: A/A", "A/A first step", "A/A first tenth", "A/A last tenth",
+        "run", "iterations", "first step", "first tenth", "last tenth", f"within {error(TOLERANCE)}",
+        f"parts: {error(TOLERANCE)}", "parts: A/A", "A/A first step", "A/A first tenth", "A/A last tenth",
     ]  # fmt: skip
+
+    def parts(at: int | None) -> str:
+        return f"{at:,}" if at else "never"
+
     rows = [
         [
             line.run,
             f"{line.iterations:,}",
-            error(line.errors.first),
-            error(line.errors.early),
-            error(line.errors.late),
-            "yes" if line.within_rule else "no",
-            f"{line.parts_from_rule:,}" if line.parts_from_rule else "never",
-            _parts_from_envelope(line),
-            error(line.envelope.first) if line.envelope else "-",
-            error(line.envelope.early) if line.envelope else "-",
-            error(line.envelope.late) if line.envelope else "-",
+            *(error(value) for value in (line.errors.first, line.errors.early, line.errors.late)),
+            "yes" if line.within_tolerance else "no",
+            parts(line.parts_from_tolerance),
+            *(
+                [parts(line.parts_from_envelope)]
+                + [error(value) for value in (line.envelope.first, line.envelope.early, line.envelope.late)]
+                if line.envelope
+                else ["-"] * 4
+            ),
         ]
         for line in lines
     ]
-    shown_columns = 8 if brief else len(headings)
-    return Table(headings[:shown_columns], [row[:shown_columns] for row in rows])
+    columns = 8 if brief else len(headings)
+    return Table(headings[:columns], [row[:columns] for row in rows])
 
 
-def _parts_from_envelope(line: Alignment) -> str:
-    if line.envelope is None:
-        return "-"
-    return f"{line.parts_from_envelope:,}" if line.parts_from_envelope else "never"
-
-
-def ranking_table(ranking: Ranking) -> Table:
+def _ranking_table(ranking: Ranking) -> Table:
     rows: list[list[Text]] = [
         [
-            place.variant + (" (one class)" if place.control else ""),
-            number_with_detail(shown(place.loss)),
-            str(place.place),
-            _places(place.low, place.high),
+            _with_class(one.variant, one.control),
+            number_with_detail(shown(one.loss)),
+            str(one.place),
+            _range(one.low, one.high),
         ]
-        for place in ranking.places
+        for one in ranking.places
     ]
     return Table(["variant", "perplexity", "observed place", "places that noise permits"], rows)
 
 
-def across_table(comparison: StudyComparison) -> Table:
-    """The places that noise permits in each study, among the variants that all of them have."""
+def _across_table(comparison: StudyComparison) -> Table:
     rows = [
         [
-            row.variant + (" (one class)" if row.control else ""),
-            *(_places(*places) if places else "-" for places in row.places),
+            _with_class(row.variant, row.control),
+            *(_range(*places) if places else "-" for places in row.places),
             row.agreement,
         ]
         for row in comparison.across
@@ -267,13 +244,9 @@ def across_table(comparison: StudyComparison) -> Table:
     return Table(["variant", *labels, "the studies"], rows, (1 + len(labels),))
 
 
-def _places(low: int, high: int) -> str:
+def _with_class(variant: str, control: bool) -> str:
+    return f"{variant} (control)" if control else variant
+
+
+def _range(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} to {high}"
-
-
-def pairs(comparison: StudyComparison) -> list[tuple[str, list[Alignment]]]:
-    """(both names, their alignments) of the first study with each other one that shares a curve with it."""
-    found: dict[tuple[str, str], list[Alignment]] = {}
-    for line in comparison.alignments:
-        found.setdefault(line.studies, []).append(line)
-    return [(" and ".join(names), lines) for names, lines in found.items()]

@@ -1,142 +1,140 @@
-"""The sentences of a comparison: what may be said, what may not, and why."""
+"""Put a comparison into sentences."""
 
 from __future__ import annotations
 
 from pages.markup import Strong, Text, join
 from ra.names import one_class
-from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE, Verdict
-from study.compare.alignment import RULE, Alignment, Errors
+from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE
+from study.compare.alignment import TOLERANCE, Alignment, Errors
 from study.compare.build import StudyComparison
 from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, blocking
 from study.compare.load import LoadedStudy
 from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking, ordered
 from study.records.runs import BASELINE
-from study.report.sentences import (
-    ONE_SEED,
-    dof_text,
-    percent,
-    seeds_text,
-    why_uncounted,
-)
+from study.report.sentences import ONE_SEED, dof_text, percent, seeds_text, why_uncounted
 from study.report.summary import at_equal_time, finding, numbers
 
 
 def sentences(comparison: StudyComparison) -> list[Text]:
-    """What a reader takes away, the most important first."""
-    lines: list[Text] = [allowed(comparison)]
-    lines += [line for study in comparison.studies for line in _seeds(study)]
-    controls = {row.variant for study in comparison.studies for row in study.report.rows if row.control}
-    if len(controls) > 1:
-        lines.append(one_class(ordered(controls)))
-    lines += [line for study in comparison.studies for line in _cut(study)]
-    lines += agreements(comparison)
-    lines += alignment_summary(comparison)
-    lines += [line for study in comparison.studies for line in _uncounted(study)]
-    return lines
+    """Return the main results, the most important first."""
+    studies = comparison.studies
+    controls = {row.variant for study in studies for row in study.report.rows if row.control}
+    return [
+        comparability(comparison),
+        *agreements(comparison),
+        *(line for study in studies for line in _seeds(study)),
+        *([one_class(ordered(controls))] if len(controls) > 1 else []),
+        *(line for study in studies for line in _cut(study)),
+        *alignment_summary(comparison),
+        *(line for study in studies for line in _uncounted(study)),
+    ]
 
 
-def allowed(comparison: StudyComparison) -> str:
-    """Whether losses of the studies may be set side by side."""
-    if comparison.absolute:
-        return "Losses may be compared as they are, at equal tokens: nothing on the checklist forbids it."
+def comparability(comparison: StudyComparison) -> Text:
+    """Say whether losses of different studies can be compared, and why."""
     listed = "; ".join(reason.rstrip(". ") for reason in comparison.reasons)
     if not comparison.checks:
         return f"There is nothing to compare: {listed}."
-    return f"Losses of these studies must not be compared with each other: {listed}."
-
-
-def above_table(comparison: StudyComparison) -> str:
-    """What the main table shows."""
     if comparison.absolute:
         return (
-            "Perplexity at the last tokens at which all shared runs of a variant were evaluated, mean over the shared "
-            "seeds [95 % interval]. The change is paired by seed, its intervals are one by one, and lower is better."
+            Strong("Comparable."),
+            " Data, model, batch, schedule, settings and code agree wherever they change a loss, so losses can be "
+            "compared at equal tokens.",
         )
     return (
-        f"Losses must not be compared between these studies ({_named(comparison)}). Instead, each study's variants "
-        f"against its own {BASELINE}, paired by seed, in percent of perplexity; lower is better. Where the studies ran "
-        "other experiments, even true effects may differ."
+        Strong("Not comparable."),
+        f" Losses of these studies must not be compared with each other: {listed}. Each study's variants are compared "
+        f"with its own {BASELINE} instead.",
     )
 
 
-def _named(comparison: StudyComparison) -> str:
-    """The reasons in short: differing entries with their values, unrecorded ones by name."""
+def table_introduction(comparison: StudyComparison) -> str:
+    """Describe the main table."""
+    if comparison.absolute:
+        return (
+            "Mean perplexity over the shared seeds, with its 95 % interval, at the last token count at which all "
+            "shared runs of a variant were evaluated. Lower is better. Changes are paired by seed; each has its own "
+            "95 % interval."
+        )
     blocks = blocking(comparison.checks)
     differing = [f"{check.subject} {' | '.join(check.values)}" for check in blocks if check.status == FATAL]
     unknown = [check.subject for check in blocks if check.status != FATAL]
-    if unknown:
-        differing.append(f"{NOT_RECORDED}: {', '.join(unknown)}")
-    return "; ".join(differing or comparison.reasons)
+    differing += [f"{NOT_RECORDED}: {', '.join(unknown)}"] if unknown else []
+    return (
+        f"Losses must not be compared between these studies ({'; '.join(differing or comparison.reasons)}). The table "
+        f"compares each study's variants with its own {BASELINE}, paired by seed, in percent of perplexity. Lower is "
+        "better. The studies are different experiments, so true effects may differ too."
+    )
 
 
 def _seeds(study: LoadedStudy) -> list[Text]:
-    """Say where a study has fewer seeds than a verdict needs."""
+    """Report too few seeds for a verdict, and the fix."""
     rows = study.report.rows
     seeds = max((len(row.seeds) for row in rows), default=VERDICT_SEEDS)
     if seeds >= VERDICT_SEEDS:
         return []
     if seeds == 1 and all(row.control for row in rows):
         return [(Strong(study.label), f": {ONE_SEED}.")]
-    return [(Strong(study.label), f": {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}.")]
+    fix = f"fix: CONFIG_SEEDS={VERDICT_SEEDS}, then `make`"
+    return [(Strong(study.label), f": {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}; {fix}.")]
 
 
 def _cut(study: LoadedStudy) -> list[Text]:
-    """Runs that were cut short."""
+    """Report runs that ended before their schedule."""
     names = [member.run.name for member in study.members if member.record.truncated]
     if not names:
         return []
     meaning = (
-        "They ended before the others, so their final losses count in no difference, no order and no verdict."
+        "Their final losses are excluded from every difference, order and verdict."
         if study.report.cut
-        else "What sets them apart may be the length of training alone."
+        else "Differences may come from the length of training alone."
     )
-    return [
-        (
-            Strong(study.label),
-            f": the schedule was cut in {len(names)} of {len(study.members)} runs: {', '.join(names)}. {meaning}",
-        )
-    ]
+    count = f"{len(names)} of {len(study.members)} runs"
+    return [(Strong(study.label), f": the schedule was cut in {count}: {', '.join(names)}. {meaning}")]
 
 
 def agreements(comparison: StudyComparison) -> list[Text]:
-    """The verdicts of the studies on each real change, and whether they agree."""
-    lines: list[Text] = []
-    for name in sorted(
-        {verdict.variant for study in comparison.studies for verdict in study.report.verdicts}
-    ):
-        said = {}
-        for study in comparison.studies:
-            for verdict in study.report.verdicts:
-                if verdict.variant == name:
-                    word = verdict.word
-                    when = at_equal_time(study.report, name)
-                    more = f", {when}" if when else ""
-                    said[study.label] = f"{word} ({percent(verdict.test.difference.mean)}{more})", word
-        listed = "; ".join(f"{label}: {text}" for label, (text, _) in said.items())
-        words = {word for _, word in said.values()}
-        if len(said) < 2:
-            together = "it is judged in one study only"
-        elif words == {CANNOT_TELL}:
-            together = "no study can tell"
-        elif len(words) == 1:
-            together = "they agree"
-        elif {BETTER, WORSE} <= words:
-            together = "they contradict each other"
-        elif CANNOT_TELL in words:
-            together = "not every study can tell, which is no contradiction"
-        else:
-            together = "equivalent within a margin and better or worse are no contradiction"
-        lines.append((Strong(name), f" against its study's control arms: {listed}; {together}."))
-    return lines
+    """Report the verdicts of the studies on each real change, and whether they agree."""
+    found: dict[str, list[tuple[str, str]]] = {}  # variant -> (verdict, text) of each study
+    for study in comparison.studies:
+        for verdict in study.report.verdicts:
+            when = at_equal_time(study.report, verdict.variant)
+            detail = ", ".join(filter(None, [percent(verdict.test.difference.mean), when]))
+            text = f"{study.label}: {verdict.word} ({detail})"
+            found.setdefault(verdict.variant, []).append((verdict.word, text))
+    return [
+        (
+            Strong(name),
+            f" against its study's control arms: {'; '.join(text for _, text in verdicts)}; "
+            f"{_agreement([word for word, _ in verdicts])}.",
+        )
+        for name, verdicts in sorted(found.items())
+    ]
+
+
+def _agreement(words: list[str]) -> str:
+    """Say whether verdicts agree."""
+    distinct = set(words)
+    if len(words) < 2:
+        return "only one study has this variant"
+    if distinct == {CANNOT_TELL}:
+        return "no study can tell"
+    if len(distinct) == 1:
+        return "they agree"
+    if {BETTER, WORSE} <= distinct:
+        return "they contradict each other"
+    if CANNOT_TELL in distinct:
+        return "not every study can tell, which is no contradiction"
+    return "equivalent within a margin and better or worse are no contradiction"
 
 
 def error(value: float) -> str:
-    """A relative error in percent, in as many digits as anyone reads."""
+    """Format a relative error in percent."""
     return f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"
 
 
 def alignment_summary(comparison: StudyComparison) -> list[str]:
-    """Two sentences a pair of studies: the one-percent rule, and the A/A envelope."""
+    """Compare training losses of each pair of studies with the tolerance and with the A/A envelope."""
     lines = []
     first = comparison.studies[0].label
     for other in comparison.studies[1:]:
@@ -146,26 +144,25 @@ def alignment_summary(comparison: StudyComparison) -> list[str]:
             if comparison.checks:
                 lines.append(f"Training losses of {names}: no run has a curve in both studies.")
             continue
-        within = sum(line.within_rule for line in pair)
-        worst = Errors(
-            *(max(getattr(line.errors, part) for line in pair) for part in ("first", "early", "late"))
-        )
+        within = sum(line.within_tolerance for line in pair)
+        worst = Errors.largest(line.errors for line in pair)
         lines.append(
-            f"Training losses of {names} at equal iterations: {within} of {len(pair)} runs agree within {error(RULE)} "
-            f"(largest error: first step {error(worst.first)}, first tenth {error(worst.early)}, last tenth "
-            f"{error(worst.late)}).{_envelope(pair)}"
+            f"Training losses of {names} at equal iterations: {within} of {len(pair)} runs agree within "
+            f"{error(TOLERANCE)} (largest error: first step {error(worst.first)}, first tenth {error(worst.early)}, "
+            f"last tenth {error(worst.late)}). {_envelope(pair)}"
         )
-        if any(check.status == FATAL and check.group != "study" for check in comparison.checks):
-            lines.append("Where the studies ran other experiments, their curves are expected to part.")
+    experiments_differ = any(check.status == FATAL and check.group != "study" for check in comparison.checks)
+    if lines and experiments_differ and comparison.alignments:
+        lines.append("Curves of different experiments are expected to separate.")
     return lines
 
 
 def _envelope(pair: list[Alignment]) -> str:
     known = [line.within_envelope for line in pair if line.within_envelope is not None]
     if not known:
-        return " No seed has two control arms, so there is no A/A envelope."
+        return "No seed has two control arms, so there is no A/A envelope."
     return (
-        f" {sum(known)} of {len(known)} differ by no more than control arms of one study do, at the first step and "
+        f"{sum(known)} of {len(known)} differ by no more than control arms of one study do, at the first step and "
         "over both tenths."
     )
 
@@ -173,18 +170,12 @@ def _envelope(pair: list[Alignment]) -> str:
 def _uncounted(study: LoadedStudy) -> list[str]:
     runs = [run for run in study.report.runs if not run.used]
     listed = ", ".join(f"{run.name} ({why_uncounted(run)})" for run in runs)
-    if not runs:
-        return []
-    return [f"{study.label}: {len(runs)} of {len(study.report.runs)} runs are not counted: {listed}."]
-
-
-def short_verdict(verdict: Verdict) -> Text:
-    """The verdict of one study on a real change, with its numbers."""
-    return (Strong(verdict.variant), f": {finding(verdict)} ({numbers(verdict)}).")
+    total = len(study.report.runs)
+    return [f"{study.label}: {len(runs)} of {total} runs are not counted: {listed}."] if runs else []
 
 
 def ranking_note(ranking: Ranking) -> Text:
-    """How sure the places of one study are; for one seed, which has none, its verdicts."""
+    """Describe how certain the places of one study are. Without places, give its verdicts."""
     floor = ranking.floor
     noise = (
         f"noise floor {floor.sigma:.2g} nats ({percent(floor.sigma).lstrip('+')} of perplexity, "
@@ -193,38 +184,39 @@ def ranking_note(ranking: Ranking) -> Text:
         else "no noise floor"
     )
     parts = [ranking.why_not or f"{len(ranking.seeds)} seeds", noise]
-    if not ranking.same_tokens:
-        parts.append("its control arms ended at different tokens, so their spread is not noise alone")
     if ranking.cut:
-        parts.append(f"left out since their schedule was cut short: {', '.join(ranking.cut)}")
+        parts.append(f"excluded because their schedule was cut: {', '.join(ranking.cut)}")
     if ranking.left_out and not ranking.why_not:
-        parts.append(f"left out for want of these seeds: {', '.join(ranking.left_out)}")
-    verdicts = [short_verdict(verdict) for verdict in ranking.verdicts] if ranking.why_not else []
+        parts.append(f"excluded because they lack these seeds: {', '.join(ranking.left_out)}")
+    verdicts: list[Text] = [
+        (Strong(verdict.variant), f": {finding(verdict)} ({numbers(verdict)}).")
+        for verdict in (ranking.verdicts if ranking.why_not else [])
+    ]
     return join(" ", [f"{ranking.study}: {'; '.join(parts)}.", *verdicts])
 
 
 def order_note(comparison: StudyComparison) -> str:
-    """Whether the studies put the variants that all of them have in one order."""
+    """Say whether the studies put their shared variants in one order."""
     without = [f"{one.study} ({one.why_not})" for one in comparison.rankings if one.why_not]
     if len(comparison.rankings) - len(without) < 2:
         return f"There are no orders to compare: {', '.join(without)}."
-    said = {row.agreement for row in comparison.across}
-    if not said:
-        found = "The orders cannot be compared: no variant is in all of them."
-    elif CONTRADICT in said:
+    found = {row.agreement for row in comparison.across}
+    if not found:
+        text = "The orders cannot be compared: the studies share no variant."
+    elif CONTRADICT in found:
         names = ", ".join(row.variant for row in comparison.across if row.agreement == CONTRADICT)
-        found = f"The orders contradict each other beyond noise: {names}."
-    elif said == {AGREE}:
-        found = "The orders agree."
-    elif said <= {NONE}:
-        found = "The orders neither agree nor contradict each other: no study finds a difference among the variants."
+        text = f"The orders contradict each other beyond noise: {names}."
+    elif found == {AGREE}:
+        text = "The orders agree."
+    elif found == {NONE}:
+        text = "The orders neither agree nor contradict each other: no study finds a difference among the variants."
     else:
-        found = "The orders do not contradict each other, but not every study can tell each variant's place."
-    return f"{found} Without an order: {', '.join(without)}." if without else found
+        text = "The orders do not contradict each other, but some studies cannot place every variant."
+    return f"{text} Without an order: {', '.join(without)}." if without else text
 
 
 def counts(comparison: StudyComparison) -> str:
-    """How many rows of the checklist are of each kind."""
+    """Count the checklist entries by status."""
     kinds = [check.status for check in comparison.checks]
     return ", ".join(
         f"{kinds.count(kind)} {kind}" for kind in (FATAL, NOT_RECORDED, HARMLESS, EQUAL) if kind in kinds

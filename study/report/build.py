@@ -90,13 +90,6 @@ class Report:
     not_configured: list[str]
 
 
-def common_tokens(runs: list[Run]) -> int | None:
-    """The largest number of tokens at which every run was evaluated."""
-    grids = [set(losses(run.record)) for run in runs]
-    shared = set.intersection(*grids) if grids else set()
-    return max(shared) if shared else None
-
-
 def paired(table: Losses, variant: str) -> Interval | None:
     """The variant minus the baseline at the seeds that both have."""
     base, mine = table.get(BASELINE, {}), table.get(variant, {})

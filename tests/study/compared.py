@@ -14,7 +14,7 @@ from gpt2.system import files
 from pages.document import render_markdown, render_terminal
 from pages.page import render_html
 from study.compare.build import StudyComparison
-from study.compare.sections import comparison_document, terminal_document
+from study.compare.sections import comparison_document
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -170,4 +170,4 @@ def page(comparison: StudyComparison) -> str:
 
 def terminal(comparison: StudyComparison) -> str:
     """The text that `make compare` prints."""
-    return render_terminal(terminal_document(comparison))
+    return render_terminal(comparison_document(comparison))

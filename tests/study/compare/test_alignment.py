@@ -22,12 +22,12 @@ def test_errors_are_numpys_and_the_curves_part_where_they_were_made_to() -> None
     base = 3 + 7 / np.arange(1, 1001)
     other = base.copy()
     other[600:] *= 1.05
-    difference = alignment.relative(curve(base), curve(other))
-    seen = alignment.errors(difference)
+    difference = alignment.relative_difference(curve(base), curve(other))
+    seen = alignment.summarize(difference)
     expected = np.abs(other - base) / base
     assert (seen.first, seen.early) == (0.0, 0.0)
     assert seen.late == pytest.approx(expected[-100:].mean())
-    at = alignment.parts_at(difference, alignment.RULE)
+    at = alignment.parts_at(difference, alignment.TOLERANCE)
     assert at == 601
     assert alignment.parts_at(difference, 0.06) is None
 
@@ -37,7 +37,7 @@ def test_errors_are_numpys_and_the_curves_part_where_they_were_made_to() -> None
 def test_running_means_are_numpys(values: list[float]) -> None:
     width = min(len(values), max(5, len(values) // 50))
     expected = np.convolve(values, np.ones(width) / width, mode="valid")
-    seen = alignment.running(curve(np.array(values)))
+    seen = alignment.running_means(curve(np.array(values)))
     assert list(seen) == list(range(1, len(expected) + 1))
     assert list(seen.values()) == pytest.approx(expected, abs=1e-12)
     kept = alignment.thinned(curve(np.array(values)))
@@ -50,7 +50,7 @@ def test_a_run_is_measured_by_one_percent_and_by_the_spread_of_equivalent_arms(
 ) -> None:
     same = build.build_comparison([first, a_study(tmp_path / "two")])
     assert len(same.alignments) == 10
-    assert all(line.within_rule and line.within_envelope for line in same.alignments)
+    assert all(line.within_tolerance and line.within_envelope for line in same.alignments)
     assert all(line.errors.late == 0 and line.envelope and line.envelope.late > 0 for line in same.alignments)
 
     folder = a_study(tmp_path / "three")
@@ -61,12 +61,12 @@ def test_a_run_is_measured_by_one_percent_and_by_the_spread_of_equivalent_arms(
     path.write_text("\n".join(map(json.dumps, lines)) + '\n{"event": "train", "iter')
     made = build.build_comparison([first, folder])
     line = next(line for line in made.alignments if line.run == "B0")
-    assert not line.within_rule
+    assert not line.within_tolerance
     assert line.within_envelope is False
     assert [one.within_envelope for one in made.alignments if one.run != "B0"] == [True] * 9
-    assert line.parts_from_rule == 51
+    assert line.parts_from_tolerance == 51
     assert line.unreadable == 1
-    assert sum(one.within_rule for one in made.alignments) == 9
+    assert sum(one.within_tolerance for one in made.alignments) == 9
     assert "1 unreadable lines" in markdown(made)
 
 

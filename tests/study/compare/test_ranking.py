@@ -80,9 +80,9 @@ def test_a_variant_that_a_cut_left_with_one_seed_is_left_out_by_name(tmp_path: P
     assert {one.variant for one in short.places} == set(ARMS)
     assert consistent(short)
     for text in (markdown(made), page(made)):
-        assert "left out since their schedule was cut short: RALEARN1" in text
-        assert "left out for want of these seeds: RALEARN" in text
-        assert "count in no difference, no order and no verdict" in text
+        assert "excluded because their schedule was cut: RALEARN1" in text
+        assert "excluded because they lack these seeds: RALEARN" in text
+        assert "excluded from every difference, order and verdict" in text
 
 
 def test_where_every_run_was_cut_at_another_point_there_is_no_order(tmp_path: Path) -> None:
