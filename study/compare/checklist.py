@@ -6,6 +6,7 @@ different questions), or not recorded. The rows are data: study.compare.checklis
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,9 @@ from study.compare.load import LoadedStudy, Member
 
 __all__ = ["EQUAL", "FATAL", "HARMLESS", "NOT_RECORDED", "Check", "blocking", "checklist"]
 
+PLANNING = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
+LISTED = 4  # modules that a check names
+
 
 @dataclass(frozen=True)
 class Check:
@@ -45,9 +49,9 @@ class Check:
 
 
 def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
-    """Every row over the studies, in the order of the tables."""
-    checks = [_names(studies, "variants"), _names(studies, "seeds")]
-    checks += [check for row in RULES if (check := _row(row, studies))]
+    """Check every entry, in the order of the groups."""
+    checks = [_common(studies, "variants"), _common(studies, "seeds")]
+    checks += [check for rule in RULES if (check := _apply(rule, studies))]
     checks += [*_settings(studies), *_variables(studies), *_code(studies)]
     order = list(dict.fromkeys(check.group for check in checks))
     return sorted(checks, key=lambda check: order.index(check.group))
@@ -57,114 +61,90 @@ def blocking(checks: Sequence[Check]) -> list[Check]:
     return [check for check in checks if check.blocks]
 
 
-def _check(group: str, subject: str, severity: str, values: Sequence[str], reason: str) -> Check:
-    return Check(group, subject, severity, tuple(values), reason, severity == FATAL)
+def _compare(group: str, subject: str, found: Sequence[set[str]], severity: str, reason: str) -> Check:
+    """Compare one entry. found: the values in each study."""
+    values = tuple(" and ".join(sorted(values)) or "-" for values in found)
+    if len(set.union(*found)) <= 1:
+        return Check(group, subject, EQUAL, values, "", False)
+    return Check(group, subject, severity, values, reason, severity == FATAL)
 
 
-def _names(studies: Sequence[LoadedStudy], what: str) -> Check:
-    sets: list[set[Any]] = [getattr(study, what) for study in studies]
-    values = [", ".join(str(name) for name in sorted(names)) or "none" for names in sets]
-    if all(names == sets[0] for names in sets):
-        return _check("study", what, EQUAL, values, "")
-    shared = set.intersection(*sets)
-    if not shared:
-        return _check("study", what, FATAL, values, f"the studies share no {what.rstrip('s')}")
-    return _check("study", what, HARMLESS, values, "only the common ones are compared")
+def _common(studies: Sequence[LoadedStudy], kind: str) -> Check:
+    """Compare the variants or the seeds of the studies."""
+    sets: list[set[Any]] = [getattr(study, kind) for study in studies]
+    texts = [{", ".join(str(name) for name in sorted(names)) or "none"} for names in sets]
+    if set.intersection(*sets):
+        return _compare("study", kind, texts, HARMLESS, "only the common ones are compared")
+    return _compare("study", kind, texts, FATAL, f"the studies share no {kind.rstrip('s')}")
 
 
-def _gather(row: Rule, study: LoadedStudy) -> dict[str, set[str]]:
-    """The values of the study's runs by key. A run without a value counts as not recorded, under the key ""."""
-    found: dict[str, set[str]] = {}
-    for member in study.members:
-        for key, value in (row.read(member) or {"": NOT_RECORDED}).items():
-            found.setdefault(key, set()).add(value)
-    return found
-
-
-def _row(row: Rule, studies: Sequence[LoadedStudy]) -> Check | None:
+def _apply(rule: Rule, studies: Sequence[LoadedStudy]) -> Check | None:
     """Compare the keys that all studies have. A study with several values is equal to no other."""
-    found = [_gather(row, study) for study in studies]
-    unknown = any(NOT_RECORDED in values for table in found for values in table.values())
-    if row.recent and not any(row.read(member) for study in studies for member in study.members):
+    if rule.recent and not any(rule.read(member) for study in studies for member in study.members):
         return None
-    shared = [key for key in found[0] if all(key in table for table in found)]
-    differing = [
+    found: list[dict[str, set[str]]] = [{} for _ in studies]
+    for table, study in zip(found, studies, strict=True):
+        for member in study.members:
+            for key, value in (rule.read(member) or {"": NOT_RECORDED}).items():
+                table.setdefault(key, set()).add(value)
+    unknown = any(NOT_RECORDED in values for table in found for values in table.values())
+    shared = set.intersection(*(set(table) for table in found))
+    differing = {
         key for key in shared if len(set.union(*(table[key] for table in found)) - {NOT_RECORDED}) > 1
-    ]
-    values = [_shown(table, differing or list(table)) for table in found]
+    }
+    values = tuple(_shown(table, differing or set(table)) for table in found)
     if differing:
-        return _check(row.group, row.subject, row.severity, values, row.reason)
+        return Check(rule.group, rule.subject, rule.severity, values, rule.reason, rule.severity == FATAL)
     if unknown:
-        return _unknown(row, values)
-    if not shared:
-        return None  # no seed or variant in common: another row says so
-    return _check(row.group, row.subject, EQUAL, values, "")
+        # Older records lack the setting of float32 products.
+        blocks = rule.severity == FATAL and rule.subject != "float32 products"
+        reason = "agreement cannot be shown" if blocks else rule.unknown
+        return Check(rule.group, rule.subject, NOT_RECORDED, values, reason, blocks)
+    # Without a common seed or variant, that check reports it.
+    return Check(rule.group, rule.subject, EQUAL, values, "", False) if shared else None
 
 
-def _unknown(row: Rule, values: list[str]) -> Check:
-    """A row without recorded values. It blocks where a difference would be fatal, except for older records."""
-    older = row.subject == "float32 products"
-    blocks = row.severity == FATAL and not older
-    reason = "agreement cannot be shown" if blocks else row.unknown
-    return Check(row.group, row.subject, NOT_RECORDED, tuple(values), reason, blocks)
-
-
-def _shown(found: dict[str, set[str]], keys: Sequence[str]) -> str:
-    texts = {key: " and ".join(sorted(found[key])) for key in keys if key in found}
+def _shown(table: dict[str, set[str]], keys: set[str]) -> str:
+    texts = {key: " and ".join(sorted(table[key])) for key in keys & table.keys()}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
     return ", ".join(f"{key} {text}".strip() for key, text in sorted(texts.items())) or "-"
 
 
 def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
-    """One row for each symbol of the saved settings that no other row covers."""
+    """Compare each symbol of the saved settings that no rule covers, and the hash of the schedule."""
+    group, checks = "hyper-parameters", []
     configs = [[member.config for member in study.members] for study in studies]
-    if not all(config is not None for group in configs for config in group):
-        return _without_settings(studies)
-    names = sorted(
-        {name for group in configs for config in group for name in config or {} if name not in COVERED}
+    if all(config is not None for study in configs for config in study):
+        names = {name for study in configs for config in study for name in config or {}} - set(COVERED)
+        for name in sorted(names):
+            found = [{_value(config or {}, name) for config in study} for study in configs]
+            checks.append(_compare(group, name, found, *_meaning(name, studies)))
+        if any(check.status != EQUAL and check.subject in HASHED for check in checks):
+            return checks  # they explain the hash
+        reason = (
+            "it differs although its saved settings agree: the runs were extended, or ran with other settings"
+        )
+    else:
+        reason = "the differing setting is unknown: saved settings are missing or unreadable"
+        if all(LEARNED in study.variants for study in studies):
+            values = tuple("recorded" if all(study) else NOT_RECORDED for study in configs)
+            unknown = f"agreement of the settings of {LEARNED} cannot be shown"
+            checks.append(Check(group, LEARNED_PREFIX + "...", NOT_RECORDED, values, unknown, True))
+    hashed = _apply(
+        Rule(group, "optimizer and budget (hash)", fingerprint("schedule"), FATAL, reason), studies
     )
-    checks = []
-    for name in names:
-        found = [{_value(config or {}, name) for config in group} for group in configs]
-        values = [" and ".join(sorted(group)) for group in found]
-        severity, reason = _meaning(name, studies)
-        equal = len(set.union(*found)) <= 1
-        checks.append(
-            _check("hyper-parameters", name, EQUAL if equal else severity, values, "" if equal else reason)
-        )
-    explained = any(check.status != EQUAL and check.subject in HASHED for check in checks)
-    if not explained:
-        checks.append(
-            _schedule_hash(
-                studies,
-                "it differs although its saved settings agree: the runs were extended, or ran with other settings",
-            )
-        )
-    return checks
-
-
-def _without_settings(studies: Sequence[LoadedStudy]) -> list[Check]:
-    checks = [
-        _schedule_hash(studies, "the differing setting is unknown: saved settings are missing or unreadable")
-    ]
-    if all(LEARNED in study.variants for study in studies):
-        values = [_shown({"": {"recorded" if member.config else NOT_RECORDED for member in study.members}}, [""])
-                  for study in studies]  # fmt: skip
-        reason = f"agreement of the settings of {LEARNED} cannot be shown"
-        checks.append(
-            Check("hyper-parameters", LEARNED_PREFIX + "...", NOT_RECORDED, tuple(values), reason, True)
-        )
-    return checks
+    return [*checks, hashed] if hashed else checks
 
 
 def _value(config: dict[str, str], name: str) -> str:
-    """The value of a symbol. An absent symbol is off, or hidden because its parent is off."""
+    """Return the value of a symbol. An absent symbol is off, or hidden because its parent is off."""
     value = config.get(name, NOT_SET)
     return NOT_SET if value == "n" else value or '""'
 
 
 def _meaning(name: str, studies: Sequence[LoadedStudy]) -> tuple[str, str]:
+    """Return the severity of a differing symbol and the reason."""
     if name in WITHOUT_EFFECT:
         return HARMLESS, WITHOUT_EFFECT[name]
     if name.startswith(LEARNED_PREFIX):
@@ -174,50 +154,36 @@ def _meaning(name: str, studies: Sequence[LoadedStudy]) -> tuple[str, str]:
     return FATAL, "a setting of training differs"
 
 
-def _schedule_hash(studies: Sequence[LoadedStudy], reason: str) -> Check:
-    row = Rule("hyper-parameters", "optimizer and budget (hash)", fingerprint("schedule"), FATAL, reason)
-    check = _row(row, studies)
-    assert check is not None  # every run has this entry
-    return check
-
-
 def _variables(studies: Sequence[LoadedStudy]) -> list[Check]:
-    """One row for each environment variable that any run has."""
-    subject = "environment variables"
+    """Compare each environment variable that any run has."""
+    group, subject = "environment", "environment variables"
     recorded = [[member.record.environment for member in study.members] for study in studies]
-    if not all(entry for group in recorded for entry in group):
-        values = ["recorded" if all(group) else NOT_RECORDED for group in recorded]
+    if not all(entry for study in recorded for entry in study):
+        values = tuple("recorded" if all(study) else NOT_RECORDED for study in recorded)
         reason = "older records lack the variables that change numbers, so a difference cannot be excluded"
-        return [Check("environment", subject, NOT_RECORDED, tuple(values), reason, False)]
-    names = sorted({name for group in recorded for entry in group if entry for name in entry.variables})
+        return [Check(group, subject, NOT_RECORDED, values, reason, False)]
     checks = []
-    for name in names:
-        found = [{str(entry.variables.get(name, NOT_SET)) for entry in group if entry} for group in recorded]
-        values = [" and ".join(sorted(group)) for group in found]
+    for name in sorted({name for study in recorded for entry in study if entry for name in entry.variables}):
+        found = [{str(entry.variables.get(name, NOT_SET)) for entry in study if entry} for study in recorded]
         changes = VARIABLES.get(name, FORMAT)
-        if len(set.union(*found)) <= 1:
-            checks.append(_check("environment", name, EQUAL, values, ""))
-        else:
-            severity = FATAL if changes == FORMAT else HARMLESS
-            checks.append(_check("environment", name, severity, values, f"it changes {changes}"))
-    return checks or [_check("environment", subject, EQUAL, ["none set"] * len(studies), "")]
+        severity = FATAL if changes == FORMAT else HARMLESS
+        checks.append(_compare(group, name, found, severity, f"it changes {changes}"))
+    return checks or [_compare(group, subject, [{"none set"} for _ in studies], EQUAL, "")]
 
 
 def _code(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Compare the modules that the runs had loaded, by digest.
 
-    Modules known to compute the same as each other count as equal (gpt2.artifacts.equivalent_code). Records without
-    digests are judged by commit alone: equal if all have one commit and no uncommitted change.
+    Modules that compute the same count as equal (gpt2.artifacts.equivalent_code). Records without digests are compared
+    by commit: equal if all have one commit and no uncommitted change.
     """
     shared = set.intersection(*(study.variants for study in studies))
     members = [[member for member in study.members if member.run.variant in shared] for study in studies]
-    if not all(_hashes(member) for group in members for member in group):
-        return [_by_commit(members)]
-    planning = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
-    may = "the runs may compute something else"
+    if not all(_digests(member) for study in members for member in study):
+        return [_commits(members)]
     return [
-        _modules(members, "code that computes", COMPUTING, FATAL, may),
-        _modules(members, "code that plans and reports", planning, HARMLESS, "its decisions are recorded"),
+        _modules(members, "code that computes", COMPUTING, FATAL, "the runs may compute something else"),
+        _modules(members, "code that plans and reports", PLANNING, HARMLESS, "its decisions are recorded"),
     ]
 
 
@@ -225,54 +191,56 @@ def _modules(
     members: list[list[Member]], subject: str, packages: tuple[str, ...], severity: str, reason: str
 ) -> Check:
     """Compare the modules of some packages. A module that only some of the studies loaded counts as different."""
-    loaded = [
+    changed = [
         {
-            name: digest
-            for member in group
-            for name, digest in _hashes(member).items()
+            (name, digest[:6])
+            for member in study
+            for name, digest in changed_code(_digests(member)).items()
             if name.startswith(packages)
         }
-        for group in members
+        for study in members
     ]
-    found: list[set[tuple[str, str]]] = [
-        {
-            item
-            for member in group
-            for item in changed_code(_hashes(member)).items()
-            if item[0].startswith(packages)
-        }
-        for group in members
+    common = set.intersection(*changed)
+    differing = sorted({name for study in changed for name, _ in study - common})
+    if differing:
+        values = [
+            _listed([f"{name} {digest}" for name, digest in sorted(study - common)]) for study in changed
+        ]
+        return Check(
+            "code", subject, severity, tuple(values), f"{_listed(differing)}: {reason}", severity == FATAL
+        )
+    loaded = [
+        {name for member in study for name in _digests(member) if name.startswith(packages)}
+        for study in members
     ]
-    common = found[0].intersection(*found[1:])
-    differing = sorted({name for group in found for name, _ in group - common})
-    if not differing:
-        return _check("code", subject, EQUAL, [f"{len(group)} modules" for group in loaded], "")
-    values = [
-        ", ".join(f"{name} {digest[:6]}" for name, digest in sorted(group) if name in differing) or "-"
-        for group in found
-    ]
-    return _check("code", subject, severity, values, f"{', '.join(differing)}: {reason}")
+    return Check("code", subject, EQUAL, tuple(f"{len(names)} modules" for names in loaded), "", False)
 
 
-def _hashes(member: Member) -> dict[str, str]:
+def _listed(names: list[str]) -> str:
+    """Join names; of many, the first ones and the number of the others."""
+    more = [f"and {len(names) - LISTED} more"] if len(names) > LISTED else []
+    return ", ".join([*names[:LISTED], *more]) or "-"
+
+
+def _digests(member: Member) -> dict[str, str]:
     environment = member.record.environment
     return {name: str(digest) for name, digest in environment.code.items()} if environment else {}
 
 
-def _mark(member: Member) -> str:
-    """The commit, and whether there were uncommitted changes."""
-    commit = (member.record.commit or NOT_RECORDED)[:12]
-    return f"{commit} and changes" if member.record.dirty else commit
-
-
-def _by_commit(members: list[list[Member]]) -> Check:
-    subject = "code that computes"
-    marks = [{_mark(member) for member in group} for group in members]
-    values = [" and ".join(sorted(group)) or "-" for group in marks]
-    known = all(
-        member.record.commit and member.record.dirty is False for group in members for member in group
+def _commits(members: list[list[Member]]) -> Check:
+    """Compare commits. Code without digests is equal only if one clean commit made all runs."""
+    marks = [
+        {
+            f"{(member.record.commit or NOT_RECORDED)[:12]}{' and changes' if member.record.dirty else ''}"
+            for member in study
+        }
+        for study in members
+    ]
+    clean = all(
+        member.record.commit and member.record.dirty is False for study in members for member in study
     )
-    if known and len(set.union(*marks)) == 1:
-        return _check("code", subject, EQUAL, values, "")
+    check = _compare("code", "code that computes", marks, NOT_RECORDED, "")
+    if clean and check.status == EQUAL:
+        return check
     reason = "it differs or is unknown, and the records have no digests of it"
-    return Check("code", subject, NOT_RECORDED, tuple(values), reason, True)
+    return dataclasses.replace(check, status=NOT_RECORDED, reason=reason, blocks=True)
