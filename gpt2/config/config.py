@@ -141,7 +141,7 @@ class BudgetConfig:
 
     @property
     def text(self) -> str:
-        """The limits that set the number of iterations, such as "24 s of training or 100 iterations"."""
+        """The limits that set the number of iterations, such as "16 s of training or 100 iterations"."""
         limits = {
             "s of training": self.max_time_seconds,
             "tokens": self.max_tokens,
