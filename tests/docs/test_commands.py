@@ -1,0 +1,104 @@
+"""Every command in README and docs works: configurations are written, targets and their variables exist and are tested."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from kconfig import commands
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+# Target of the Makefile -> a test file that runs its script from beginning to end.
+RUN_BY = {
+    "": "tests/study/runner/test_study.py",
+    "attention": "tests/study/attention/test_inspect.py",
+    "bench": "tests/bench/test_command.py",
+    "check": "tests/scripts/dev/test_setup.py",
+    "clean": "tests/scripts/dev/test_clean.py",
+    "compare": "tests/study/compare/test_build.py",
+    "control": "tests/ra/test_control.py",
+    "data": "tests/faults/data.py",
+    "extend": "tests/study/runner/test_study.py",
+    "faults": "tests/faults/test_faults.py",
+    "help": "tests/scripts/dev/test_help.py",
+    "memory": "tests/scripts/test_memory.py",
+    "menuconfig": "tests/kconfig/test_commands.py",
+    "mrproper": "tests/scripts/dev/test_clean.py",
+    "olddefconfig": "tests/kconfig/test_commands.py",
+    "report": "tests/study/report/test_build.py",
+    "savedefconfig": "tests/kconfig/test_commands.py",
+}
+
+
+def blocks(text: str) -> list[str]:
+    """Fenced blocks without a language, and blocks indented by four spaces that begin with a command."""
+    fenced = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    indented = re.findall(
+        r"(?:^    make .*\n(?:^    .*\n)*)",
+        re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE),
+        re.MULTILINE,
+    )
+    return [*fenced, *indented]
+
+
+def make_calls(text: str) -> list[list[str]]:
+    """The words behind each `make` in the code blocks and in inline code, without comments and continuations."""
+    code = "\n".join(blocks(text)).replace("\\\n", " ")
+    inline = re.findall(
+        r"`(make(?: [^`\n]+)?)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    )
+    calls = []
+    for line in [*code.splitlines(), *inline]:
+        for command in re.split(r"&&|;", line.split(" #")[0]):
+            words = shlex.split(command)
+            if words and words[0] == "make":
+                calls.append(words[1:])
+    return calls
+
+
+ALL = sorted({tuple(call) for page in PAGES for call in make_calls(page.read_text(encoding="utf-8"))})
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(ALL) > 10
+
+
+@pytest.mark.parametrize(
+    "call", [call for call in ALL if call and call[0].startswith("defconfig-")], ids=" ".join
+)
+def test_a_configuration_of_the_docs_can_be_written(
+    call: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if call[0] == "defconfig-NAME":
+        return
+    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    monkeypatch.setattr("ra.names.custom_variants", lambda: {"ABSKEYS": Path("abskeys.py")}, raising=False)
+    assignments = [word for word in call[1:] if word.startswith("CONFIG_")]
+    assert len(assignments) == len(call) - 1
+    commands.main(["defconfig", call[0].removeprefix("defconfig-"), *assignments])
+    assert (tmp_path / ".config").exists()
+
+
+@pytest.mark.parametrize(
+    "call", [call for call in ALL if not (call and call[0].startswith("defconfig-"))], ids=" ".join
+)
+def test_a_target_of_the_docs_exists_with_its_variables_and_is_run_by_a_test(call: tuple[str, ...]) -> None:
+    targets = [word for word in call if "=" not in word]
+    assert len(targets) <= 1
+    target = targets[0] if targets else ""
+    assert target in RUN_BY, f"no test is known to run make {target}"
+    assert (ROOT / RUN_BY[target]).exists()
+    if target:
+        assert re.search(rf"^(?:[\w-]+ )*{re.escape(target)}(?: [\w-]+)*:", MAKEFILE, re.MULTILINE)
+    for word in call:
+        name, sign, _ = word.partition("=")
+        if sign:
+            assert name in MAKEFILE, f"make {target} takes no {name}="
