@@ -35,7 +35,7 @@ class MetricsLog:
         if self._metrics:
             self._metrics.close()
 
-    def tell(self, line: dict[str, Any], always: bool = False) -> None:
+    def log(self, line: dict[str, Any], always: bool = False) -> None:
         """Append the line to metrics.jsonl; print it, unless a line was printed less than PRINT_SECONDS ago."""
         if line["event"] not in NOT_METRICS and self._metrics and not self._metrics.closed:
             run_record.append_metrics(self._metrics, line)
@@ -47,7 +47,7 @@ class MetricsLog:
     def note(self, iteration: int, message: str) -> None:
         """Add a note for the report."""
         self.notes.append(message)
-        self.tell({"event": "note", "iteration": iteration, "message": message}, always=True)
+        self.log({"event": "note", "iteration": iteration, "message": message}, always=True)
 
     def write(self, status: str, error: str | None, entries: dict[str, Any]) -> None:
         """Write run.json with these entries."""

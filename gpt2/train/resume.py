@@ -1,4 +1,4 @@
-"""From what a run that was cut off goes on: a checkpoint that is its own, with every clock where it stood."""
+"""Check that a checkpoint belongs to a run, and restore the run's clocks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from gpt2.system.errors import UserError
 
 
 class RunError(UserError, RuntimeError):
-    """The run cannot go on from what is there."""
+    """The run cannot resume from its checkpoint."""
 
 
 def refuse_another_run(
     loaded: Loaded, now: dict[str, Any], run: str, directory: Path, extended: bool
 ) -> None:
-    """RunError where the checkpoint is of other data, weights or settings, or of a run of another length.
+    """Raise RunError where the checkpoint has other data, weights, settings or another length.
 
-    now: what must not change between two processes of the run. An extended run begins from where the decay of a
-    shorter one began: its length and schedule are others. A checkpoint from before the warm-up was kept is not
-    asked for it.
+    now: the values that must agree between two processes of the run. An extended run starts from the checkpoint at
+    the decay of a shorter one, so its length and schedule may differ. Older checkpoints have no warm-up to compare.
     """
-    anew = f"another CONFIG_STUDY_NAME, or delete {directory} to begin it anew"
+    restart = f"set another CONFIG_STUDY_NAME, or delete {directory} to train it from the start"
     if "of" not in loaded.meta:
         raise RunError(
-            f"the checkpoint of {run} at iteration {loaded.iteration} does not say what data, weights and settings "
-            "it is of (no `of` in its meta.json: an older version wrote it): it cannot be gone on from; right: the "
-            f"version that it was begun with, or {anew}"
+            f"the checkpoint of {run} at iteration {loaded.iteration} does not name its data, weights and settings "
+            "(an older version wrote it: its meta.json has no `of`), so the run cannot resume from it; fix: use the "
+            f"version that wrote it, or {restart}"
         )
     before = {"warmup_iterations": now.get("warmup_iterations")} | loaded.meta["of"]
     differing = [name for name in now if before.get(name) != now[name]]
@@ -40,13 +39,13 @@ def refuse_another_run(
             for name in differing
         )
         raise RunError(
-            f"{run} was begun with another {shown}: its checkpoint cannot be gone on from; right: what it was begun "
-            f"with, or {anew}"
+            f"{run} was started with another {shown}, so it cannot resume from its checkpoint; fix: restore the former "
+            f"value, or {restart}"
         )
 
 
 def clocks_before(loaded: Loaded, written: RunRecord | None) -> dict[str, float]:
-    """The clocks at the checkpoint, in seconds; the record written after it knows what writing it took."""
+    """Return the clocks at the checkpoint in seconds. The record written after it includes the time of saving."""
     clocks: dict[str, float] = loaded.meta["clocks"]
     if written and written.clock and written.progress and written.progress.iterations == loaded.iteration:
         return {name: max(clocks[name], written.clock[name]) for name in clocks}

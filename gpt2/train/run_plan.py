@@ -12,7 +12,7 @@ WARM_UP_STEPS = 2  # of each process: kernels, allocator and caches settle; on t
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One run as its study planned it, before it starts."""
+    """Parameters of one run, set by the study before the run starts."""
 
     directory: Path
     run: str

@@ -1,8 +1,8 @@
-"""One training run, from its plan to its record; the loop in `Run.train` reads like a recipe.
+"""Train one run, from its plan to its record. `Run.train` is the loop.
 
-A run is a pure function of (configuration, data, plan, seed, variant): where it was cut off it goes on from its
-last checkpoint to the same numbers. It writes run.json, metrics.jsonl, memory.json and checkpoint/ into its
-folder and tells its progress on standard output, a JSON object a line.
+A run is a pure function of (configuration, data, plan, seed, variant). An interrupted run resumes from its last
+checkpoint with the same numbers. It writes run.json, metrics.jsonl, memory.json and checkpoint/ into its folder, and
+one JSON object per event to standard output.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from gpt2.train.resume import clocks_before, refuse_another_run
 from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import Attention, NotFiniteError, Stepper, StepResult
 
-MEASURED_STEP = 2  # of each process: the step whose peak memory is measured by phase
-SAVE_SHARE = 0.02  # of the time that checkpoints may take
+MEASURED_STEP = 2  # step of each process whose peak memory is measured by phase
+SAVE_SHARE = 0.02  # largest share of the time spent on checkpoints
 
 
 def device_synchroniser(device: str) -> Any:
+    """Return a function that waits for the device; it does nothing on a CPU."""
     return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
 
 
 class Run:
-    """The state of a run. `train()` is the whole of it; the rest are its steps, in the order of use."""
+    """The state of a run. `train` runs it; the other methods are its steps, in order of use."""
 
     def __init__(
         self,
@@ -71,17 +72,17 @@ class Run:
             warmup=plan.warmup_iterations,
         )
         wsd = config.optimizer.schedule == "wsd"
-        self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: nothing to keep there
+        self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: no checkpoint there
         self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
         self.iteration = 0
         self.truncated = False
-        self.watch = SpikeDetector()
-        self.spikes: list[list[float]] = []  # [iteration, loss, the loss that was to be expected]
+        self.spike_detector = SpikeDetector()
+        self.spikes: list[list[float]] = []  # [iteration, loss, expected loss]
         self.faults = FaultLog()
-        self.save_seconds = 0.0  # that the last checkpoint took
+        self.save_seconds = 0.0  # duration of the last checkpoint
         opening = initial_record(plan, config, resolved, self.stepper, self.corpus.fingerprint, windows)
-        self.ledger = MetricsLog(plan.directory, opening, plan.iterations)
-        self.scores = Evaluator(
+        self.log = MetricsLog(plan.directory, opening, plan.iterations)
+        self.evaluator = Evaluator(
             self.stepper.model,
             self.device,
             self.stepper.autocast,
@@ -91,22 +92,22 @@ class Run:
             self.note,
         )
         if resolved.note:
-            self.ledger.notes.append(resolved.note)
+            self.log.notes.append(resolved.note)
         self.steps_made = 0  # by this process
         self.timed_steps = 0  # by all processes of the run, on the training clock
         self.saved_at = time.monotonic()
 
-    # -- the recipe ---------------------------------------------------------------------------------------------
+    # -- the loop -----------------------------------------------------------------------------------------------
 
     def train(self) -> str:
-        """Train to the planned iteration, evaluate, and leave a finished record. Returns the record's status."""
+        """Train to the planned iteration, evaluate, and write a finished record. Return its status."""
         try:
             self.resume()
             self.write_record("running")
-            self.ledger.tell({"event": "started", "iteration": self.iteration}, always=True)
-            with self.feed() as feed, self.ledger:
+            self.log.log({"event": "started", "iteration": self.iteration}, always=True)
+            with self.feed() as feed, self.log:
                 while not self.ended():
-                    if self.scores.due(self.tokens):
+                    if self.evaluator.due(self.tokens):
                         self.evaluate()
                     self.one_step(feed)
                     if self.iteration == self.decay_start:
@@ -117,7 +118,7 @@ class Run:
                 self.save()  # before anything that can fail
                 self.evaluate()
                 self.score_hellaswag()
-            self.sum_up()
+            self.summarize_notes()
             self.write_record("finished")
             checkpoint.keep_newest(self.plan.directory / "checkpoint")
         except Interrupted as reason:
@@ -125,15 +126,15 @@ class Run:
         except Exception as error:
             self.failed(error)
             raise
-        return str(self.ledger.record["status"])
+        return str(self.log.record["status"])
 
     def ended(self) -> bool:
         return self.truncated or self.iteration >= self.plan.iterations
 
     def one_step(self, feed: BatchPrefetcher) -> None:
-        """Wait for the batch, make the step, put it on record.
+        """Wait for the batch, make the step and log it.
 
-        Warm-up are the first steps of a process, and later ones that are compiled: "compile" is their clock.
+        The first steps of a process and steps that are compiled count as warm-up, on the clock "compile".
         """
         with self.clocks.on("data", synchronise=False):
             ids_ET = feed.get()
@@ -165,16 +166,16 @@ class Run:
             )
         if measured:
             files.write_json(self.plan.directory / "memory.json", self.memory())
-        self.put_on_record(result, self.clocks.read("train") - began)
+        self.log_step(result, self.clocks.read("train") - began)
 
     # -- resuming and saving ------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on from the newest whole checkpoint, if there is one, with every clock where it stood."""
+        """Load the newest complete checkpoint, if there is one, with its clocks."""
         plan = self.plan
         plan.directory.mkdir(parents=True, exist_ok=True)
         loaded = checkpoint.load_latest(plan.directory / "checkpoint")
-        # an extended run begins where the decay of the shorter one began
+        # an extended run starts where the decay of the shorter one started
         loaded = loaded or checkpoint.load_latest(plan.directory / "stable")
         if loaded:
             refuse_another_run(loaded, self.identity(), plan.run, plan.directory, plan.extended != 1)
@@ -185,26 +186,27 @@ class Run:
                 meta["cut"],
                 meta["timed_steps"],
             )
-            self.scores.losses, self.scores.learned = meta["losses"], meta["learned"]
-            self.ledger.notes = meta["notes"] + loaded.skipped
-            self.watch, self.spikes = SpikeDetector(meta["watch"]), meta["spikes"]
-            before = clocks_before(loaded, self.ledger.last_record())
+            self.evaluator.losses, self.evaluator.learned = meta["losses"], meta["learned"]
+            self.log.notes = meta["notes"] + loaded.skipped
+            self.spike_detector, self.spikes = SpikeDetector(meta["watch"]), meta["spikes"]
+            before = clocks_before(loaded, self.log.last_record())
             spent = self.clocks.seconds()
             self.clocks = Clocks(
                 {name: before[name] + spent[name] for name in spent},
                 device_synchroniser(self.device),
             )
-        before_this = self.ledger.last_record()
-        self.faults = FaultLog(before_this.faults if before_this else ())
-        evaluated = [int(row[0]) for row in self.scores.losses]
+        previous = self.log.last_record()
+        self.faults = FaultLog(previous.faults if previous else ())
+        evaluated = [int(row[0]) for row in self.evaluator.losses]
         truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
         self.stop.check()
 
     def identity(self) -> dict[str, Any]:
-        """What must not change between two processes of one run."""
-        return dict(self.ledger.record["fingerprint"]) | {"iterations": self.plan.iterations} | self.warmup
+        """Return the values that must agree between two processes of one run."""
+        return dict(self.log.record["fingerprint"]) | {"iterations": self.plan.iterations} | self.warmup
 
     def feed(self) -> BatchPrefetcher:
+        """Return the prefetcher of the batches that remain."""
         block, batch = self.config.model.block_size, self.plan.batch
         return BatchPrefetcher(
             lambda k: dataset.global_batch(self.corpus.train, block, batch.effective, self.plan.seed, k),
@@ -214,22 +216,22 @@ class Run:
         )
 
     def checkpoint_due(self) -> bool:
-        """By time, and so seldom that saving takes less than SAVE_SHARE of the run however slow the disk is."""
+        """Whether enough time has passed; at most SAVE_SHARE of the time goes into saving, on a slow disk too."""
         every = max(self.config.checkpoint_seconds, self.save_seconds / SAVE_SHARE)
         return time.monotonic() - self.saved_at >= every
 
     def save(self, folder: str = "checkpoint", keep: int = checkpoint.KEEP) -> None:
-        """A checkpoint of everything that the rest of the run depends on. "stable": made where the decay begins."""
+        """Save the complete state of the run. "stable": the checkpoint at the start of the decay."""
         began = time.monotonic()
         with self.clocks.on("checkpoint"):
             meta = {
                 "of": self.identity(),
                 "cut": self.truncated,
                 "timed_steps": self.timed_steps,
-                "losses": self.scores.losses,
-                "learned": self.scores.learned,
-                "notes": self.ledger.notes,
-                "watch": self.watch.losses,
+                "losses": self.evaluator.losses,
+                "learned": self.evaluator.learned,
+                "notes": self.log.notes,
+                "watch": self.spike_detector.losses,
                 "spikes": self.spikes,
                 "clocks": self.clocks.seconds(),
             }
@@ -245,30 +247,30 @@ class Run:
         return self.iteration * self.plan.batch.tokens
 
     def evaluate(self) -> None:
-        """Validation on the fixed windows, once for each number of tokens."""
-        if self.scores.done(self.tokens):
+        """Validate on the fixed windows, once for each number of tokens."""
+        if self.evaluator.done(self.tokens):
             return
         seconds = self.clocks.read("train")
         with self.clocks.on("evaluate"):
-            self.ledger.tell({"event": "phase", "phase": "validating"}, always=True)
-            line = self.scores.validate(self.tokens, seconds)
+            self.log.log({"event": "phase", "phase": "validating"}, always=True)
+            line = self.evaluator.validate(self.tokens, seconds)
         if self.ended():
-            windows = {"tokens": self.tokens, "losses": self.scores.window_losses}
+            windows = {"tokens": self.tokens, "losses": self.evaluator.window_losses}
             files.write_json(self.plan.directory / "validation_windows.json", windows)
-        self.ledger.tell(line | {"iteration": self.iteration}, always=True)
+        self.log.log(line | {"iteration": self.iteration}, always=True)
         self.write_record("running")
 
     def score_hellaswag(self) -> None:
-        """HellaSwag on the trained model, or the reason why there is no score; never a made-up number."""
+        """Score HellaSwag on the trained model, or record the reason for its absence."""
         if not self.config.evaluation.hellaswag:
             return
         if isinstance(self.plan.hellaswag, str):
-            self.ledger.record["hellaswag"] = {"absent": self.plan.hellaswag}
+            self.log.record["hellaswag"] = {"absent": self.plan.hellaswag}
             return
         with self.clocks.on("evaluate"):
-            self.ledger.tell({"event": "phase", "phase": "scoring HellaSwag"}, always=True)
-            score = self.scores.score_hellaswag(self.plan.hellaswag)
-        self.ledger.record["hellaswag"] = hellaswag_entry(score)
+            self.log.log({"event": "phase", "phase": "scoring HellaSwag"}, always=True)
+            score = self.evaluator.score_hellaswag(self.plan.hellaswag)
+        self.log.record["hellaswag"] = hellaswag_entry(score)
         by_item = ("choices", "choices_norm", "correct", "correct_norm")
         files.write_json(
             self.plan.directory / "hellaswag.json", {key: getattr(score, key) for key in by_item}
@@ -277,7 +279,7 @@ class Run:
     # -- ending early -------------------------------------------------------------------------------------------
 
     def interrupted(self, reason: Interrupted) -> None:
-        """Asked to stop: everything is saved, and where it cannot be, the last checkpoint stands."""
+        """Save everything after a request to stop. If saving fails, the previous checkpoint remains."""
         try:
             self.save()
         except checkpoint.CheckpointError as error:
@@ -286,35 +288,36 @@ class Run:
         self.write_record("interrupted")
 
     def failed(self, error: Exception) -> None:
-        """The record of a run that cannot go on here; a full disk is no fault of the run."""
+        """Record the error that ended the run. After a full disk the run counts as interrupted."""
         if disk_full(error):
-            self.ledger.notes.append(f"the disk was full at iteration {self.iteration}")
+            self.log.notes.append(f"the disk was full at iteration {self.iteration}")
             status, reason = "interrupted", None
         elif out_of_memory(error):
             status, reason = "failed", f"out of memory at micro-batch {self.plan.batch.micro}: {error}"
         else:
             status, reason = "failed", f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError):  # the error itself is told by whoever called
+        with contextlib.suppress(OSError):  # the caller reports the error itself
             self.write_record(status, reason)
 
-    def sum_up(self) -> None:
-        """What the reader of the report must know of the way here: faults that passed, loss spikes, a busy machine."""
+    def summarize_notes(self) -> None:
+        """Add end-of-run notes: transient faults, loss spikes, uneven step times."""
         for message in self.faults.messages():
             self.note(message)
         if self.spikes:
             iteration, loss, expected = max(self.spikes, key=lambda spike: spike[1] - spike[2])
             self.note(
-                f"{len(self.spikes)} loss spikes; the largest at iteration {iteration}: {loss:.2f} where "
-                f"{expected:.2f} was to be expected"
+                f"{len(self.spikes)} loss spikes; the largest at iteration {iteration}: {loss:.2f}, expected "
+                f"{expected:.2f}"
             )
-        uneven = unevenness([self.plan.batch.tokens / speed for speed in self.ledger.speeds()])
+        uneven = unevenness([self.plan.batch.tokens / speed for speed in self.log.speeds()])
         if uneven:
             self.note(uneven)
 
-    # -- telling ------------------------------------------------------------------------------------------------
+    # -- logging ------------------------------------------------------------------------------------------------
 
-    def put_on_record(self, result: StepResult, seconds: float) -> None:
-        self.ledger.tell(
+    def log_step(self, result: StepResult, seconds: float) -> None:
+        """Log one step and, where its loss is a spike, the spike."""
+        self.log.log(
             {
                 "event": "train",
                 "iteration": self.iteration,
@@ -327,17 +330,18 @@ class Run:
                 "memory_bytes": self.meter.peaks()["allocated"],
             }
         )
-        expected = self.watch.observe(result.loss)
+        expected = self.spike_detector.observe(result.loss)
         if expected is not None:
             self.spikes.append([self.iteration, result.loss, expected])
-            self.ledger.tell(
+            self.log.log(
                 {"event": "spike", "iteration": self.iteration, "loss": result.loss, "expected": expected}
             )
 
     def note(self, message: str) -> None:
-        self.ledger.note(self.iteration, message)
+        self.log.note(self.iteration, message)
 
     def memory(self) -> dict[str, Any]:
+        """Return the peaks in bytes, over all and by phase."""
         peaks = self.meter.peaks()
         phases = ("forward", "backward", "optimizer")
         return {
@@ -348,7 +352,7 @@ class Run:
         }
 
     def write_record(self, status: str, error: str | None = None) -> None:
-        """Bring run.json up to date."""
+        """Write run.json."""
         clocks = self.clocks.seconds()
         timed_tokens = self.timed_steps * self.plan.batch.tokens
         speed = timed_tokens / clocks["train"] if clocks["train"] > 0 else None
@@ -367,4 +371,4 @@ class Run:
             "faults": self.faults.faults,
             "spikes": self.spikes,
         }  # fmt: skip
-        self.ledger.write(status, error, entries | self.scores.entries())
+        self.log.write(status, error, entries | self.evaluator.entries())

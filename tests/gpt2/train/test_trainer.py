@@ -148,7 +148,7 @@ def test_the_alternation_logits_move_and_their_path_is_on_record(tmp_path: Path,
 def test_all_variants_of_a_study_share_their_fingerprint(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
     runs = [make(tmp_path / name, config, name) for name in ("B", "RAALL", "RAEARLY", "RALEARN")]
-    assert len({json.dumps(run.ledger.record["fingerprint"], sort_keys=True) for run in runs}) == 1
+    assert len({json.dumps(run.log.record["fingerprint"], sort_keys=True) for run in runs}) == 1
 
 
 def test_a_slow_run_finishes_its_count_whatever_its_time_limit(tmp_path: Path, texts: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path, texts: Path) ->
     settings = dataclasses.replace(config.data, files=(str(other / "*.txt"),))
     changed = dataclasses.replace(config, data=settings)
     before = {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")}
-    with pytest.raises(RunError, match=r"B0 was begun with another data, validation"):
+    with pytest.raises(RunError, match=r"B0 was started with another data, validation"):
         make(tmp_path / "run", changed).train()
     assert run_record.load(tmp_path / "run")["status"] == "failed"
     assert before == {
@@ -312,13 +312,13 @@ def test_a_run_on_a_busy_machine_says_so_in_its_record(
     monkeypatch.setattr(trainer, "unevenness", lambda seconds: seen.append(seconds) or unevenness(seconds))
     seen: list[list[float]] = []
     run = make(tmp_path, configuration(texts))
-    plain = run.put_on_record
+    plain = run.log_step
 
-    def put_on_record(result: Any, seconds: float) -> None:
+    def log_step(result: Any, seconds: float) -> None:
         for _ in range(5):
             plain(result, 0.5 if slow and run.iteration % 2 else 0.1)
 
-    monkeypatch.setattr(run, "put_on_record", put_on_record)
+    monkeypatch.setattr(run, "log_step", log_step)
     assert run.train() == "finished"
     (seconds,) = seen
     assert len(seconds) == 5 * ITERATIONS
