@@ -54,7 +54,7 @@ def make_calls(text: str) -> list[list[str]]:
         for command in re.split(r"&&|;", line.split(" #")[0]):
             words = shlex.split(command)
             if words and words[0] == "make":
-                calls.append(words[1:])
+                calls.append([word for word in words[1:] if not word.startswith("PYTHON=")])
     return calls
 
 
