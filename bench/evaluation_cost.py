@@ -13,7 +13,7 @@ from typing import Any
 
 import tiktoken
 
-from bench.tables import INTERVAL, Table, format_spread, mebibytes, spread
+from bench.tables import INTERVAL, ResultTable, format_spread, mebibytes, spread
 from gpt2.eval.hellaswag import ENDINGS, Item, encode_pair
 
 HELLASWAG_GOAL_SECONDS, VALIDATION_GOAL = 60.0, 0.03
@@ -166,7 +166,7 @@ COLUMNS = {
 }
 
 
-def table(rows: list[dict[str, Any]], whole: Whole) -> Table:
+def table(rows: list[dict[str, Any]], whole: Whole) -> ResultTable:
     """List the rows. Notes state the extrapolations and the source of the number of validations."""
     first = rows[0]
     notes = [f"{first['rounds']} rounds, median [{INTERVAL}]"]
@@ -187,7 +187,7 @@ def table(rows: list[dict[str, Any]], whole: Whole) -> Table:
         f"validations of a run: {counts}: every {whole.interval_tokens:,} training tokens and at the end, in "
         f"{whole.run_seconds:g} s at the training speed measured here"
     )
-    return Table.of("cost of evaluation", COLUMNS, rows, notes)
+    return ResultTable.of("cost of evaluation", COLUMNS, rows, notes)
 
 
 def goals(rows: list[dict[str, Any]], peak_flops: float, goal_card_flops: float) -> str:

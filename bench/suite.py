@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.tables import Table, save_result
+from bench.tables import ResultTable, save_result
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.system.errors import UserError
 
@@ -62,7 +62,7 @@ class SuiteResult:
     """data: content of the JSON file. tables and notes: printed at the end."""
 
     data: Mapping[str, Any]
-    tables: tuple[Table, ...]
+    tables: tuple[ResultTable, ...]
     notes: tuple[str, ...] = ()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.system import files
+from pages.document import align_columns
 
 RESULTS = Path("results/bench")
 SCHEMA = 3
@@ -52,7 +53,7 @@ def format_spread(value: Mapping[str, float] | None, form: str = ".2f", scale: f
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """A table for the terminal: a title, aligned columns, and notes under them."""
 
     title: str
@@ -67,16 +68,14 @@ class Table:
         columns: Mapping[str, Callable[[Row], str]],
         rows: Iterable[Row],
         notes: Sequence[str] = (),
-    ) -> Table:
+    ) -> ResultTable:
         """columns: head -> text of a row's cell."""
         cells = tuple(tuple(text(row) for text in columns.values()) for row in rows)
         return cls(title, tuple(columns), cells, tuple(notes))
 
     def __str__(self) -> str:
-        lines = [self.head, *self.cells]
-        widths = [max(len(line[place]) for line in lines) for place in range(len(self.head))]
-        padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-        return "\n".join([self.title, *("  ".join(line).rstrip() for line in padded), *self.notes])
+        lines = align_columns([self.head, *self.cells], range(len(self.head)))
+        return "\n".join([self.title, *lines, *self.notes])
 
 
 def mebibytes(value: float | None) -> str:

@@ -7,7 +7,7 @@ other blocks to some of the forms.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -278,11 +278,10 @@ def terminal_table(table: Table) -> list[str]:
     """Aligned columns; where they are wider than the terminal, the cells of a row below each other."""
     headings = [to_plain(cell) for cell in table.headings]
     rows = [[to_plain(cell) for cell in row] for row in table.rows]
-    widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
     for gap in (2, 1):
-        if sum(widths) + gap * (len(widths) - 1) <= WIDTH:
-            left = {0, *table.text_columns}
-            return [_aligned(row, widths, left, " " * gap) for row in [headings, *rows]]
+        lines = align_columns([headings, *rows], {0, *table.text_columns}, gap)
+        if max(map(len, lines)) <= WIDTH:
+            return lines
     lines = []
     for row in rows:
         lines.append(wrap(row[0]))
@@ -291,9 +290,14 @@ def terminal_table(table: Table) -> list[str]:
     return lines
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int], left: set[int], gap: str) -> str:
-    cells = [
-        cell.ljust(width) if column in left else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+def align_columns(rows: Sequence[Sequence[str]], left: Collection[int], gap: int = 2) -> list[str]:
+    """Rows of cells as lines of equal columns. left: the columns aligned to the left; the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = [
+        [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
     ]
-    return gap.join(cells).rstrip()
+    return [(" " * gap).join(cells).rstrip() for cells in padded]

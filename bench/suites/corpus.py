@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import Table, mebibytes
+from bench.tables import ResultTable, mebibytes
 from bench.workers import call_in_worker
 from gpt2.config.config import DataConfig
 from gpt2.data import dataset
@@ -107,7 +107,7 @@ COLUMNS = {
 }
 
 
-def table(rows: list[dict[str, Any]]) -> Table:
+def table(rows: list[dict[str, Any]]) -> ResultTable:
     """List the rows. Compare the peaks of the large corpus with those of the small one in notes."""
     notes = []
     for small, large in zip(rows[::2], rows[1::2], strict=True):
@@ -118,7 +118,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
         )
     notes.append("The text repeats known lines, which raises tokens/s. Memory does not depend on that.")
     title = f"preparing a corpus on {rows[0]['workers']} cores (goal: {GOAL / 1e6:g} M tokens/s)"
-    return Table.of(title, COLUMNS, rows, notes)
+    return ResultTable.of(title, COLUMNS, rows, notes)
 
 
 def growth(small: dict[str, Any], large: dict[str, Any], key: str) -> str:

@@ -25,7 +25,7 @@ from bench.runner import (
     workers_for,
 )
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import INTERVAL, Table, format_spread, mebibytes, spread
+from bench.tables import INTERVAL, ResultTable, format_spread, mebibytes, spread
 from bench.workers import BenchError
 from gpt2.memory.measure import EXACT_HEAP
 from gpt2.system.errors import UserError
@@ -224,7 +224,7 @@ def fit_lines(rows: list[dict[str, Any]], knee: int) -> dict[str, list[dict[str,
     return {case: lines for case, lines in found.items() if lines}
 
 
-def table(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[str, float]]]) -> Table:
+def table(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[str, float]]]) -> ResultTable:
     columns = {
         series.along: lambda row: str(row[series.along]),
         "case": lambda row: row["case"],
@@ -243,7 +243,7 @@ def table(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[
     ]
     if any(len(lines) > 1 for lines in fits.values()):
         notes.append(KNEE)
-    return Table.of(f"cost by {series.along} ({series.fixed})", columns, rows, notes)
+    return ResultTable.of(f"cost by {series.along} ({series.fixed})", columns, rows, notes)
 
 
 def run(options: Options, session: Session) -> SuiteResult:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.cases import Sizes, find_shape
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import Table
+from bench.tables import ResultTable
 from gpt2.hardware import attention_kernels
 from gpt2.system.errors import UserError
 from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, sum_of_squares
@@ -99,7 +99,7 @@ def run(options: Options, session: Session) -> SuiteResult:
     found = compare(pairs)
     rows = rows_of(pairs)
     data |= {"rows": rows, "equal": found.equal, **asdict(found)}
-    table = Table.of("training loss in nats", COLUMNS, rows, (verdict(found, len(pairs)),))
+    table = ResultTable.of("training loss in nats", COLUMNS, rows, (verdict(found, len(pairs)),))
     return SuiteResult(data, (table,))
 
 

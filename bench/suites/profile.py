@@ -10,7 +10,7 @@ from typing import Any
 from bench import workers
 from bench.cases import Shape, select_shapes
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import Table
+from bench.tables import ResultTable
 from bench.workers import BenchError
 from gpt2.hardware import attention_kernels
 from gpt2.system.errors import UserError
@@ -105,7 +105,7 @@ def operations(averages: Iterable[Any], gpu: bool, steps: int) -> list[dict[str,
     return sorted(rows, key=lambda row: -row["seconds"])
 
 
-def table(shape: Shape, found: dict[str, dict[str, Any]]) -> Table:
+def table(shape: Shape, found: dict[str, dict[str, Any]]) -> ResultTable:
     """List the operations with the largest share in any case: milliseconds a step and share of all operations."""
     by_name = {case: {row["name"]: row for row in value["operations"]} for case, value in found.items()}
     total = {case: sum(row["seconds"] for row in rows.values()) for case, rows in by_name.items()}
@@ -126,7 +126,7 @@ def table(shape: Shape, found: dict[str, dict[str, Any]]) -> Table:
     cells += [("all operations", *(f"{1000 * total[case]:,.0f}" for case in found))]
     cells += [("a step, not profiled", *(f"{1000 * value['step_seconds']:,.0f}" for value in found.values()))]
     cells += [("page faults a step", *(f"{value['page_faults']:,}" for value in found.values()))]
-    return Table(f"operations of a step, {shape.name}", ("ms a step (share)", *found), tuple(cells))
+    return ResultTable(f"operations of a step, {shape.name}", ("ms a step (share)", *found), tuple(cells))
 
 
 SUITE = Suite(

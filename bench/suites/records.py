@@ -14,7 +14,7 @@ from typing import Any
 
 from bench import synthetic_records
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import Table
+from bench.tables import ResultTable
 from bench.workers import BenchError, call_in_worker, last_message
 from gpt2.system import files
 from gpt2.system.errors import UserError
@@ -106,7 +106,7 @@ def run_report_command(study_dir: Path) -> None:
         raise BenchError(f"make report failed: {last_message(done.stderr)}")
 
 
-def table(data: dict[str, Any]) -> Table:
+def table(data: dict[str, Any]) -> ResultTable:
     """List the seconds of each part, with the sum of planning and reporting and its goal."""
     seconds = data["seconds"]
     cells = tuple((name, f"{value:.2f}") for name, value in seconds.items())
@@ -116,7 +116,7 @@ def table(data: dict[str, Any]) -> Table:
     )
     both = seconds[NEXT_RUN] + seconds[REPORT]
     note = f"planning and reporting: {both:.2f} s (goal at {GOAL_RUNS:,} runs: {GOAL_SECONDS:g} s)"
-    return Table(title, ("part", "seconds"), cells, (note,))
+    return ResultTable(title, ("part", "seconds"), cells, (note,))
 
 
 SUITE = Suite(

@@ -21,7 +21,7 @@ from bench.runner import (
     workers_for,
 )
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import INTERVAL, Table, format_spread, spread
+from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from gpt2.config.config import VOCABULARY
 from gpt2.system.errors import UserError
 from study.memory.micro_batch import free_bytes
@@ -116,12 +116,12 @@ COLUMNS = {
 }
 
 
-def table(stage: Stage, rows: list[dict[str, Any]]) -> Table:
+def table(stage: Stage, rows: list[dict[str, Any]]) -> ResultTable:
     shape = stage.shape
     each = f"{shape.effective} sequences" if shape.effective else "one micro-batch"
     sizes = f"{shape.layers} layers, width {shape.width}, T = {shape.block_size}"
     title = f"{shape.name}: {sizes}, {each} in an optimizer step"
-    return Table.of(title, COLUMNS, rows, (f"{stage.name}, {stage.rounds} rounds",))
+    return ResultTable.of(title, COLUMNS, rows, (f"{stage.name}, {stage.rounds} rounds",))
 
 
 def run(options: Options, session: Session) -> SuiteResult:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.first_step import EVENT, HEAVY
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import INTERVAL, Table, format_spread, spread
+from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import BenchError
 from gpt2.system.errors import UserError
 from study.runner.child_process import Child
@@ -77,7 +77,7 @@ def start_once(arguments: list[str], log: Path) -> dict[str, Any]:
     return parts | {"total": marks[-1] - began, "loaded": found[0]["loaded"]}
 
 
-def table(starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+def table(starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> ResultTable:
     """List the median seconds of each part. A first process that compiles kernels is listed in a note."""
     cells, notes = [], []
     for label, found in starts.items():
@@ -97,7 +97,7 @@ def table(starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
         f"first step: median [{INTERVAL}]; parts: medians. Goal: {GOAL_SECONDS:g} s",
     ]
     head = ("study", "starts", "first step s", *PARTS)
-    return Table("seconds from the start of a training process", head, tuple(cells), tuple(notes))
+    return ResultTable("seconds from the start of a training process", head, tuple(cells), tuple(notes))
 
 
 SUITE = Suite(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from bench.tables import Table, format_spread, spread
+from bench.tables import ResultTable, format_spread, spread
 
 
 @settings(max_examples=60, deadline=None)
@@ -44,7 +44,7 @@ def test_a_spread_is_written_with_its_interval_and_in_the_unit_asked_for() -> No
 def test_the_columns_of_a_table_are_aligned_between_its_title_and_its_notes() -> None:
     rows = [{"name": "B", "speed": 1.0}, {"name": "RALEARN", "speed": 0.25}]
     columns = {"case": lambda row: row["name"], "to B": lambda row: f"{row['speed']:.2f}"}
-    assert str(Table.of("speed", columns, rows, ["a note"])).splitlines() == [
+    assert str(ResultTable.of("speed", columns, rows, ["a note"])).splitlines() == [
         "speed",
         "case     to B",
         "B        1.00",
