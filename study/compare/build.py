@@ -83,9 +83,7 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
 def _reasons(checks: list[Check]) -> list[str]:
     """Return why losses cannot be compared: fatal differences, then missing entries."""
     blocks = blocking(checks)
-    reasons = [
-        f"{one.subject} ({' | '.join(one.values)}): {one.reason}" for one in blocks if one.status == FATAL
-    ]
+    reasons = [f"{one.subject}{one.evidence}: {one.reason}" for one in blocks if one.status == FATAL]
     unknown = [check.subject for check in blocks if check.status != FATAL]
     if unknown:
         reasons.append(f"not recorded, so agreement cannot be shown: {', '.join(unknown)}")

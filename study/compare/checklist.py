@@ -47,6 +47,11 @@ class Check:
     reason: str
     blocks: bool
 
+    @property
+    def evidence(self) -> str:
+        """The values of all studies in brackets; empty for modules of code, which the reason names."""
+        return "" if self.group == "code" and self.status == FATAL else f" ({' | '.join(self.values)})"
+
 
 def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Check every entry, in the order of the groups."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages.markup import Strong, Text, join
+from pages.markup import Code, Strong, Text, join
 from ra.names import one_class
 from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE
 from study.compare.alignment import TOLERANCE, Alignment, Errors
@@ -57,13 +57,14 @@ def table_introduction(comparison: StudyComparison) -> str:
             "95 % interval."
         )
     blocks = blocking(comparison.checks)
-    differing = [f"{check.subject} {' | '.join(check.values)}" for check in blocks if check.status == FATAL]
+    differing = [f"{check.subject}{check.evidence}" for check in blocks if check.status == FATAL]
     unknown = [check.subject for check in blocks if check.status != FATAL]
     differing += [f"{NOT_RECORDED}: {', '.join(unknown)}"] if unknown else []
+    because = "; ".join(differing or comparison.reasons)
     return (
-        f"Losses must not be compared between these studies ({'; '.join(differing or comparison.reasons)}). The table "
-        f"compares each study's variants with its own {BASELINE}, paired by seed, in percent of perplexity. Lower is "
-        "better. The studies are different experiments, so true effects may differ too."
+        f"Losses must not be compared between these studies because of {because}. The table compares"
+        f" each study's variants with its own {BASELINE}, paired by seed, in percent of perplexity. Lower is "
+        "better. If the studies are different experiments, true effects may differ too."
     )
 
 
@@ -75,8 +76,10 @@ def _seeds(study: LoadedStudy) -> list[Text]:
         return []
     if seeds == 1 and all(row.control for row in rows):
         return [(Strong(study.label), f": {ONE_SEED}.")]
-    fix = f"fix: CONFIG_SEEDS={VERDICT_SEEDS}, then `make`"
-    return [(Strong(study.label), f": {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}; {fix}.")]
+    missing = f": {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}; fix: "
+    return [
+        (Strong(study.label), missing, Code(f"CONFIG_SEEDS={VERDICT_SEEDS}"), ", then ", Code("make"), ".")
+    ]
 
 
 def _cut(study: LoadedStudy) -> list[Text]:
@@ -152,7 +155,7 @@ def alignment_summary(comparison: StudyComparison) -> list[str]:
             f"last tenth {error(worst.late)}). {_envelope(pair)}"
         )
     experiments_differ = any(check.status == FATAL and check.group != "study" for check in comparison.checks)
-    if lines and experiments_differ and comparison.alignments:
+    if experiments_differ and not all(line.within_tolerance for line in comparison.alignments):
         lines.append("Curves of different experiments are expected to separate.")
     return lines
 
