@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from study.analysis.verdict import VERDICT_SEEDS, Verdict
@@ -27,8 +27,8 @@ class SeedsNeeded:
 class Sensitivity:
     """The effects (nats) that `at_seeds` seeds detect in 80 % of studies: from mde_low to mde_high.
 
-    variant: its differences give the spread; None: the noise floor gives it. seeds: finished ones. spread: standard
-    deviation (nats) of one seed's difference, measured with `dof` degrees of freedom.
+    variant: source of the spread; None: the noise floor. seeds: number of finished seeds. spread: standard deviation
+    (nats) of one seed's difference, measured with `dof` degrees of freedom.
     """
 
     variant: str | None
@@ -38,30 +38,46 @@ class Sensitivity:
     dof: int
     mde_low: float
     mde_high: float
-    seed_hours: float | None  # of all variants at one seed, by the runs' clocks
+    seed_hours: float | None  # recorded run time of all variants at one seed
     needed: list[SeedsNeeded]
 
 
 def sensitivities(
-    verdicts: Sequence[Verdict], floor: NoiseFloor | None, seeds: int, controls: int, hours: float | None
+    verdicts: Sequence[Verdict],
+    floor: NoiseFloor | None,
+    seeds: int,
+    planned: Mapping[str, int],
+    controls: int,
+    hours: float | None,
 ) -> list[Sensitivity]:
-    """One for each real change with a verdict's seeds; else one for any change, by the noise floor.
+    """Return the sensitivity of each variant that has enough seeds for a verdict.
 
-    seeds: of the study. controls: the number of control arms at a seed.
+    Without such a variant, return one estimate from the noise floor. seeds: number of finished seeds. planned:
+    variant -> number of finished and pending seeds. controls: number of control arms at a seed.
     """
     found = [
-        _of_spread(verdict.variant, verdict.seeds, verdict.test.spread, verdict.seeds - 1, hours)
+        _of_spread(
+            verdict.variant,
+            verdict.seeds,
+            planned.get(verdict.variant, 0),
+            verdict.test.spread,
+            verdict.seeds - 1,
+            hours,
+        )
         for verdict in verdicts
         if verdict.seeds >= VERDICT_SEEDS and verdict.test.spread
     ]
     if found or floor is None or floor.sigma <= 0 or controls < 1:
         return found
-    return [_of_spread(None, seeds, controls_error(floor.sigma, [controls]), floor.dof, hours)]
+    spread = controls_error(floor.sigma, [controls])
+    return [_of_spread(None, seeds, max(planned.values(), default=0), spread, floor.dof, hours)]
 
 
-def _of_spread(variant: str | None, seeds: int, spread: float, dof: int, hours: float | None) -> Sensitivity:
+def _of_spread(
+    variant: str | None, seeds: int, planned: int, spread: float, dof: int, hours: float | None
+) -> Sensitivity:
     low, high = spread_interval(spread, dof)
-    at_seeds = max(seeds, VERDICT_SEEDS)
+    at_seeds = max(seeds, planned, VERDICT_SEEDS)
     needed = []
     for percent in PERCENT:
         effect = math.log1p(percent / 100)

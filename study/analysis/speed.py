@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ra.names import is_control_arm
-from study.analysis.verdict import Verdict
+from study.analysis.verdict import VERDICT_SEEDS, Verdict
 from study.records.plan_file import Plan
 from study.records.runs import Run, losses
 from study.stats.statistics import mean
@@ -19,8 +19,8 @@ SETTLED = 0.9  # of a run's tokens: later evaluations are too close to the end t
 class Speed:
     """A variant's step time over that of the variants of class `to`, with its 95 % interval.
 
-    at_equal_time: the bounds (nats) between which the difference at equal time is expected; None where it is unknown
-    or where the study is one of equal time.
+    at_equal_time: the lowest and highest estimate (nats) of the difference at equal time; None under VERDICT_SEEDS
+    seeds, where an input is unknown, and in a study at equal time.
     """
 
     variant: str
@@ -44,9 +44,9 @@ def speeds(plan: Plan | None, verdicts: Sequence[Verdict], ended: Sequence[Run])
         if row is None or timed is None or row.cost_class == timed.to:
             continue
         verdict = by_variant.get(name)
-        known = verdict is not None and slope is not None and not plan.budget.equal_time
+        enough = verdict is not None and verdict.seeds >= VERDICT_SEEDS and not plan.budget.equal_time
         expected = None
-        if known and verdict and slope and timed.low and timed.high:
+        if enough and verdict and slope and timed.low and timed.high:
             moves = [rate * math.log(ratio) for rate in slope for ratio in (timed.low, timed.high)]
             centre = verdict.test.difference.mean
             expected = (centre + min(moves), centre + max(moves))

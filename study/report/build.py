@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from study.records.lengths import shown_length
 from study.records.plan_file import Plan
 from study.records.runs import BASELINE, UNREAD, Run, losses, not_configured, provenance, read_runs
 from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
+
+PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
 
 
 @dataclass
@@ -125,7 +128,12 @@ def build_report(study_dir: Path) -> Report:
         verdicts=verdicts,
         speeds=speeds(plan, verdicts, ended),
         sensitivities=sensitivities(
-            verdicts, floor, len(controls), max(map(len, controls), default=0), seed_hours(used)
+            verdicts,
+            floor,
+            len(controls),
+            _planned_seeds(runs),
+            max(map(len, controls), default=0),
+            seed_hours(used),
         ),
         variance_check=variance_check(final),
         odd_controls=odd_controls(final),
@@ -141,6 +149,11 @@ def build_report(study_dir: Path) -> Report:
         cut=[run.name for run in short],
         not_configured=not_configured(study_dir, used),
     )
+
+
+def _planned_seeds(runs: list[Run]) -> dict[str, int]:
+    """Return variant -> the number of its seeds that count or are pending."""
+    return Counter(run.variant for run in runs if run.used or run.status in PENDING)
 
 
 def updates(report: Report, variant: str) -> tuple[float, float] | None:

@@ -24,6 +24,7 @@ from pages.markup import Link, Text
 from study.records.runs import BASELINE, Run
 from study.report import figures_final
 from study.report.build import Report
+from study.report.detectable import sensitivity_sentences
 from study.report.facts import facts_section
 from study.report.method import method
 from study.report.sections import (
@@ -44,15 +45,15 @@ from study.report.sentences import (
     perplexity,
     score,
     shown,
+    status_text,
 )
 from study.report.summary import (
     context,
     control_findings,
     findings,
     next_step,
-    no_variant_to_judge,
+    no_verdict,
     run_names,
-    sensitivity_sentences,
 )
 
 LONG = 40  # runs, above which their list is folded
@@ -73,7 +74,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
                 figure("differences", figures_final.differences(report), ABOUT_DIFFERENCES),
             ),
             Only((HTML,), [training_section(report, study_dir)]),
-            Section("What this study can see", [BulletList(sensitivity_sentences(report))]),
+            Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
             hellaswag_section(report, names),
             cost_section(report, names),
             alternation_section(report),
@@ -116,7 +117,7 @@ def _verdict(report: Report) -> list[Block]:
     blocks: list[Block] = [] if report.rows else [Warning(NOTHING)]
     found = findings(report)
     blocks += [Findings(found)] if found else []
-    return [*blocks, *(Paragraph(text) for text in (no_variant_to_judge(report), next_step(report)) if text)]
+    return [*blocks, *(Paragraph(text) for text in (no_verdict(report), next_step(report)) if text)]
 
 
 def _first_screen(report: Report) -> list[Block]:
@@ -144,7 +145,7 @@ def _run(run: Run) -> list[Text]:
     progress = record.progress
     return [
         run.name if run.status == "missing" else Link(run.name, f"runs/{run.name}/run.json"),
-        run.status,
+        status_text(run),
         "yes" if run.used else f"no: {run.why_not}",
         perplexity(loss) if loss is not None else "-",
         f"{progress.tokens:,.0f}" if progress else "-",

@@ -13,7 +13,7 @@ def method(report: Report) -> list[str]:
     lines = [
         "Losses are mean nats a token on fixed validation windows; perplexity is exp(loss). Means, intervals and "
         "differences are computed from losses: a difference is the logarithm of a ratio of perplexities.",
-        '"final" is the last update; "best" is the lowest of a run\'s evaluations, which flatters every run alike.',
+        '"final" is the last update; "best" is the lowest evaluation of a run. It is biased low for every variant.',
         f"Differences to {BASELINE} are paired by seed: both runs saw the same batches in the same order from the same "
         "initial weights. Their intervals are Student's t over seeds, one by one, not adjusted for the number of "
         "variants.",
@@ -28,16 +28,20 @@ def method(report: Report) -> list[str]:
         )
     if report.speeds:
         lines.append(
-            "Step times are measured before the first run, the variants in turns; the interval is 95 %. The difference "
-            "at equal time uses the fall of the control arms' loss for each unit of ln(tokens), from evaluations "
-            "between half and nine tenths of a run to its end, and the interval of the step-time ratio. It does not "
-            "contain the variation over seeds."
+            "Step times are measured before the first run, in interleaved steps; the interval is 95 %."
+        )
+    if any(speed.at_equal_time for speed in report.speeds):
+        lines.append(
+            "The estimate at equal time is the measured difference plus k ln(r). r is the step-time ratio. k is the "
+            "fall of the control arms' loss for each unit of ln(tokens), from evaluations between half and nine tenths "
+            "of a run to its end. The range comes from the 95 % interval of r and from the lowest and the highest k. "
+            "It does not contain the variation over seeds."
         )
     if report.sensitivities:
         lines.append(
             "The effect that a number of seeds can detect has 80 % power in a two-sided 5 % t test, by the noncentral "
             "t distribution. It is a range because the true spread over seeds is known only by its 95 % chi-square "
-            "interval. Hours are those of the runs' clocks, all variants."
+            "interval. The time per seed is the sum over variants of the recorded run time, evaluation included."
         )
     if report.variance_check:
         lines.append(

@@ -35,10 +35,14 @@ from study.report.sentences import (
 
 ABOUT_RESULTS = (
     f"Perplexity after the last update, mean over seeds [95 % interval]. The difference to {BASELINE} is paired by "
-    "seed, in percent of perplexity; lower is better. The verdict is the sentence at the top."
+    "seed, in percent of perplexity; lower is better."
 )
-OTHER_SEEDS = (
-    "The means are over different seeds and cannot be compared with each other; the differences can."
+ABOUT_VERDICT = "The first screen gives the verdicts."
+ABOUT_CONTROLS = f"A verdict compares with the mean of the control arms, not with {BASELINE} alone."
+OTHER_SEEDS = "Warning: the variants have different seeds. Compare the paired differences, not the means."
+ABOUT_TIMES = (
+    "Times of the runs include the effect of other load on the machine. Compare variants by the step-time ratio on the "
+    "first screen: it was measured before the first run, in interleaved steps."
 )
 ABOUT_DIFFERENCES = (
     "95 % intervals, t over seeds. Diamond: a real change against the mean of the control arms; this is the verdict's. "
@@ -83,12 +87,15 @@ def results_section(report: Report, names: Sequence[str]) -> Section:
         for row in report.rows
     ]
     headings = [
-        "variant", "number of seeds", "final perplexity", "best perplexity", f"final against {BASELINE}",
+        "variant", "seeds", "final perplexity", "best perplexity", f"final against {BASELINE}",
         "HellaSwag (norm)",
     ]  # fmt: skip
+    about = [ABOUT_RESULTS, *([ABOUT_VERDICT] if report.verdicts else [])]
+    if any(max(verdict.controls) > 1 for verdict in report.verdicts):
+        about.append(ABOUT_CONTROLS)
     several = len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1
     return Section(
-        "Results", [Table(headings, rows), Note(ABOUT_RESULTS), *([Note(OTHER_SEEDS)] if several else [])]
+        "Results", [Table(headings, rows), Note(" ".join(about)), *([Note(OTHER_SEEDS)] if several else [])]
     )
 
 
@@ -203,10 +210,11 @@ def cost_section(report: Report, names: Sequence[str]) -> Section:
         "cut short",
     ]
     cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
-    note = [Note(f"Cut short (the learning rate did not finish its decay): {cut}.")] if cut else []
+    notes = [Note(ABOUT_TIMES)] if report.speeds else []
+    notes += [Note(f"Cut short (the learning rate did not finish its decay): {cut}.")] if cut else []
     return Section(
         "Speed and memory",
-        [*figure("cost", figures_final.cost(report), ABOUT_COST), Table(headings, rows), *note],
+        [*figure("cost", figures_final.cost(report), ABOUT_COST), Table(headings, rows), *notes],
     )
 
 

@@ -85,9 +85,14 @@ def reason_text(text: str) -> str:
     return text.rstrip(". ") + "."
 
 
+def status_text(run: Run) -> str:
+    """The status of a run; "pending" where it has not been run."""
+    return "pending" if run.status == "missing" else run.status
+
+
 def why_uncounted(run: Run) -> str:
-    """Why a run is not counted, in a word or two."""
-    return "not comparable" if run.status == "finished" else run.status
+    """The reason that a run is not counted, in a word or two."""
+    return "not comparable" if run.status == "finished" else status_text(run)
 
 
 def p_text(p: float) -> str:

@@ -1,24 +1,20 @@
-"""What a reader takes away from a report: the verdicts, why, what to do next, and what limits them."""
+"""The first screen of a report: the verdicts, their reasons, the next step, and the limits of the verdicts."""
 
 from __future__ import annotations
-
-import math
 
 from pages.components import color_label
 from pages.document import Finding
 from pages.markup import Code, Strong, Text
-from ra.names import one_class
-from study.analysis.equivalence import VarianceCheck
-from study.analysis.sensitivity import SeedsNeeded, Sensitivity
+from ra.names import is_control_arm, one_class
 from study.analysis.speed import Speed
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, VERDICT_SEEDS, WORSE, Verdict
 from study.records.runs import BASELINE
-from study.report.build import Report, updates
+from study.report.build import PENDING, Report, updates
+from study.report.detectable import seeds_needed
 from study.report.sentences import (
     ONE_SEED,
     difference,
     dof_text,
-    hours_text,
     p_text,
     percent,
     seeds_text,
@@ -26,7 +22,6 @@ from study.report.sentences import (
     size,
     why_uncounted,
 )
-from study.stats.statistics import undetected_ratios
 
 MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
 NAMED = 8  # runs listed by name, above which they are counted
@@ -48,7 +43,7 @@ def findings(report: Report) -> list[Finding]:
                     f"{when}: {finding(verdict)}" if when else finding(verdict),
                     [numbers(verdict)],
                     verdict_sentence(report, verdict),
-                    f"Why: {reason(report, verdict)}",
+                    f"Why: {why}" if (why := reason(report, verdict)) else "",
                 )
             )
         elif not row.control:
@@ -73,15 +68,22 @@ def control_findings(report: Report) -> list[Finding]:
     return found
 
 
-def no_variant_to_judge(report: Report) -> str:
-    """Say that a study has control arms only; "" where it has a real change."""
+def no_verdict(report: Report) -> Text:
+    """Say why no variant has a verdict: its runs are pending, or the study has control arms only; else ""."""
     if not report.rows or not all(row.control for row in report.rows):
         return ""
+    changed = [run for run in report.runs if run.seed is not None and not is_control_arm(run.variant)]
+    if changed:
+        names = list(dict.fromkeys(run.variant for run in changed))
+        without = "counted" if any(run.status == "finished" for run in changed) else "finished"
+        return f"No verdict yet: {listed(names)} {'has' if len(names) == 1 else 'have'} no {without} run."
     few = f" This study: {ONE_SEED}." if max(len(row.seeds) for row in report.rows) == 1 else ""
-    return (
-        f"There is no variant to judge: {listed([row.variant for row in report.rows])} "
-        f"{'is' if len(report.rows) == 1 else 'are'} the standard attention with other names for its weights.{few}"
-    )
+    if len(report.rows) == 1:
+        why = f"{report.rows[0].variant} is the only variant"
+    else:
+        why = f"all variants are control arms ({BASELINE} with W_Q and W_K renamed)"
+    fix = ("fix: add a variant such as RALEARN to CONFIG_VARIANTS (", MENUCONFIG, "), then ", MAKE, ".")
+    return (f"No verdict: {why}.{few} ", *fix)
 
 
 def at_equal_time(report: Report, variant: str) -> str:
@@ -100,18 +102,20 @@ def finding(verdict: Verdict) -> str:
     if verdict.word == EQUIVALENT:
         return f"equivalent to standard attention within {size(verdict.margin)}"
     if verdict.adjusted_p is None:
-        return f"{CANNOT_TELL}: {seeds_text(verdict.seeds)}; a verdict needs {VERDICT_SEEDS}"
+        return f"{CANNOT_TELL}, {verdict.seeds} of {VERDICT_SEEDS} needed seeds finished"
     return f"{CANNOT_TELL} whether it is better or worse than standard attention"
 
 
 def numbers(verdict: Verdict) -> str:
-    """The difference with its interval, the seeds and the p-value."""
+    """The difference with its interval; with enough seeds also their number and the p-value."""
     interval = verdict.test.difference
-    text = f"perplexity {percent(interval.mean)}"
+    arms = "control arms" if max(verdict.controls) > 1 else "control arm"
+    text = f"perplexity {percent(interval.mean)} against the {arms}"
     if interval.low is not None and interval.high is not None:
         text += f", 95 % interval [{percent(interval.low)}, {percent(interval.high)}]"
-    text += f", {seeds_text(verdict.seeds)}"
-    return text if verdict.adjusted_p is None else f"{text}, {p_text(verdict.adjusted_p)}"
+    if verdict.adjusted_p is None:
+        return text
+    return f"{text}, {seeds_text(verdict.seeds)}, {p_text(verdict.adjusted_p)}"
 
 
 def verdict_sentence(report: Report, verdict: Verdict) -> Text:
@@ -123,10 +127,10 @@ def verdict_sentence(report: Report, verdict: Verdict) -> Text:
 
 
 def reason(report: Report, verdict: Verdict) -> str:
-    """One sentence on why the verdict is the one it is."""
+    """One sentence on why the verdict is the one it is; "" where the verdict lacks seeds and says so."""
     name = verdict.variant
     if verdict.adjusted_p is None:
-        return f"a verdict needs the variation of the difference over at least {VERDICT_SEEDS} seeds."
+        return ""
     if verdict.word == EQUIVALENT:
         low, high = verdict.test.narrow.low or 0.0, verdict.test.narrow.high or 0.0
         return (
@@ -149,20 +153,24 @@ def reason(report: Report, verdict: Verdict) -> str:
 
 
 def unjudged(report: Report) -> str:
-    """What is said about a real change without a verdict."""
+    """The statement on a real change without a verdict."""
     ended = " that ended its schedule" if report.cut else ""
     return f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
 
 
 def next_step(report: Report) -> Text:
-    """What to do next: finish the runs, add seeds, or ask another question."""
-    pending = [
-        run.name for run in report.runs if run.status in ("missing", "interrupted", "running", "failed")
-    ]
+    """The next step: finish the runs, add seeds, or ask another question."""
+    pending = sum(run.status in PENDING for run in report.runs)
+    failed = [run.name for run in report.runs if run.status == "failed"]
     if pending:
-        verb = "is" if len(pending) == 1 else "are"
-        unfinished = f"{len(pending)} of {len(report.runs)} runs {verb} not finished ({some(pending)})"
-        return (f"Next: {unfinished}; fix: ", MAKE, " runs the missing ones.")
+        pending_runs = f"{pending} of {len(report.runs)} runs {'is' if pending == 1 else 'are'} pending"
+        return (f"Next: {pending_runs}. If the study is stopped, continue it: ", MAKE, ".")
+    if failed:
+        return (
+            f"Next: {len(failed)} of {len(report.runs)} runs failed ({some(failed)}); fix: retry with ",
+            MAKE,
+            ".",
+        )
     edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs stay.")
     if any(verdict.adjusted_p is None for verdict in report.verdicts):
         return (f"Next: add seeds; fix: set CONFIG_SEEDS={VERDICT_SEEDS}", *edit)
@@ -181,16 +189,16 @@ def next_step(report: Report) -> Text:
 
 
 def context(report: Report) -> list[str]:
-    """What limits the verdicts: the noise, the speed, runs that do not count."""
+    """The limits of the verdicts: the speed, the noise, runs that do not count."""
     controls = [row.variant for row in report.rows if row.control]
     lines = [line for speed in report.speeds for line in speed_sentences(speed)]
     if len(controls) > 1:
         lines.append(one_class(controls))
     if report.floor:
         lines.append(
-            f"A/A difference observed: control arms at one seed differ by a standard deviation of "
+            "A/A difference (control arms against each other): standard deviation at one seed "
             f"{report.floor.sigma:.2g} nats ({size(report.floor.sigma)} of perplexity), {dof_text(report.floor.dof)}. "
-            "It plans seeds and checks the pipeline; no verdict uses it."
+            "It estimates the seeds needed and checks the pipeline. No verdict uses it."
         )
     if report.odd_controls:
         lines.append(
@@ -208,7 +216,11 @@ def context(report: Report) -> list[str]:
             f"{len(report.not_configured)} finished runs are counted though .config does not ask for their seed or "
             f"variant now: {some(report.not_configured)}."
         )
-    uncounted = [f"{run.name} ({why_uncounted(run)})" for run in report.runs if not run.used]
+    uncounted = [
+        f"{run.name} ({why_uncounted(run)})"
+        for run in report.runs
+        if not run.used and run.status not in PENDING
+    ]
     if uncounted:
         lines.append(
             f"{len(uncounted)} of {len(report.runs)} runs {'is' if len(uncounted) == 1 else 'are'} not counted: "
@@ -218,7 +230,7 @@ def context(report: Report) -> list[str]:
 
 
 def speed_sentences(speed: Speed) -> list[str]:
-    """The ratio of step times, and the difference to expect at equal time, without a verdict."""
+    """The ratio of step times, and the estimated difference at equal time, without a verdict."""
     name = speed.variant
     bounds = f" [{speed.low:.3f}, {speed.high:.3f}]" if speed.low and speed.high else ""
     lines = [
@@ -227,66 +239,10 @@ def speed_sentences(speed: Speed) -> list[str]:
     if speed.at_equal_time:
         low, high = speed.at_equal_time
         lines[0] += (
-            f" At equal time the difference would be about {percent(low)} to {percent(high)} of perplexity (no "
-            "verdict: the measured difference, moved along the control arms' late fall of the loss with ln(tokens) "
-            "by the log of the step-time ratio)."
+            f" Estimate at equal time: {percent(low)} to {percent(high)} of perplexity; this range leaves out the "
+            "variation over seeds; no verdict (see Method)."
         )
     return lines
-
-
-def power_sentences(seen: Sensitivity) -> list[str]:
-    """The range of effects that the seeds detect, and the seeds that other effects need."""
-    if seen.variant is not None:
-        basis = f"from the spread of {seen.variant}'s differences over {seeds_text(seen.seeds)}"
-    else:
-        basis = f"if a variant varies like the control arms, {dof_text(seen.dof)}"
-    rule = f"With {seen.at_seeds} seeds"
-    if seen.mde_low > math.log(2):
-        found = "even a doubling of perplexity may not be found"
-    else:
-        high = "more than 100 %" if seen.mde_high > math.log(2) else size(seen.mde_high)
-        low = size(seen.mde_low).removesuffix(" %") if "more" not in high else size(seen.mde_low)
-        found = f"a difference of {low} to {high} is found in 80 % of such studies"
-    lines = [f"{rule} {found} (two-sided 5 %, before Holm; a range, since the noise is known only {basis})."]
-    parts = [seeds_needed(row) for row in seen.needed]
-    cost = (
-        ""
-        if seen.seed_hours is None
-        else f" One more seed of all variants takes about {hours_text(seen.seed_hours)}."
-    )
-    return [*lines, f"Seeds needed: {'; '.join(parts)}.{cost}"]
-
-
-def seeds_needed(row: SeedsNeeded) -> str:
-    """The range of seeds that find a difference."""
-    low, high = ("more than 1,000" if count is None else f"{count:,}" for count in (row.low, row.high))
-    return f"{low if low == high else f'{low} to {high}'} for a difference of {row.percent:g} %"
-
-
-def sensitivity_sentences(report: Report) -> list[str]:
-    """What the study can see, and whether its control arms vary alike."""
-    lines = [line for seen in report.sensitivities for line in power_sentences(seen)]
-    if not lines:
-        lines = [
-            f"What this study can see is not known: no variant has {VERDICT_SEEDS} seeds, and no seed has two control "
-            "arms that differ."
-        ]
-    return lines if report.variance_check is None else [*lines, variance_sentence(report.variance_check)]
-
-
-def variance_sentence(seen: VarianceCheck) -> str:
-    """Whether half-swapped arms vary like the fully swapped one, and which ratios the test cannot detect."""
-    question = "Do half-swapped arms (RAEARLY, RALATE) vary as much as the fully swapped one (RAALL)?"
-    if seen.test is None or not seen.enough:
-        counts = f" ({seen.test.dof[0]} and {seen.test.dof[1]} degrees of freedom)" if seen.test else ""
-        return f"{question} Too little data{counts}."
-    a, b = seen.test.dof
-    answer = "They differ" if seen.differs else "No difference found"
-    low, high = undetected_ratios(a, b)
-    return (
-        f"{question} {answer}: variance of the effects of one half over that of both together {seen.test.ratio:.2f}, "
-        f"F({a}, {b}), {p_text(seen.test.p_value)}; ratios from {low:.2g} to {high:.2g} cannot be told from 1."
-    )
 
 
 def run_names(report: Report) -> str:

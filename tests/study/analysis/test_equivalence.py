@@ -6,7 +6,7 @@ from scipy import stats
 
 from study.analysis import equivalence
 from study.analysis.equivalence import VarianceCheck
-from study.report import summary
+from study.report import detectable
 from study.stats.statistics import NoiseFloor
 
 Table = dict[str, dict[int, float]]
@@ -77,10 +77,10 @@ def test_arms_that_only_add_up_are_told_from_arms_that_vary_alike() -> None:
     assert seen.enough
     assert seen.test.dof == (12, 6)
     assert seen.test.p_value < 1e-4
-    assert "They differ: variance" in summary.variance_sentence(seen)
-    alike = summary.variance_sentence(checked(square(0.02, 0.02, 6)))
+    assert "They differ: variance" in detectable.variance_sentence(seen)
+    alike = detectable.variance_sentence(checked(square(0.02, 0.02, 6)))
     low, high = stats.f.ppf(0.025, 12, 6), stats.f.ppf(0.975, 12, 6)
-    assert f"ratios from {low:.2g} to {high:.2g} cannot be told from 1" in alike
+    assert f"ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1" in alike
 
 
 def test_the_contrasts_of_the_arms_are_what_a_regression_finds() -> None:
@@ -112,4 +112,4 @@ def test_independent_arms_are_called_different_in_one_study_of_twenty() -> None:
 def test_one_seed_is_too_little_data_to_compare_variances() -> None:
     seen = checked(square(0.02, 0.02, 1))
     assert not seen.enough
-    assert "Too little data (2 and 1 degrees of freedom)." in summary.variance_sentence(seen)
+    assert "Too little data (2 and 1 degrees of freedom)." in detectable.variance_sentence(seen)

@@ -1,5 +1,6 @@
 """The effects that a study can detect, as ranges."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -8,13 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gpt2.system import files
 from study.analysis.sensitivity import sensitivities
 from study.analysis.verdict import judge
-from study.report import build, summary, write
+from study.report import build, detectable, write
 from study.stats import power
-from study.stats.statistics import NoiseFloor
+from study.stats.statistics import NoiseFloor, spread_interval
 from tests.study.report import rendered
-from tests.study.sample_records import a_study
+from tests.study.sample_records import VARIANTS, a_study, edit
 
 
 def test_the_range_of_effects_follows_the_chi_square_interval_of_the_spread(tmp_path: Path) -> None:
@@ -40,7 +42,7 @@ def test_the_range_contains_the_true_effect_of_80_percent_power_in_95_percent_of
         table = {
             name: dict(enumerate(values[:, k].tolist())) for k, name in enumerate(("B", "RAALL", "RALEARN"))
         }
-        (seen,) = sensitivities(judge(table), None, 5, 2, None)
+        (seen,) = sensitivities(judge(table), None, 5, {}, 2, None)
         inside += seen.mde_low <= true <= seen.mde_high
     assert 0.92 <= inside / 1000 <= 0.98
 
@@ -54,8 +56,39 @@ def test_under_three_seeds_the_noise_floor_gives_the_range_that_three_seeds_woul
     assert (seen.variant, seen.seeds, seen.at_seeds, seen.dof) == (None, 1, 3, 3)
     assert seen.spread == pytest.approx(made.floor.sigma * math.sqrt(1.25))
     text = rendered.markdown(made)
-    assert "With 3 seeds a difference of" in text
-    assert "if a variant varies like the control arms, 3 degrees of freedom" in text
+    assert "With 3 seeds, such a study detects a difference of" in text
+    assert (
+        "The range comes from the uncertain noise: 3 degrees of freedom, assuming that the variant varies like the "
+        "control arms."
+    ) in text
+
+
+def test_while_a_study_runs_the_range_is_that_of_its_planned_seeds(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
+    (seen,) = build.build_report(study).sensitivities
+    assert (seen.seeds, seen.at_seeds) == (1, 5)
+    assert seen.mde_low == pytest.approx(power.mde(spread_interval(seen.spread, seen.dof)[0], 5))
+    assert detectable.power_sentences(seen)[0].startswith("With 5 seeds, such a study detects")
+
+
+def test_a_failed_seed_is_not_a_planned_one(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=4)
+    edit(study, "RALEARN3", status="failed", error="x")
+    (seen,) = build.build_report(study).sensitivities
+    assert (seen.variant, seen.seeds, seen.at_seeds) == ("RALEARN", 3, 3)
+    edit(study, "RALEARN3", status="running")
+    (seen,) = build.build_report(study).sensitivities
+    assert (seen.seeds, seen.at_seeds) == (3, 4)
+
+
+def test_the_basis_of_a_range_is_the_variants_differences_or_the_control_arms(tmp_path: Path) -> None:
+    (seen,) = build.build_report(a_study(tmp_path)).sensitivities
+    text = detectable.power_sentences(seen)[0]
+    assert text.endswith("2 degrees of freedom, from RALEARN's differences at 3 seeds.")
+    assert "with 80 % probability (two-sided 5 %, before Holm)" in text
+    blind = dataclasses.replace(seen, mde_low=1.0, mde_high=2.0)
+    assert "may miss even a doubling of perplexity" in detectable.power_sentences(blind)[0]
 
 
 def test_every_variant_with_a_verdict_has_its_range(tmp_path: Path) -> None:
@@ -67,14 +100,14 @@ def test_every_variant_with_a_verdict_has_its_range(tmp_path: Path) -> None:
 def test_the_hours_of_a_seed_are_those_of_the_runs_clocks(tmp_path: Path) -> None:
     (seen,) = build.build_report(a_study(tmp_path)).sensitivities
     assert seen.seed_hours == pytest.approx(5 * (3000 + 140) / 3600)
-    assert "One more seed of all variants takes about 4.4 hours." in summary.power_sentences(seen)[1]
+    assert "One more seed of all variants takes about 4.4 hours." in detectable.power_sentences(seen)[1]
 
 
 def test_without_control_arms_that_differ_nothing_is_known_of_what_can_be_seen(tmp_path: Path) -> None:
     made = build.build_report(a_study(tmp_path, seeds=1, variants=("B", "RALEARN")))
     assert made.sensitivities == []
-    assert sensitivities([], NoiseFloor(0.0, 6), 2, 4, 1.0) == []
-    assert "What this study can see is not known" in rendered.markdown(made)
+    assert sensitivities([], NoiseFloor(0.0, 6), 2, {}, 4, 1.0) == []
+    assert "The detectable differences are not known" in rendered.markdown(made)
 
 
 def test_report_json_holds_the_range(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from gpt2.artifacts import run_record
 from gpt2.system import files
 from study.analysis.speed import slopes
 from study.records.runs import Run
-from study.report import build
+from study.report import build, sentences
 from tests.study.report import rendered
 from tests.study.sample_records import STEPS, UPDATE, a_plan, a_record, a_study
 
@@ -40,7 +40,14 @@ def test_the_ratio_of_step_times_is_reported_with_its_interval_and_without_a_ver
     assert (speed.variant, speed.ratio, speed.low, speed.high) == ("RALEARN", 1.05, 1.03, 1.08)
     text = rendered.markdown(made)
     assert "one update of RALEARN takes 1.050 [1.030, 1.080] times as long" in text
-    assert "At equal time the difference would be about" in text
+    low, high = speed.at_equal_time or (0.0, 0.0)
+    bounds = f"{sentences.percent(low)} to {sentences.percent(high)} of perplexity"
+    assert (
+        f"Estimate at equal time: {bounds}; this range leaves out the variation over seeds; no verdict"
+        in text
+    )
+    assert "The estimate at equal time is the measured difference plus k ln(r)." in text
+    assert "Compare variants by the step-time ratio on the first screen" in text
     assert text.count("**RALEARN**") == 1  # one verdict
 
 
@@ -82,8 +89,20 @@ def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_line(tmp_path: Pat
     assert slopes([]) is None
 
 
+def test_under_three_seeds_there_is_a_ratio_and_no_estimate_at_equal_time(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=2)
+    files.write_json(study / "plan.json", plan())
+    made = build.build_report(study)
+    assert (made.speeds[0].ratio, made.speeds[0].at_equal_time) == (1.05, None)
+    text = rendered.markdown(made)
+    assert "one update of RALEARN takes 1.050" in text
+    assert "stimate at equal time" not in text
+
+
 def test_without_step_times_there_is_no_speed_line(tmp_path: Path) -> None:
-    assert with_plan(tmp_path / "untimed", plan(None)).speeds == []
+    made = with_plan(tmp_path / "untimed", plan(None))
+    assert made.speeds == []
+    assert "step-time ratio" not in rendered.markdown(made)
     assert build.build_report(a_study(tmp_path / "no-plan")).speeds == []
 
 

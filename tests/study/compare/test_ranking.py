@@ -123,7 +123,7 @@ def test_one_seed_gives_no_ranking_and_no_verdict(tmp_path: Path) -> None:
     for text in (markdown(made), page(made), terminal(made)):
         words = " ".join(text.split())
         assert words.count("one seed: no ranking") >= 2
-        assert words.count("a verdict needs 3 (perplexity") == 2
+        assert words.count("1 of 3 needed seeds finished (perplexity") == 2
         assert "place observed" not in text
         assert "places in" not in text
     seen = build.as_json(made)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
-from study.report import build, sentences, write
+from study.report import build, sentences, summary, write
 from tests.study.report import rendered
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -93,7 +93,7 @@ def test_a_real_change_is_judged_against_the_control_arms(tmp_path: Path) -> Non
     nothing = rendered.markdown(build.build_report(a_study(tmp_path / "nothing", seeds=2)))
     better = rendered.markdown(build.build_report(a_study(tmp_path / "better", effect=-0.05)))
     worse = rendered.markdown(build.build_report(a_study(tmp_path / "worse", effect=0.05)))
-    assert "**RALEARN**: cannot tell: 2 seeds; a verdict needs 3" in nothing
+    assert "**RALEARN**: cannot tell, 2 of 3 needed seeds finished" in nothing
     assert "**RALEARN** is better than standard attention" in better
     assert "**RALEARN** is worse than standard attention" in worse
     assert all(
@@ -106,7 +106,7 @@ def test_one_seed_has_a_difference_and_no_verdict(tmp_path: Path) -> None:
     text = rendered.markdown(made)
     assert made.floor is not None
     assert made.floor.dof == 3
-    assert "**RALEARN**: cannot tell: one seed; a verdict needs 3 (perplexity -1" in text
+    assert "**RALEARN**: cannot tell, 1 of 3 needed seeds finished (perplexity -1" in text
     assert "better than" not in text
 
 
@@ -138,6 +138,12 @@ def test_runs_that_do_not_count_are_named_and_never_averaged(tmp_path: Path) -> 
     text = rendered.markdown(made)
     for told in ("NotFiniteError", "fingerprint differs in data", "is of schema 9", "it has not been run"):
         assert told in text
+    assert "| RAEARLY2 | pending | no: it has not been run |" in text
+    (line,) = [line for line in summary.context(made) if "not counted" in line]
+    assert line == (
+        "4 of 15 runs are not counted: RAEARLY0 (unreadable), RAEARLY1 (unreadable), B0 (failed), "
+        "RALATE2 (not comparable)."
+    )
 
 
 def test_hellaswag_near_chance_is_said_and_absence_is_never_a_number(tmp_path: Path) -> None:
@@ -227,8 +233,8 @@ def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(t
         assert row(cut, name).seeds == [0, 1, 2, 3]
         assert f"{sentences.shown(final)} (3 of 4 seeds)" in rendered.markdown(cut)
         assert any(line.startswith(name) and "3 of 4" in line for line in rendered.terminal(cut).splitlines())
-    assert "The means are over different seeds" in rendered.markdown(cut)
-    assert "The means are over different seeds" not in rendered.markdown(sound)
+    assert "the variants have different seeds" in rendered.markdown(cut)
+    assert "the variants have different seeds" not in rendered.markdown(sound)
     assert {run.name for run in build.ended_runs(cut)} == {run.name for run in cut.runs} - {*cut.cut}
     assert "cut 2 of 20 runs short (RAALL1, RALEARN2)" in rendered.markdown(cut)
 

@@ -181,7 +181,23 @@ def test_a_real_change_has_one_verdict_and_its_number_is_that_of_the_verdict(tmp
     assert interval.high is not None
     assert text.count("**RALEARN**") == 1
     bounds = f"[{sentences.percent(interval.low)}, {sentences.percent(interval.high)}]"
-    assert f"(perplexity {sentences.percent(interval.mean)}, 95 % interval {bounds}, 5 seeds, p = " in text
+    mean = f"perplexity {sentences.percent(interval.mean)} against the control arms"
+    assert f"({mean}, 95 % interval {bounds}, 5 seeds, p = " in text
+    assert "A verdict compares with the mean of the control arms, not with B alone." in text
+
+
+def test_with_one_control_arm_no_sentence_speaks_of_several(tmp_path: Path) -> None:
+    text = rendered.markdown(build.build_report(a_study(tmp_path, variants=("B", "RALEARN"))))
+    assert " against the control arm, 95 %" in text
+    assert "not with B alone" not in text
+
+
+def test_too_few_seeds_are_said_once(tmp_path: Path) -> None:
+    made = build.build_report(a_study(tmp_path, seeds=2))
+    (found,) = summary.findings(made)
+    assert to_markdown(found.sentence).startswith("**RALEARN**: cannot tell, 2 of 3 needed seeds finished (")
+    assert found.reason == ""
+    assert not any("seeds" in to_markdown(text) for text in found.numbers)
 
 
 def test_the_first_screen_ends_with_what_to_do_next(tmp_path: Path) -> None:
@@ -191,9 +207,28 @@ def test_the_first_screen_ends_with_what_to_do_next(tmp_path: Path) -> None:
     )
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
     assert to_markdown(summary.next_step(build.build_report(study))) == (
-        "Next: 5 of 15 runs are not finished (B2, RAEARLY2, RALATE2, RAALL2, RALEARN2); fix: `make` runs the missing "
-        "ones."
+        "Next: 5 of 15 runs are pending. If the study is stopped, continue it: `make`."
     )
+
+
+def test_failed_runs_are_named_with_their_fix_once_no_run_is_pending(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    edit(study, "RAALL1", status="failed", error="x")
+    assert to_markdown(summary.next_step(build.build_report(study))) == (
+        "Next: 1 of 15 runs failed (RAALL1); fix: retry with `make`."
+    )
+
+
+def test_pending_runs_are_not_listed_as_uncounted(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    edit(study, "RALEARN0", status="running")
+    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
+    made = build.build_report(study)
+    assert not any("not counted" in line for line in summary.context(made))
+    assert to_markdown(summary.next_step(made)).startswith("Next: 21 of 25 runs are pending.")
+    assert summary.no_verdict(made) == "No verdict yet: RALEARN has no finished run."
+    edit(study, "RALEARN0", status="finished", fingerprint={"data": "other"})
+    assert summary.no_verdict(build.build_report(study)) == "No verdict yet: RALEARN has no counted run."
 
 
 def test_runs_that_the_settings_no_longer_ask_for_are_named(tmp_path: Path) -> None:
@@ -219,15 +254,16 @@ def test_the_name_of_a_run_is_explained_by_an_example_of_the_study(tmp_path: Pat
 
 def test_the_column_of_seeds_counts_them(tmp_path: Path) -> None:
     text = rendered.markdown(build.build_report(a_study(tmp_path, seeds=1)))
-    assert "| variant | number of seeds |" in text
+    assert "| variant | seeds |" in text
     assert "| RAALL | 1 |" in text
 
 
 def test_a_study_of_control_arms_alone_has_nothing_to_judge(tmp_path: Path) -> None:
     made = build.build_report(a_study(tmp_path, variants=("B", "RAALL")))
     assert summary.findings(made) == []
-    assert summary.no_variant_to_judge(made) == (
-        "There is no variant to judge: B and RAALL are the standard attention with other names for its weights."
+    assert to_markdown(summary.no_verdict(made)) == (
+        "No verdict: all variants are control arms (B with W_Q and W_K renamed). fix: add a variant such as RALEARN to "
+        "CONFIG_VARIANTS (`make menuconfig`), then `make`."
     )
     assert summary.next_step(made) == ""
 
@@ -279,9 +315,11 @@ def test_chance_is_said_on_the_terminal_too(tmp_path: Path) -> None:
 
 def test_means_over_different_seeds_are_not_offered_for_comparison(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    assert "over different seeds" not in rendered.markdown(build.build_report(study))
+    assert "Compare the paired differences, not the means." not in rendered.markdown(
+        build.build_report(study)
+    )
     edit(study, "RAALL1", status="running")
-    assert "over different seeds" in rendered.markdown(build.build_report(study))
+    assert "Compare the paired differences, not the means." in rendered.markdown(build.build_report(study))
 
 
 def test_small_differences_keep_their_digits_and_zero_has_no_sign_of_its_own() -> None:

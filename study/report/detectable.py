@@ -1,0 +1,67 @@
+"""Sentences on the differences that a study can detect, and on the seeds that other differences need."""
+
+from __future__ import annotations
+
+import math
+
+from study.analysis.equivalence import VarianceCheck
+from study.analysis.sensitivity import SeedsNeeded, Sensitivity
+from study.analysis.verdict import VERDICT_SEEDS
+from study.report.build import Report
+from study.report.sentences import dof_text, hours_text, p_text, seeds_text, size
+from study.stats.statistics import undetected_ratios
+
+
+def power_sentences(seen: Sensitivity) -> list[str]:
+    """The range of differences that the seeds detect, and the seeds that other differences need."""
+    noise = f"The range comes from the uncertain noise: {dof_text(seen.dof)}"
+    if seen.variant is not None:
+        noise += f", from {seen.variant}'s differences at {seeds_text(seen.seeds)}."
+    else:
+        noise += ", assuming that the variant varies like the control arms."
+    if seen.mde_low > math.log(2):
+        found = "may miss even a doubling of perplexity; its power is below 80 %"
+    else:
+        high = "more than 100 %" if seen.mde_high > math.log(2) else size(seen.mde_high)
+        low = size(seen.mde_low).removesuffix(" %") if "more" not in high else size(seen.mde_low)
+        found = f"detects a difference of {low} to {high} with 80 % probability"
+    lines = [f"With {seen.at_seeds} seeds, such a study {found} (two-sided 5 %, before Holm). {noise}"]
+    parts = [seeds_needed(row) for row in seen.needed]
+    cost = (
+        ""
+        if seen.seed_hours is None
+        else f" One more seed of all variants takes about {hours_text(seen.seed_hours)}."
+    )
+    return [*lines, f"Seeds needed: {'; '.join(parts)}.{cost}"]
+
+
+def seeds_needed(row: SeedsNeeded) -> str:
+    """The range of seeds that detect a difference."""
+    low, high = ("more than 1,000" if count is None else f"{count:,}" for count in (row.low, row.high))
+    return f"{low if low == high else f'{low} to {high}'} for a difference of {row.percent:g} %"
+
+
+def sensitivity_sentences(report: Report) -> list[str]:
+    """The differences that the study can detect, and whether its control arms vary alike."""
+    lines = [line for seen in report.sensitivities for line in power_sentences(seen)]
+    if not lines:
+        lines = [
+            f"The detectable differences are not known: no variant has {VERDICT_SEEDS} seeds, and no seed has two "
+            "control arms that differ."
+        ]
+    return lines if report.variance_check is None else [*lines, variance_sentence(report.variance_check)]
+
+
+def variance_sentence(seen: VarianceCheck) -> str:
+    """Whether half-swapped arms vary like the fully swapped one, and which ratios the test cannot detect."""
+    question = "Do half-swapped arms (RAEARLY, RALATE) vary as much as the fully swapped one (RAALL)?"
+    if seen.test is None or not seen.enough:
+        counts = f" ({seen.test.dof[0]} and {seen.test.dof[1]} degrees of freedom)" if seen.test else ""
+        return f"{question} Too little data{counts}."
+    a, b = seen.test.dof
+    answer = "They differ" if seen.differs else "No difference found"
+    low, high = undetected_ratios(a, b)
+    return (
+        f"{question} {answer}: variance of the effects of one half over that of both together {seen.test.ratio:.2f}, "
+        f"F({a}, {b}), {p_text(seen.test.p_value)}; ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1."
+    )
