@@ -31,9 +31,7 @@ Symbol = Any
 def load_kconfig(detected: str) -> Kconfig:
     """Load the tree of Kconfig files for the hardware `detected`."""
     if not re.fullmatch(r"[a-z0-9-]+", detected):
-        raise ConfigError(
-            f'the detected hardware "{detected}" is no name; fix: use one such as cpu or a100-40g'
-        )
+        raise ConfigError(f'invalid hardware name "{detected}"; fix: RA_DETECTED=cpu or RA_DETECTED=a100-40g')
     try:
         import kconfiglib
     except ImportError:
@@ -43,7 +41,7 @@ def load_kconfig(detected: str) -> Kconfig:
     with kconfig_environment(detected):
         tree = kconfiglib.Kconfig("Kconfig", warn_to_stderr=False)
     if tree.warnings:
-        raise ConfigError(f"the Kconfig files have a fault: {' '.join(tree.warnings[0].split())}")
+        raise ConfigError(f"error in the Kconfig files: {' '.join(tree.warnings[0].split())}")
     return tree
 
 
@@ -126,9 +124,7 @@ def check_entries(tree: Kconfig, entries: Iterable[Entry]) -> None:
     for entry in entries:
         symbol = find_symbol(tree, entry)
         if not has_prompt(symbol):
-            raise ConfigError(
-                f"{entry.where}: {entry} cannot be set: it follows from other symbols; {_instead(entry.name)}"
-            )
+            raise ConfigError(f"{entry.where}: {entry} cannot be set; {_instead(entry.name)}")
         check_type(symbol, entry)
     check_choices(tree, entries)
 
@@ -177,7 +173,7 @@ def set_values(tree: Kconfig, entries: Iterable[Entry]) -> None:
 def _instead(name: str) -> str:
     if name == "DETECTED":
         return "fix: add a fragment such as +a100-40g, or set RA_DETECTED=NAME before make"
-    return "fix: remove it (CONFIG_TARGET_* and CONFIG_DETECTED give it)"
+    return "fix: remove it; its value is computed from CONFIG_TARGET_* and CONFIG_DETECTED"
 
 
 def check_choices(tree: Kconfig, entries: Iterable[Entry]) -> None:
@@ -203,13 +199,14 @@ def explain_rejection(symbol: Symbol, entry: Entry) -> str:
     if not symbol.visibility:
         items = [item for part in _conditions(symbol) for item in kconfiglib.expr_items(part)]
         now = ", ".join(
-            f"CONFIG_{item.name} is {_shown(item)}" for item in items if getattr(item, "nodes", None)
+            f"CONFIG_{item.name}={_shown(item)}" for item in items if getattr(item, "nodes", None)
         )
-        return f"{entry.where}: {entry} needs {requirements(symbol)}, but {now}; fix: change that, or remove this"
+        needed = requirements(symbol)
+        return f"{entry.where}: {entry} needs {needed}; now {now}; fix: set {needed}, or remove {entry}"
     if symbol.choice is not None:
         others = ", ".join(f"CONFIG_{member.name}=y" for member in symbol.choice.syms if member is not symbol)
-        return f"{entry.where}: {entry} leaves its choice empty; fix: set one of {others}"
-    return f"{entry.where}: {entry} has no effect; the value is {symbol.str_value}"
+        return f"{entry.where}: {entry} deselects the only selected member of its choice; fix: set one of {others}"
+    return f"{entry.where}: {entry} has no effect; the value is {symbol.str_value}; fix: remove it"
 
 
 def _conditions(symbol: Symbol) -> list[Any]:

@@ -19,9 +19,9 @@ from gpt2.system.signals import end_with_parent
 
 SHARD_TOKENS = 100_000_000  # 200 MB a shard
 BATCH_CHARACTERS = 1_000_000  # of text in one worker task
-SMALL_CHARACTERS = 4_000_000  # below this a process pool costs more than it saves
-SHORTEST_TOKENS = 17  # one sequence of the smallest block size (16), and its last target
-TAIL_TOKENS = 1025  # the same for GPT-2's block size
+SMALL_CHARACTERS = 4_000_000  # shorter texts are tokenized faster without a process pool
+SHORTEST_TOKENS = 17  # 16 inputs and one more target: the smallest block size
+TAIL_TOKENS = 1025  # 1024 inputs and one more target: GPT-2's block size
 
 
 def batches(texts: Iterator[str]) -> Iterator[list[str]]:
@@ -56,7 +56,7 @@ def encode(texts: list[str], permille: int) -> Encoded:
 
 
 def encode_batches(batches: Iterator[list[str]], permille: int, workers: int) -> Iterator[Encoded]:
-    """Encode the batches in order. Uses a process pool where the text is long, a few batches ahead at most."""
+    """Encode the batches in order. Uses a process pool for long texts, with at most 2 x workers batches queued."""
     first: list[list[str]] = []
     for batch in batches:
         first.append(batch)
@@ -130,8 +130,8 @@ class ShardWriter:
 def split_tail(directory: Path, splits: dict[str, Split], permille: int) -> tuple[dict[str, Split], str]:
     """Replace the shards by a split that takes the last tokens for validation. Returns the splits and the rule.
 
-    The share is `permille`, or up to a fifth where that leaves less than one sequence of GPT-2's block size.
-    Raises DataError where the text is too short for both parts.
+    The share is `permille`. If that is shorter than one sequence of GPT-2's block size, it is up to a fifth.
+    Raises DataError if the text is too short for both parts.
     """
     files = [directory / shard.file for split in splits.values() for shard in split.shards]
     data = b"".join(file.read_bytes() for file in files)
@@ -139,8 +139,8 @@ def split_tail(directory: Path, splits: dict[str, Split], permille: int) -> tupl
     count = max(total * permille // 1000, min(total // 5, TAIL_TOKENS))
     if count < SHORTEST_TOKENS:
         raise DataError(
-            f"the text has {total} tokens in all; training and validation need at least {5 * SHORTEST_TOKENS}, and "
-            f"5 x (CONFIG_GPT2_BLOCK_SIZE + 1) for one sequence each; fix: use more text"
+            f"the text has {total} tokens; training and validation need at least 5 x (CONFIG_GPT2_BLOCK_SIZE + 1), "
+            f"and never fewer than {5 * SHORTEST_TOKENS}; fix: use more text or a smaller CONFIG_GPT2_BLOCK_SIZE"
         )
     for file in files:
         file.unlink()

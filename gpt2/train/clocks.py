@@ -1,4 +1,4 @@
-"""Wall clocks of a run, and the clock of step times. One wall clock runs at a time, so every second is on one only.
+"""Time a run: wall clocks by activity, and the clock of step times. Exactly one wall clock runs at any time.
 
 `train` counts training steps. `compile` counts model set-up, compiling and the first steps of each process, which warm
 the allocator and the kernels. `data` counts waiting for the next batch. No count and no verdict depends on them.
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 UNEVEN = 1.5  # 90th percentile of the step times over their median
-UNEVEN_STEPS = 20  # fewer say nothing
+UNEVEN_STEPS = 20  # fewest steps for a note
 NAMES = ("train", "compile", "evaluate", "checkpoint", "data")
 
 
 class Clocks:
-    """Seconds by name. `synchronise` waits for the device, so that queued work lands on the clock that queued it."""
+    """Seconds by name. `synchronise` waits for the device, so that its work is timed on the clock that started it."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Clocks:
         self._since = now
 
     def switch(self, name: str, synchronise: bool = True) -> None:
-        """From now on seconds go to `name`. Without `synchronise` the device may still be busy with older work."""
+        """Switch to clock `name`. Without `synchronise` the device may still execute earlier work."""
         if name not in self._seconds:
-            raise KeyError(f"no clock {name!r}; there are {', '.join(NAMES)}")
+            raise KeyError(f"unknown clock {name!r}; the clocks are {', '.join(NAMES)}")
         if synchronise:
             self._synchronise()
         self._settle()
@@ -47,7 +47,7 @@ class Clocks:
 
     @contextmanager
     def on(self, name: str, synchronise: bool = True) -> Iterator[None]:
-        """Charge the block to `name`, then go on with the clock that ran before."""
+        """Time the block on clock `name`, then switch back to the previous clock."""
         before = self._running
         self.switch(name, synchronise)
         try:
@@ -56,16 +56,16 @@ class Clocks:
             self.switch(before, synchronise)
 
     def read(self, name: str) -> float:
-        """Seconds on `name` up to now."""
+        """Return the seconds on clock `name`."""
         self._settle()
         return self._seconds[name]
 
     def total(self) -> float:
-        """Wall seconds of the run up to now, of all its processes."""
+        """Return the wall seconds of all processes of the run."""
         return sum(self.seconds().values())
 
     def seconds(self) -> dict[str, float]:
-        """All clocks up to now, for the record and the checkpoint."""
+        """Return the seconds of all clocks, for the record and the checkpoint."""
         self._settle()
         return dict(self._seconds)
 
@@ -87,7 +87,7 @@ def work_clock(device_type: str, threads: int, synchronise: Callable[[], None]) 
 
 
 def unevenness(step_seconds: Sequence[float]) -> str | None:
-    """A note where the seconds of single steps spread as they do on a machine that also does something else."""
+    """Return a note if step times are as uneven as on a busy machine, else None."""
     if len(step_seconds) < UNEVEN_STEPS:
         return None
     tenths = statistics.quantiles(step_seconds, n=10, method="inclusive")
@@ -95,6 +95,6 @@ def unevenness(step_seconds: Sequence[float]) -> str | None:
     if slow <= UNEVEN * median:
         return None
     return (
-        f"step times spread widely: one in ten took {slow:.3g} s or more, {slow / median:.1f} times the median of "
-        f"{median:.3g} s. Was the machine busy with something else? Its speed is then not to be trusted"
+        f"uneven step times: 10 % of the steps took {slow:.3g} s or more ({slow / median:.1f} times the median of "
+        f"{median:.3g} s). The machine was probably busy; do not use this run's speed. Losses are unaffected"
     )

@@ -18,7 +18,7 @@ from gpt2.config.config import OptimizerConfig
 from ra.variants import Variant
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanRow
-from study.runner.plan import SAME_SPEED, PlanError, extended_row, planned_row, with_grid
+from study.runner.plan import SAME_SPEED_RATIO, PlanError, extended_row, planned_row, with_grid
 
 
 def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
@@ -131,7 +131,7 @@ def _share_count(row: PlanRow, existing: PlanRow) -> PlanRow:
 def _longer_than_the_limit(plan: Plan, name: str) -> str:
     """A note where the existing count takes an added variant longer than the time limit."""
     limit, seconds = plan.budget.max_time_seconds, plan.planned_seconds(name)
-    if not limit or seconds is None or seconds <= SAME_SPEED * limit:
+    if not limit or seconds is None or seconds <= SAME_SPEED_RATIO * limit:
         return ""
     return (
         f"{name} was added and makes the existing {plan.variants[name].iterations} iterations, as all variants do; "

@@ -1,8 +1,9 @@
-"""Iteration counts: from the limits of a budget and the seconds of a step to the rows of a plan."""
+"""Compute iteration counts from the limits of a budget and the seconds of a step."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -12,12 +13,12 @@ from gpt2.train.optimizer import warmup_iterations
 from gpt2.train.run_plan import WARM_UP_STEPS
 from study.records.plan_file import Plan, PlanRow
 
-SAME_SPEED = 1.02  # cost classes whose step times are this close share a count at equal time
-SENSIBLE_STEPS = 5  # under a time limit; fewer than 2 WARM_UP_STEPS + 1 are refused
+SAME_SPEED_RATIO = 1.02  # cost classes with step times within this ratio get one count at equal time
+SENSIBLE_STEPS = 5  # recommended under a time limit; fewer than 2 WARM_UP_STEPS + 1 are refused
 
 
 class PlanError(UserError, RuntimeError):
-    """The budget or the card does not allow the study as configured."""
+    """The budget or the device does not allow the configured study."""
 
 
 def iteration_counts(
@@ -32,26 +33,26 @@ def iteration_counts(
     timed = (
         _shared_seconds(seconds) if equal_time else dict.fromkeys(seconds, max(seconds.values(), default=0.0))
     )
-    return {cost: _iterations(budget, tokens, timed.get(cost, 0.0)) for cost in classes}
+    return {cost_class: _iterations(budget, tokens, timed.get(cost_class, 0.0)) for cost_class in classes}
 
 
 def _iterations(budget: BudgetConfig, tokens: int, seconds: float) -> int:
-    """Iterations of `seconds` and `tokens` each that the budget allows."""
+    """Return the iterations that the budget allows. seconds, tokens: of one iteration."""
     limits = []
     if budget.max_time_seconds:
         limits.append(int(budget.max_time_seconds / seconds) + WARM_UP_STEPS)
         if limits[-1] < 2 * WARM_UP_STEPS + 1:
             raise PlanError(
-                f"CONFIG_GPT2_MAX_TIME={budget.max_time_seconds} allows fewer than three steps, since one takes "
-                f"{seconds:.1f} s here; fix: at least {SENSIBLE_STEPS * seconds:.0f} s, or a smaller "
+                f"CONFIG_GPT2_MAX_TIME={budget.max_time_seconds} is too short: one step takes {seconds:.1f} s on this "
+                f"machine; fix: set CONFIG_GPT2_MAX_TIME={math.ceil(SENSIBLE_STEPS * seconds)} or more, or lower "
                 "CONFIG_EFFECTIVE_BATCH"
             )
     if budget.max_tokens:
         limits.append(budget.max_tokens // tokens)
         if not limits[-1]:
             raise PlanError(
-                f"CONFIG_GPT2_MAX_TOKENS={budget.max_tokens} is less than one iteration of {tokens} tokens; fix: at "
-                f"least {tokens}"
+                f"CONFIG_GPT2_MAX_TOKENS={budget.max_tokens} is less than one iteration of {tokens} tokens; fix: "
+                f"set CONFIG_GPT2_MAX_TOKENS={tokens} or more"
             )
     if budget.max_iterations:
         limits.append(budget.max_iterations)
@@ -63,14 +64,15 @@ def _iterations(budget: BudgetConfig, tokens: int, seconds: float) -> int:
 
 
 def _shared_seconds(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Step times, where classes within SAME_SPEED of the fastest of their group get the mean of the group."""
+    """Average the step times of cost classes whose speeds differ by less than 2 %, so that they get one count."""
     groups: list[list[str]] = []
-    for cost in sorted(seconds, key=lambda name: seconds[name]):
-        if groups and seconds[cost] <= SAME_SPEED * seconds[groups[-1][0]]:
-            groups[-1].append(cost)
+    for cost_class in sorted(seconds, key=lambda name: seconds[name]):
+        if groups and seconds[cost_class] <= SAME_SPEED_RATIO * seconds[groups[-1][0]]:
+            groups[-1].append(cost_class)
         else:
-            groups.append([cost])
-    return {cost: sum(seconds[c] for c in group) / len(group) for group in groups for cost in group}
+            groups.append([cost_class])
+    means = [sum(seconds[name] for name in group) / len(group) for group in groups]
+    return {name: mean for group, mean in zip(groups, means, strict=True) for name in group}
 
 
 def planned_row(

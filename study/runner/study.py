@@ -1,4 +1,4 @@
-"""A study: prepare, plan, run the missing runs seed by seed, report after every run.
+"""Run a study: prepare data, plan, run the missing runs seed by seed, report after every run.
 
 `Study(...).run()` is all of `make`. Finished runs are never changed.
 """
@@ -73,30 +73,30 @@ class Study:
 
     @functools.cached_property
     def resolved(self) -> resolve.ResolvedTarget:
-        """The device; resolved after the environment says which devices torch may use."""
+        """Resolve the device. Call after export_environment, which selects the visible devices."""
         return resolve.resolve(self.config.target)
 
     def all_runs(self) -> list[tuple[str, int]]:
-        """Every (variant, seed), seed by seed, so that each night gives a full comparison."""
+        """Return every (variant, seed), ordered by seed, so that each finished seed compares all variants."""
         return [(name, seed) for seed in range(self.settings.seeds) for name in self.settings.variants]
 
     def run_dir(self, name: str, seed: int) -> Path:
         return self.directory / "runs" / run_record.run_name(name, seed)
 
     def status(self, name: str, seed: int) -> str:
-        """The recorded status, or "missing"."""
+        """Return the recorded status, or "missing"."""
         try:
             return str(run_record.load(self.run_dir(name, seed))["status"])
         except run_record.RecordError:
             return "missing"
 
-    def begun(self, name: str) -> bool:
-        """Whether a run of this variant, of any seed, is finished or has a checkpoint."""
-        for kind in run_record.CHECKPOINTS:
-            for folder in self.directory.glob(f"runs/*/{kind}"):
-                with contextlib.suppress(run_record.RecordError):
-                    if run_record.load(folder.parent)["variant"] == name and any(folder.iterdir()):
-                        return True
+    def has_checkpoint_or_result(self, name: str) -> bool:
+        """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""
+        for folder in self.directory.glob("runs/*/"):
+            with contextlib.suppress(run_record.RecordError):
+                record = run_record.load(folder)
+                if record.variant == name and (record.status == "finished" or checkpoint_bytes(folder)):
+                    return True
         return False
 
     def pending(self) -> list[tuple[str, int]]:
@@ -109,7 +109,7 @@ class Study:
         refuse_another_configuration(self.directory, self.config_text)
         finish_extension(self.directory)
         if self.directory.exists():
-            snapshot_sources(self.directory, self.settings.variants, self.begun)
+            snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         if self.directory.exists() and not self.pending():
             return self.nothing_to_do()
         detected = detected_target_name()
@@ -120,7 +120,7 @@ class Study:
         with locked(self.directory) as lock, self.session.signals():
             self.session.lock = lock
             try:
-                return self.work()
+                return self.run_pending()
             except OSError as error:
                 if not disk_full(error):
                     raise
@@ -131,7 +131,8 @@ class Study:
                 print(f"stopped; `make` continues from there: {self.directory}")
                 return 130
 
-    def work(self) -> int:
+    def run_pending(self) -> int:
+        """Prepare data and plan, execute the pending runs, write the report. Returns the exit status."""
         resolved = self.resolved
         print(
             f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
@@ -155,10 +156,10 @@ class Study:
         self.inspect_attention()
         print(render_terminal(self.report()))
         print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
-        failed = [run_record.run_name(*run) for run in self.pending()]
-        if failed:
-            print(f"not finished: {', '.join(failed)}; `make` retries them", file=sys.stderr)
-        return 1 if failed else 0
+        unfinished = [run_record.run_name(*run) for run in self.pending()]
+        if unfinished:
+            print(f"not finished: {', '.join(unfinished)}; fix: `make` retries them", file=sys.stderr)
+        return 1 if unfinished else 0
 
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.all_runs())} runs of {self.settings.name} are finished")
@@ -171,7 +172,7 @@ class Study:
     # -- before the runs ----------------------------------------------------------------------------------------
 
     def find_hellaswag(self) -> None:
-        """Once for the study: where HellaSwag's items are, or why there are none, for every run to read."""
+        """Find the HellaSwag items once and save their path, or the reason why they are absent, for all runs."""
         found = {"absent": "CONFIG_HELLASWAG is off"}
         if self.config.evaluation.hellaswag:
             source = hellaswag_download.obtain(
@@ -179,7 +180,7 @@ class Study:
             )
             if isinstance(source, hellaswag_download.Absent):
                 found = {"absent": source.reason}
-                print(f"HellaSwag: absent, and recorded as absent: {source.reason}")
+                print(f"HellaSwag will not be scored: {source.reason}")
             else:
                 items = hellaswag.load_items(source, self.config.evaluation.hellaswag_limit)
                 digest = hellaswag.digest(items)
@@ -192,23 +193,23 @@ class Study:
         return {name: variant(name, self.config.model, alternation) for name in self.settings.variants}
 
     def plan(self) -> Plan:
-        """Return the existing plan, or make one now; on the device, before the first run."""
-        snapshot_sources(self.directory, self.settings.variants, self.begun)
+        """Return the existing plan, or create one by timing steps on the device."""
+        snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         files.write_text(self.directory / "config", self.config_text)
         expected = {"variants": list(self.settings.variants), "seeds": self.settings.seeds}
         files.write_json(self.directory / "expected.json", expected)
 
         plan = plan_file.read(self.directory)
         if plan is None:
-            recorded = amend_plan.recorded_schedules(self.directory)  # before any timing: it may refuse
-            made = amend_plan.restore_counts(self.make_plan(), recorded, self.config.optimizer)
-            return plan_file.write(self.directory, made)
+            recorded = amend_plan.recorded_schedules(self.directory)  # before any timing, since it may raise
+            restored = amend_plan.restore_counts(self.make_plan(), recorded, self.config.optimizer)
+            return plan_file.write(self.directory, restored)
         return amend_plan.with_variants(self.directory, plan, self.variants(), self.make_plan)
 
     def make_plan(self, existing: BatchPlan | None = None) -> Plan:
-        """Make a plan now. existing: batch of an existing plan."""
+        """Create a plan. existing: batch of a previous plan."""
         if self.config.budget.max_time_seconds:
-            print("planning: timing steps of each kind of variant")
+            print("planning: timing training steps of each cost class")
         return planner.make_plan(
             self.config,
             self.settings,
@@ -220,11 +221,11 @@ class Study:
         )
 
     def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> Timing:
-        """Time steps of one variant in its own process."""
+        """Time steps of one variant in a separate process."""
         return self.time_together([name], batch, seconds)[name]
 
     def time_together(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
-        """Time steps of the variants in turn, in one process."""
+        """Time steps of the variants in turn, in one separate process."""
         first, *others = names
         arguments = [str(self.directory), first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
         arguments += ["--beside", *others] if others else []
@@ -249,7 +250,7 @@ class Study:
     def execute_run(self, run: tuple[str, int], plan: Plan, terminal: Terminal) -> Plan:
         """Execute one run until it is finished, failed, or stopped with everything saved.
 
-        Returns the plan, which has a smaller micro-batch where the run ran out of memory.
+        Returns the plan, with a smaller micro-batch if the run ran out of memory.
         """
         name, directory = run_record.run_name(*run), self.run_dir(*run)
         number = self.all_runs().index(run) + 1
@@ -282,7 +283,7 @@ class Study:
         return plan
 
     def check_speed(self, run: tuple[str, int], plan: Plan, wall_seconds: float, terminal: Terminal) -> None:
-        """Print the new end time, once, where finished runs took longer than planned."""
+        """Print the new end time once if finished runs were slower than planned."""
         planned, trained = plan.planned_seconds(run[0]), self.trained_seconds(*run)
         left, now = terminal.estimate.left, datetime.datetime.now()
         message = self.speed.observe(planned, trained, wall_seconds, left, now)
@@ -298,7 +299,7 @@ class Study:
         return clock.train if clock else 0.0
 
     def follow_events(self, child: Child, directory: Path, terminal: Terminal) -> ExperimentLoggers | None:
-        """Show the events of a run until its process ends. Experiment loggers begin once its record is written."""
+        """Show the events of a run until its process ends. Start experiment loggers after its record is written."""
         loggers = None
         for event in child.events():
             if event.event == "started":
@@ -307,15 +308,15 @@ class Study:
         return loggers
 
     def retry_reason(self, status: int, child: Child, plan: Plan, name: str) -> tuple[str, Plan]:
-        """Return why the run is retried from its last checkpoint (empty: it is not), and the plan for that.
+        """Return the reason to retry the run (empty: no retry) and the plan to use.
 
-        Raises StudyError where no run could continue.
+        Raises StudyError if the disk is full.
         """
         if status == EXIT_DISK_FULL:
             raise self.full_disk(child.last_words())
         if status == EXIT_NOT_FINITE:
             return (
-                f"{child.last_words()}; retrying from the last checkpoint, to find out whether it repeats",
+                f"{child.last_words()}; retrying from the last checkpoint, to check whether it repeats",
                 plan,
             )
         if status == EXIT_OUT_OF_MEMORY:
@@ -325,16 +326,17 @@ class Study:
         return "", plan
 
     def full_disk(self, message: str) -> StudyError:
+        detail = f"; {message}" if message else ""
         return StudyError(
-            f"{self.directory} is on a full disk ({gib(free_bytes(self.directory))} free, "
-            f"{message or 'no space for a message'}); fix: free some, then `make` continues from the last checkpoint"
+            f"no free disk space for {self.directory} ({gib(free_bytes(self.directory))} free{detail}); fix: free disk "
+            "space, then run `make`: it continues from the last checkpoint"
         )
 
     def mark_failed(self, run: tuple[str, int], reason: str, before: str) -> None:
-        """Write "failed" into the record of a run whose process died.
+        """Write "failed" into the record of a run whose process ended without a result.
 
-        before: the record's text when the process started. A failure or a finished run that the process recorded
-        itself is left unchanged.
+        before: the record's text when the process started. A status that the process itself recorded ("failed" or
+        "finished") does not change.
         """
         directory = self.run_dir(*run)
         try:
@@ -345,27 +347,28 @@ class Study:
             files.write_json(directory / "run.json", record | {"status": "failed", "error": reason})
 
     def inspect_attention(self) -> None:
-        """Make the attention maps of the report. No number depends on them, so a failure does not end the study."""
+        """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""
         try:
-            failed = inspect.inspect_study(self.directory)
+            reasons = inspect.inspect_study(self.directory)
         except Exception as error:
-            failed = [" ".join(f"{type(error).__name__}: {error}".split())]
-        for reason in failed:
-            print(f"no pictures of attention: {reason}")
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            reasons = [f"{text}; fix: make attention RUN={self.directory / 'runs' / 'NAME'}"]
+        for reason in reasons:
+            print(f"attention maps not created; the rest of the report is complete: {reason}")
 
     def report(self) -> Any:
-        """Write the report; StudyError where it cannot be written."""
+        """Write the report; StudyError if it cannot be written."""
         try:
             return write.write_report(self.directory)
         except OSError as error:
             raise StudyError(
                 f"the report in {self.directory} cannot be written: {error.strerror or error}; the records are "
-                "complete; fix: `make report` once it can be written"
+                "complete; fix: make the folder writable, then run `make report`"
             ) from error
 
 
 def record_text(run_dir: Path) -> str:
-    """Text of run.json; empty where it cannot be read."""
+    """Return the text of run.json; empty if it cannot be read."""
     try:
         return (run_dir / "run.json").read_text(encoding="utf-8")
     except OSError:

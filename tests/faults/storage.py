@@ -135,7 +135,7 @@ def disk_full(bench: Bench) -> str:
         raise CannotDoError("no file system can be mounted here")
     (place.folder / "results").rmdir()
     (place.folder / "kept").rename(place.folder / "results")
-    first = "FIRST 1" in done.stdout and "is on a full disk" in done.stdout
+    first = "FIRST 1" in done.stdout and "no free disk space for" in done.stdout
     same = place.status() == "finished" and place.numbers() == bench.undisturbed()
     return outcome(first and same, FULL, f"first {first} same {same} {done.stdout[-600:]}")
 
@@ -161,7 +161,9 @@ def too_small(bench: Bench) -> str:
 def quota(bench: Bench) -> str:
     place = bench.workplace()
     done = place.command("scripts.study", prefix=("prlimit", "--fsize=3000000"), **bench.slow)
-    first = done.returncode == 1 and "is on a full disk" in done.stdout and place.status() == "interrupted"
+    first = (
+        done.returncode == 1 and "no free disk space for" in done.stdout and place.status() == "interrupted"
+    )
     again = place.make()
     same = again.returncode == 0 and place.numbers() == bench.undisturbed()
     expected = "the run stops cleanly, the study says that the disk is full; after that, same numbers"

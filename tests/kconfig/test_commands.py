@@ -140,7 +140,11 @@ def edited(old: str, new: str) -> int:
         ('CONFIG_LEARNING_RATE="1e-3"', 'CONFIG_LEARNING_RATE="2"', "at most 1"),
         ('CONFIG_LEARNING_RATE="1e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
         ("# CONFIG_TARGET_CPU is not set", "CONFIG_TARGET_CPU=y", "fix: remove one"),
-        ("CONFIG_TARGET_AUTO=y", "# CONFIG_TARGET_AUTO is not set", "leaves its choice empty"),
+        (
+            "CONFIG_TARGET_AUTO=y",
+            "# CONFIG_TARGET_AUTO is not set",
+            "deselects the only selected member of its choice",
+        ),
         ("CONFIG_MICRO_BATCH=0", "CONFIG_MICRO_BATCH=3", "fix: use 1, 2, 4"),
         ("# CONFIG_WANDB is not set", 'CONFIG_WANDB="y"', "y nor n"),
     ],

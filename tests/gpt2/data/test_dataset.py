@@ -335,7 +335,7 @@ def test_too_few_tokens_for_a_sequence_are_refused_with_the_amount_of_text_that_
 
 def test_a_text_too_short_for_two_parts_is_refused_and_leaves_no_corpus(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("All work and some play.")
-    with pytest.raises(DataError, match=r"the text has 7 tokens in all; .* fix: use more text"):
+    with pytest.raises(DataError, match=r"the text has 7 tokens; .* fewer than 85; fix: use more text"):
         data.prepare(config(tmp_path / "d", files=(str(tmp_path / "one.txt"),)), quiet)
     assert not [path for path in (tmp_path / "d").iterdir() if path.is_dir()]
 

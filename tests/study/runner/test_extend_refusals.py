@@ -119,3 +119,9 @@ def test_a_larger_budget_of_a_cosine_is_not_sent_to_a_command_that_would_refuse_
     with pytest.raises(StudyError, match="cosine schedule cannot be extended") as caught:
         refuse_another_configuration(tmp_path, text.replace("ITERS=10", "ITERS=20"))
     assert "make extend" not in str(caught.value)
+
+
+def test_the_equivalence_margin_of_a_study_does_not_change(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(TEXT + 'CONFIG_EQUIVALENCE_MARGIN_PERCENT="1.0"\n')
+    with pytest.raises(StudyError, match=r'CONFIG_EQUIVALENCE_MARGIN_PERCENT: "1.0" -> "5.0"'):
+        refuse_another_configuration(tmp_path, TEXT + 'CONFIG_EQUIVALENCE_MARGIN_PERCENT="5.0"\n')

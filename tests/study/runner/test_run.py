@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,18 @@ def test_a_process_that_died_before_it_was_done_has_failed(study: Study, status:
 
 def test_a_record_from_before_the_process_is_no_witness_of_its_end(study: Study) -> None:
     assert ended(study, -6, None, before="finished")["status"] == "failed"
+
+
+def test_a_variant_with_a_result_or_a_checkpoint_keeps_its_source(study: Study) -> None:
+    folder = study.run_dir("B", 0)
+    folder.mkdir(parents=True)
+    assert not study.has_checkpoint_or_result("B")
+    files.write_json(folder / "run.json", a_record("B", 0, 4.0) | {"status": "failed"})
+    assert not study.has_checkpoint_or_result("B")
+    (folder / "checkpoint" / "00000001").mkdir(parents=True)
+    (folder / "checkpoint" / "00000001" / "meta.json").write_text("{}")
+    assert study.has_checkpoint_or_result("B")
+    assert not study.has_checkpoint_or_result("RALEARN")
+    shutil.rmtree(folder / "checkpoint")
+    files.write_json(folder / "run.json", a_record("B", 0, 4.0))
+    assert study.has_checkpoint_or_result("B")
