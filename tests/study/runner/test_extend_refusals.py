@@ -58,7 +58,7 @@ def test_a_run_outside_the_configuration_is_extended_with_the_others(finished: P
 
 def test_a_cut_schedule_is_refused(finished: Place) -> None:
     finished.alter(schedule={"iterations": FIRST, "cut": True})
-    assert "the time limit cut the schedule of B0" in finished.refusal()
+    assert "a time limit cut the schedule of B0" in finished.refusal()
 
 
 def test_a_run_of_another_plan_is_refused(finished: Place) -> None:
