@@ -12,32 +12,32 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bench.cases import PLAIN, RECOMPUTE, Shape, Sizes
+import torch
+
+from bench.cases import BLOCK_STEPS, PLAIN, RECOMPUTE, Shape, Sizes
+from bench.reference_gpt import PlainStep
+from gpt2.config.batch import BatchPlan, plan_batch
+from gpt2.config.config import ANY_TARGET, PADDED_VOCABULARY, VOCABULARY, ModelConfig, OptimizerConfig
 from gpt2.hardware import attention_kernels
-
-if TYPE_CHECKING:
-    from gpt2.config.batch import BatchPlan
-    from gpt2.config.config import ModelConfig, OptimizerConfig
-    from gpt2.hardware.resolve import ResolvedTarget
-    from gpt2.train.peak_memory import PeakMeter
-    from gpt2.train.step import Stepper
+from gpt2.hardware.resolve import ResolvedTarget
+from gpt2.model import recompute
+from gpt2.train.peak_memory import PeakMeter
+from gpt2.train.step import Stepper, build_model
+from gpt2.train.trainer import device_synchroniser
+from ra.settings import AlternationSettings
+from ra.variants import variant
 
 WARM_UP_STEPS = 3  # compile and allocate
-BLOCK_STEPS = 8  # on a GPU, from one synchronisation to the next; more if a gate moves at every k-th step
 Step = Callable[[int], Any]  # takes an iteration
 
 
 def serve(shape: dict[str, Any], case: str, micro: int) -> Iterator[dict[str, Any]]:
     """Warm up, then time steps for each line of seconds on stdin. Yield the measurement of each line.
 
-    shape: Shape.as_json.
+    shape: the fields of a Shape.
     """
-    from gpt2.config.config import ANY_TARGET
-    from gpt2.train.peak_memory import PeakMeter
-    from gpt2.train.trainer import device_synchroniser
-
     sizes = Shape(**shape)
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(sizes))
     synchronise = device_synchroniser(resolved.device) if resolved.device != "cpu" else None
@@ -88,8 +88,7 @@ def block_mean(step: Step, case: str, synchronise: Callable[[], None], clock: Ca
     """Return the mean seconds of a block of consecutive steps on a GPU, synchronised at its end only.
 
     A training loop launches a step while the previous one runs. Synchronising after each step would add the launch
-    time, which training hides. If a gate moves at every k-th step, the block starts at a multiple of k and its length
-    is one, so that its mean is that of training.
+    time. If a gate moves at every k-th step, the block's length is a multiple of k: its mean is that of training.
     """
     _, every = mix_of(case)
     steps = -(-BLOCK_STEPS // every) * every
@@ -121,12 +120,9 @@ def kernels(case: str, resolved: ResolvedTarget) -> AbstractContextManager[Any]:
 
     Our cases use the target's fused attention, as in training. The plain case uses the kernel that torch prefers.
     """
-    from gpt2.model import recompute
-
-    if case == PLAIN:
-        return contextlib.nullcontext()
     stack = contextlib.ExitStack()
-    stack.enter_context(attention_kernels.attention_context(resolved, 0.0))
+    if case != PLAIN:
+        stack.enter_context(attention_kernels.attention_context(resolved, 0.0))
     if case.endswith(RECOMPUTE):
         stack.enter_context(recompute.recompute_activations())
     return stack
@@ -134,9 +130,13 @@ def kernels(case: str, resolved: ResolvedTarget) -> AbstractContextManager[Any]:
 
 def batch_plan(sizes: Sizes, micro: int, effective: int = 0) -> BatchPlan:
     """Plan an optimizer step of `effective` sequences (0: one micro-batch). BatchError if micro does not divide it."""
-    from gpt2.config.batch import plan_batch
-
     return plan_batch(effective or micro, micro, 1, sizes.block_size)
+
+
+def random_batch(sizes: Sizes, sequences: int, device: str) -> torch.Tensor:
+    """Draw token ids (sequences, T+1) int64, the same at every call."""
+    size_ET = (sequences, sizes.block_size + 1)
+    return torch.randint(VOCABULARY, size_ET, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def case_step(shape: Shape, case: str, micro: int, resolved: ResolvedTarget) -> tuple[Step, float, float]:
@@ -144,30 +144,14 @@ def case_step(shape: Shape, case: str, micro: int, resolved: ResolvedTarget) -> 
 
     Returns it with its FLOPs a token by this project's formula and by nanoGPT's.
     """
-    import torch
-
-    from gpt2.config.config import VOCABULARY
-
-    size_ET = (batch_plan(shape, micro, shape.effective).effective, shape.block_size + 1)
-    ids_ET = torch.randint(VOCABULARY, size_ET, generator=torch.Generator().manual_seed(0))
-    ids_ET = ids_ET.to(resolved.device)
+    ids_ET = random_batch(shape, shape.effective or micro, resolved.device)
     if case == PLAIN:
-        from bench.reference_gpt import PlainShape, PlainStep
-        from gpt2.config.config import PADDED_VOCABULARY
-        from gpt2.train.step import build_model
-
-        sizes = (shape.layers, shape.heads, shape.width, shape.block_size)
-        plain = PlainStep(
-            PlainShape(*sizes, vocabulary=PADDED_VOCABULARY), resolved.device, shape.accumulation(micro)
-        )
+        plain = PlainStep(shape, PADDED_VOCABULARY, resolved.device, shape.accumulation(micro))
         flops = build_model(*model_and_attention(shape, "B")).flops_per_token()
         return lambda iteration: plain(ids_ET), flops, nanogpt_flops(plain.model, shape)
     stepper = make_stepper(shape, case, micro, resolved, shape.effective)
-    return (
-        lambda iteration: stepper.step(ids_ET, iteration, 10**9),
-        stepper.model.flops_per_token(),
-        nanogpt_flops(stepper.model, shape),
-    )
+    flops, nanogpt = stepper.model.flops_per_token(), nanogpt_flops(stepper.model, shape)
+    return lambda iteration: stepper.step(ids_ET, iteration, 10**9), flops, nanogpt
 
 
 def make_stepper(
@@ -180,8 +164,6 @@ def make_stepper(
     learning_rate: float = 1e-4,
 ) -> Stepper:
     """Build the trainer's Stepper of a case, compiled on a GPU as in training."""
-    from gpt2.train.step import Stepper
-
     model, attention = model_and_attention(sizes, case)
     return Stepper(
         model,
@@ -197,8 +179,6 @@ def make_stepper(
 
 def optimizer_config(learning_rate: float = 1e-4) -> OptimizerConfig:
     """Return the optimizer of the plain case: constant rate, weight decay 0.1, gradients clipped at norm 1."""
-    from gpt2.config.config import OptimizerConfig
-
     return OptimizerConfig(
         learning_rate=learning_rate,
         min_learning_rate_ratio=1.0,
@@ -212,16 +192,11 @@ def optimizer_config(learning_rate: float = 1e-4) -> OptimizerConfig:
 
 
 def model_config(sizes: Sizes) -> ModelConfig:
-    from gpt2.config.config import ModelConfig
-
     return ModelConfig(sizes.name, sizes.layers, sizes.heads, sizes.width, sizes.block_size, 0.0)
 
 
 def model_and_attention(sizes: Sizes, case: str) -> tuple[ModelConfig, Any]:
     """Return the arguments of gpt2.train.step.build_model for a case."""
-    from ra.settings import AlternationSettings
-    from ra.variants import variant
-
     mix, every = mix_of(case)
     model = model_config(sizes)
     settings = AlternationSettings(mix or "output", 0.5, 1.0, gate_every=every)
@@ -234,7 +209,7 @@ def mix_of(case: str) -> tuple[str, int]:
     return mix, int(every or 1)
 
 
-def nanogpt_flops(model: Any, sizes: Sizes) -> float:
+def nanogpt_flops(model: torch.nn.Module, sizes: Sizes) -> float:
     """Count FLOPs a token as nanoGPT does: 6 N + 12 L C T, N without the position embedding."""
     parameters = sum(p.numel() for p in model.parameters()) - sizes.block_size * sizes.width
     return float(6 * parameters + 12 * sizes.layers * sizes.width * sizes.block_size)

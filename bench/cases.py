@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gpt2.system.errors import UserError
 
 PLAIN, BASELINE = "plain", "B"
 RECOMPUTE = ":recompute"  # suffix of a variant: activations are recomputed in backward (gpt2.model.recompute)
+BLOCK_STEPS = 8  # steps from one synchronisation of a GPU to the next
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,6 @@ class Shape(Sizes):
     def accumulation(self, micro: int) -> int:
         """Count the micro-batches in one optimizer step."""
         return self.effective // micro if self.effective else 1
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields that a worker needs. It gets its case apart from the shape."""
-        return asdict(self) | {"cases": ()}
 
 
 VARIANTS = ("B", "RAALL", "RALEARN", "RALEARN:score", "RALEARN:hard", "RALEARN:hard:8")
@@ -78,16 +75,15 @@ def select_shapes(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
     for case, micro in dict.fromkeys(pair for shape in shapes for pair in shape.cases):
         labels.setdefault(case, []).append(f"{case}@{micro}")
     for name in names:
-        if not any(name == case or name in own for case, own in labels.items()):
-            known = ", ".join(f"{case} ({', '.join(own)})" for case, own in labels.items())
+        if not any(name in (case, *at_micro) for case, at_micro in labels.items()):
+            known = ", ".join(f"{case} ({', '.join(at_micro)})" for case, at_micro in labels.items())
             raise UserError(f"unknown case {name!r}; cases: {known}")
-    if not names:
-        return shapes
+
+    def chosen(case: str, micro: int) -> bool:
+        return not names or case in names or f"{case}@{micro}" in names
+
     selected = [
-        replace(
-            shape, cases=tuple(pair for pair in shape.cases if {pair[0], f"{pair[0]}@{pair[1]}"} & {*names})
-        )
-        for shape in shapes
+        replace(shape, cases=tuple(pair for pair in shape.cases if chosen(*pair))) for shape in shapes
     ]
     return [shape for shape in selected if shape.cases]
 

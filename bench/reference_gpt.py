@@ -6,29 +6,18 @@ arithmetic of a layer and attention call are those of the project's model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class PlainShape:
-    """Sizes of the plain model. block_size: tokens of a sequence. vocabulary: rows of the embedding."""
-
-    layers: int
-    heads: int
-    width: int
-    block_size: int
-    vocabulary: int
+from bench.cases import Sizes
 
 
 class PlainBlock(nn.Module):
-    def __init__(self, shape: PlainShape) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        C = shape.width
-        self.heads = shape.heads
+        C = sizes.width
+        self.heads = sizes.heads
         self.norm1, self.norm2 = nn.LayerNorm(C), nn.LayerNorm(C)
         self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
         self.wide, self.narrow = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
@@ -44,15 +33,15 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """forward(ids_BT, targets_BT) -> mean cross-entropy."""
+    """forward(ids_BT, targets_BT) -> mean cross-entropy. vocabulary: rows of the embedding."""
 
-    def __init__(self, shape: PlainShape) -> None:
+    def __init__(self, sizes: Sizes, vocabulary: int) -> None:
         super().__init__()
-        self.token = nn.Embedding(shape.vocabulary, shape.width)
-        self.position = nn.Embedding(shape.block_size, shape.width)
-        self.blocks = nn.ModuleList(PlainBlock(shape) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.token = nn.Embedding(vocabulary, sizes.width)
+        self.position = nn.Embedding(sizes.block_size, sizes.width)
+        self.blocks = nn.ModuleList(PlainBlock(sizes) for _ in range(sizes.layers))
+        self.norm = nn.LayerNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, vocabulary, bias=False)
         self.head.weight = self.token.weight
         for parameter in self.parameters():
             if parameter.dim() == 2:
@@ -86,11 +75,11 @@ class PlainStep:
     """One optimizer step a call, as in nanoGPT: forward and backward `accumulation` times, clip, AdamW."""
 
     def __init__(
-        self, shape: PlainShape, device: str, accumulation: int = 1, learning_rate: float = 1e-4
+        self, sizes: Sizes, vocabulary: int, device: str, accumulation: int, learning_rate: float = 1e-4
     ) -> None:
         self.accumulation = accumulation
         torch.manual_seed(0)
-        self.model = PlainGPT(shape).to(device)
+        self.model = PlainGPT(sizes, vocabulary).to(device)
         self.on_gpu = device != "cpu"
         decayed = [p for p in self.model.parameters() if p.dim() >= 2]
         rest = [p for p in self.model.parameters() if p.dim() < 2]

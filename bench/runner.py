@@ -14,11 +14,11 @@ from typing import Any
 
 from bench import workers
 from bench.cases import Shape
+from bench.tables import spread
 from bench.workers import BenchError, PersistentWorkers
 
 Case = tuple[str, int]  # name, micro-batch
 Measure = Callable[[Shape, str, int, float], dict[str, Any]]
-OpenWorkers = Callable[[], AbstractContextManager[Measure]]
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,9 @@ class Sample:
     nanogpt_flops_per_token: float
 
 
-def new_workers() -> AbstractContextManager[Measure]:
-    """Measure each turn in a new worker."""
-    return contextlib.nullcontext(workers.measure_in_new_worker)
-
-
-def workers_for(on_cpu: bool) -> OpenWorkers:
-    """Choose the workers of our cases: persistent on a CPU, new for each turn on a GPU, which fits one at a time."""
-    return PersistentWorkers if on_cpu else new_workers
+def open_workers(persistent: bool) -> AbstractContextManager[Measure]:
+    """Return a measure that reuses the worker of a case in all rounds, or one that starts a worker for each turn."""
+    return PersistentWorkers() if persistent else contextlib.nullcontext(workers.measure_in_new_worker)
 
 
 def interleaved_rounds(
@@ -84,12 +79,11 @@ def samples_of(samples: Sequence[Sample], case: Case) -> list[Sample]:
     return [sample for sample in samples if (sample.case, sample.micro) == case]
 
 
-def speed_ratios(samples: Sequence[Sample], case: Case, to: Case) -> list[float]:
-    """Divide the speed of `case` by that of `to`, in every round that has both."""
-    speed = {(s.case, s.micro, s.round): s.tokens_per_second for s in samples}
-    rounds = sorted({s.round for s in samples})
-    pairs = [(speed.get((*case, number)), speed.get((*to, number))) for number in rounds]
-    return [one / other for one, other in pairs if one and other]
+def speed_ratio(samples: Sequence[Sample], case: Case, to: Case) -> dict[str, float] | None:
+    """Return the spread of the speed of `case` over that of `to`, in the rounds that have both. None for one name."""
+    other = {sample.round: sample.tokens_per_second for sample in samples_of(samples, to)}
+    pairs = [(s.tokens_per_second, other[s.round]) for s in samples_of(samples, case) if s.round in other]
+    return spread([one / two for one, two in pairs]) if case[0] != to[0] else None
 
 
 def memory_ratio(samples: Sequence[Sample], case: Case, to: Case) -> float | None:

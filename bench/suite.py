@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from bench.tables import ResultTable, save_result
-from gpt2.hardware.resolve import ResolvedTarget
+from bench.tables import ResultTable
+from gpt2.artifacts.provenance import environment_record
+from gpt2.config import config
+from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
+from gpt2.system.files import write_json
 
-
-@dataclass(frozen=True)
-class Given:
-    """Options as typed; None or empty: not given."""
-
-    shape: str = ""
-    rounds: int | None = None
-    seconds: float | None = None
-    cases: str = ""
-
-    def names(self) -> list[str]:
-        """Return the Makefile's names of the options that were given."""
-        values = {"SHAPE": self.shape, "ROUNDS": self.rounds, "SECONDS": self.seconds, "CASES": self.cases}
-        return [name for name, value in values.items() if value not in ("", None)]
+RESULTS = Path("results/bench")
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one run, with the defaults of the device."""
+    """Options of one run: those given, and the defaults of the device."""
 
     shape: str = ""
     rounds: int = 0
     seconds: float = 0.0
-    cases: tuple[str, ...] = ()
+    cases: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ class Session:
     """Where a running suite prints and saves. resolved: the device of this machine."""
 
     suite: str
-    resolved: ResolvedTarget
+    resolved: resolve.ResolvedTarget
 
     @property
     def on_cpu(self) -> bool:
@@ -52,7 +45,19 @@ class Session:
 
     def save(self, data: Mapping[str, Any], complete: bool = False) -> None:
         """Save the data so far, so that a killed bench loses one round at most."""
-        path = save_result(self.suite, self.resolved, data, complete)
+        head = {
+            "schema": SCHEMA,
+            "suite": self.suite,
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "complete": complete,
+            "device": self.resolved.device_name,
+            "dtype": self.resolved.dtype,
+            "target": self.resolved.target.name,
+            "environment": environment_record().to_json(),
+        }
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        path = RESULTS / f"{self.suite}.json"
+        write_json(path, head | dict(data))
         if complete:
             self.say(f"written: {path}")
 
@@ -83,15 +88,15 @@ class Suite:
     least_rounds: int = 1
     own_heap: bool = False
 
-    def check(self, given: Given) -> None:
+    def check(self, given: Mapping[str, Any]) -> None:
         """Raise UserError for an option that the suite does not take, or for too few rounds."""
-        for name in given.names():
+        for name in given:
             if name not in self.options:
                 takes = ", ".join(self.options) or "no option"
                 raise UserError(f"suite {self.name} takes no {name}=; it takes: {takes}")
-        if given.rounds is not None and given.rounds < self.least_rounds:
+        if given.get("ROUNDS", self.least_rounds) < self.least_rounds:
             raise UserError(
-                f"ROUNDS={given.rounds} is too few for suite {self.name}; fix: ROUNDS={self.least_rounds} or more"
+                f"ROUNDS={given['ROUNDS']} is too few for suite {self.name}; fix: ROUNDS={self.least_rounds} or more"
             )
 
     def describe(self) -> str:
@@ -100,20 +105,16 @@ class Suite:
         return "\n".join([f"  {self.name:<13}{self.help}", *options])
 
 
-def run_suite(suite: Suite, given: Given) -> None:
-    """Run a suite on this machine, print its tables and notes, and save results/bench/SUITE.json."""
-    suite.check(given)
-    from gpt2.config.config import ANY_TARGET
-    from gpt2.hardware import resolve
+def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
+    """Run a suite on this machine, print its tables and notes, and save results/bench/SUITE.json.
 
-    resolved = resolve.resolve(ANY_TARGET)
+    given: the options of the command line by their names in the Makefile.
+    """
+    suite.check(given)
+    resolved = resolve.resolve(config.ANY_TARGET)
     kind = resolved.device_type
-    options = Options(
-        given.shape,
-        suite.rounds.get(kind, 0) if given.rounds is None else given.rounds,
-        suite.seconds.get(kind, 0.0) if given.seconds is None else given.seconds,
-        tuple(given.cases.split()),
-    )
+    defaults = {"ROUNDS": suite.rounds.get(kind, 0), "SECONDS": suite.seconds.get(kind, 0.0)}
+    options = Options(**{name.lower(): value for name, value in (defaults | dict(given)).items()})
     session = Session(suite.name, resolved)
     session.say(f"{resolved.device_name}, {resolved.dtype}")
     result = suite.run(options, session)

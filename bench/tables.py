@@ -1,25 +1,20 @@
-"""Format and save results: medians with intervals, one table for the terminal, one JSON file for each suite."""
+"""Format results: medians with their intervals, and tables for the terminal."""
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.system import files
 from pages.document import align_columns
 
-RESULTS = Path("results/bench")
-SCHEMA = 3
 FEW = 6  # rounds from which a median has a 95 % interval within their range
 INTERVAL = f"95 % interval; below {FEW} rounds the range"
 
 Row = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Row], str]]  # head -> text of a row's cell
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
@@ -35,13 +30,8 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
     while rank < n // 2 and (below := below + math.comb(n, rank) / 2**n) <= 0.025:
         rank += 1
     outside = max(rank - 1, 0)  # values on either side that lie outside the interval
-    return {
-        "median": median(values),
-        "low": ordered[outside],
-        "high": ordered[n - 1 - outside],
-        "least": ordered[0],
-        "most": ordered[-1],
-    }
+    low, high = ordered[outside], ordered[n - 1 - outside]
+    return {"median": median(values), "low": low, "high": high, "least": ordered[0], "most": ordered[-1]}
 
 
 def format_spread(value: Mapping[str, float] | None, form: str = ".2f", scale: float = 1.0) -> str:
@@ -50,6 +40,15 @@ def format_spread(value: Mapping[str, float] | None, form: str = ".2f", scale: f
         return "-"
     middle, low, high = (f"{value[key] * scale:{form}}" for key in ("median", "low", "high"))
     return f"{middle} [{low}, {high}]"
+
+
+def format_ratio(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def mebibytes(value: float | None) -> str:
+    """Write bytes as MiB; "-" for none."""
+    return f"{value / 2**20:,.0f}" if value else "-"
 
 
 @dataclass(frozen=True)
@@ -62,42 +61,10 @@ class ResultTable:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        title: str,
-        columns: Mapping[str, Callable[[Row], str]],
-        rows: Iterable[Row],
-        notes: Sequence[str] = (),
-    ) -> ResultTable:
-        """columns: head -> text of a row's cell."""
+    def of(cls, title: str, columns: Columns, rows: Iterable[Row], notes: Sequence[str] = ()) -> ResultTable:
         cells = tuple(tuple(text(row) for text in columns.values()) for row in rows)
         return cls(title, tuple(columns), cells, tuple(notes))
 
     def __str__(self) -> str:
         lines = align_columns([self.head, *self.cells], range(len(self.head)))
         return "\n".join([self.title, *lines, *self.notes])
-
-
-def mebibytes(value: float | None) -> str:
-    """Write bytes as MiB; "-" for none."""
-    return f"{value / 2**20:,.0f}" if value else "-"
-
-
-def save_result(suite: str, resolved: ResolvedTarget, data: Mapping[str, Any], complete: bool) -> Path:
-    """Write results/bench/SUITE.json: the data of a suite with date, device and environment."""
-    from gpt2.artifacts.provenance import environment_record as environment
-
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{suite}.json"
-    head = {
-        "schema": SCHEMA,
-        "suite": suite,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "complete": complete,
-        "device": resolved.device_name,
-        "dtype": resolved.dtype,
-        "target": resolved.target.name,
-        "environment": environment(),
-    }
-    files.write_json(path, head | dict(data))
-    return path

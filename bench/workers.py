@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import asdict
 from typing import Any, Self
 
 from bench.cases import PLAIN, Shape
@@ -52,9 +53,7 @@ def worker_env(heap: str | None) -> dict[str, str]:
     so that only the first worker of a case on a GPU compiles them.
     """
     defaults = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
-    if heap:
-        defaults["GLIBC_TUNABLES"] = heap
-    return defaults | os.environ
+    return defaults | ({"GLIBC_TUNABLES": heap} if heap else {}) | os.environ
 
 
 def heap_of(case: str) -> str | None:
@@ -67,28 +66,38 @@ def case_label(shape: Shape, case: str, micro: int) -> str:
 
 
 class Worker:
-    """One function in a separate process (bench.worker).
+    """One function in a separate process (bench.worker). Leaving the context ends the process.
 
-    `answer` returns its next result. BenchError, with the end of its stderr, if it fails or exceeds the time limit. A
-    worker that exceeds the limit is killed. Use as a context manager: leaving it ends the process.
+    target: "module:function". arguments: of the function, as JSON. heap: see `worker_env`.
     """
 
-    def __init__(self, label: str, target: str, arguments: dict[str, Any], env: dict[str, str]) -> None:
-        """target: "module:function"; arguments: of the function, as JSON."""
+    def __init__(self, label: str, target: str, arguments: dict[str, Any], heap: str | None = None) -> None:
         self.label = label
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - open as long as the process
-        self._lines: queue.SimpleQueue[str | None] | None = None
         self.process = subprocess.Popen(
             [*COMMAND, target, json.dumps(arguments)],
-            env=env,
+            env=worker_env(heap),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
         )
+        # A thread reads the pipe: a compiler started by the worker can keep the pipe open after the worker's end.
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read_lines, daemon=True).start()
+
+    def _read_lines(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
 
     def answer(self, limit_seconds: float | None = None, request: str = "") -> dict[str, Any]:
-        """Send a request, if any, and wait for the next JSON object on the worker's stdout. Skip other lines."""
+        """Send a request, if any, and return the next JSON object on the worker's stdout. Skip other lines.
+
+        BenchError, with the end of its stderr, if the worker ends without an answer or exceeds the limit. A worker that
+        exceeds the limit is killed.
+        """
         assert self.process.stdin
         with contextlib.suppress(OSError, ValueError):  # the process may be gone, or its pipe closed
             self.process.stdin.write(request)
@@ -100,40 +109,22 @@ class Worker:
                     found = json.loads(line)
                     if isinstance(found, dict):
                         return found
+            self.close()
+            status = self.process.returncode
+            reason = f"{exit_text(status)}; last message: " if status < 0 else ""
         except queue.Empty:
             self.process.kill()
             self.close()
-            raise BenchError(
-                f"{self.label}: no answer within {limit_seconds:,.0f} s, so it was killed; last message: "
-                f"{last_message(self._stderr_text())}"
-            ) from None
-        self.close()
-        status = self.process.returncode
-        ended = f"{exit_text(status)}; last message: " if status < 0 else ""
-        raise BenchError(f"{self.label}: {ended}{last_message(self._stderr_text())}")
+            reason = f"no answer within {limit_seconds:,.0f} s, so it was killed; last message: "
+        self._stderr.seek(0)
+        raise BenchError(f"{self.label}: {reason}{last_message(self._stderr.read())}")
 
     def _next_line(self, seconds: float | None) -> str | None:
-        """Return the next line of stdout, None after the last one. queue.Empty if none arrives in time.
-
-        A thread reads the pipe: a compiler started by the worker can keep the pipe open after the worker's end.
-        """
-        if self._lines is None:
-            self._lines = queue.SimpleQueue()
-            threading.Thread(target=self._read_lines, args=(self._lines,), daemon=True).start()
+        """Return the next line of stdout, None after the last one. queue.Empty if none arrives in time."""
         line = self._lines.get(timeout=None if seconds is None else max(seconds, 0.0))
         if line is None:
             self._lines.put(None)  # later calls find the end as well
         return line
-
-    def _read_lines(self, lines: queue.SimpleQueue[str | None]) -> None:
-        assert self.process.stdout
-        for line in self.process.stdout:
-            lines.put(line)
-        lines.put(None)
-
-    def _stderr_text(self) -> str:
-        self._stderr.seek(0)
-        return self._stderr.read()
 
     def close(self) -> None:
         """End the process by closing its stdin. Kill it if it does not exit within EXIT_SECONDS."""
@@ -157,8 +148,8 @@ class CaseWorker(Worker):
     """One case, warmed up in a separate process."""
 
     def __init__(self, shape: Shape, case: str, micro: int) -> None:
-        arguments = {"shape": shape.as_json(), "case": case, "micro": micro}
-        super().__init__(case_label(shape, case, micro), TIMED_CASE, arguments, worker_env(heap_of(case)))
+        arguments = {"shape": asdict(shape), "case": case, "micro": micro}
+        super().__init__(case_label(shape, case, micro), TIMED_CASE, arguments, heap_of(case))
         self._extra_seconds = FIRST_ANSWER_SECONDS
 
     def time_steps(self, seconds: float) -> dict[str, Any]:
@@ -176,7 +167,7 @@ def call_in_worker(
     limit_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Call one function in a new worker and return its result."""
-    with Worker(label, target, arguments, worker_env(heap)) as worker:
+    with Worker(label, target, arguments, heap) as worker:
         return worker.answer(limit_seconds)
 
 
@@ -209,4 +200,3 @@ class PersistentWorkers:
     def __exit__(self, *exc: object) -> None:
         for worker in self._workers.values():
             worker.close()
-        self._workers.clear()

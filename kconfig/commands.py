@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config.config import Config
-from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
+from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
+from gpt2.hardware.detect import detected_target_name
 from kconfig import rules
 from kconfig.arguments import make_assignments, parse_assignments, refuse_assignments
-from kconfig.files import back_up, load_leniently, load_strictly, write_atomically
+from kconfig.files import back_up, load_leniently, load_strictly, replace_file
 
 CONFIG = Path(".config")
 DEFCONFIGS = rules.ROOT / "defconfigs"
@@ -56,13 +57,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None)
 
 def defconfig(specification: str, assignments: Sequence[str] = (), makeflags: str = "") -> None:
     """Write .config from `NAME+FRAGMENT...` and the assignments of the command line."""
-    tree = rules.load_kconfig(detect_hardware_name())
+    tree = rules.load_kconfig(detected_target_name())
     assignments = [*assignments, *make_assignments(tree, makeflags, assignments)]
-    layers = [parse_lines(read_text(path), display_name(path)) for path in find_files(specification)]
-    layers.append(parse_assignments(tree, assignments))
-    entries = rules.merge(tree, layers)
-    config = rules.check_tree(tree, {entry.name: entry.where for entry in entries})
-    replace_config(tree, config, f", from {specification}")
+    symbols = configure(tree, read_layers(specification), assignments)
+    replace_config(tree, Config.from_symbols(symbols), f", from {specification}")
 
 
 def menuconfig() -> None:
@@ -122,7 +120,7 @@ def replace_config(tree: rules.Kconfig, config: Config, origin: str) -> None:
     """Replace .config, save the previous one, and print the scale and the study's name."""
     text = rules.render(tree)
     previous = back_up(CONFIG, text)
-    write_atomically(CONFIG, text)
+    replace_file(CONFIG, text)
     study = tree.syms["STUDY_NAME"].str_value
     print(scale_line(config), f"wrote .config for the study {study}{origin}{previous}", sep="\n")
 
@@ -131,19 +129,19 @@ def savedefconfig(path: Path) -> None:
     """Write the shortest defconfig that gives this .config."""
     loaded = load_strictly(read_text(CONFIG), str(CONFIG))
     header = f"# Saved from .config with the defaults for {loaded.config.target.detected}\n"
-    write_atomically(path, rules.render(loaded.tree, minimal=True, header=header))
+    replace_file(path, rules.render(loaded.tree, minimal=True, header=header))
     print(f"wrote {path}; save it as defconfigs/NAME to use it with `make defconfig-NAME`")
 
 
 def olddefconfig() -> None:
     """Update .config to the Kconfig files and print the changes."""
-    detected = "" if "CONFIG_DETECTED=" in read_text(CONFIG) else detect_hardware_name()
+    detected = "" if "CONFIG_DETECTED=" in read_text(CONFIG) else detected_target_name()
     loaded = load_leniently(read_text(CONFIG), str(CONFIG), detected)
     text = rules.render(loaded.tree)
     if text == read_text(CONFIG):
         print(".config is up to date")
         return
-    write_atomically(CONFIG, text)
+    replace_file(CONFIG, text)
     print(*loaded.notes, "wrote .config", sep="\n")
 
 
@@ -172,6 +170,19 @@ def listing() -> dict[str, list[tuple[str, str]]]:
 
 
 # ---- defconfigs
+
+
+def configure(
+    tree: rules.Kconfig, layers: Sequence[Mapping[str, Entry]], assignments: Sequence[str]
+) -> Symbols:
+    """Set the tree to these layers and the assignments `CONFIG_X=v`. Returns its checked symbols."""
+    entries = rules.merge(tree, [*layers, parse_assignments(tree, assignments)])
+    return rules.check_tree(tree, {entry.name: entry.where for entry in entries})
+
+
+def read_layers(specification: str) -> list[dict[str, Entry]]:
+    """Read the files of `NAME+FRAGMENT...`."""
+    return [parse_lines(read_text(path), display_name(path)) for path in find_files(specification)]
 
 
 def fragments() -> list[Path]:
@@ -223,18 +234,11 @@ def _names(files: Iterable[str]) -> str:
 # ---- .config
 
 
-def detect_hardware_name() -> str:
-    """Return the name of this machine's hardware. RA_DETECTED in the environment overrides it."""
-    from gpt2.hardware.detect import detected_target_name
-
-    return detected_target_name()
-
-
 def load_for_editing() -> rules.Kconfig:
     """Load the tree with .config's values, or with the defaults where there is no .config."""
     if CONFIG.exists():
         return load_strictly(read_text(CONFIG), str(CONFIG)).tree
-    return rules.load_kconfig(detect_hardware_name())
+    return rules.load_kconfig(detected_target_name())
 
 
 def scale_line(config: Config) -> str:

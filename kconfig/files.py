@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.config.config import Config, detected
 from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
-from gpt2.system.errors import UserError
+from gpt2.system.errors import DISK_FULL, UserError
+from gpt2.system.files import write_bytes
 from kconfig.rules import (
     Kconfig,
     apply_entries,
@@ -42,7 +40,7 @@ def load_strictly(text: str, label: str) -> Loaded:
     entries = parse_lines(text, label)
     if "DETECTED" not in entries:
         raise ConfigError(f"{label}: CONFIG_DETECTED is missing; fix: make olddefconfig")
-    tree = load_kconfig(_detected(entries, label))
+    tree = load_kconfig(detected(Symbols(label, entries)))
     settable = [entry for entry in entries.values() if has_prompt(find_symbol(tree, entry))]
     check_entries(tree, settable)
     apply_entries(tree, settable)
@@ -71,7 +69,7 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
     Unknown symbols and bad values raise ConfigError. detect: the hardware where the .config names none.
     """
     entries = parse_lines(text, label)
-    tree = load_kconfig(_detected(entries, label) if "DETECTED" in entries else detect)
+    tree = load_kconfig(detected(Symbols(label, entries)) if "DETECTED" in entries else detect)
     settable = {entry.name: entry for entry in entries.values() if has_prompt(find_symbol(tree, entry))}
     check_entries(tree, settable.values())
     set_values(tree, settable.values())
@@ -91,11 +89,7 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
         if name not in settable and str(after.get(name)) != str(entry)
     ]
     origins = {name: entry.where for name, entry in settable.items()}
-    return Loaded(tree, after, check_tree(tree, origins), tuple(notes))
-
-
-def _detected(entries: Mapping[str, Entry], label: str) -> str:
-    return detected(Symbols(label, entries))
+    return Loaded(tree, after, Config.from_symbols(check_tree(tree, origins)), tuple(notes))
 
 
 def back_up(path: Path, text: str) -> str:
@@ -109,7 +103,7 @@ def back_up(path: Path, text: str) -> str:
     if before == text.encode():
         return ", unchanged"
     old = path.with_name(f"{path.name}.old")
-    write_atomically(old, before)
+    replace_file(old, before)
     try:
         load_strictly(read_text(path), str(path))
     except UserError as error:
@@ -117,20 +111,11 @@ def back_up(path: Path, text: str) -> str:
     return f"; the previous one is {old.name}"
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace a file through a temporary name, fsync and rename, so that it is never half written."""
-    data = content.encode() if isinstance(content, str) else content
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Replace a file, so that it is never half written. ConfigError where it cannot be written."""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        write_bytes(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
+        if error.errno in DISK_FULL:  # run_command names the fix
+            raise
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

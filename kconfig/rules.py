@@ -250,9 +250,9 @@ def check_settings(symbols: Symbols) -> Config:
     return config
 
 
-def check_tree(tree: Kconfig, origins: Mapping[str, str]) -> Config:
-    """Check the tree's settings. Errors point to `origins`, and to "default" for other symbols."""
+def check_tree(tree: Kconfig, origins: Mapping[str, str]) -> Symbols:
+    """Return the tree's checked symbols. Errors point to `origins`, and to "default" for other symbols."""
     entries = parse_lines(render(tree), ".config")
-    return check_settings(
-        Symbols(".config", entries, {name: origins.get(name, "default") for name in entries})
-    )
+    symbols = Symbols(".config", entries, {name: origins.get(name, "default") for name in entries})
+    check_settings(symbols)
+    return symbols

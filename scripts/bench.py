@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.suite import Given, run_suite
+from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import run_command
@@ -25,16 +25,18 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--suite", default="speed", metavar="NAME", help="one of the suites below")
-    parser.add_argument("--shape", default="", help="part of the suite, such as a model size")
+    parser.add_argument("--shape", help="part of the suite, such as a model size")
     parser.add_argument("--rounds", type=int, help="number of measurements of each case")
     parser.add_argument("--seconds", type=float, help="duration of one measurement")
-    parser.add_argument("--cases", default="", help='only these cases, such as "B plain RALEARN@32"')
-    arguments = parser.parse_args()
+    parser.add_argument("--cases", help='only these cases, such as "B plain RALEARN@32"')
+    given = {
+        name.upper(): value for name, value in vars(parser.parse_args()).items() if value not in (None, "")
+    }
     export_environment()
-    suite = load_suite(arguments.suite)
+    suite = load_suite(given.pop("SUITE"))
     if suite.own_heap:
         keep_heap()
-    run_suite(suite, Given(arguments.shape, arguments.rounds, arguments.seconds, arguments.cases))
+    run_suite(suite, given)
     return 0
 
 

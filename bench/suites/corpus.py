@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import ResultTable, mebibytes
+from bench.tables import Columns, ResultTable, mebibytes
 from bench.workers import call_in_worker
 from gpt2.config.config import DataConfig
 from gpt2.data import dataset
@@ -58,14 +58,14 @@ def write_texts(folder: Path, size: int, lines: bool) -> int:
     folder.mkdir(parents=True)
     each = min(FILE_BYTES, size // 400)  # small enough that some documents become validation text
     written = 0
-    with (folder / "all.jsonl").open("w", encoding="utf-8") if lines else open(os.devnull, "w") as together:
-        while written < size:
-            document = "\n".join(draw.choices(known, k=each // 32))
-            if lines:
-                together.write(json.dumps({"text": document}) + "\n")
-            else:
-                (folder / f"{written:012d}.txt").write_text(document, encoding="utf-8")
-            written += len(document.encode())
+    while written < size:
+        document = "\n".join(draw.choices(known, k=each // 32))
+        if lines:
+            with (folder / "all.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"text": document}) + "\n")
+        else:
+            (folder / f"{written:012d}.txt").write_text(document, encoding="utf-8")
+        written += len(document.encode())
     return written
 
 
@@ -97,7 +97,7 @@ def peak_of_this_process(unit: int) -> int:
     return int(found.group(1)) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-COLUMNS = {
+COLUMNS: Columns = {
     "source": lambda row: row["source"],
     "MB": lambda row: f"{row['bytes'] / 1e6:.0f}",
     "M tokens": lambda row: f"{row['tokens'] / 1e6:.1f}",
@@ -126,8 +126,8 @@ def growth(small: dict[str, Any], large: dict[str, Any], key: str) -> str:
 
 
 SUITE = Suite(
-    name="corpus",
-    help="tokens/s and peak memory of preparing data",
-    run=run,
-    options={"SHAPE": f"megabytes of the smaller corpus, {MEGABYTES} by default"},
+    "corpus",
+    "tokens/s and peak memory of preparing data",
+    run,
+    {"SHAPE": f"megabytes of the smaller corpus, {MEGABYTES} by default"},
 )

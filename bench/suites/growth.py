@@ -8,36 +8,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from statistics import linear_regression, median
+from functools import partial
+from statistics import median
 from typing import Any
 
+import torch
+
 from bench import workers
+from bench.case_step import model_and_attention, optimizer_config
 from bench.cases import BASELINE, Shape
 from bench.runner import (
     Case,
-    OpenWorkers,
+    Measure,
     Sample,
     interleaved_rounds,
     memory_ratio,
+    open_workers,
     samples_of,
-    speed_ratios,
-    workers_for,
+    speed_ratio,
 )
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import INTERVAL, ResultTable, format_spread, mebibytes, spread
+from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread, mebibytes
 from bench.workers import BenchError
+from gpt2.hardware.cpu import cpu_threads
 from gpt2.memory.measure import EXACT_HEAP
+from gpt2.memory.workload import StepWorkload
 from gpt2.system.errors import UserError
+from gpt2.train.peak_memory import PeakMeter
 
 VARIANTS = ("B", "RAALL", "RALEARN")
 LENGTHS = (256, 512, 1024, 2048, 4096)
 HEAD_SIZE = 64
 PEAK_STEP = "bench.suites.growth:peak_step"
-KNEE = (
-    "The loss works in chunks of rows. A micro-batch with fewer rows than one chunk has a smaller chunk, so the line "
-    "bends at short T."
-)
 ON_A_CPU = (
     "Times: with the heap of a training process, which keeps freed buffers. Peaks: growth of the resident set over "
     "one\noptimizer step in another process, where each large buffer has separate pages."
@@ -54,18 +58,19 @@ class Series:
     shapes: tuple[Shape, ...]
 
 
-def by_length(name: str, layers: int, width: int, micro: int) -> Series:
+def shape_of(name: str, layers: int, width: int, block_size: int, micro: int) -> Shape:
     cases = tuple((variant, micro) for variant in VARIANTS)
-    shapes = tuple(Shape(f"{T}", layers, width // HEAD_SIZE, width, T, cases) for T in LENGTHS)
+    return Shape(name, layers, width // HEAD_SIZE, width, block_size, cases)
+
+
+def by_length(name: str, layers: int, width: int, micro: int) -> Series:
+    shapes = tuple(shape_of(f"{T}", layers, width, T, micro) for T in LENGTHS)
     return Series("T", f"{name}, micro-batch {micro}", shapes)
 
 
 def by_size(sizes: Sequence[tuple[str, int, int]], block_size: int, micro: int) -> Series:
     """sizes: (name, layers, width)."""
-    cases = tuple((variant, micro) for variant in VARIANTS)
-    shapes = tuple(
-        Shape(name, layers, width // HEAD_SIZE, width, block_size, cases) for name, layers, width in sizes
-    )
+    shapes = tuple(shape_of(name, layers, width, block_size, micro) for name, layers, width in sizes)
     return Series("size", f"T = {block_size}, micro-batch {micro}", shapes)
 
 
@@ -84,7 +89,7 @@ PARTS = ("T", "size")
 
 def measure_peak(shape: Shape, case: str, micro: int) -> int:
     """Return the peak bytes of one optimizer step on a CPU, from a new worker under EXACT_HEAP."""
-    arguments = {"shape": shape.as_json(), "case": case, "micro": micro}
+    arguments = {"shape": asdict(shape), "case": case, "micro": micro}
     label = f"peak of {workers.case_label(shape, case, micro)}"
     limit = workers.FIRST_ANSWER_SECONDS
     return int(workers.call_in_worker(label, PEAK_STEP, arguments, EXACT_HEAP, limit)["peak_bytes"])
@@ -95,13 +100,6 @@ def peak_step(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
 
     The evaluation is left out: its batch has the same number of tokens at every T.
     """
-    import torch
-
-    from bench.case_step import model_and_attention, optimizer_config
-    from gpt2.hardware.cpu import cpu_threads
-    from gpt2.memory.workload import StepWorkload
-    from gpt2.train.peak_memory import PeakMeter
-
     torch.set_num_threads(cpu_threads(0))
 
     def step(sizes: Shape) -> PeakMeter:
@@ -117,132 +115,111 @@ def peak_step(shape: dict[str, Any], case: str, micro: int) -> dict[str, int]:
     return {"peak_bytes": max(measured.by_phase.values(), default=measured.peaks()["allocated"])}
 
 
+Samples = dict[str, list[Sample]]  # by shape
+
+
 def measure_series(
     series: Series,
-    rounds: int,
-    seconds: float,
+    options: Options,
     say: Callable[[str], None],
-    open_workers: OpenWorkers,
+    workers: Callable[[], AbstractContextManager[Measure]],
     peak: Callable[[Shape, str, int], int] | None = None,
-    save: Callable[[dict[str, list[Sample]]], None] = lambda found: None,
-) -> dict[str, list[Sample]]:
+    save: Callable[[Samples], None] = lambda found: None,
+) -> Samples:
     """Measure all shapes and return their samples by shape.
 
     peak: measures memory separately, once a case; without it the timed process gives it. save: gets all samples so far
     after each shape, and without `peak` after each round.
     """
-    found: dict[str, list[Sample]] = {}
+    found: Samples = {}
     for shape in series.shapes:
 
         def after_round(samples: list[Sample], skipped: list[str], name: str = shape.name) -> None:
             if not peak:
                 save(found | {name: samples})
 
-        with open_workers() as measure:
-            samples = interleaved_rounds(shape, rounds, seconds, say, measure, after_round)
-        if peak:
-            peaks: dict[Case, int] = {}
-            for case, micro in dict.fromkeys((s.case, s.micro) for s in samples):
-                try:
-                    peaks[case, micro] = peak(shape, case, micro)
-                except BenchError as error:
-                    say(f"skipped: {error}")
-                    continue
-                say(f"peak of {series.along} {shape.name}  {case}: {peaks[case, micro] / 2**20:,.0f} MiB")
-            known = [s for s in samples if (s.case, s.micro) in peaks]
-            samples = [replace(s, peak_bytes=peaks[s.case, s.micro]) for s in known]
-        found[shape.name] = samples
+        with workers() as measure:
+            samples = interleaved_rounds(shape, options.rounds, options.seconds, say, measure, after_round)
+        found[shape.name] = with_peaks(shape, samples, peak, say) if peak else samples
         save(found)
     return found
 
 
-def rows_of(series: Series, found: dict[str, list[Sample]]) -> list[dict[str, Any]]:
+def with_peaks(
+    shape: Shape, samples: list[Sample], peak: Callable[[Shape, str, int], int], say: Callable[[str], None]
+) -> list[Sample]:
+    """Replace the peaks of the samples by separate measurements. Leave out a case that has none."""
+    peaks: dict[Case, int] = {}
+    for case, micro in dict.fromkeys((sample.case, sample.micro) for sample in samples):
+        try:
+            peaks[case, micro] = peak(shape, case, micro)
+            say(f"peak of {shape.name}  {case}: {mebibytes(peaks[case, micro])} MiB")
+        except BenchError as error:
+            say(f"skipped: {error}")
+    known = [sample for sample in samples if (sample.case, sample.micro) in peaks]
+    return [replace(sample, peak_bytes=peaks[sample.case, sample.micro]) for sample in known]
+
+
+def rows_of(series: Series, found: Samples) -> list[dict[str, Any]]:
     """Return one row a shape and case: medians over the rounds, and time and memory as multiples of B's."""
     rows = []
     for shape in series.shapes:
         samples = found.get(shape.name, [])
         for case, micro in shape.cases:
-            own = samples_of(samples, (case, micro))
-            if not own:
+            measured = samples_of(samples, (case, micro))
+            if not measured:
                 continue
             base = (BASELINE, micro)
             rows.append(
                 {
                     series.along: shape.block_size if series.along == "T" else shape.name,
                     "case": case,
-                    "tokens_per_second": median(s.tokens_per_second for s in own),
-                    "step_seconds": median(s.step_seconds for s in own),
-                    "peak_bytes": median(s.peak_bytes for s in own),
+                    "tokens_per_second": median(sample.tokens_per_second for sample in measured),
+                    "step_seconds": median(sample.step_seconds for sample in measured),
+                    "peak_bytes": median(sample.peak_bytes for sample in measured),
                     # the speed of B over that of the case is the time of the case over that of B
-                    "time_to_baseline": (
-                        None if case == BASELINE else spread(speed_ratios(samples, base, (case, micro)))
-                    ),
+                    "time_to_baseline": speed_ratio(samples, base, (case, micro)),
                     "memory_to_baseline": memory_ratio(samples, (case, micro), base),
                 }
             )
     return rows
 
 
-@dataclass(frozen=True)
-class Line:
-    """Least-squares line of peak bytes over T. deviation: the largest distance from it as a share of the peak.
+def peak_growth(points: Sequence[tuple[int, float]]) -> dict[str, float] | None:
+    """Compare the peaks at the last two of (T, peak bytes): bytes for each of T, and p where the peak grows as T^p.
 
-    first: smallest T of the fit. last_doubling: log2 of the growth of the peak over log2 of the growth of T, between
-    the last two T: at most 1 for a straight line with a positive start, 2 for a square law.
+    p is at most 1 for a straight line with a positive start, and 2 for a square law. None for a single point.
     """
-
-    first: int
-    start_bytes: float
-    bytes_per_token: float
-    deviation: float
-    last_doubling: float
-
-
-def fit_line(points: Sequence[tuple[int, float]]) -> Line | None:
-    """Fit a line through (T, peak bytes). None for fewer than three points, which every line fits."""
-    if len(points) < 3:
+    if len(points) < 2:
         return None
-    lengths, peaks = zip(*sorted(points), strict=True)
-    slope, start = linear_regression(lengths, peaks)
-    deviation = max(abs(start + slope * T - peak) / peak for T, peak in zip(lengths, peaks, strict=True))
-    doubling = math.log(peaks[-1] / peaks[-2]) / math.log(lengths[-1] / lengths[-2])
-    return Line(lengths[0], start, slope, deviation, doubling)
+    (T, low), (longest, high) = sorted(points)[-2:]
+    power = math.log(high / low) / math.log(longest / T)
+    return {"from": T, "to": longest, "bytes_per_token": (high - low) / (longest - T), "power": power}
 
 
-def fit_lines(rows: list[dict[str, Any]], knee: int) -> dict[str, list[dict[str, float]]]:
-    """Fit each variant's peaks over T twice: through all points, and through those from T = `knee` on.
-
-    The loss takes its rows in chunks (gpt2.model.loss). knee: the smallest T at which a micro-batch fills one chunk;
-    below it a longer sequence also enlarges the chunk.
-    """
-    found = {}
-    for case in dict.fromkeys(row["case"] for row in rows):
-        points = sorted((row["T"], row["peak_bytes"]) for row in rows if row["case"] == case)
-        behind = [point for point in points if point[0] >= knee]
-        lines = (fit_line(points), fit_line(behind) if behind != points else None)
-        found[case] = [asdict(line) for line in lines if line]
-    return {case: lines for case, lines in found.items() if lines}
+def growth_by_case(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return each variant's growth of the peak with T."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        points.setdefault(row["case"], []).append((row["T"], row["peak_bytes"]))
+    return {case: found for case, own in points.items() if (found := peak_growth(own))}
 
 
-def table(series: Series, rows: list[dict[str, Any]], fits: dict[str, list[dict[str, float]]]) -> ResultTable:
-    columns = {
+def table(series: Series, rows: list[dict[str, Any]], growth: dict[str, dict[str, float]]) -> ResultTable:
+    columns: Columns = {
         series.along: lambda row: str(row[series.along]),
         "case": lambda row: row["case"],
         "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
         "step ms": lambda row: f"{1000 * row['step_seconds']:,.1f}",
         "peak MiB": lambda row: mebibytes(row["peak_bytes"]),
         "time to B": lambda row: format_spread(row["time_to_baseline"], ".3f"),
-        "memory to B": lambda row: f"{row['memory_to_baseline']:.3f}" if row["memory_to_baseline"] else "-",
+        "memory to B": lambda row: format_ratio(row["memory_to_baseline"], ".3f"),
     }
     notes = [
-        f"peak of {case} from T = {fit['first']} on: {fit['start_bytes'] / 2**20:,.0f} MiB + "
-        f"{fit['bytes_per_token'] / 2**10:,.1f} KiB for each of T; at most {fit['deviation']:.1%} off that line; last "
-        f"doubling: T^{fit['last_doubling']:.2f}"
-        for case, lines in fits.items()
-        for fit in lines
+        f"peak of {case} from T = {found['from']} to {found['to']}: {found['bytes_per_token'] / 2**10:,.1f} KiB for "
+        f"each of T; it grows as T^{found['power']:.2f}"
+        for case, found in growth.items()
     ]
-    if any(len(lines) > 1 for lines in fits.values()):
-        notes.append(KNEE)
     return ResultTable.of(f"cost by {series.along} ({series.fixed})", columns, rows, notes)
 
 
@@ -251,44 +228,39 @@ def run(options: Options, session: Session) -> SuiteResult:
     if options.shape not in ("", *PARTS):
         raise UserError(f"unknown part SHAPE={options.shape}; parts: {', '.join(PARTS)}")
     note = ON_A_CPU if session.on_cpu else ON_A_GPU
+    peak = measure_peak if session.on_cpu else None
     data: dict[str, Any] = {"memory": note}
     tables = []
     for series in SERIES[session.resolved.device_type]:
         if options.shape not in ("", series.along):
             continue
 
-        def save(found: dict[str, list[Sample]], series: Series = series) -> None:
-            data[series.along] = series_data(series, found, session.on_cpu)
+        def save(found: Samples, series: Series = series) -> None:
+            data[series.along] = series_data(series, found)
             session.save(data)
 
-        peak = measure_peak if session.on_cpu else None
-        measure_series(
-            series, options.rounds, options.seconds, session.say, workers_for(session.on_cpu), peak, save
-        )
+        open_all = partial(open_workers, session.on_cpu)
+        measure_series(series, options, session.say, open_all, peak, save)
         if data[series.along]["rows"]:
-            tables.append(table(series, data[series.along]["rows"], data[series.along]["lines"]))
+            tables.append(table(series, data[series.along]["rows"], data[series.along]["growth"]))
     if not tables:
         raise UserError("no case could be timed; the reason for each case is printed above")
     notes = (f"Ratios of time and memory within a round: median [{INTERVAL}]. {note}",)
     return SuiteResult(data, tuple(tables), notes)
 
 
-def series_data(series: Series, found: dict[str, list[Sample]], on_cpu: bool) -> dict[str, Any]:
+def series_data(series: Series, found: Samples) -> dict[str, Any]:
     """Return the part of the JSON file for one series."""
-    from gpt2.model.loss import CHUNK_ROWS
-
     rows = rows_of(series, found)
-    rows_at_once = CHUNK_ROWS["cpu" if on_cpu else "cuda"]
-    micro = series.shapes[0].cases[0][1]
-    lines = fit_lines(rows, -(-rows_at_once // micro)) if series.along == "T" else {}
-    samples = {name: [asdict(sample) for sample in own] for name, own in found.items()}
-    return {"fixed": series.fixed, "rows": rows, "lines": lines, "samples": samples}
+    samples = {name: [asdict(sample) for sample in measured] for name, measured in found.items()}
+    growth = growth_by_case(rows) if series.along == "T" else {}
+    return {"fixed": series.fixed, "rows": rows, "growth": growth, "samples": samples}
 
 
 SUITE = Suite(
-    name="growth",
-    help="time and memory by sequence length and by model size",
-    run=run,
+    "growth",
+    "time and memory by sequence length and by model size",
+    run,
     options={
         "SHAPE": "T (sequence length) or size (model size); both by default",
         "ROUNDS": "measurements of each case",

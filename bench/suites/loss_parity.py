@@ -7,21 +7,27 @@ start from different weights; their differences are the noise of an experiment.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from bench.case_step import make_stepper, model_config
 from bench.cases import Sizes, find_shape
+from bench.reference_gpt import PlainStep, take_weights
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import ResultTable
+from bench.tables import Columns, ResultTable
+from gpt2.config import config
+from gpt2.data import tokenizer
+from gpt2.data.sources import embedded_files
 from gpt2.hardware import attention_kernels
+from gpt2.hardware.resolve import ResolvedTarget
+from gpt2.model.init import initialise
 from gpt2.system.errors import UserError
+from gpt2.train.step import build_model
 from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, sum_of_squares
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpt2.hardware.resolve import ResolvedTarget
 
 END = 10  # the last tenth of the steps is the end of a curve
 MAX_TOKENS = 2_000_000  # of text, from which the batches are drawn
@@ -78,10 +84,7 @@ class Comparison:
 def run(options: Options, session: Session) -> SuiteResult:
     """Train ROUNDS seeds with both steps. Save after every seed."""
     shape = find_shape(SHAPES[session.resolved.device_type], options.shape)
-    from bench.case_step import model_config
-    from gpt2.config.config import ANY_TARGET
-
-    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
+    resolved = attention_kernels.prepare_device(config.ANY_TARGET, model_config(shape))
     if resolved.device != "cpu" and resolved.dtype != "bfloat16":
         raise UserError(f"the plain step needs bfloat16 on a GPU; this GPU trains in {resolved.dtype}")
     session.say(f"{shape.name}, {shape.steps} steps")
@@ -125,24 +128,17 @@ def rows_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
     between two seeds of one step.
     """
     last = len(pairs[0].ours)
-    places = sorted({place for k in range(7) for n in (1, 2, 5) if (place := n * 10**k) < last} | {last})
-    found = []
-    for place in places:
-        ours = [pair.ours[place - 1] for pair in pairs]
-        plain = [pair.plain[place - 1] for pair in pairs]
-        found.append(
-            {
-                "step": place,
-                "ours": mean(ours),
-                "plain": mean(plain),
-                "difference": max(abs(one - two) for one, two in zip(ours, plain, strict=True)),
-                "seeds": max(max(ours) - min(ours), max(plain) - min(plain)),
-            }
-        )
-    return found
+    rows = []
+    for step in sorted({n * 10**k for k in range(7) for n in (1, 2, 5) if n * 10**k < last} | {last}):
+        ours = [pair.ours[step - 1] for pair in pairs]
+        plain = [pair.plain[step - 1] for pair in pairs]
+        row = {"step": step, "ours": mean(ours), "plain": mean(plain)}
+        row["difference"] = max(abs(one - two) for one, two in zip(ours, plain, strict=True))
+        rows.append(row | {"seeds": max(max(ours) - min(ours), max(plain) - min(plain))})
+    return rows
 
 
-COLUMNS = {
+COLUMNS: Columns = {
     "step": lambda row: f"{row['step']}",
     "ours": lambda row: f"{row['ours']:.4f}",
     "plain": lambda row: f"{row['plain']:.4f}",
@@ -164,11 +160,6 @@ def verdict(found: Comparison, seeds: int) -> str:
 
 def embedded_tokens() -> Tensor:
     """Return token ids of the embedded text, (n,) int64, at most MAX_TOKENS."""
-    import torch
-
-    from gpt2.data import tokenizer
-    from gpt2.data.sources import embedded_files
-
     encoding, ids = tokenizer.load(), list[int]()
     for path in embedded_files():
         ids += [tokenizer.EOT, *encoding.encode_ordinary(path.read_text(encoding="utf-8", errors="replace"))]
@@ -179,62 +170,31 @@ def embedded_tokens() -> Tensor:
 
 def draw_batches(shape: Shape, ids_N: Tensor) -> list[Tensor]:
     """Draw the batches (E, T+1) of all steps at random, on the CPU: the same for every seed and both steps."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    places = torch.arange(shape.block_size + 1)
-    starts = torch.randint(
-        len(ids_N) - shape.block_size, (shape.steps, shape.effective, 1), generator=generator
-    )
-    return list(ids_N[starts + places])
+    size = (shape.steps, shape.effective, 1)
+    starts = torch.randint(len(ids_N) - shape.block_size, size, generator=torch.Generator().manual_seed(0))
+    return list(ids_N[starts + torch.arange(shape.block_size + 1)])
 
 
 def train_both(
     shape: Shape, seed: int, batches: list[Tensor], resolved: ResolvedTarget
 ) -> tuple[list[float], list[float]]:
     """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses."""
+    micro, effective, rate, device = shape.micro, shape.effective, shape.learning_rate, resolved.device
     with attention_kernels.attention_context(resolved, 0.0):
-        ours = losses_of(our_step(shape, seed, resolved), batches, resolved.device)
-    return ours, losses_of(plain_step(shape, seed, resolved), batches, resolved.device)
-
-
-def losses_of(step: Callable[[Tensor, int], float], batches: list[Tensor], device: str) -> list[float]:
-    return [step(ids_ET.to(device), number) for number, ids_ET in enumerate(batches)]
-
-
-def our_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
-    """Build the trainer's step, compiled on a GPU."""
-    from bench.case_step import make_stepper
-
-    stepper = make_stepper(shape, "B", shape.micro, resolved, shape.effective, seed, shape.learning_rate)
-    return lambda ids_ET, number: stepper.step(ids_ET, number, shape.steps).loss
-
-
-def plain_step(shape: Shape, seed: int, resolved: ResolvedTarget) -> Callable[[Tensor, int], float]:
-    """Build the plain step with our initial weights. No padded vocabulary: padding would be in its softmax."""
-    from bench.case_step import model_config
-    from bench.reference_gpt import PlainShape, PlainStep, take_weights
-    from gpt2.config.config import VOCABULARY
-    from gpt2.model.init import initialise
-    from gpt2.train.step import build_model
-
-    sizes = (shape.layers, shape.heads, shape.width, shape.block_size)
-    step = PlainStep(
-        PlainShape(*sizes, vocabulary=VOCABULARY),
-        resolved.device,
-        shape.effective // shape.micro,
-        shape.learning_rate,
-    )
-    ours = build_model(model_config(shape), None)
-    initialise(ours, seed)
-    take_weights(step.model, ours)
-    return lambda ids_ET, number: float(step(ids_ET))
+        stepper = make_stepper(shape, "B", micro, resolved, effective, seed, rate)
+        ours = [stepper.step(ids_ET.to(device), k, shape.steps).loss for k, ids_ET in enumerate(batches)]
+    # no padded vocabulary: padding would be in the plain step's softmax
+    plain = PlainStep(shape, config.VOCABULARY, device, effective // micro, rate)
+    initial = build_model(model_config(shape), None)
+    initialise(initial, seed)
+    take_weights(plain.model, initial)
+    return ours, [float(plain(ids_ET.to(device))) for ids_ET in batches]
 
 
 SUITE = Suite(
-    name="loss_parity",
-    help="loss curves of our step and the plain one beside the noise among seeds",
-    run=run,
+    "loss_parity",
+    "loss curves of our step and the plain one beside the noise among seeds",
+    run,
     options={"SHAPE": "the name of a shape; the first by default", "ROUNDS": "seeds, at least 2"},
     rounds={"cpu": 3, "cuda": 3},
     least_rounds=2,

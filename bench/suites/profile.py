@@ -5,15 +5,23 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity
+
 from bench import workers
+from bench.case_step import WARM_UP_STEPS, case_step, kernels, model_config
 from bench.cases import Shape, select_shapes
 from bench.suite import Options, Session, Suite, SuiteResult
 from bench.tables import ResultTable
 from bench.workers import BenchError
+from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import attention_kernels
 from gpt2.system.errors import UserError
+from gpt2.train.trainer import device_synchroniser
 
 CASES = ("plain", "B", "RALEARN")
 SHOWN = 20  # operations in the table
@@ -25,7 +33,7 @@ def run(options: Options, session: Session) -> SuiteResult:
     """Profile each case in a new worker. Save after every case."""
     shape = select_shapes(session.resolved.device_type, options.shape, ())[0]
     micro = dict(shape.cases)[
-        CASES[-1]
+        "RALEARN"
     ]  # the variants' micro-batch; B and the plain case have others as well
     session.say(f"{shape.name}, an optimizer step of {micro} x {shape.accumulation(micro)} sequences")
     found: dict[str, dict[str, Any]] = {}
@@ -44,7 +52,7 @@ def run(options: Options, session: Session) -> SuiteResult:
 
 def profile_in_worker(shape: Shape, case: str, micro: int, steps: int) -> dict[str, Any]:
     """Call `profile_case` in a new worker with the heap of the case."""
-    arguments = {"shape": shape.as_json(), "case": case, "micro": micro, "steps": steps}
+    arguments = {"shape": asdict(shape), "case": case, "micro": micro, "steps": steps}
     label = workers.case_label(shape, case, micro)
     limit = workers.FIRST_ANSWER_SECONDS + STEP_LIMIT_SECONDS * steps
     return workers.call_in_worker(label, PROFILE, arguments, workers.heap_of(case), limit)
@@ -52,13 +60,6 @@ def profile_in_worker(shape: Shape, case: str, micro: int, steps: int) -> dict[s
 
 def profile_case(shape: dict[str, Any], case: str, micro: int, steps: int) -> dict[str, Any]:
     """Measure seconds and page faults of a step without the profiler, then profile its operations."""
-    import torch
-    from torch.profiler import ProfilerActivity
-
-    from bench.case_step import WARM_UP_STEPS, case_step, kernels, model_config
-    from gpt2.config.config import ANY_TARGET
-    from gpt2.train.trainer import device_synchroniser
-
     sizes = Shape(**shape)
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(sizes))
     synchronise = device_synchroniser(resolved.device)
@@ -89,33 +90,23 @@ def operations(averages: Iterable[Any], gpu: bool, steps: int) -> list[dict[str,
     On a CPU: the CPU's rows. On a GPU: kernels, copies and fills on the GPU. The CPU row of an operation repeats the
     time of its kernels, and an annotation repeats that of all kernels under it; torch's own total excludes both.
     """
-    from torch.autograd import DeviceType  # type: ignore[attr-defined]
-
-    own = "self_device_time_total" if gpu else "self_cpu_time_total"
-    counted = [
-        event
-        for event in averages
-        if getattr(event, own) > 0
-        and (not gpu or (event.device_type == DeviceType.CUDA and not event.is_user_annotation))
-    ]
+    field = "self_device_time_total" if gpu else "self_cpu_time_total"
     rows = [
-        {"name": event.key, "seconds": getattr(event, own) / 1e6 / steps, "calls": event.count / steps}
-        for event in counted
+        {"name": event.key, "seconds": getattr(event, field) / 1e6 / steps, "calls": event.count / steps}
+        for event in averages
+        if not gpu or (event.device_type == DeviceType.CUDA and not event.is_user_annotation)
     ]
-    return sorted(rows, key=lambda row: -row["seconds"])
+    return sorted((row for row in rows if row["seconds"] > 0), key=lambda row: -row["seconds"])
 
 
 def table(shape: Shape, found: dict[str, dict[str, Any]]) -> ResultTable:
     """List the operations with the largest share in any case: milliseconds a step and share of all operations."""
     by_name = {case: {row["name"]: row for row in value["operations"]} for case, value in found.items()}
     total = {case: sum(row["seconds"] for row in rows.values()) for case, rows in by_name.items()}
-    largest = {
-        name: max(
-            rows[name]["seconds"] / total[case] if name in rows else 0.0 for case, rows in by_name.items()
-        )
-        for rows in by_name.values()
-        for name in rows
-    }
+    largest: dict[str, float] = {}  # share of an operation
+    for case, rows in by_name.items():
+        for name, row in rows.items():
+            largest[name] = max(largest.get(name, 0.0), row["seconds"] / total[case])
 
     def cell(case: str, name: str) -> str:
         row = by_name[case].get(name)
@@ -130,12 +121,12 @@ def table(shape: Shape, found: dict[str, dict[str, Any]]) -> ResultTable:
 
 
 SUITE = Suite(
-    name="profile",
-    help="time of a step by operation, in our step and in the plain one",
-    run=run,
-    options={
+    "profile",
+    "time of a step by operation, in our step and in the plain one",
+    run,
+    {
         "SHAPE": "the first shape whose name contains this, such as 6x384",
         "ROUNDS": "number of profiled steps",
     },
-    rounds={"cpu": 3, "cuda": 3},
+    {"cpu": 3, "cuda": 3},
 )

@@ -15,6 +15,7 @@ from typing import Any
 from bench import synthetic_records
 from bench.suite import Options, Session, Suite, SuiteResult
 from bench.tables import ResultTable
+from bench.temporary_studies import configure_study, prepare_study
 from bench.workers import BenchError, call_in_worker, last_message
 from gpt2.system import files
 from gpt2.system.errors import UserError
@@ -56,8 +57,6 @@ def run(options: Options, session: Session) -> SuiteResult:
 
 def measure(folder: str, seeds: int, lines: int) -> dict[str, Any]:
     """Time each part. The runs of the last seed are missing, so that `make` has something to plan."""
-    from bench.temporary_studies import configure_study, prepare_study
-
     study = configure_study(
         Path(folder),
         "gpt2-ra-ablation-smoke",
@@ -120,8 +119,8 @@ def table(data: dict[str, Any]) -> ResultTable:
 
 
 SUITE = Suite(
-    name="records",
-    help="seconds of planning and reporting by the number of recorded runs",
-    run=run,
-    options={"SHAPE": "runs, or runs x lines of metrics, such as 1000x500; 1000 runs by default"},
+    "records",
+    "seconds of planning and reporting by the number of recorded runs",
+    run,
+    {"SHAPE": "runs, or runs x lines of metrics, such as 1000x500; 1000 runs by default"},
 )

@@ -4,42 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from statistics import median
 from typing import Any
 
-from bench.case_step import BLOCK_STEPS
-from bench.cases import BASELINE, PLAIN, Shape, select_shapes
-from bench.runner import (
-    OpenWorkers,
-    Sample,
-    interleaved_rounds,
-    memory_ratio,
-    new_workers,
-    samples_of,
-    speed_ratios,
-    workers_for,
-)
+from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, Shape, select_shapes
+from bench.runner import Sample, interleaved_rounds, memory_ratio, open_workers, samples_of, speed_ratio
 from bench.suite import Options, Session, Suite, SuiteResult
-from bench.tables import INTERVAL, ResultTable, format_spread, spread
+from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
 from gpt2.config.config import VOCABULARY
 from gpt2.system.errors import UserError
 from study.memory.micro_batch import free_bytes
 
 PERSISTENT_ROUNDS = 3  # rounds with persistent workers for one round with new workers
-NEW_WORKERS = "each turn in a new process"
-PERSISTENT = "the same processes in all rounds, so the intervals are of these processes"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some cases of a shape, with their rounds, the seconds of a turn, and their workers."""
+    """Some cases of a shape, with their rounds, the seconds of a turn, and their kind of worker."""
 
-    name: str
     shape: Shape
     rounds: int
     seconds: float
-    open_workers: OpenWorkers
+    persistent: bool = False
+
+    @property
+    def name(self) -> str:
+        if self.persistent:
+            return "the same processes in all rounds, so the intervals are of these processes"
+        return "each turn in a new process"
 
 
 def stages(shape: Shape, on_cpu: bool, rounds: int, seconds: float, free: int | None) -> list[Stage]:
@@ -50,13 +42,15 @@ def stages(shape: Shape, on_cpu: bool, rounds: int, seconds: float, free: int | 
     free: bytes of unused memory, None if unknown.
     """
     if not on_cpu:
-        return [Stage(NEW_WORKERS, shape, rounds, seconds, new_workers)]
+        return [Stage(shape, rounds, seconds)]
     first = replace(shape, cases=tuple(case for case in shape.cases if case[0] in (PLAIN, BASELINE)))
     second = replace(shape, cases=tuple(case for case in shape.cases if case[0] != PLAIN))
-    alone = Stage(NEW_WORKERS, first, rounds, seconds, new_workers)
-    together = Stage(PERSISTENT, second, PERSISTENT_ROUNDS * rounds, 0.0, workers_for(on_cpu=True))
+    alone, together = (
+        Stage(first, rounds, seconds),
+        Stage(second, PERSISTENT_ROUNDS * rounds, 0.0, persistent=True),
+    )
     if free is not None and free < len(second.cases) * worker_bytes(shape):
-        together = replace(alone, shape=second)
+        together = Stage(second, rounds, seconds)
     return [stage for stage in (alone, together) if stage.shape.cases]
 
 
@@ -74,34 +68,30 @@ def rows_of(shape: Shape, samples: Sequence[Sample], peak_flops: float | None) -
     """
     rows = []
     for case, micro in shape.cases:
-        own = samples_of(samples, (case, micro))
-        if not own:
+        found = samples_of(samples, (case, micro))
+        if not found:
             continue
-        speed = median(s.tokens_per_second for s in own)
-        same_micro = (PLAIN, micro)
-
-        def ratio(to: tuple[str, int], skip: tuple[str, ...], key: tuple[str, int] = (case, micro)) -> Any:
-            return None if key[0] in skip else spread(speed_ratios(samples, key, to))
-
+        speed = median(sample.tokens_per_second for sample in found)
+        key, plain, baseline = (case, micro), (PLAIN, micro), (BASELINE, micro)
         rows.append(
             {
                 "case": case,
                 "micro": micro,
                 "accumulation": shape.accumulation(micro),
                 "tokens_per_second": speed,
-                "mfu": speed * own[0].flops_per_token / peak_flops if peak_flops else None,
-                "mfu_nanogpt": speed * own[0].nanogpt_flops_per_token / peak_flops if peak_flops else None,
-                "peak_bytes": median(s.peak_bytes for s in own),
-                "to_plain": ratio((PLAIN, shape.plain_micro), (PLAIN,)),
-                "to_plain_same_micro": ratio(same_micro, (PLAIN,)),
-                "to_baseline": ratio((BASELINE, micro), (PLAIN, BASELINE)),
-                "memory_to_plain_same_micro": memory_ratio(samples, (case, micro), same_micro),
+                "mfu": speed * found[0].flops_per_token / peak_flops if peak_flops else None,
+                "mfu_nanogpt": speed * found[0].nanogpt_flops_per_token / peak_flops if peak_flops else None,
+                "peak_bytes": median(sample.peak_bytes for sample in found),
+                "to_plain": speed_ratio(samples, key, (PLAIN, shape.plain_micro)),
+                "to_plain_same_micro": speed_ratio(samples, key, plain),
+                "to_baseline": None if case == PLAIN else speed_ratio(samples, key, baseline),
+                "memory_to_plain_same_micro": memory_ratio(samples, key, plain),
             }
         )
     return rows
 
 
-COLUMNS = {
+COLUMNS: Columns = {
     "case": lambda row: row["case"],
     "batch": lambda row: f"{row['micro']} x {row['accumulation']}",
     "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
@@ -110,9 +100,7 @@ COLUMNS = {
     "to plain": lambda row: format_spread(row["to_plain"]),
     "at its micro": lambda row: format_spread(row["to_plain_same_micro"]),
     "to B": lambda row: format_spread(row["to_baseline"]),
-    "memory to plain": lambda row: (
-        f"{row['memory_to_plain_same_micro']:.2f}" if row["memory_to_plain_same_micro"] else "-"
-    ),
+    "memory to plain": lambda row: format_ratio(row["memory_to_plain_same_micro"], ".2f"),
 }
 
 
@@ -127,37 +115,34 @@ def table(stage: Stage, rows: list[dict[str, Any]]) -> ResultTable:
 def run(options: Options, session: Session) -> SuiteResult:
     """Measure the selected cases. Save after every round."""
     peak = session.resolved.target.peak_flops
-    shapes = select_shapes(session.resolved.device_type, options.shape, options.cases)
+    shapes = select_shapes(session.resolved.device_type, options.shape, options.cases.split())
     session.say(f"peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown'}")
     data: dict[str, Any] = {"shapes": {shape.name: [] for shape in shapes}}
     tables = []
     for shape in shapes:
         for stage in stages(shape, session.on_cpu, options.rounds, options.seconds, free_bytes("cpu")):
-            saved: dict[str, Any] = {"stage": stage.name, "sequences_a_step": shape.effective or None}
-            data["shapes"][shape.name].append(saved)
-
-            def after_round(
-                samples: list[Sample], skipped: list[str], stage: Stage, saved: dict[str, Any]
-            ) -> None:
-                saved["rows"] = rows_of(stage.shape, samples, peak)
-                saved["samples"] = [asdict(sample) for sample in samples]
-                saved["skipped"] = skipped
-                session.save(data)
-
-            with stage.open_workers() as measure:
-                interleaved_rounds(
-                    stage.shape,
-                    stage.rounds,
-                    stage.seconds,
-                    session.say,
-                    measure,
-                    partial(after_round, stage=stage, saved=saved),
-                )
+            saved = measure_stage(stage, session, data, peak)
             if saved["rows"]:
                 tables.append(table(stage, saved["rows"]))
     if not tables:
         raise UserError("no case could be measured; the reason for each case is printed above")
     return SuiteResult(data, tuple(tables), (note(shapes, session.on_cpu),))
+
+
+def measure_stage(stage: Stage, session: Session, data: dict[str, Any], peak: float | None) -> dict[str, Any]:
+    """Measure a stage, add its results to `data`, and return them. Save after every round."""
+    saved: dict[str, Any] = {"stage": stage.name, "sequences_a_step": stage.shape.effective or None}
+    data["shapes"][stage.shape.name].append(saved)
+
+    def after_round(samples: list[Sample], skipped: list[str]) -> None:
+        saved["rows"] = rows_of(stage.shape, samples, peak)
+        saved["samples"] = [asdict(sample) for sample in samples]
+        saved["skipped"] = skipped
+        session.save(data)
+
+    with open_workers(stage.persistent) as measure:
+        interleaved_rounds(stage.shape, stage.rounds, stage.seconds, session.say, measure, after_round)
+    return saved
 
 
 def note(shapes: list[Shape], on_cpu: bool) -> str:
@@ -177,9 +162,9 @@ def note(shapes: list[Shape], on_cpu: bool) -> str:
 
 
 SUITE = Suite(
-    name="speed",
-    help="tokens/s, MFU and peak memory of each variant beside a standard GPT-2 training step",
-    run=run,
+    "speed",
+    "tokens/s, MFU and peak memory of each variant beside a standard GPT-2 training step",
+    run,
     options={
         "SHAPE": "shapes whose name contains this, such as 124m",
         "ROUNDS": "measurements of each case",

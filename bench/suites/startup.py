@@ -13,7 +13,9 @@ from typing import Any
 from bench.first_step import EVENT, HEAVY
 from bench.suite import Options, Session, Suite, SuiteResult
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
+from bench.temporary_studies import configure_study, prepare_study
 from bench.workers import BenchError
+from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError
 from study.runner.child_process import Child
 
@@ -49,9 +51,6 @@ def measure(folder: Path, name: str, rounds: int, **values: str) -> list[dict[st
 
     Returns a row a start: seconds of each of PARTS, their "total", the "loaded" packages of HEAVY, and "compiles".
     """
-    from bench.temporary_studies import configure_study, prepare_study
-    from gpt2.artifacts import run_record
-
     fixed = {"HELLASWAG": "n", "GPT2_MAX_TIME": "0", "GPT2_MAX_ITERS": "20", "DATA_DIR": str(folder / "data")}
     study = configure_study(folder, name, **fixed | values)
     prepare_study(study)
@@ -101,9 +100,9 @@ def table(starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> ResultTable:
 
 
 SUITE = Suite(
-    name="startup",
-    help="seconds from the start of a training process to its first step, by part",
-    run=run,
-    options={"ROUNDS": "starts of each study"},
-    rounds={"cpu": 5, "cuda": 5},
+    "startup",
+    "seconds from the start of a training process to its first step, by part",
+    run,
+    {"ROUNDS": "starts of each study"},
+    {"cpu": 5, "cuda": 5},
 )

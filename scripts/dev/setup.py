@@ -21,22 +21,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
-MODULES = {  # a module of each requirement
+CORE = ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"]
+DEV = ["pytest", "xdist", "hypothesis", "ruff", "mypy", "jsonschema", "PIL", "transformers", "pyarrow"]
+MODULES = {
     "base": ["kconfiglib"],
-    "core": ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"],
-    "main": ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"],
-    "dev": [
-        "pytest",
-        "xdist",
-        "hypothesis",
-        "ruff",
-        "mypy",
-        "jsonschema",
-        "PIL",
-        "transformers",
-        "pyarrow",
-    ],
-}
+    "core": CORE,
+    "main": CORE,
+    "dev": CORE + DEV,
+}  # of the requirements of a kind
 NO_EXTRAS = ("base", "core")
 WITHOUT_CONFIG = {"tools": "main"}  # kinds that install another kind, with or without a .config
 EXTRA_MODULES = {"hub": ["datasets", "pyarrow"], "wandb": ["wandb"], "trackio": ["trackio"]}
@@ -141,30 +133,16 @@ def install_torch() -> None:
                 f"{torch} could not be installed; pip's last lines are above; fix: make (it tries again)"
             )
         return
-    backend = "cpu" if kind == "cpu" else "auto"
-    if kind == "cpu":
-        say("installing torch (CPU build)")
-        if pip(TORCH_ON_CPU, quiet_failure=True):
-            return
-    say(f"installing torch's {'CPU' if kind == 'cpu' else 'ROCm'} build with uv")
-    uv = [
-        python(),
-        "-m",
-        "uv",
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        python(),
-        "--torch-backend",
-        backend,
-        torch,
-    ]
-    if not pip("uv") or subprocess.run(uv).returncode:
+    backend, build = ("cpu", "CPU") if kind == "cpu" else ("auto", "ROCm")
+    say(f"installing torch ({build} build)")
+    if kind == "cpu" and pip(TORCH_ON_CPU, quiet_failure=True):
+        return
+    uv = [python(), "-m", "uv", "pip", "install", "--quiet", "--python", python(), "--torch-backend", backend]
+    if not pip("uv") or subprocess.run([*uv, torch]).returncode:
         raise SetupError(
-            f"no {'CPU' if kind == 'cpu' else 'ROCm'} build of torch could be installed; fix: install a build (for "
-            f"CUDA, some gigabytes: {python()} -m pip install '{torch}'), then run make again; or name an interpreter "
-            "that has torch: make PYTHON=python3"
+            f"no {build} build of torch could be installed; fix: install a build (for CUDA, some gigabytes: "
+            f"{python()} -m pip install '{torch}'), then run make again; or name an interpreter that has torch: "
+            "make PYTHON=python3"
         )
 
 
@@ -203,7 +181,7 @@ def lacking(modules: list[str]) -> list[str]:
 
 def check_as_it_is(kind: str) -> None:
     """Raise SetupError with the modules that this interpreter lacks for a kind."""
-    modules = MODULES["main"] + MODULES["dev"] if kind == "dev" else list(MODULES[kind])
+    modules = list(MODULES[kind])
     if kind not in NO_EXTRAS:
         modules += [name for extra in configured_extras() for name in EXTRA_MODULES[extra]]
     missing = lacking(list(dict.fromkeys(modules)))

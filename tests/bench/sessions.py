@@ -6,27 +6,18 @@ from typing import Any
 
 import pytest
 
-from bench import tables
-from bench.suite import Given, Suite, run_suite
+from bench import suite as suites
+from bench.suite import Suite, run_suite
 
 
-def run_small(
-    suite: Suite,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    shape: str = "",
-    rounds: int | None = None,
-    seconds: float | None = None,
-    cases: str = "",
-) -> dict[str, Any]:
-    """Run a suite. Returns the content of its JSON file."""
-    monkeypatch.setattr(tables, "RESULTS", folder / "results" / "bench")
-    run_suite(suite, Given(shape, rounds, seconds, cases))
+def run_small(suite: Suite, folder: Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> dict[str, Any]:
+    """Run a suite with these options. Returns the content of its JSON file."""
+    monkeypatch.setattr(suites, "RESULTS", folder / "results" / "bench")
+    run_suite(suite, {name.upper(): value for name, value in given.items()})
     return saved(suite)
 
 
 def saved(suite: Suite) -> dict[str, Any]:
     """Read the JSON file of a suite."""
-    found: dict[str, Any] = json.loads((tables.RESULTS / f"{suite.name}.json").read_text())
+    found: dict[str, Any] = json.loads((suites.RESULTS / f"{suite.name}.json").read_text())
     return found

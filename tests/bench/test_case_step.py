@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import case_step, reference_gpt
-from bench.case_step import BLOCK_STEPS, WARM_UP_STEPS, mix_of, model_and_attention, step_shares
-from bench.cases import PLAIN, SHAPES, Shape
-from bench.reference_gpt import PlainGPT, PlainShape, PlainStep
+from bench.case_step import WARM_UP_STEPS, mix_of, model_and_attention, step_shares
+from bench.cases import BLOCK_STEPS, PLAIN, SHAPES, Shape
+from bench.reference_gpt import PlainGPT, PlainStep
 from gpt2.config.config import TargetConfig
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model import recompute
@@ -194,7 +194,7 @@ def test_only_our_step_is_held_to_the_fused_kernels(
     calls = watch(monkeypatch, case)
     monkeypatch.setattr("sys.stdin", io.StringIO("0\n"))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
-    (answer,) = case_step.serve(SHAPE.as_json(), case, 4)
+    (answer,) = case_step.serve(dataclasses.asdict(SHAPE), case, 4)
     assert calls == [(4, usual)] * (WARM_UP_STEPS + 1)
     assert answer["tokens_per_second"] > 0
 
@@ -236,7 +236,7 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
     )
 
     def gradients(accumulation: int) -> list[torch.Tensor]:
-        step = PlainStep(PlainShape(2, 2, 16, 8, 50), "cpu", accumulation)
+        step = PlainStep(SHAPE, 50, "cpu", accumulation)
         applied: list[list[torch.Tensor]] = []
 
         def apply() -> None:

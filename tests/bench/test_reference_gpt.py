@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from bench.reference_gpt import PlainGPT, PlainShape, take_weights
+from bench.cases import Sizes
+from bench.reference_gpt import PlainGPT, take_weights
 from gpt2.config.config import ModelConfig
 from gpt2.train.step import build_model
 
@@ -11,7 +12,7 @@ from gpt2.train.step import build_model
 def test_the_plain_model_is_the_same_function_as_ours() -> None:
     ours, plain = (
         build_model(ModelConfig("small", 2, 2, 16, 8, 0.0, 50, 64), None),
-        PlainGPT(PlainShape(2, 2, 16, 8, 50)),
+        PlainGPT(Sizes("small", 2, 2, 16, 8), 50),
     )
     generator = torch.Generator().manual_seed(0)
     for parameter in ours.parameters():

@@ -46,7 +46,7 @@ def test_a_case_that_fails_in_its_worker_gives_the_exception() -> None:
         measure(SHAPE, "XB", 4, 0.0)
 
 
-def test_a_killed_worker_is_reported_by_its_signal_and_other_lines_are_skipped() -> None:
+def test_a_killed_worker_is_reported_by_its_signal() -> None:
     with workers.CaseWorker(SHAPE, "B", 4) as worker:
         assert worker.time_steps(0.0)["step_seconds"] > 0
         worker.process.kill()
@@ -56,8 +56,11 @@ def test_a_killed_worker_is_reported_by_its_signal_and_other_lines_are_skipped()
             workers.BenchError, match="killed by SIGKILL"
         ):  # at once, however often it is asked
             worker.time_steps(0.0)
+
+
+def test_lines_of_libraries_on_the_output_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "print('said by a library\\n[1]\\n{\"step_seconds\": 1.0}')")
     with workers.CaseWorker(SHAPE, "B", 4) as worker:
-        worker.process.stdout = iter(["said by a library\n", "[1]\n", '{"step_seconds": 1.0}\n'])  # type: ignore[assignment]
         assert worker.time_steps(0.0) == {"step_seconds": 1.0}
 
 

@@ -1,5 +1,6 @@
 """Every command exports what the card needs before it loads torch, and tries the fused kernels before it trains."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -129,7 +130,7 @@ def test_the_fused_kernels_are_tried_before_a_step_is_made(
         "control": (control.main, tiny),
         "memory": (lambda: peaks.measure_variant(read_symbols(".config"), "B", 1, workplace), tiny),
         "bench": (
-            lambda: next(case_step.serve(small.as_json(), "B", 1)),
+            lambda: next(case_step.serve(dataclasses.asdict(small), "B", 1)),
             (small.heads, small.width // small.heads, small.block_size, 0.0),
         ),
     }

@@ -13,6 +13,7 @@ import pytest
 from bench import evaluation_cost as cost
 from bench.cases import find_shape
 from bench.suites import evaluation
+from bench.temporary_studies import configure_study
 from gpt2.config.config import TargetConfig
 from gpt2.data import tokenizer
 from gpt2.eval import hellaswag, hellaswag_download
@@ -202,7 +203,7 @@ def test_without_a_limit_the_windows_are_those_of_a_study() -> None:
 
 
 def test_costs_are_for_the_main_study_on_the_goals_card(tmp_path: Path) -> None:
-    config = evaluation.study_config(tmp_path)
+    config = configure_study(tmp_path, evaluation.STUDY).config
     assert config.budget.max_time_seconds == 7200
     assert (config.evaluation.tokens, config.evaluation.interval_tokens) == (1_048_576, 52_428_800)
     assert config.model.block_size == 1024
@@ -214,6 +215,7 @@ def test_the_suite_measures_prints_and_saves(
     (elsewhere / "data").mkdir()
     shutil.copy(FIXTURE, elsewhere / "data" / hellaswag_download.FILE_NAME)
     monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda requested: 1)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # of the workers
     found = run_small(evaluation.SUITE, elsewhere, monkeypatch, shape="tiny", rounds=2, seconds=0)
     shown = capsys.readouterr().out
     assert f"the items of data/{hellaswag_download.FILE_NAME}" in shown

@@ -1,4 +1,4 @@
-"""Growth of cost: ratios within rounds, and a line that distinguishes straight growth from a square law."""
+"""Growth of cost: ratios within rounds, and a power that distinguishes straight growth from a square law."""
 
 import dataclasses
 from contextlib import nullcontext
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bench import workers
 from bench.cases import Shape
+from bench.suite import Options
 from bench.suites import growth
 from bench.workers import BenchError
 from gpt2.config.config import ANY_TARGET
@@ -40,7 +41,9 @@ def peak(shape: Shape, case: str, micro: int) -> int:
 
 
 def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_their_separate_measure() -> None:
-    found = growth.measure_series(SERIES, 2, 0.0, lambda line: None, lambda: nullcontext(measure), peak)
+    found = growth.measure_series(
+        SERIES, Options(rounds=2), lambda line: None, lambda: nullcontext(measure), peak
+    )
     rows = growth.rows_of(SERIES, found)
     assert [(row["T"], row["case"]) for row in rows] == [
         (T, name) for T in LENGTHS for name in growth.VARIANTS
@@ -51,56 +54,48 @@ def test_costs_are_ratios_to_the_baseline_and_peaks_come_from_their_separate_mea
     )
     assert learn["memory_to_baseline"] == pytest.approx(50 / 42)
     assert learn["peak_bytes"] == 50 * 2**20
-    fits = growth.fit_lines(rows, 16)
-    assert [fit["first"] for fit in fits["RALEARN"]] == [8, 16]
-    assert [fit["bytes_per_token"] for fit in fits["RALEARN"]] == pytest.approx([1.25 * 2**20] * 2)
-    shown = str(growth.table(SERIES, rows, fits))
+    found_growth = growth.growth_by_case(rows)
+    assert found_growth["RALEARN"]["bytes_per_token"] == pytest.approx(1.25 * 2**20)
+    shown = str(growth.table(SERIES, rows, found_growth))
     assert "1.250 [1.250, 1.250]" in shown
-    assert (
-        "peak of RALEARN from T = 8 on: 10 MiB + 1,280.0 KiB for each of T; at most 0.0% off that line"
-        in shown
-    )
+    assert "peak of RALEARN from T = 32 to 64: 1,280.0 KiB for each of T; it grows as T^0.85" in shown
 
 
 def test_without_a_separate_measure_the_peak_is_that_of_the_timed_process() -> None:
     rows = growth.rows_of(
-        SERIES, growth.measure_series(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(measure))
+        SERIES,
+        growth.measure_series(SERIES, Options(rounds=1), lambda line: None, lambda: nullcontext(measure)),
     )
     assert {row["peak_bytes"] for row in rows} == {7}
 
 
-def test_a_case_that_fails_does_not_affect_the_others_and_their_lines() -> None:
+def test_a_case_that_fails_does_not_affect_the_others() -> None:
     def fails(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
         if case == "RALEARN" and shape.block_size >= 32:
             raise BenchError("out of memory")
         return measure(shape, case, micro, seconds)
 
     rows = growth.rows_of(
-        SERIES, growth.measure_series(SERIES, 1, 0.0, lambda line: None, lambda: nullcontext(fails), peak)
+        SERIES,
+        growth.measure_series(SERIES, Options(rounds=1), lambda line: None, lambda: nullcontext(fails), peak),
     )
     assert len(rows) == 10
-    assert set(growth.fit_lines(rows, 16)) == {"B", "RAALL"}
+    assert growth.growth_by_case(rows)["RALEARN"]["to"] == 16
 
 
 @given(st.floats(1e6, 1e9), st.floats(1e3, 1e6))
-def test_a_straight_growth_lies_on_its_line_and_a_square_one_does_not(start: float, slope: float) -> None:
-    straight = growth.fit_line([(T, start + slope * T) for T in growth.LENGTHS])
+def test_a_straight_growth_has_a_power_of_at_most_1_and_a_square_law_2(start: float, slope: float) -> None:
+    straight = growth.peak_growth([(T, start + slope * T) for T in growth.LENGTHS])
     assert straight
-    assert straight.deviation < 1e-6
-    assert straight.last_doubling <= 1.0
-    assert (straight.start_bytes, straight.bytes_per_token) == pytest.approx((start, slope), rel=1e-3)
-    bent = [{"case": "B", "T": T, "peak_bytes": start + slope * max(T, 400)} for T in growth.LENGTHS]
-    knee = growth.fit_lines(bent, knee=512)
-    assert knee["B"][0]["deviation"] > knee["B"][1]["deviation"]
-    assert knee["B"][1]["deviation"] < 1e-6
-    square = growth.fit_line([(T, slope * T * T) for T in growth.LENGTHS])
+    assert straight["power"] <= 1.0
+    assert straight["bytes_per_token"] == pytest.approx(slope, rel=1e-3)
+    square = growth.peak_growth([(T, slope * T * T) for T in growth.LENGTHS])
     assert square
-    assert square.deviation > 0.5
-    assert square.last_doubling == pytest.approx(2.0)
+    assert square["power"] == pytest.approx(2.0)
 
 
-def test_two_points_are_no_line() -> None:
-    assert growth.fit_line([(8, 1.0), (16, 2.0)]) is None
+def test_a_single_length_shows_no_growth() -> None:
+    assert growth.peak_growth([(8, 1.0)]) is None
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -206,8 +201,7 @@ def test_a_case_without_a_peak_is_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     saved_shapes: list[int] = []
     found = growth.measure_series(
         SERIES,
-        2,
-        0.0,
+        Options(rounds=2),
         said.append,
         lambda: nullcontext(measure),
         fails,

@@ -110,7 +110,7 @@ def test_only_our_step_is_held_to_the_fused_kernels(
     monkeypatch.setattr(owner, name, watched)
     resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
-    profile.profile_case(SHAPE.as_json(), case, 4, 1)
+    profile.profile_case(dataclasses.asdict(SHAPE), case, 4, 1)
     assert set(allowed) == {usual}
 
 

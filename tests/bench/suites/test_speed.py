@@ -10,7 +10,7 @@ import pytest
 
 from bench import workers
 from bench.cases import SHAPES, Shape
-from bench.runner import interleaved_rounds
+from bench.runner import interleaved_rounds, open_workers
 from bench.suites import speed
 from bench.workers import BenchError, PersistentWorkers
 from gpt2.config.config import ANY_TARGET
@@ -79,19 +79,25 @@ def test_on_a_cpu_the_plain_case_is_compared_in_new_workers_and_the_variants_in_
         assert alone.shape.cases == (("plain", 4), ("B", 4), ("B", 8))
         assert held.shape.cases == (("B", 4), ("RALEARN", 4), ("B", 8))
         assert (alone.rounds, alone.seconds, held.rounds, held.seconds) == (2, 3.0, 6, 0.0)
-        assert isinstance(held.open_workers(), PersistentWorkers)
+        assert (alone.persistent, held.persistent) == (False, True)
     for stage in speed.stages(SHAPE, True, 2, 3.0, enough - 1):  # too little memory to hold them all
-        with stage.open_workers() as measure:
-            assert measure is workers.measure_in_new_worker
+        assert not stage.persistent
         assert (stage.rounds, stage.seconds) == (2, 3.0)
     (all_at_once,) = speed.stages(SHAPE, False, 2, 3.0, None)
     assert all_at_once.shape == SHAPE
 
 
 def test_a_stage_without_cases_is_none() -> None:
-    for cases, names in (((("plain", 4),), [speed.NEW_WORKERS]), ((("RALEARN", 4),), [speed.PERSISTENT])):
+    for cases, persistent in (((("plain", 4),), False), ((("RALEARN", 4),), True)):
         found = speed.stages(replace(SHAPE, cases=cases), True, 2, 3.0, None)
-        assert [stage.name for stage in found] == names
+        assert [stage.persistent for stage in found] == [persistent]
+
+
+def test_the_workers_of_a_stage_are_persistent_or_new() -> None:
+    with open_workers(persistent=False) as measure:
+        assert measure is workers.measure_in_new_worker
+    with open_workers(persistent=True) as measure:
+        assert isinstance(measure, PersistentWorkers)
 
 
 def test_the_estimated_memory_of_a_worker_is_at_least_the_measured_one() -> None:
