@@ -21,6 +21,7 @@ from gpt2.system import files
 from gpt2.system.errors import UserError
 from pages.document import render_markdown
 from pages.page import render_html
+from study.records.plan_file import Plan
 from study.report import build
 from study.report.document import report_document
 from study.runner.study import Study
@@ -39,7 +40,7 @@ class NextRunError(Exception):
 class StudyUpToNextRun(Study):
     """A study that stops where it would start its next training process."""
 
-    def one(self, run: tuple[str, int], plan: Any, terminal: Any) -> None:
+    def execute_run(self, run: tuple[str, int], plan: Any, terminal: Any) -> Plan:
         raise NextRunError
 
 

@@ -181,7 +181,7 @@ def lacking(modules: list[str]) -> list[str]:
 
 def check_as_it_is(kind: str) -> None:
     """Raise SetupError with the modules that this interpreter lacks for a kind."""
-    modules = list(MODULES[kind])
+    modules = MODULES["main"] + MODULES["dev"] if kind == "dev" else list(MODULES[kind])
     if kind not in NO_EXTRAS:
         modules += [name for extra in configured_extras() for name in EXTRA_MODULES[extra]]
     missing = lacking(list(dict.fromkeys(modules)))
