@@ -27,7 +27,7 @@ MODULES = {
     "base": ["kconfiglib"],
     "core": CORE,
     "main": CORE,
-    "dev": CORE + DEV,
+    "dev": DEV,
 }  # of the requirements of a kind
 NO_EXTRAS = ("base", "core")
 WITHOUT_CONFIG = {"tools": "main"}  # kinds that install another kind, with or without a .config
