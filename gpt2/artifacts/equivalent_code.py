@@ -6,6 +6,7 @@ equivalent_code.json lists the modules of versions that compute the same:
 
     reference   commit 8aabecd, under its module names; digests of the source bytes
     present     the current modules; digests of the syntax tree (`module_digest`)
+    former      modules that were present earlier; a list of digests for each
 
 The evidence is tests/gpt2/train/test_reference_runs.py: losses and fingerprints of runs equal those recorded at the
 reference commit. `python -m scripts.dev.equivalent_code` runs that test and then lists the current modules. A computing
@@ -118,9 +119,16 @@ def _docstring(node: ast.AST) -> ast.stmt | None:
 
 @functools.cache
 def equivalent_versions() -> Mapping[str, Mapping[str, str]]:
-    """Read equivalent_code.json: version -> module -> digest."""
-    versions: dict[str, dict[str, str]] = json.loads(TABLE.read_text())
-    return versions
+    """Read the versions of equivalent_code.json with one digest per module: version -> module -> digest."""
+    table = json.loads(TABLE.read_text())
+    return {version: table[version] for version in ("reference", "present")}
+
+
+@functools.cache
+def former_digests() -> Mapping[str, list[str]]:
+    """Read the earlier digests of equivalent_code.json: module -> digests, oldest first."""
+    former: dict[str, list[str]] = json.loads(TABLE.read_text())["former"]
+    return former
 
 
 def is_project_computing(name: str) -> bool:
@@ -134,6 +142,7 @@ def changed_code(code: Mapping[str, str]) -> dict[str, str]:
     Two runs compute the same if these are equal: both empty, or the same changes.
     """
     known = {pair for version in equivalent_versions().values() for pair in version.items()}
+    known |= {(name, digest) for name, digests in former_digests().items() for digest in digests}
     return {
         present: digest
         for name, digest in code.items()

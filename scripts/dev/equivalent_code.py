@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from gpt2.artifacts.equivalent_code import TABLE, equivalent_versions, is_project_computing, module_digest
+from gpt2.artifacts.equivalent_code import (
+    TABLE,
+    equivalent_versions,
+    former_digests,
+    is_project_computing,
+    module_digest,
+)
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.files import write_json
 
@@ -28,6 +35,15 @@ def present_modules(root: Path = ROOT) -> dict[str, str]:
     return found
 
 
+def extended(listed: Mapping[str, str], present: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the former digests with the listed ones that the present modules replace."""
+    former = {name: list(digests) for name, digests in former_digests().items()}
+    for name, digest in listed.items():
+        if present.get(name) != digest and digest not in former.setdefault(name, []):
+            former[name].append(digest)
+    return {name: digests for name, digests in sorted(former.items()) if digests}
+
+
 def main() -> None:
     """Run the evidence, then write the table."""
     if subprocess.run([sys.executable, "-m", "pytest", "-q", EVIDENCE], cwd=ROOT).returncode:
@@ -35,7 +51,8 @@ def main() -> None:
             f"{EVIDENCE} fails: the code computes other numbers than the reference; the table is unchanged. "
             "fix: make the test pass"
         )
-    write_json(TABLE, dict(equivalent_versions()) | {"present": present_modules()})
+    versions, present = equivalent_versions(), present_modules()
+    write_json(TABLE, {**versions, "present": present, "former": extended(versions["present"], present)})
     print(f"wrote {TABLE.relative_to(ROOT)}")
 
 

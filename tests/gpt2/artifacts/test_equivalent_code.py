@@ -6,7 +6,7 @@ import pytest
 
 from gpt2.artifacts import equivalent_code
 from gpt2.artifacts.equivalent_code import changed_code, equivalent_versions, module_digest, present_names
-from scripts.dev.equivalent_code import present_modules
+from scripts.dev.equivalent_code import extended, present_modules
 
 ROOT = Path(equivalent_code.__file__).parents[2]
 SOURCE = b'''"""A module."""
@@ -113,3 +113,15 @@ def test_a_change_is_named_by_its_present_module_whatever_the_version() -> None:
     assert changed_code(reference) == {"gpt2.model.recompute": "0" * 16, "ra.custom.mine": "1" * 16}
     present = dict(equivalent_versions()["present"]) | {"gpt2.model.loss": "2" * 16}
     assert changed_code(present) == {"gpt2.model.loss": "2" * 16}
+
+
+def test_a_digest_that_is_replaced_stays_among_the_former_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = {"gpt2.a": ["1"]}
+    monkeypatch.setattr("scripts.dev.equivalent_code.former_digests", lambda: former)
+    listed = {"gpt2.a": "2", "gpt2.b": "3", "gpt2.gone": "4"}
+    after = extended(listed, {"gpt2.a": "5", "gpt2.b": "3"})
+    assert after == {"gpt2.a": ["1", "2"], "gpt2.gone": ["4"]}
+    assert former == {"gpt2.a": ["1"]}
+    monkeypatch.setattr(equivalent_code, "former_digests", lambda: after)
+    assert changed_code({"gpt2.a": "2", "gpt2.gone": "4"}) == {}
+    assert changed_code({"gpt2.a": "6"}) == {"gpt2.a": "6"}
