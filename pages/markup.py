@@ -88,7 +88,8 @@ def single_line(value: str) -> str:
 
 
 def format_numbers(value: str) -> str:
-    """Write minus signs as such, and keep a number on one line with its percent sign."""
+    """Write minus signs as such, and keep a number on one line with its percent sign and a p-value with its sign."""
+    value = re.sub(r"\bp ([<=]) (?=\d)", "p\u00a0\\1\u00a0", value)
     return re.sub(r"(?<![^\s(\[|])-(?=\d)", "\u2212", value).replace(" %", "\u00a0%")
 
 

@@ -32,7 +32,7 @@ def power_sentences(seen: Sensitivity) -> list[str]:
         if seen.seed_hours is None
         else f" One more seed of all variants takes about {hours_text(seen.seed_hours)}."
     )
-    return [*lines, f"Seeds needed: {'; '.join(parts)}.{cost}"]
+    return [*lines, f"Seeds needed in all: {'; '.join(parts)}.{cost}"]
 
 
 def seeds_needed(row: SeedsNeeded) -> str:

@@ -9,7 +9,7 @@ from ra.names import is_control_arm, one_class
 from study.analysis.speed import Speed
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, VERDICT_SEEDS, WORSE, Verdict
 from study.records.runs import BASELINE
-from study.report.build import PENDING, Report, updates
+from study.report.build import PENDING, Report, Row, updates
 from study.report.detectable import seeds_needed
 from study.report.sentences import (
     ONE_SEED,
@@ -47,10 +47,15 @@ def findings(report: Report) -> list[Finding]:
                 )
             )
         elif not row.control:
-            measured = difference(row.against_baseline, len(row.seeds))
+            measured = against_baseline(row)
             sentence: Text = (Strong(row.variant), f": {unjudged(report)}.")
-            found.append(Finding(label, "unsure", unjudged(report), [f"{measured} to {BASELINE}"], sentence))
+            found.append(Finding(label, "unsure", unjudged(report), [measured], sentence))
     return found
+
+
+def against_baseline(row: Row) -> str:
+    """The difference to the baseline with its interval."""
+    return f"against {BASELINE}: {difference(row.against_baseline, len(row.seeds))}"
 
 
 def control_findings(report: Report) -> list[Finding]:
@@ -62,7 +67,7 @@ def control_findings(report: Report) -> list[Finding]:
             said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
         else:
             said = f"{BASELINE} with W_Q and W_K renamed: noise"
-            measured = difference(row.against_baseline, len(row.seeds))
+            measured = against_baseline(row)
         if row.control:
             found.append(Finding(color_label(row.variant, names), "same", said, [measured]))
     return found
@@ -171,19 +176,19 @@ def next_step(report: Report) -> Text:
             MAKE,
             ".",
         )
-    edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs stay.")
+    edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs are not repeated.")
     if any(verdict.adjusted_p is None for verdict in report.verdicts):
         return (f"Next: add seeds; fix: set CONFIG_SEEDS={VERDICT_SEEDS}", *edit)
     if any(verdict.word == CANNOT_TELL for verdict in report.verdicts):
         needed = next(
             (row for seen in report.sensitivities for row in seen.needed if row.percent == 1.0), None
         )
-        goal = f"add seeds: {seeds_needed(needed)}" if needed else "add seeds"
+        goal = f"add seeds (needed in all: {seeds_needed(needed)})" if needed else "add seeds"
         return (f"Next: {goal}; fix: raise CONFIG_SEEDS", *edit)
     if report.verdicts:
         return (
-            "Next: the result holds for this model, these data and this length of training. To test it further, train "
-            "a larger model or train longer under another CONFIG_STUDY_NAME."
+            "Next: train a larger model or train longer under another CONFIG_STUDY_NAME. The result holds for this "
+            "model, these data and this length of training."
         )
     return ""
 

@@ -191,6 +191,8 @@ def test_code_in_markdown_ends_where_it_should(code: str, markdown: str) -> None
         ("-1.5 % [-2.0 %, -1.0 %]", "\u22121.5\u00a0% [\u22122.0\u00a0%, \u22121.0\u00a0%]"),
         ("2026-11-22 gpt-2 a-1", "2026-11-22 gpt-2 a-1"),
         ("results/-5", "results/-5"),
+        ("3 seeds, p = 0.319", "3 seeds, p\u00a0=\u00a00.319"),
+        ("p < 0.001 step = 5", "p\u00a0<\u00a00.001 step = 5"),
     ],
 )
 def test_minus_signs_are_set_and_names_are_left_alone(plain: str, typeset: str) -> None:

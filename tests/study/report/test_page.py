@@ -17,7 +17,7 @@ from gpt2.artifacts import run_record
 from gpt2.system import files
 from pages import components
 from study.records import curves, runs
-from study.report import build, figures, figures_final, write
+from study.report import build, figures, figures_final, sentences, write
 from tests.study.browser import percent
 from tests.study.sample_records import ENVIRONMENT, UPDATE, VARIANTS, a_plan, a_record, a_study, edit
 
@@ -154,6 +154,14 @@ def test_the_page_begins_with_the_verdict_why_and_what_to_do_next(tmp_path: Path
         text.index(part) for part in ("better than standard attention", "Why: ", "Next: ", "the baseline<")
     ]
     assert places == sorted(places)
+
+
+def test_each_control_arm_has_its_difference_to_the_baseline(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path)).replace("\u2212", "-").replace("\u00a0", " ")
+    for row in json.loads((tmp_path / "report.json").read_text())["rows"]:
+        if row["control"] and row["variant"] != "B":
+            mean = sentences.percent(row["against_baseline"]["mean"])
+            assert f'<span class="numbers">against B: {mean} [' in text
 
 
 def test_curves_that_coincide_are_named_under_the_figure(tmp_path: Path) -> None:
