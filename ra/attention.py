@@ -34,9 +34,9 @@ class LearnedAttention(CausalSelfAttention):
 
     p = sigmoid(alternation_logit);  y = (1 - p) y_standard + p y_reciprocal
 
-    Training and evaluation compute the same function. Backward needs the second call's output and softmax statistics
-    in addition to standard attention's. Backward recomputes the mix from the two stored outputs, bitwise equal. With
-    `recompute` it recomputes the calls as well, and only q, k and v are stored.
+    Training and evaluation compute the same function. Compared with standard attention, backward also needs the
+    second call's output and softmax statistics. Backward recomputes the mix from the two stored outputs, bitwise
+    equal. With `recompute` it also recomputes the calls, and only q, k and v are stored.
     """
 
     attention_calls: float = 2
@@ -153,11 +153,11 @@ class LearnedHardAttention(LearnedAttention):
         self.attention_calls = 1 + 1 / gate_every  # mean over the steps
 
     def begin_step(self, iteration: int) -> None:
-        """Set the kind of the step. It depends on the iteration alone, so that a resumed run repeats it."""
+        """Set whether this step updates the gate. It depends only on the iteration, so a resumed run repeats it."""
         self.updates_gate = self.kind_of_step(iteration)
 
     def kind_of_step(self, iteration: int) -> bool:
-        """Return whether the step updates the gate. Such a step makes two calls, others one."""
+        """Return True if the step updates the gate. Such a step makes two attention calls, other steps one."""
         return iteration % self.gate_every == 0
 
     def forward(self, x_BTC: Tensor) -> Tensor:

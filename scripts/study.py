@@ -41,9 +41,7 @@ def load() -> tuple[Symbols, Config, StudySettings]:
     """.config, read strictly; UserError where it is missing, wrong, or not what the command line says."""
     refuse_assignments()
     if not CONFIG.exists():
-        raise UserError(
-            "there is no .config; right: make defconfig-gpt2-ra-ablation (make help lists others)"
-        )
+        raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
     load_strictly(
         CONFIG.read_text(encoding="utf-8"), str(CONFIG)
     )  # an edited one goes by Kconfig's rules as well

@@ -31,8 +31,8 @@ from gpt2.model import cpu_linear
 from gpt2.model import loss as loss_module
 
 GRANULARITY = {"cpu": 1, "cuda": 512, "rocm": 512}  # bytes; CUDACachingAllocator's kMinBlockSize
-# bytes that the matrix library holds from its first product on: cuBLAS's largest default (Hopper; 8 MiB before), and
-# hipBLASLt's
+# bytes that the matrix library allocates at its first matrix product: cuBLAS's largest default (Hopper; 8 MiB on older
+# devices), and hipBLASLt's
 WORKSPACE = {"cpu": 0, "cuda": 32 * 2**20, "rocm": 76 * 2**20}
 
 
@@ -45,7 +45,7 @@ class Prediction:
 
 
 def attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
-    """Return the bytes that a GPU's flash attention holds inside its backward kernel, besides the gradients.
+    """Return the bytes that a GPU's flash attention allocates inside its backward kernel, besides the gradients.
 
     torch's flash_api.cpp: a float32 accumulator of the query's gradient and one float32 number per row, with rows
     rounded up to 128 and head sizes to 32. Forward needs none.
@@ -62,7 +62,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 @contextlib.contextmanager
 def _emulate_device(kind: str) -> Iterator[None]:
-    """Use the loss chunk length, the linear layers and the attention dropout of that kind of device."""
+    """Emulate the loss chunk length, linear layers and attention dropout of a device kind."""
     if kind == "cpu":
         yield
         return
@@ -86,7 +86,7 @@ class _DropoutInKernel(TorchFunctionMode):
 
 
 def predict(work: StepWorkload) -> Prediction:
-    """Predict the memory of the work, on any machine."""
+    """Predict peak memory of a workload without its device."""
     gpu = work.kind != "cpu"
     tracker = AllocationTracker(GRANULARITY[work.kind], attention_workspace if gpu else None)
     with FakeTensorMode(), _emulate_device(work.kind):
@@ -97,7 +97,7 @@ def predict(work: StepWorkload) -> Prediction:
 
 
 def track(work: StepWorkload, tracker: AllocationTracker, device: str) -> Timeline:
-    """Run the work on a device under the tracker, with real tensors or in a FakeTensorMode."""
+    """Run a workload on a device under the tracker, with real tensors or in a FakeTensorMode."""
     with tracker:
         stepper = work.prepare(device)
         with tracker.track_modules(stepper.model):

@@ -1,6 +1,6 @@
 """Amend an existing plan: add variants, or rebuild a lost plan.json from run records.
 
-Counts of begun runs never change, whatever the speed of the device now.
+Counts of existing runs never change, even if the speed of the device changed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from study.runner.plan import SAME_SPEED_RATIO, PlanError, extended_row, planned
 
 
 def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
-    """Return the recorded schedule of each variant that has a begun run.
+    """Return the recorded schedule of each variant that has a run.
 
-    PlanError where runs were extended: plan.json alone has the factor and the first counts.
+    PlanError if runs were extended: only plan.json has the factor and the first counts.
     """
     extended = sorted(path.parent.name for path in (study_dir / "runs").glob("*/run-[0-9]*.json"))
     if extended:
@@ -42,9 +42,9 @@ def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
 
 
 def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], optimizer: OptimizerConfig) -> Plan:
-    """Return the plan with the recorded counts and warm-ups of begun runs, after plan.json was lost.
+    """Return the plan with the recorded counts and warm-ups of existing runs, after plan.json was lost.
 
-    With equal counts every other variant gets the recorded count as well.
+    With equal counts every other variant also gets the recorded count.
     """
     rows, notes = dict(plan.variants), list(plan.notes)
     for name in rows.keys() & schedules.keys():
@@ -52,8 +52,8 @@ def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], optimizer: Opt
         count = schedule.iterations
         if count != row.iterations:
             notes.append(
-                f"plan.json was rebuilt; {name} keeps the {count} iterations of its existing runs "
-                f"(timed now: {row.iterations})"
+                f"plan.json was rebuilt; {name} has the {count} iterations of its existing runs "
+                f"(new step times give {row.iterations})"
             )
         restored = _with_count(row, count, optimizer)
         if restored.warmup_iterations is not None and schedule.warmup_iterations is not None:
@@ -113,8 +113,8 @@ def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:
         for name, row in plan.variants.items()
     }
     note = (
-        f"{', '.join(added)} was added and does not fit at micro-batch {plan.batch.micro}: from there on "
-        f"{fresh.batch.micro}, the effective batch of {fresh.batch.effective} unchanged"
+        f"added: {', '.join(added)}; does not fit in memory at micro-batch {plan.batch.micro}; later steps of all "
+        f"runs use {fresh.batch.micro}. The effective batch of {fresh.batch.effective} does not change"
     )
     return dataclasses.replace(plan, batch=fresh.batch, variants=rows, notes=(*plan.notes, note))
 
@@ -124,16 +124,16 @@ def _with_count(row: PlanRow, count: int, optimizer: OptimizerConfig) -> PlanRow
 
 
 def _share_count(row: PlanRow, existing: PlanRow) -> PlanRow:
-    """The row with the count and warm-up of an existing one."""
+    """Return the row with the count and warm-up of an existing one."""
     return dataclasses.replace(existing, cost_class=row.cost_class, predicted_bytes=row.predicted_bytes)
 
 
 def _longer_than_the_limit(plan: Plan, name: str) -> str:
-    """A note where the existing count takes an added variant longer than the time limit."""
+    """Return a note if the existing count takes an added variant longer than the time limit; else empty."""
     limit, seconds = plan.budget.max_time_seconds, plan.planned_seconds(name)
     if not limit or seconds is None or seconds <= SAME_SPEED_RATIO * limit:
         return ""
     return (
-        f"{name} was added and makes the existing {plan.variants[name].iterations} iterations, as all variants do; "
-        f"they take it about {seconds:.0f} s of training, more than the limit of {limit:g} s"
+        f"added: {name}, with the same {plan.variants[name].iterations} iterations as the existing variants; "
+        f"it trains for about {seconds:.0f} s, longer than the limit of {limit:g} s"
     )

@@ -43,10 +43,10 @@ def make_plan(
 ) -> Plan:
     """Choose the micro-batch, time each cost class and set the counts.
 
-    existing: batch of an existing plan; the micro-batch is that one, or a smaller one where it does not fit.
-    time_together: times all classes in one process; used where they fit in memory at once.
+    existing: batch of a previous plan; its micro-batch is used, or a smaller one if it does not fit.
+    time_together: times all classes in one process; used if they fit in memory together.
     """
-    examples: dict[str, str] = {}  # cost class -> a variant of it
+    examples: dict[str, str] = {}  # cost class: one of its variants
     for name, variant in variants.items():
         examples.setdefault(variant.cost_class, name)
     predictions = Predictions(config, resolved)
@@ -115,27 +115,28 @@ def _time_classes(
             smaller = next_smaller(batch)
             if smaller is None:
                 raise PlanError(
-                    f"{resolved.device_name}: one sequence at a time does not fit: {error}"
+                    f"{resolved.device_name}: a micro-batch of one sequence does not fit in memory: {error}; fix: "
+                    "lower CONFIG_GPT2_BLOCK_SIZE or the model's size, or use another device"
                 ) from error
             batch = smaller
 
 
 def smaller_batch(plan: Plan, run: str, dropout: float = 0.0) -> Plan | None:
-    """Return the plan with the next smaller micro-batch, after `run` ran out of memory; None when none is left.
+    """Return the plan with the next smaller micro-batch, after `run` ran out of memory; None at micro-batch 1.
 
-    dropout: of the model. Its draws depend on the micro-batch; the note then says so.
+    dropout: of the model. Its masks depend on the micro-batch; the note then says so.
     """
     batch = next_smaller(plan.batch)
     if batch is None:
         return None
     note = (
-        f"{run} ran out of memory at micro-batch {plan.batch.micro}: from there on {batch.micro}, the effective "
-        f"batch of {batch.effective} unchanged"
+        f"{run} ran out of memory at micro-batch {plan.batch.micro}; later steps use {batch.micro}. The effective "
+        f"batch of {batch.effective} does not change"
     )
     if dropout:
         note += (
-            f"; with CONFIG_GPT2_DROPOUT={dropout:g} another micro-batch drops other units, so losses from there on "
-            "differ from those of the larger one"
+            f". With CONFIG_GPT2_DROPOUT={dropout:g} the micro-batch changes the dropout masks, so later losses differ "
+            "from those at the larger micro-batch"
         )
     # predictions were of the larger micro-batch
     variants = {name: dataclasses.replace(row, predicted_bytes=None) for name, row in plan.variants.items()}

@@ -41,7 +41,7 @@ def locked(directory: Path) -> Iterator[int]:
         file = (directory / "lock").open("a+")
     except OSError as error:
         raise StudyError(
-            f"{directory} cannot be written: {error.strerror}; see CONFIG_RESULTS_DIR"
+            f"{directory} cannot be written: {error.strerror}; fix: set CONFIG_RESULTS_DIR to a writable folder"
         ) from error
     with file:
         try:
@@ -61,7 +61,7 @@ def locked(directory: Path) -> Iterator[int]:
 def refuse_another_configuration(directory: Path, config_text: str) -> None:
     """Raise StudyError that names every symbol that differs from the study's first `make`.
 
-    The symbols of the budget stay those of the first budget; an extension by `make extend` is in plan.json alone.
+    The symbols of the budget never change; an extension by `make extend` is only in plan.json.
     """
     path = directory / "config"
     if not path.exists():
@@ -69,39 +69,39 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
     before, now = _values(path.read_text()), _values(config_text)
     if "GPT2_HARD_LIMIT" in now and "GPT2_HARD_LIMIT" not in before:
         raise StudyError(
-            f"{directory} was begun by an older version, which planned counts by another rule; `make report` still "
-            "reads it; fix: another CONFIG_STUDY_NAME for new runs"
+            f"{directory} was created by an older version with another rule for iteration counts; `make report` still "
+            "reads it; fix: set another CONFIG_STUDY_NAME for new runs"
         )
     names = sorted((before.keys() | now.keys()) - FREE_SYMBOLS)
     differing = [n for n in names if before.get(n) != now.get(n)]
     if differing:
         listed = "; ".join(f"CONFIG_{n}: {before.get(n)} -> {now.get(n)}" for n in differing)
         raise StudyError(
-            f"{directory} was begun with another configuration ({listed}); fix: another CONFIG_STUDY_NAME, or the "
-            f"configuration that it was begun with{_longer(before, now)}"
+            f"{directory} has another configuration ({listed}); fix: set another CONFIG_STUDY_NAME, or restore the "
+            f"study's configuration{_longer(before, now)}"
         )
 
 
 def _longer(before: dict[str, str], now: dict[str, str]) -> str:
-    """Advice for a larger budget; empty where the budget is not larger."""
+    """Return advice for a larger budget; empty if the budget is not larger."""
     budgets = [[int(values.get(name, 0)) for name in sorted(BUDGET_SYMBOLS)] for values in (before, now)]
     if not any(0 < old < new for old, new in zip(*budgets, strict=True)):
         return ""
     if before.get("SCHEDULE_WSD") == "y":
-        return " and, for longer runs, `make extend FACTOR=2`"
+        return " and run `make extend FACTOR=2` for longer runs"
     return " (its cosine schedule cannot be extended; a study with CONFIG_SCHEDULE_WSD=y can)"
 
 
 def _values(text: str) -> dict[str, str]:
-    """Values of the CONFIG lines by symbol; symbols that are off are absent."""
+    """Return the values of the CONFIG lines by symbol; symbols that are off are absent."""
     pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
     return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}
 
 
 def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -> None:
-    """Raise StudyError where a run has a HellaSwag score on other items than those of this number and digest.
+    """Raise StudyError if a run has a HellaSwag score on items with another number or digest.
 
-    A score of an older version has no digest; the number of items is compared alone.
+    A score of an older version has no digest; then only the number of items is compared.
     """
     for folder in sorted((directory / "runs").glob("*/")):
         with contextlib.suppress(run_record.RecordError):
@@ -109,19 +109,19 @@ def refuse_other_items(directory: Path, source: Path, items: int, digest: str) -
             if seen and seen != Items(items, digest if seen.sha256 else ""):
                 raise StudyError(
                     f"{source} gives {Items(items, digest)}, but {folder.name} was scored on {seen}; fix: "
-                    "the items of the existing scores, or another CONFIG_STUDY_NAME"
+                    "use the items of the existing scores, or set another CONFIG_STUDY_NAME"
                 )
 
 
 class SourceError(UserError, RuntimeError):
-    """The source of a custom variant changed after runs of it were begun."""
+    """The source of a custom variant changed after its first run."""
 
 
-def snapshot_sources(study_dir: Path, variants: Iterable[str], begun: Callable[[str], bool]) -> None:
-    """Copy ra/custom/<name>.py of each custom variant to <study_dir>/own/; SourceError where a begun one changed.
+def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callable[[str], bool]) -> None:
+    """Copy ra/custom/<name>.py of each custom variant to <study_dir>/own/. SourceError if one with runs changed.
 
-    begun(name): whether a run of that variant exists that must stay comparable. Modules that the file imports are not
-    compared.
+    has_runs(name): whether a run of that variant exists that must stay comparable. Modules that the file imports are
+    not compared.
     """
     for name in filter(names.is_custom, variants):
         source = names.CUSTOM_FOLDER / f"{name.lower()}.py"
@@ -129,17 +129,17 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], begun: Callable[[
         text = source.read_text(encoding="utf-8")
         if copy.exists() and copy.read_text(encoding="utf-8") == text:
             continue
-        if copy.exists() and begun(name):
+        if copy.exists() and has_runs(name):
             raise SourceError(
-                f"ra/custom/{source.name} differs from the source of existing runs of {name} ({copy}); fix: another "
-                "CONFIG_STUDY_NAME, or that version of the file"
+                f"ra/custom/{source.name} differs from the source of existing runs of {name} ({copy}); fix: "
+                "set another CONFIG_STUDY_NAME, or restore the file from that copy"
             )
         copy.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(copy, text)
 
 
 BYTES_A_PARAMETER = 12  # of a checkpoint: the weight and AdamW's two moments in float32
-KEPT = {"cosine": 1, "wsd": 2}  # checkpoints of a finished run: the last, and that of the start of the decay
+SAVED_CHECKPOINTS = {"cosine": 1, "wsd": 2}  # per finished run: the last, and the one at the decay start
 WHILE_RUNNING = 3  # checkpoints of the run in progress: the last two and the one being written
 BYTES_AN_ITERATION = 400  # of metrics.jsonl
 SPARE_BYTES = 64 * 2**20  # reports, logs, and other use of the disk
@@ -156,11 +156,11 @@ def parameter_count(model: ModelConfig) -> int:
 
 
 def needed_bytes(model: ModelConfig, iterations: list[int], schedule: str = "cosine") -> int:
-    """Most bytes that runs of these iterations write; a finished run keeps KEPT[schedule] checkpoints."""
+    """Most bytes that runs of these iterations write; a finished run has SAVED_CHECKPOINTS[schedule] checkpoints."""
     if not iterations:
         return 0
     checkpoint = BYTES_A_PARAMETER * parameter_count(model)
-    checkpoints = KEPT[schedule] * len(iterations) - 1 + WHILE_RUNNING
+    checkpoints = SAVED_CHECKPOINTS[schedule] * len(iterations) - 1 + WHILE_RUNNING
     return checkpoints * checkpoint + BYTES_AN_ITERATION * sum(iterations) + SPARE_BYTES
 
 
@@ -173,14 +173,14 @@ def checkpoint_bytes(run_dir: Path) -> int:
 def require_space(
     directory: Path, model: ModelConfig, iterations: list[int], schedule: str = "cosine", written: int = 0
 ) -> None:
-    """Raise SpaceError where the disk of `directory` has less free space than runs of these iterations need.
+    """Raise SpaceError if the disk of `directory` has less free space than runs of these iterations need.
 
-    written: bytes that begun runs have written already.
+    written: bytes of existing checkpoints.
     """
     needed, free = max(0, needed_bytes(model, iterations, schedule) - written), free_bytes(directory)
     if free < needed:
         raise SpaceError(
             f"{directory} has {gib(free)} of free space; {len(iterations)} runs need about {gib(needed)} "
-            f"({gib(BYTES_A_PARAMETER * parameter_count(model))} a checkpoint); fix: free some, or "
-            "set CONFIG_RESULTS_DIR"
+            f"({gib(BYTES_A_PARAMETER * parameter_count(model))} a checkpoint); fix: free disk space, or "
+            "set CONFIG_RESULTS_DIR to another disk"
         )

@@ -16,9 +16,9 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class StudySettings:
-    """name: folder under results_dir. variants: in the order of running. seeds: their number; seeds are 0 .. seeds-1.
+    """name: folder in results_dir. variants: in the order of running. seeds: their number; seeds are 0 .. seeds-1.
 
-    equal_time: counts follow the ratio of step times; else all have the same count. equivalence_margin: in nats.
+    equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     """
 
     name: str
@@ -30,16 +30,16 @@ class StudySettings:
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> StudySettings:
-        """ConfigError where the name is no safe folder, a variant does not exist, or nothing limits a run."""
+        """Read the settings. ConfigError for an unsafe name, an unknown variant, or a run without a limit."""
         BudgetConfig.from_symbols(symbols)
         name, seeds = symbols.text("STUDY_NAME"), symbols.integer("SEEDS")
         if not SAFE_NAME.fullmatch(name):
             raise symbols.error(
                 "STUDY_NAME",
-                "is no safe folder name; right: up to 64 letters, digits, . _ and -, the first a letter or digit",
+                "is no safe folder name; fix: use up to 64 letters, digits, . _ and -, the first a letter or digit",
             )
         if seeds < 1:
-            raise symbols.error("SEEDS", "leaves nothing to run; right: at least 1")
+            raise symbols.error("SEEDS", "leaves nothing to run; fix: CONFIG_SEEDS=1 or more")
         return cls(
             name=name,
             variants=_variants(symbols),
@@ -55,16 +55,16 @@ class StudySettings:
 
 
 def _variants(symbols: Symbols) -> tuple[str, ...]:
-    """The variants, each one of this model's and named once."""
+    """Return the variants. ConfigError for one that the model cannot have, or that is named twice."""
     names = symbols.text("VARIANTS").split()
     layers = ModelConfig.from_symbols(symbols).layers
     if not names:
-        raise symbols.error("VARIANTS", "names no variant; right: such as B RAALL RALEARN")
+        raise symbols.error("VARIANTS", 'names no variant; fix: CONFIG_VARIANTS="B RAALL RALEARN"')
     for position, name in enumerate(names):
         try:
             reciprocal_layers(name, layers)
         except VariantError as error:
             raise symbols.error("VARIANTS", f"cannot be run: {error}") from None
         if name in names[:position]:
-            raise symbols.error("VARIANTS", f"names {name} twice; name each variant once")
+            raise symbols.error("VARIANTS", f"names {name} twice; fix: remove one")
     return tuple(names)

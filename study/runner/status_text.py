@@ -1,4 +1,4 @@
-"""Lines for the terminal about a plan, a finished run and a slow machine. Needs no torch."""
+"""Describe a plan, a finished run and a slow machine on the terminal. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SLOW = 1.2  # times the planned training seconds: a slower machine is reported
 
 
 def expected_seconds(plan: Plan) -> float | None:
-    """Training seconds of an average run, as planned; None where no steps were timed."""
+    """Return the planned training seconds of an average run; None if no steps were timed."""
     planned = [seconds for name in plan.variants if (seconds := plan.planned_seconds(name)) is not None]
     return mean(planned) if planned else None
 
 
 def summary(plan: Plan, variants: Sequence[str], left: int, runs: int) -> str:
-    """Batch, iterations of every variant, and the number of runs left."""
+    """Describe the batch, the iterations of each variant, and the number of pending runs."""
     batch, each = plan.batch, expected_seconds(plan)
     iterations = {name: plan.variants[name].iterations for name in variants}
     if len({*iterations.values()}) == 1:
@@ -33,12 +33,12 @@ def summary(plan: Plan, variants: Sequence[str], left: int, runs: int) -> str:
     return (
         f"batch {batch.effective} sequences of {batch.block_size} tokens "
         f"= micro {batch.micro} x accumulation {batch.accumulation}; iterations: {counts}{longer}\n"
-        f"{left} of {runs} runs to do" + (f", about {duration(left * each)} of training" if each else "")
+        f"{left} of {runs} runs pending" + (f", about {duration(left * each)} of training" if each else "")
     )
 
 
 def outcome(run_dir: Path) -> str:
-    """A finished run in one line, or the reason why it is not finished."""
+    """Describe a finished run in one line, or the reason why it is not finished."""
     try:
         record = run_record.load(run_dir)
     except run_record.RecordError as error:
@@ -77,7 +77,7 @@ class SpeedCheck:
         left: int,
         now: datetime.datetime,
     ) -> str:
-        """Return the message after a finished run, with `left` runs to do; empty where there is nothing to report."""
+        """Return the message after a finished run, with `left` pending runs; empty without news."""
         if planned_seconds is None or self.reported:
             return ""
         self.planned.append(planned_seconds)

@@ -1,4 +1,4 @@
-"""One run in its own process: train it, or time its steps for the plan. Its events go to standard output."""
+"""Train one run, or time its steps for the plan, in a separate process. Events go to standard output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Do what the command line says; the exit status tells the study how it ended."""
+    """Execute the command line. The exit status is one of study.runner.child_process."""
     parser = argparse.ArgumentParser(prog="scripts.train")
     parser.add_argument("study_dir", type=Path)
     parser.add_argument("variant")

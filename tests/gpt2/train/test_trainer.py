@@ -256,9 +256,7 @@ def test_a_checkpoint_that_does_not_say_what_it_is_of_is_refused_in_a_line(
     config = configuration(texts)
     interrupted(tmp_path, config)
     altered(tmp_path, lambda meta: meta.pop("of"))
-    with pytest.raises(
-        RunError, match=r"checkpoint of B0 .*older version.*right: .*CONFIG_STUDY_NAME"
-    ) as told:
+    with pytest.raises(RunError, match=r"checkpoint of B0 .*older version.*fix: .*CONFIG_STUDY_NAME") as told:
         make(tmp_path, config).train()
     assert "\n" not in str(told.value)
 

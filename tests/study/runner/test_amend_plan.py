@@ -119,8 +119,8 @@ def test_an_added_variant_makes_the_existing_count_and_a_note_says_where_that_ta
     )
     assert plan.step_time_ratios["learned-output"].ratio == pytest.approx(1.5)
     assert plan.notes == (
-        f"RALEARN was added and makes the existing {row.iterations} iterations, as all variants do; they take it about "
-        "10806 s of training, more than the limit of 7200 s",
+        f"added: RALEARN, with the same {row.iterations} iterations as the existing variants; it trains for about "
+        "10806 s, longer than the limit of 7200 s",
     )
     assert plan_file.read(tmp_path) == plan
 
@@ -199,7 +199,9 @@ def test_a_hungrier_variant_steps_the_existing_micro_batch_down_before_any_run(
     assert smaller * plan.batch.accumulation == 512
     for name, row in rows.items():
         assert plan.variants[name].predicted_bytes == predictions.peak_bytes(row, smaller)
-    assert any(f"RALEARN was added and does not fit at micro-batch {micro}" in note for note in plan.notes)
+    assert any(
+        f"added: RALEARN; does not fit in memory at micro-batch {micro}" in note for note in plan.notes
+    )
     assert plan_file.read(tmp_path) == plan
 
 

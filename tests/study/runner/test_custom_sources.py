@@ -37,7 +37,7 @@ def test_a_change_behind_a_begun_run_is_refused_and_nothing_is_lost(tmp_path: Pa
     source.write_text("second idea\n")
     with pytest.raises(
         SourceError,
-        match=r"ra/custom/mine\.py differs from the source of existing runs of MINE .*fix: another CONFIG",
+        match=r"ra/custom/mine\.py differs from the source of existing runs of MINE .*fix: set another CONFIG",
     ):
         keep(tmp_path, begun=True)
     assert (tmp_path / "study/own/mine.py").read_text() == "first idea\n"

@@ -102,7 +102,9 @@ def test_another_budget_in_the_configuration_is_refused_and_extend_is_named(fini
     larger, smaller = (TEXT.replace("ITERS=10", f"ITERS={count}") for count in (20, 5))
     with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 20.*make extend FACTOR=2"):
         refuse_another_configuration(finished.directory, larger)
-    with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 5.*that it was begun with$"):
+    with pytest.raises(
+        StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 5.*restore the study's configuration$"
+    ):
         refuse_another_configuration(finished.directory, smaller)
     finished.extend()  # the budget of .config is still the first one's, whatever the plan says
     refuse_another_configuration(finished.directory, TEXT)
