@@ -219,7 +219,7 @@ def test_a_variant_that_runs_out_of_memory_when_it_is_timed_steps_it_down_too(
 
     plan = place.add(plan, "B", "RALEARN", time_steps=time_steps)
     assert plan.batch.micro == micro // 2
-    assert any("RALEARN was added" in note for note in plan.notes)
+    assert any("added: RALEARN" in note for note in plan.notes)
 
 
 def test_a_variant_that_does_not_fit_at_all_is_refused_and_the_plan_is_unchanged(

@@ -231,7 +231,10 @@ def test_a_smaller_batch_says_so_where_dropout_makes_the_losses_depend_on_the_sp
 ) -> None:
     plan = planner.smaller_batch(make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0))), "RALEARN0", 0.1)
     assert plan
-    assert "batch of 512 unchanged; with CONFIG_GPT2_DROPOUT=0.1 another micro-batch drops" in plan.notes[0]
+    assert (
+        "512 does not change. With CONFIG_GPT2_DROPOUT=0.1 the micro-batch changes the dropout"
+        in plan.notes[0]
+    )
 
 
 def test_a_rebuilt_plan_keeps_the_counts_of_existing_runs(config: Config, tmp_path: Path) -> None:
@@ -249,7 +252,7 @@ def test_a_rebuilt_plan_keeps_the_counts_of_existing_runs(config: Config, tmp_pa
     assert {(row.iterations, row.tokens) for row in restored.variants.values()} == {
         (began, first.variants["RAALL"].tokens)
     }
-    assert any("RAALL keeps" in note for note in restored.notes)
+    assert any("RAALL has the" in note for note in restored.notes)
     assert plan_file.read(tmp_path) == first  # only the caller writes a plan
 
 

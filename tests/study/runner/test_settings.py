@@ -76,7 +76,7 @@ def test_variants_exist_in_this_model_and_are_named_once(variants, says):
 
 
 def test_there_is_something_to_run_and_somewhere_to_put_it():
-    assert "at least 1" in refusal(SEEDS="0")
+    assert "fix: CONFIG_SEEDS=1 or more" in refusal(SEEDS="0")
     assert "names no folder" in refusal(RESULTS_DIR='""')
 
 
