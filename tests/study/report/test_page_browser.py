@@ -208,7 +208,9 @@ def rows_under(seen: Seen, *headings: str) -> dict[str, list[str]]:
 def test_printed_intervals_are_those_of_report_json(seen: Seen) -> None:
     made = seen.made
     verdict = next(line for line in seen.page["verdicts"] if line.startswith("RALEARN"))
-    printed(verdict.partition("perplexity")[2], made["verdicts"][0]["test"]["difference"], False)
+    assert verdict.count(" against the control arms") == 1
+    numbers = verdict.replace(" against the control arms", "").partition("perplexity")[2]
+    printed(numbers, made["verdicts"][0]["test"]["difference"], False)
     results = rows_under(seen, "final perplexity", "best perplexity")
     for row in made["rows"]:
         name = row["variant"]
@@ -268,7 +270,11 @@ def test_a_variant_that_varies_much_shares_the_rank_of_the_arms_and_its_items_ar
     tested = rows_under(page, "acc: items won / lost")
     assert len(made["items"]) == 2 * (len(VARIANTS) - 1)
     for test in made["items"]:
-        cell = tested[test["variant"]][1 if test["measure"] == "acc" else 2].replace("\u2212", "-")
+        cell = (
+            tested[test["variant"]][1 if test["measure"] == "acc" else 2]
+            .replace("\u2212", "-")
+            .replace("\u00a0", " ")
+        )
         assert cell.startswith(f"+{test['wins']} / -{test['losses']}, p ")
 
 
