@@ -43,7 +43,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Warning:
-    """A paragraph that stands out."""
+    """A highlighted paragraph."""
 
     text: Text
 
