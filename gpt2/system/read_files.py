@@ -1,0 +1,127 @@
+"""Read the project's files: regular files of limited size, strict UTF-8, JSON with limits. Standard library only.
+
+A missing file raises FileNotFoundError. Every other defect is a DamagedFileError, which names the file and the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from gpt2.system.errors import UserError
+
+SIZE_LIMIT = 256 * 2**20  # bytes of a file, unless the caller gives another limit
+DEPTH_LIMIT = 32  # arrays and objects inside each other
+NUMBER_LIMIT = 1e100  # sums and squares of such numbers do not overflow
+INTEGER_LIMIT = 2**63
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class DamagedFileError(UserError):
+    """A file cannot be read or its content is not valid."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. A FIFO, which would block, a device or a folder raises DamagedFileError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise DamagedFileError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DamagedFileError(f"{path} is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, limit: int = SIZE_LIMIT) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes."""
+    with open_regular(path) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > limit:
+        raise DamagedFileError(f"{path} is larger than {limit:,} bytes")
+    return content
+
+
+def read_text(path: Path, limit: int = SIZE_LIMIT) -> str:
+    """Return the content of a file in UTF-8."""
+    return _decode(read_bytes(path, limit), path)
+
+
+def read_json(path: Path, limit: int = SIZE_LIMIT) -> Any:
+    """Return the JSON value in a file."""
+    return parse_json(read_bytes(path, limit), path)
+
+
+def parse_json(content: bytes | str, where: Path | str) -> Any:
+    """Return the JSON value in `content`. where: the file, or the file and line, for the message.
+
+    Numbers are finite and below NUMBER_LIMIT and INTEGER_LIMIT. Strings are valid Unicode. Keys are unique.
+    """
+    text = _decode(content, where) if isinstance(content, bytes) else content
+    try:
+        value = _DECODER.decode(text)
+        if text.count("[") + text.count("{") > DEPTH_LIMIT:
+            _check_depth(value)
+        if SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises ValueError
+    except RecursionError as error:
+        raise DamagedFileError(f"{where} is nested more than {DEPTH_LIMIT} levels deep") from error
+    except ValueError as error:
+        raise DamagedFileError(f"{where} is not valid JSON: {error}") from error
+    return value
+
+
+def _decode(content: bytes, where: Path | str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedFileError(f"{where} is not UTF-8 text at byte {error.start}") from error
+
+
+def _check_depth(value: Any) -> None:
+    """Raise RecursionError for a value nested deeper than DEPTH_LIMIT. Linear in the number of values."""
+    level = [value]
+    for _ in range(DEPTH_LIMIT + 1):
+        lists = [
+            item.values() if isinstance(item, dict) else item
+            for item in level
+            if isinstance(item, (dict, list))
+        ]
+        level = [item for items in lists for item in items]
+        if not level:
+            return
+    raise RecursionError
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is present twice")
+    return found
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not abs(value) <= NUMBER_LIMIT:  # NaN too
+        raise ValueError(f"the number {text[:30]} is out of range")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > 20 or abs(int(text)) >= INTEGER_LIMIT:
+        raise ValueError(f"the number {text[:30]} is out of range")
+    return int(text)
+
+
+_DECODER = json.JSONDecoder(
+    parse_float=_float, parse_int=_integer, parse_constant=_float, object_pairs_hook=_unique
+)
