@@ -3,14 +3,21 @@
 # Without PYTHON=, make creates a virtual environment (.venv) and installs packages as needed.
 # With PYTHON=python3, make uses that interpreter and installs nothing.
 
-# `make attention RUN=...` names runs; from here on RUN is the interpreter, whatever the command line says.
-RUNS_NAMED := $(RUN)
+# No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
+# the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
+ARGUMENTS := STUDY STUDIES OUT RUN TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES TARGET FROM \
+             VARIANTS RESULTS
+unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
-override RUN := $(PYTHON)
-SETUP := $(PYTHON) -m scripts.dev.setup --as-it-is
+export override PYTHON := $(value PYTHON)
+# A path with spaces is one word; otherwise words may follow the interpreter, such as -X dev.
+override INTERPRETER := $(if $(wildcard $(subst $() ,?,$(PYTHON))),"$$PYTHON",$$PYTHON)
+override BARE := $(INTERPRETER)
+override SETUP := $(INTERPRETER) -m scripts.dev.setup --as-it-is
 else
-override RUN := .venv/bin/python
-SETUP := python3 -m scripts.dev.setup
+override INTERPRETER := .venv/bin/python
+override BARE := python3
+override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-tools setup-dev menuconfig savedefconfig olddefconfig \
@@ -18,69 +25,62 @@ endif
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
-	@$(RUN) -m scripts.study
+	@$(INTERPRETER) -m scripts.study
 
 help:  ## List the targets and the defconfigs
-	@$(or $(PYTHON),python3) -m scripts.dev.help
+	@$(BARE) -m scripts.dev.help
 
+defconfig-%: export DEFCONFIG = $*
 defconfig-%: setup-base  ## Write .config [defconfig-NAME+FRAGMENT] [CONFIG_X=value ...]
-	@$(RUN) -m scripts.kconfig defconfig '$*'
+	@$(INTERPRETER) -m scripts.kconfig defconfig
 
 menuconfig: setup-base  ## Edit .config in menus
-	@$(RUN) -m scripts.kconfig menuconfig
+	@$(INTERPRETER) -m scripts.kconfig menuconfig
 
 savedefconfig: setup-base  ## Write the settings that differ from the defaults to ./defconfig
-	@$(RUN) -m scripts.kconfig savedefconfig
+	@$(INTERPRETER) -m scripts.kconfig savedefconfig
 
 olddefconfig: setup-base  ## Update .config to the Kconfig files
-	@$(RUN) -m scripts.kconfig olddefconfig
+	@$(INTERPRETER) -m scripts.kconfig olddefconfig
 
 data: setup-main  ## Prepare and check the data that .config names
-	@$(RUN) -m scripts.data
+	@$(INTERPRETER) -m scripts.data
 
 run: setup-main  ## The same as make
-	@$(RUN) -m scripts.study
+	@$(INTERPRETER) -m scripts.study
 
 extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); UNDO=1: restore them
-	@$(RUN) -m scripts.extend $(if $(FACTOR),'$(FACTOR)') $(if $(UNDO),--undo '$(UNDO)')
+	@$(INTERPRETER) -m scripts.extend
 
 report: setup-core  ## Rebuild the report from the records [STUDY=results/x; without it the study of .config]
-	@$(RUN) -m scripts.report $(if $(STUDY),'$(STUDY)')
+	@$(INTERPRETER) -m scripts.report
 
 compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
-	@$(RUN) -m scripts.compare $(STUDIES) $(if $(OUT),--out '$(OUT)')
+	@$(INTERPRETER) -m scripts.compare
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
-	@$(RUN) -m scripts.attention $(RUNS_NAMED) $(if $(TEXT),--text '$(TEXT)') --layers '$(LAYERS)' --heads '$(HEADS)'
+	@$(INTERPRETER) -m scripts.attention
 
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
-	@$(RUN) -m scripts.control
+	@$(INTERPRETER) -m scripts.control
 
-# Switches of earlier versions, set on the command line: the error names what replaced them.
-OLD_SWITCHES := GROWTH FIRST_STEP CORPUS EVALUATION PRODUCTS PROFILE CURVES HEAD
-OLD_SWITCHES := $(strip $(foreach name,$(OLD_SWITCHES),$(if $(filter command,$(origin $(name))),$(name))))
-ifneq (,$(and $(filter bench,$(MAKECMDGOALS)),$(OLD_SWITCHES)))
-$(error make bench takes no $(OLD_SWITCHES:%=%=); fix: make bench \
-    SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records)
-endif
 bench: setup-tools  ## Speed and memory; or SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records
-	@$(RUN) -m scripts.bench $(if $(SUITE),--suite '$(SUITE)') $(if $(SHAPE),--shape '$(SHAPE)') \
-	    $(if $(ROUNDS),--rounds '$(ROUNDS)') $(if $(SECONDS),--seconds '$(SECONDS)') $(if $(CASES),--cases '$(CASES)')
+	@$(INTERPRETER) -m scripts.bench
 
 memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]
-	@$(RUN) -m scripts.memory --target '$(TARGET)' --from '$(FROM)' --variants '$(VARIANTS)'
+	@$(INTERPRETER) -m scripts.memory
 
 check: setup-dev  ## Run the tests, the linter and the type checker
-	@$(RUN) -m scripts.dev.check
+	@$(INTERPRETER) -m scripts.dev.check
 
 faults: setup-dev  ## Kill, starve and corrupt a small study and report the outcomes (half an hour)
-	@$(RUN) -m tests.faults
+	@$(INTERPRETER) -m tests.faults
 
 clean:  ## Remove caches and prepared data, not results and .venv
-	@$(or $(PYTHON),python3) -m scripts.dev.clean caches data
+	@$(BARE) -m scripts.dev.clean caches data
 
 mrproper:  ## Remove .config and .venv as well [RESULTS=yes: and results]
-	@$(or $(PYTHON),python3) -m scripts.dev.clean caches data config venv $(if $(filter yes,$(RESULTS)),results)
+	@$(BARE) -m scripts.dev.clean caches data config venv
 
 setup-base setup-core setup-main setup-tools setup-dev: setup-%:
 	@$(SETUP) $*

@@ -1,10 +1,14 @@
-"""Parse the `CONFIG_X=v` of a command line, from arguments or from make's MAKEFLAGS."""
+"""Parse the arguments of a command: from its own command line, or from make's by MAKEFLAGS, which no shell reads."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import glob
 import os
 import re
+import shlex
+import sys
 from collections.abc import Sequence
 
 from gpt2.config.dotconfig import ConfigError, Entry, parse_value, quote
@@ -36,23 +40,47 @@ def parse_assignments(tree: Kconfig, assignments: Sequence[str]) -> dict[str, En
     return entries
 
 
-def make_variables(makeflags: str) -> dict[str, str]:
-    """Parse the variables of make's command line from MAKEFLAGS.
+def make_variables(makeflags: str | None = None) -> dict[str, str]:
+    """Parse the variables of make's command line from MAKEFLAGS, by default that of the environment.
 
-    make puts `--` before the variables, puts a backslash before white space and backslashes, and doubles every
-    dollar. The last variable of a name wins, as in make.
+    make puts `--` before the variables, a space between them, a backslash before each blank and backslash of a value,
+    and doubles every dollar. The last variable of a name wins, as in make.
     """
-    words = re.findall(r"(?:\\.|\S)+", makeflags, re.DOTALL)
+    flags = os.environ.get("MAKEFLAGS", "") if makeflags is None else makeflags
+    words = re.findall(r"(?:\\.|[^\\ ])+", flags, re.DOTALL)
     words = [re.sub(r"\\(.)", r"\1", word, flags=re.DOTALL).replace("$$", "$") for word in words]
-    found: dict[str, str] = {}
-    for word in words[words.index("--") + 1 :] if "--" in words else []:
-        variable, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError(
-                f"{COMMAND_LINE}: a value ends before {word!r}; fix: use printable text on one line"
-            )
-        found[variable.rstrip(":?")] = value
-    return found
+    pairs = (word.partition("=") for word in (words[words.index("--") + 1 :] if "--" in words else []))
+    return {variable.rstrip(":?+"): value for variable, _, value in pairs}
+
+
+def command_arguments(options: Sequence[str] = (), path: str = "", paths: str = "") -> list[str]:
+    """Return the arguments of this command, or where it has none, those that make's command line gives it.
+
+    options: the variables that become options, OUT=x as --out=x. path, paths: the variable that names the positional
+    argument, or several.
+    """
+    if len(sys.argv) > 1:
+        return sys.argv[1:]
+    given = make_variables()
+    found = [f"--{name.lower()}={given[name]}" for name in options if given.get(name)]
+    positional = [given[path]] if given.get(path) else split_paths(given.get(paths, ""))
+    return [*found, "--", *positional] if positional else found
+
+
+def split_paths(text: str) -> list[str]:
+    """Split a list of paths as a shell does, with quotes, globs and ~. Paths that exist need no quotes."""
+    if os.path.exists(text):
+        return [text]
+    words = text.split()
+    if not all(map(os.path.exists, words)):
+        with contextlib.suppress(ValueError):  # a quote that is not closed
+            words = shlex.split(text)
+    return [path for word in words for path in _matches(word)]
+
+
+def _matches(word: str) -> list[str]:
+    path = word if os.path.exists(word) else os.path.expanduser(word)
+    return [path] if os.path.exists(path) else sorted(glob.glob(path)) or [path]
 
 
 def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> list[str]:
@@ -76,7 +104,7 @@ def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> lis
 
 def refuse_assignments(makeflags: str | None = None) -> None:
     """Refuse CONFIG_X=v on commands other than defconfig, which would ignore it."""
-    if "CONFIG_" in (os.environ.get("MAKEFLAGS", "") if makeflags is None else makeflags):
+    if any(name.startswith("CONFIG_") for name in make_variables(makeflags)):
         raise UserError(
             "CONFIG_X=v on the command line has no effect here; fix: make defconfig-NAME CONFIG_X=v"
         )

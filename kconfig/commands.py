@@ -4,7 +4,7 @@
     python -m scripts.kconfig menuconfig | olddefconfig | check | list
     python -m scripts.kconfig savedefconfig [FILE]
 
-Under make, `CONFIG_X=v` is read from MAKEFLAGS, so that no shell interprets it.
+Under make, `CONFIG_X=v` is read from MAKEFLAGS and NAME from DEFCONFIG, so that no shell interprets them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None)
     """Run one command. UserError for invalid input."""
     environment = os.environ if environment is None else environment
     command, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
+    if command == "defconfig" and not rest and "DEFCONFIG" in environment:
+        rest = [environment["DEFCONFIG"]]
     if command != "defconfig":
         refuse_assignments(environment.get("MAKEFLAGS", ""))
     if command == "defconfig" and rest and "=" not in rest[0]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from gpt2.config.dotconfig import Entry, Symbols, parse_lines, read_text
@@ -24,7 +23,7 @@ def symbols_for_target(name: str, base: str = "", makeflags: str | None = None) 
         raise UserError(f'TARGET={name} combines several targets; fix: TARGET="{name.replace("+", " ")}"')
     layers = commands.read_layers(specification)
     tree = rules.load_kconfig(name)
-    variables = make_variables(os.environ.get("MAKEFLAGS", "") if makeflags is None else makeflags)
+    variables = make_variables(makeflags)
     assignments = [f"{key}={value}" for key, value in variables.items() if key.startswith("CONFIG_")]
     if base:
         layers[0] = _without_target(Path(base))

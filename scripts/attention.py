@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
 
 
 def numbers(text: str, name: str) -> list[int]:
@@ -26,7 +27,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--layers", default="")
     parser.add_argument("--heads", default="")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command_arguments(("TEXT", "LAYERS", "HEADS"), paths="RUN"))
     layers, heads = numbers(arguments.layers, "LAYERS"), numbers(arguments.heads, "HEADS")
     if not arguments.runs:
         raise UserError("RUN names no run; fix: make attention RUN=results/STUDY/runs/NAME")

@@ -8,8 +8,11 @@ import sys
 from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
 from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import run_command
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments, make_variables
 from study.runner.child_process import keep_heap
+
+OLD_SWITCHES = ("GROWTH", "FIRST_STEP", "CORPUS", "EVALUATION", "PRODUCTS", "PROFILE", "CURVES", "HEAD")
 
 
 def describe_suites() -> str:
@@ -29,9 +32,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="number of measurements of each case")
     parser.add_argument("--seconds", type=float, help="duration of one measurement")
     parser.add_argument("--cases", help='only these cases, such as "B plain RALEARN@32"')
-    given = {
-        name.upper(): value for name, value in vars(parser.parse_args()).items() if value not in (None, "")
-    }
+    old = [f"{name}=" for name in OLD_SWITCHES if name in make_variables()]
+    if old:
+        raise UserError(f"make bench takes no {' '.join(old)}; fix: make bench SUITE={'|'.join(NAMES[1:])}")
+    arguments = parser.parse_args(command_arguments(("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES")))
+    given = {name.upper(): value for name, value in vars(arguments).items() if value not in (None, "")}
     export_environment()
     suite = load_suite(given.pop("SUITE"))
     if suite.own_heap:

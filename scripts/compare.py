@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 from study.compare import build, write
 from study.compare.load import LoadedStudy
@@ -27,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts.compare")
     parser.add_argument("studies", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command_arguments(("OUT",), paths="STUDIES"))
     comparison = build.build_comparison(arguments.studies)
     folder = arguments.out or default_folder(comparison.studies)
     if (folder / "runs").exists() or (folder.exists() and not folder.is_dir()):

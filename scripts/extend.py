@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
 from scripts.study import CONFIG, load
 
 
@@ -16,7 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts.extend")
     parser.add_argument("factor", nargs="?", default="")
     parser.add_argument("--undo", default="")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command_arguments(("UNDO",), path="FACTOR"))
     if bool(arguments.factor) == bool(arguments.undo) or arguments.undo not in ("", "1"):
         raise UserError(
             "make extend needs one of FACTOR and UNDO=1; fix: `make extend FACTOR=2` plans runs twice as long, "

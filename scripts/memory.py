@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpt2.config.dotconfig import Symbols, read_symbols
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import refuse_assignments
+from kconfig.arguments import command_arguments, refuse_assignments
 from kconfig.targets import STUDY, symbols_for_target
 from study.memory.peaks import measure_variant, report_memory
 from study.runner.settings import StudySettings
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--variants", default="")
     parser.add_argument("--measure", default="", help="measure this variant here and print JSON")
     parser.add_argument("--micro", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command_arguments(("TARGET", "FROM", "VARIANTS")))
     if arguments.measure:
         symbols = read_symbols(CONFIG)
         folder = StudySettings.from_symbols(symbols).results_dir / "memory"

@@ -5,12 +5,11 @@ python -m scripts.report [STUDY_DIR]    without STUDY_DIR: the study of .config
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from gpt2.config.config import read_symbols
 from gpt2.system.errors import UserError, run_command
-from kconfig.arguments import refuse_assignments
+from kconfig.arguments import command_arguments, refuse_assignments
 from study.records.lengths import shown_length
 from study.report import write
 from study.report.write import render_terminal
@@ -19,8 +18,8 @@ from study.runner.settings import StudySettings
 
 def main() -> int:
     refuse_assignments()
-    if len(sys.argv) > 1:
-        directory = Path(sys.argv[1])
+    if arguments := command_arguments(path="STUDY"):
+        directory = Path(arguments[-1])
     elif Path(".config").exists():
         settings = StudySettings.from_symbols(read_symbols(".config"))
         directory = settings.results_dir / settings.name

@@ -1,6 +1,6 @@
 """`make clean` and `make mrproper`: remove files that make can create again. Removes results only by name.
 
-    python -m scripts.dev.clean KIND ...    kinds: caches, data, config, venv, results
+    python -m scripts.dev.clean KIND ...    kinds: caches, data, config, venv, results (RESULTS=yes of `make mrproper`)
 
 Removes nothing outside this folder and follows no link out of it. Removes from the data folder only the files of
 `make data`, not the user's texts.
@@ -13,6 +13,8 @@ import re
 import shutil
 import sys
 from pathlib import Path
+
+from kconfig.arguments import make_variables
 
 CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 SOURCES = (".git", "bench", "defconfigs", "gpt2", "kconfig", "pages", "ra", "scripts", "study", "tests")
@@ -97,4 +99,7 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    kinds = sys.argv[1:]
+    sys.exit(
+        main([*kinds, "results"] if "venv" in kinds and make_variables().get("RESULTS") == "yes" else kinds)
+    )

@@ -17,15 +17,6 @@ SUITES = [load_suite(name) for name in NAMES]
 GIVEN = {"SHAPE": "T", "ROUNDS": 9, "SECONDS": 1.0, "CASES": "B"}
 
 
-def make(*typed: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["make", "-n", "PYTHON=python3", *typed], cwd=ROOT, capture_output=True, text=True, env={"PATH": PATH}
-    )
-
-
-PATH = "/usr/local/bin:/usr/bin:/bin"
-
-
 def test_every_module_of_the_suites_is_a_suite_under_its_name() -> None:
     modules = {path.stem for path in (ROOT / "bench" / "suites").glob("*.py")} - {"__init__"}
     assert set(NAMES) == modules
@@ -89,18 +80,28 @@ def test_an_unknown_shape_is_an_error_that_lists_those_that_exist() -> None:
     assert "unknown shape 'none'; shapes: " in done.stderr
 
 
-def test_make_passes_the_options_on() -> None:
-    done = make("bench", "CASES=plain B@32", "ROUNDS=2")
-    assert "-m scripts.bench" in done.stdout, done.stderr
-    assert "--suite" not in done.stdout
-    assert "--rounds '2'" in done.stdout
-    assert "--cases 'plain B@32'" in done.stdout
-    assert "--suite 'growth' --shape 'T'" in make("bench", "SUITE=growth", "SHAPE=T").stdout
+def test_make_passes_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[Suite, dict[str, object]]] = []
+    monkeypatch.setattr(script, "run_suite", lambda suite, given: started.append((suite, given)))
+    monkeypatch.setattr(script, "keep_heap", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    monkeypatch.setenv("MAKEFLAGS", r" -- SUITE=growth SHAPE=T ROUNDS=2 SECONDS=0.5 CASES=plain\ B@32")
+    script.main()
+    monkeypatch.setenv("MAKEFLAGS", "")
+    script.main()
+    assert started == [
+        (load_suite("growth"), {"SHAPE": "T", "ROUNDS": 2, "SECONDS": 0.5, "CASES": "plain B@32"}),
+        (load_suite("speed"), {}),
+    ]
 
 
-def test_make_refuses_the_switches_of_earlier_versions_and_names_the_suites() -> None:
-    done = make("bench", "EVALUATION=1", "GROWTH=1")
-    assert done.returncode != 0
-    assert f"takes no GROWTH= EVALUATION=; fix: make bench SUITE={'|'.join(NAMES[1:])}" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert make("help", "EVALUATION=1").returncode == 0
+def test_make_refuses_the_switches_of_earlier_versions_and_names_the_suites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    monkeypatch.setenv("MAKEFLAGS", " -- EVALUATION=1 GROWTH=1")
+    with pytest.raises(UserError) as caught:
+        script.main()
+    assert str(caught.value) == (
+        f"make bench takes no GROWTH= EVALUATION=; fix: make bench SUITE={'|'.join(NAMES[1:])}"
+    )

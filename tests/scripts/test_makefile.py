@@ -1,0 +1,179 @@
+"""What a user types after `make` reaches the commands unchanged, and no shell interprets it."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from kconfig.arguments import command_arguments, make_variables, refuse_assignments, split_paths
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+# Target -> the variables that its command reads.
+VARIABLES = {
+    "report": ("STUDY",),
+    "compare": ("STUDIES", "OUT"),
+    "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
+    "extend": ("FACTOR", "UNDO"),
+    "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"),
+    "memory": ("TARGET", "FROM", "VARIANTS", "CONFIG_STUDY_NAME"),
+    "mrproper": ("RESULTS",),
+    "defconfig-x": ("CONFIG_STUDY_NAME", "CONFIG_DATASET_FILES"),
+    "all": ("CONFIG_SEEDS",),
+}
+HOSTILE = "a b 'q' \"d\" \\ \\\\ $x $$y $(shell touch made) $(touch made) `touch made`;touch made #& |<>*?~!\t{a,b} é"
+# Records how it was started, in place of the interpreter.
+RECORDER = f"""#!{sys.executable} -S
+import json, os, sys
+names = ("MAKEFLAGS", "DEFCONFIG")
+with open("calls", "a") as file:
+    seen = dict(argv=sys.argv, **{{name: os.environ.get(name) for name in names}})
+    seen["exported"] = sorted(name for name in os.environ if name in {sorted(sum(VARIABLES.values(), ()))!r})
+    file.write(json.dumps(seen) + "\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("a folder with $spaces")
+    (folder / "Makefile").write_text(MAKEFILE)
+    (folder / "it's a $python").write_text(RECORDER)
+    (folder / "it's a $python").chmod(0o755)
+    return folder
+
+
+def calls(checkout: Path, *typed: str, python: str = "./it's a $python") -> list[dict[str, Any]]:
+    """Run make with a recorder as interpreter. Returns its calls; no other file may appear."""
+    before = sorted(path.name for path in checkout.iterdir())
+    environment = {name: os.environ[name] for name in ("PATH",)}
+    done = subprocess.run(
+        ["make", f"PYTHON={python}", *typed], cwd=checkout, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    found = [json.loads(line) for line in (checkout / "calls").read_text().splitlines()]
+    (checkout / "calls").unlink()
+    assert sorted(path.name for path in checkout.iterdir()) == before
+    return found
+
+
+@functools.cache
+def started_without_variables(checkout: Path, target: str) -> list[str]:
+    return list(calls(checkout, target)[-1]["argv"])
+
+
+def check_unchanged(checkout: Path, target: str, value: str) -> None:
+    seen = calls(checkout, target, *(f"{name}={value}" for name in VARIABLES[target]))[-1]
+    assert seen["argv"] == started_without_variables(checkout, target)
+    assert seen["exported"] == []
+    given = make_variables(seen["MAKEFLAGS"])
+    assert {name: given[name] for name in VARIABLES[target]} == dict.fromkeys(VARIABLES[target], value)
+
+
+@pytest.mark.parametrize("target", VARIABLES)
+def test_a_hostile_value_of_every_variable_arrives_unchanged_and_runs_nothing(
+    checkout: Path, target: str
+) -> None:
+    check_unchanged(checkout, target, HOSTILE)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.characters(min_codepoint=1, exclude_categories=["Cs"]), min_size=1, max_size=20))
+@example("a\nb")
+@example("--x -- y=z")
+@example("\\")
+def test_any_value_arrives_unchanged(checkout: Path, value: str) -> None:
+    check_unchanged(checkout, "compare", "x" + value)  # make removes blanks at the start of a value
+
+
+@pytest.mark.parametrize(
+    "name", ["a'b;c", "a b", "$x$(touch made)$(shell touch made)", "`touch made`", "a\\b"]
+)
+def test_a_hostile_name_of_a_defconfig_arrives_unchanged_and_runs_nothing(checkout: Path, name: str) -> None:
+    seen = calls(checkout, f"defconfig-{name}")[-1]
+    assert (seen["argv"][1:], seen["DEFCONFIG"]) == (["-m", "scripts.kconfig", "defconfig"], name)
+
+
+def test_words_may_follow_the_interpreter(checkout: Path) -> None:
+    (checkout / "plain").write_text(RECORDER)
+    (checkout / "plain").chmod(0o755)
+    assert calls(checkout, "report", python="./plain -X dev")[-1]["argv"][1:] == [
+        "-X",
+        "dev",
+        "-m",
+        "scripts.report",
+    ]
+
+
+def test_no_recipe_expands_anything_but_the_interpreter_and_the_kind_of_setup() -> None:
+    recipes = [line for line in MAKEFILE.splitlines() if line.startswith("\t")]
+    assert len(recipes) > 15
+    for recipe in recipes:
+        left = re.sub(r"^\t@\$\((INTERPRETER|BARE|SETUP)\)", "", recipe)
+        assert "$" not in left or left == " $*", recipe
+    (listed,) = re.findall(r"^ARGUMENTS := ((?:.*\\\n)*.*)$", MAKEFILE, re.MULTILINE)
+    names = {name for names in VARIABLES.values() for name in names if not name.startswith("CONFIG_")}
+    assert set(listed.replace("\\\n", " ").split()) == names
+
+
+def test_the_commands_read_the_variables_of_make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["scripts.x"])
+    monkeypatch.setenv(
+        "MAKEFLAGS", r"s -j2 --jobserver-auth=3,4 -- OUT=a\ $$b STUDIES=c\ 'd\ e'\ -f STUDY=-x\ y FACTOR:=2"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert command_arguments(("OUT", "TEXT"), paths="STUDIES") == ["--out=a $b", "--", "c", "d e", "-f"]
+    assert command_arguments(path="STUDY") == ["--", "-x y"]
+    assert command_arguments(path="FACTOR") == ["--", "2"]
+    assert command_arguments(("TEXT",), paths="RUN") == []
+    monkeypatch.setattr(sys, "argv", ["scripts.x", "results/a"])
+    assert command_arguments(("OUT",), paths="STUDIES") == ["results/a"]
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("a", "b", "a b", "it's", "r[1]", "r1", "home/c", "\\"):
+        (tmp_path / name).mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("", []),
+        ("a b", ["a b"]),
+        ("b a", ["b", "a"]),
+        ("'a b' b", ["a b", "b"]),
+        ('"a b" "it\'s"', ["a b", "it's"]),
+        ("it's b", ["it's", "b"]),
+        ("it's absent", ["it's", "absent"]),
+        ("r[1] a", ["r[1]", "a"]),
+        ("r* a", ["r1", "r[1]", "a"]),
+        ("\\ a", ["\\", "a"]),
+        ("absent a", ["absent", "a"]),
+        ("absent/*", ["absent/*"]),
+        ("x" * 5000, ["x" * 5000]),
+    ],
+)
+@pytest.mark.usefixtures("folders")
+def test_a_list_of_folders_is_split_as_a_shell_does_and_existing_names_need_no_quotes(
+    text: str, paths: list[str]
+) -> None:
+    assert split_paths(text) == paths
+
+
+@pytest.mark.usefixtures("folders")
+def test_a_home_folder_may_be_written_with_a_tilde(tmp_path: Path) -> None:
+    assert split_paths("a ~/c") == ["a", str(tmp_path / "home/c")]
+
+
+def test_a_folder_whose_name_begins_like_a_symbol_is_no_assignment() -> None:
+    refuse_assignments(" -- STUDY=results/CONFIG_SEEDS=3")
