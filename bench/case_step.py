@@ -1,7 +1,7 @@
 """Build and time the optimizer step of one case, inside its worker.
 
-A case is "plain" (bench.reference_gpt), a variant, RALEARN:mix, RALEARN:mix:k with the gate's gradient at every k-th
-step, or B:recompute, which recomputes GELU and norms in backward.
+A case is "plain" (bench.reference_gpt), a variant, RALEARN:mix, or RALEARN:mix:k with the gate's gradient at every
+k-th step.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from bench.cases import BLOCK_STEPS, PLAIN, RECOMPUTE, Shape, Sizes
+from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes
 from bench.reference_gpt import PlainStep
 from gpt2.config.batch import BatchPlan, plan_batch
 from gpt2.config.config import ANY_TARGET, PADDED_VOCABULARY, VOCABULARY, ModelConfig, OptimizerConfig
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.model import recompute
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import Stepper, build_model
 from gpt2.train.trainer import device_synchroniser
@@ -120,12 +119,7 @@ def kernels(case: str, resolved: ResolvedTarget) -> AbstractContextManager[Any]:
 
     Our cases use the target's fused attention, as in training. The plain case uses the kernel that torch prefers.
     """
-    stack = contextlib.ExitStack()
-    if case != PLAIN:
-        stack.enter_context(attention_kernels.attention_context(resolved, 0.0))
-    if case.endswith(RECOMPUTE):
-        stack.enter_context(recompute.recompute_activations())
-    return stack
+    return contextlib.nullcontext() if case == PLAIN else attention_kernels.attention_context(resolved)
 
 
 def batch_plan(sizes: Sizes, micro: int, effective: int = 0) -> BatchPlan:
@@ -205,7 +199,7 @@ def model_and_attention(sizes: Sizes, case: str) -> tuple[ModelConfig, Any]:
 
 def mix_of(case: str) -> tuple[str, int]:
     """Parse RALEARN:mix:k into mix ("" if absent) and k (1 if absent)."""
-    _, mix, every = [*case.removesuffix(RECOMPUTE).split(":"), "", ""][:3]
+    _, mix, every = [*case.split(":"), "", ""][:3]
     return mix, int(every or 1)
 
 

@@ -9,7 +9,6 @@ from typing import TypeVar
 from gpt2.system.errors import UserError
 
 PLAIN, BASELINE = "plain", "B"
-RECOMPUTE = ":recompute"  # suffix of a variant: activations are recomputed in backward (gpt2.model.recompute)
 BLOCK_STEPS = 8  # steps from one synchronisation of a GPU to the next
 
 
@@ -52,10 +51,7 @@ SHAPES = {
     "cuda": (
         Shape(
             "124m-t1024", 12, 12, 768, 1024,
-            (
-                (PLAIN, 12), (PLAIN, 32), ("B", 12), *((name, 32) for name in VARIANTS),
-                ("B" + RECOMPUTE, 32), ("B", 64),
-            ),
+            ((PLAIN, 12), (PLAIN, 32), ("B", 12), *((name, 32) for name in VARIANTS), ("B", 64)),
             192, 12,
         ),
     ),

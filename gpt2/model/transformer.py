@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.model.cpu_linear import gelu_linear, linear, recompute_gelu
-from gpt2.model.loss import compute_dtype, linear_cross_entropy, token_losses
-from gpt2.model.recompute import checkpoint_through_linear, checkpointed, recompute_enabled
+from gpt2.model.loss import linear_cross_entropy, token_losses
 
 
 class UnsetLinear(nn.Linear):
@@ -106,22 +105,17 @@ class CausalSelfAttention(nn.Module):
         """Project x_BTC to query, key and value, (B, H, T, D) each."""
         B, T, C = x_BTC.shape
         qkv = self.qkv(x_BTC).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
-        q_BHTD, k_BHTD, v_BHTD = qkv.unbind(
-            0
-        )  # backward is one stack; indexing three times would be three sums
+        # backward of unbind is one stack; indexing three times would be three sums
+        q_BHTD, k_BHTD, v_BHTD = qkv.unbind(0)
         return q_BHTD, k_BHTD, v_BHTD
 
     def merge(self, y_BHTD: Tensor) -> Tensor:
         """Concatenate heads, project and drop out: (B, H, T, D) -> (B, T, C)."""
-        return self.output(self.concat_heads(y_BHTD))
+        return F.dropout(self.proj(self.concat_heads(y_BHTD)), self.dropout, self.training)
 
     def concat_heads(self, y_BHTD: Tensor) -> Tensor:
         """Concatenate heads: (B, H, T, D) -> (B, T, C)."""
         return y_BHTD.transpose(1, 2).flatten(2)
-
-    def output(self, y_BTC: Tensor) -> Tensor:
-        """Apply the output projection and dropout: (B, T, C) -> (B, T, C)."""
-        return F.dropout(self.proj(y_BTC), self.dropout, self.training)
 
 
 class MLP(nn.Module):
@@ -136,18 +130,8 @@ class MLP(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         hidden = self.fc(x_BTC)
         if not recompute_gelu(hidden):
-            if recompute_enabled():
-                return self.apply_dropout(checkpoint_through_linear(_gelu, self.proj, hidden))
-            hidden = _gelu(hidden)  # frees the GELU's input before the product
-        return self.apply_dropout(self.proj(hidden))
-
-    def apply_dropout(self, y_BTC: Tensor) -> Tensor:
-        """Apply dropout in training."""
-        return F.dropout(y_BTC, self.dropout, self.training)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
+            hidden = F.gelu(hidden, approximate="tanh")  # frees the GELU's input before the product
+        return F.dropout(self.proj(hidden), self.dropout, self.training)
 
 
 class Block(nn.Module):
@@ -161,20 +145,9 @@ class Block(nn.Module):
         self.mlp = MLP(width, dropout)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        x_BTC = x_BTC + self.attention(self.apply_norm(self.norm1, x_BTC))
-        mlp_BTC: Tensor = self.mlp(self.apply_norm(self.norm2, x_BTC))
+        x_BTC = x_BTC + self.attention(self.norm1(x_BTC))
+        mlp_BTC: Tensor = self.mlp(self.norm2(x_BTC))
         return x_BTC + mlp_BTC
-
-    def apply_norm(self, norm: nn.Module, x_BTC: Tensor) -> Tensor:
-        """Apply norm; where it is recomputed, also cast to the dtype of the next product.
-
-        The product reads the cast result, so torch.compile would save it unless the cast is recomputed too. Eager
-        autograd saves it in any case, so nothing is recomputed there.
-        """
-        if recompute_enabled() and torch.compiler.is_compiling():
-            return checkpointed(lambda x: norm(x).to(compute_dtype(x)), x_BTC)
-        y_BTC: Tensor = norm(x_BTC)
-        return y_BTC
 
 
 class GPT2(nn.Module):

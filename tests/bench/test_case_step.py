@@ -17,7 +17,6 @@ from bench.cases import BLOCK_STEPS, PLAIN, SHAPES, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
 from gpt2.config.config import TargetConfig
 from gpt2.hardware import attention_kernels, resolve
-from gpt2.model import recompute
 from gpt2.model.transformer import GPT2
 from gpt2.train.peak_memory import PeakMeter
 
@@ -254,10 +253,10 @@ def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPa
     assert limits == [1.0] * 4
 
 
-@pytest.mark.parametrize(("case", "made"), [("B:recompute", True), ("B", False), ("RALEARN:hard:8", False)])
-def test_the_case_suffix_recompute_enables_recomputation(case: str, made: bool) -> None:
-    resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 1, "cpu", False))
-    with case_step.kernels(case, resolved):
-        assert recompute.recompute_enabled() is made
-    assert not recompute.recompute_enabled()
-    assert mix_of(case) == (("", 1) if case.startswith("B") else ("hard", 8))
+@pytest.mark.parametrize(
+    ("case", "mix"), [("B", ("", 1)), ("RALEARN:score", ("score", 1)), ("RALEARN:hard:8", ("hard", 8))]
+)
+def test_a_case_names_its_mix_and_the_steps_between_two_gate_gradients(
+    case: str, mix: tuple[str, int]
+) -> None:
+    assert mix_of(case) == mix

@@ -1,6 +1,5 @@
 """Test every variant under torch.compile: one graph, the eager numbers, and a minimal backward."""
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,7 +13,6 @@ from torch._dynamo.backends.common import aot_autograd
 
 from gpt2.config.config import ModelConfig
 from gpt2.model.init import initialise
-from gpt2.model.recompute import recompute_activations
 from gpt2.model.transformer import GPT2
 from gpt2.train.step import build_model
 from ra.names import LEARNED, PATTERNS
@@ -168,37 +166,11 @@ def test_a_compiled_learned_attention_stores_no_more_than_the_eager_one(kind: st
     assert learned <= baseline + allowed + MODEL.layers * 64  # some scalars
 
 
-@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_a_baseline_that_recomputes_activations_stores_neither_norms_nor_gelu(
-    dtype: torch.dtype, width: int
-) -> None:
-    """Count the stored activations of a compiled model in widths. Each layer: query, key and value 3, attention 1
-    (listed as two views) and the MLP's wide activations 4 in the products' dtype, the residual stream 2 in float32.
-    The model: one more residual stream. A norm would add 1 width, the GELU 4."""
-    with in_precision(dtype):
-        baseline = graphs_of("B", "output")
-        with recompute_activations():
-            recomputed = graphs_of("B", "output")
-    assert calls(recomputed["backward"], *PRODUCTS) == calls(baseline["backward"], *PRODUCTS)
-    assert attention_calls(recomputed["backward"]) == 0
-    tokens = B * MODEL.block_size
-
-    def stored_bytes(graph: torch.fx.Graph) -> float:
-        rows = [v for v in stored(graph) if v.shape[0] in (B, tokens)]  # the others are weights in bfloat16
-        return sum(v.numel() * v.element_size() for v in rows) / (tokens * MODEL.width)
-
-    allowed = ((3 + 2 + 4) * width + 2 * 4) * MODEL.layers + 2 * 4
-    assert stored_bytes(recomputed["forward"]) < allowed < stored_bytes(baseline["forward"])
-
-
-@pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize(("name", "kind"), [("B", "output"), (LEARNED, "output"), (LEARNED, "score")])
-def test_compiled_in_bfloat16_it_is_one_graph_too_and_gives_the_eager_numbers(
-    name: str, kind: str, recomputed: bool
-) -> None:
+def test_compiled_in_bfloat16_it_is_one_graph_too_and_gives_the_eager_numbers(name: str, kind: str) -> None:
     model = model_of(name, kind)
     compiled = torch.compile(model.hidden, fullgraph=True, backend="aot_eager")
-    with in_precision(torch.bfloat16), recompute_activations() if recomputed else contextlib.nullcontext():
+    with in_precision(torch.bfloat16):
         ours, eager = outcome(model, compiled), outcome(model, model.hidden)
     assert ours.keys() == eager.keys()
     for part, right in eager.items():

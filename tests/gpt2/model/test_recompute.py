@@ -1,6 +1,5 @@
 """What backward makes again: the numbers to the bit, without the result of the function, and no product twice."""
 
-import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,10 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gpt2.config.config import ModelConfig
-from gpt2.model.init import initialise
-from gpt2.model.recompute import checkpoint_through_linear, recompute_activations, recompute_enabled
-from gpt2.train.step import build_model
+from gpt2.model.recompute import checkpoint_through_linear
 
 ROWS, WIDE, OUT = 6, 8, 4
 
@@ -93,37 +89,6 @@ def test_without_gradients_the_function_is_called_once() -> None:
             F.gelu, lambda hidden: hidden @ hidden.T, torch.randn(ROWS, WIDE, requires_grad=True)
         )
     assert counted.calls["gelu"] == 1
-
-
-def test_activations_are_made_again_where_it_is_asked_for_and_a_gradient_is_wanted() -> None:
-    assert not recompute_enabled()
-    with recompute_activations():
-        assert recompute_enabled()
-        with torch.no_grad():
-            assert not recompute_enabled()
-    assert not recompute_enabled()
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_the_model_trains_to_the_same_bits_and_makes_its_gelus_again_where_it_is_asked_for(
-    asked: bool,
-) -> None:
-    model = build_model(ModelConfig("test", 2, 2, 16, 8, 0.0, vocabulary=50, padded_vocabulary=64), None)
-    initialise(model, 0)
-    model.double()
-    ids_BT = torch.arange(18).view(2, 9)
-
-    def gradients() -> list[Tensor]:
-        model.zero_grad()
-        model.loss(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
-        return [p.grad for p in model.parameters() if p.grad is not None]
-
-    usual = gradients()
-    with Counted() as counted, recompute_activations() if asked else contextlib.nullcontext():
-        seen = gradients()
-    assert counted.calls["gelu"] == (4 if asked else 2)
-    assert len(seen) == len(usual) > 0
-    assert all(torch.equal(one, other) for one, other in zip(usual, seen, strict=True))
 
 
 def test_a_layer_under_autocast_is_made_once_as_well() -> None:
