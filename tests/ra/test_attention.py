@@ -12,7 +12,7 @@ from gpt2.model.init import initialise
 from gpt2.model.loss import linear_cross_entropy
 from gpt2.model.transformer import GPT2, CausalSelfAttention
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
-from ra.naive import NaiveAttention, naive_loss
+from tests.ra.naive import NaiveAttention, naive_loss
 
 B, H, T, D = 2, 3, 12, 4
 WIDTH = H * D

@@ -10,10 +10,10 @@ from gpt2.config.config import Config
 from gpt2.hardware import resolve
 from gpt2.memory.prediction import predict
 from kconfig.targets import symbols_for_target
-from ra.naive import NaiveAttention, naive_loss
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.memory.micro_batch import Predictions
+from tests.ra.naive import NaiveAttention, naive_loss
 
 DOCUMENT = Path(__file__).parents[3] / "docs/memory.md"
 GIB = 2**30

@@ -1,6 +1,6 @@
 """Naive RALEARN and loss, which store all scores and logits. The 2025 study ran out of memory with them.
 
-Not for training: they are the reference of tests, and `make memory` predicts their peak memory for comparison.
+References for tests of the fused ones.
 """
 
 from __future__ import annotations
