@@ -90,50 +90,18 @@ def chunk_loss_sliced(logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocab
     return torch.stack(parts).sum()
 
 
-class _UnpaddedHead:
-    """Head without padding rows, for float32 on a CPU (gpt2.model.cpu_linear.use_cpu_kernels).
-
-    Each chunk's logits reuse the memory of the previous chunk: page faults on new memory cost more than the product.
-    """
-
-    def __init__(self, w_VC: Tensor, rows: int, need_gradient: bool) -> None:
-        self.w_VC, self.rows, self.need_gradient = w_VC, rows, need_gradient
-        self._buffer_NV: Tensor | None = None
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Compute x @ w_VC.T. The caller must have dropped the previous chunk's logits."""
-        if use_onednn(x, MIN_HEAD_WIDTH):
-            # the heap settings of study.runner.child_process return the previous chunk's block
-            return onednn_matmul(x, self.w_VC)
-        if self._buffer_NV is None:
-            self._buffer_NV = torch.empty((self.rows, self.w_VC.shape[0]), dtype=x.dtype, device=x.device)
-        return torch.mm(x, self.w_VC.T, out=self._buffer_NV[: x.shape[0]])
-
-    def chunk_loss(self, logits_NV: Tensor, targets_N: Tensor, count: Tensor, vocabulary: int) -> Tensor:
-        """Compute chunk_loss without further memory; skip the gradient where it is not needed."""
-        scored_N = targets_N != IGNORED
-        index_N1 = targets_N.clamp(min=0)[:, None]
-        target_logit_N1 = logits_NV.gather(1, index_N1)
-        max_N1 = logits_NV.amax(dim=-1, keepdim=True)
-        logits_NV.sub_(max_N1).exp_()
-        sum_N1 = logits_NV.sum(dim=-1, keepdim=True)
-        loss = ((sum_N1.log() + max_N1 - target_logit_N1)[:, 0] * scored_N).sum()
-        if not self.need_gradient:
-            return loss
+def _chunk_loss_on_cpu(logits_NV: Tensor, targets_N: Tensor, count: Tensor, need_gradient: bool) -> Tensor:
+    """Compute chunk_loss of logits without padding and without further memory of their size, in float32 on a CPU."""
+    scored_N = targets_N != IGNORED
+    index_N1 = targets_N.clamp(min=0)[:, None]
+    target_logit_N1 = logits_NV.gather(1, index_N1)
+    max_N1 = logits_NV.amax(dim=-1, keepdim=True)
+    logits_NV.sub_(max_N1).exp_()
+    sum_N1 = logits_NV.sum(dim=-1, keepdim=True)
+    if need_gradient:
         weight_N1 = (scored_N / count)[:, None]
         logits_NV.mul_(weight_N1 / sum_N1).scatter_add_(1, index_N1, -weight_N1)
-        return loss
-
-
-class _PaddedHead:
-    """Head with all its padding rows. `chunk_loss` may be compiled."""
-
-    def __init__(self, w_VC: Tensor, chunk: ChunkLoss) -> None:
-        self.w_VC, self.chunk_loss = w_VC, chunk
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Compute x @ w_VC.T, padding included."""
-        return x @ self.w_VC.T
+    return ((sum_N1.log() + max_N1 - target_logit_N1)[:, 0] * scored_N).sum()
 
 
 def _add_product(total_VC: Tensor, grad_NV: Tensor, x_NC: Tensor, first: bool) -> None:
@@ -165,13 +133,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_weight[vocabulary:] = 0.0
         with torch.autocast(x_NC.device.type, enabled=False):
             w_VC = (weight_VC[:vocabulary] if unpadded else weight_VC).to(dtype)
-            rows = min(_chunk_rows(x_NC), x_NC.shape[0])
-            head = _UnpaddedHead(w_VC, rows, need_x or need_weight) if unpadded else _PaddedHead(w_VC, chunk)
+            rows = _chunk_rows(x_NC)
             for start in range(0, x_NC.shape[0], rows):
                 part = slice(start, start + rows)
                 x, targets = x_NC[part].to(dtype), targets_N[part]
-                logits_NV = head.logits(x)
-                loss += head.chunk_loss(logits_NV, targets, count, vocabulary)
+                logits_NV = onednn_matmul(x, w_VC) if use_onednn(x, MIN_HEAD_WIDTH) else x @ w_VC.T
+                if unpadded:
+                    loss += _chunk_loss_on_cpu(logits_NV, targets, count, need_x or need_weight)
+                else:
+                    loss += chunk(logits_NV, targets, count, vocabulary)
                 grad_NV = logits_NV  # overwritten with d loss / d logits = (softmax - onehot) / count
                 if grad_x is not None:
                     grad_x[part] = (grad_NV @ w_VC).to(grad_x.dtype)
