@@ -30,12 +30,8 @@ class AlternationSettings:
         mix = MIXES[symbols.choice(MIXES)]
         return cls(
             mix=mix,
-            initial_probability=symbols.number(
-                "ALTERNATION_INIT", low=0, high=1, open_low=True, open_high=True
-            ),
-            learning_rate_multiplier=symbols.number(
-                "ALTERNATION_LR_MULTIPLIER", low=0, high=100000, open_low=True
-            ),
+            initial_probability=symbols.number("ALTERNATION_INIT", "(0, 1)"),
+            learning_rate_multiplier=symbols.number("ALTERNATION_LR_MULTIPLIER", "(0, 100000]"),
             recompute=symbols.flag("ALTERNATION_RECOMPUTE"),
             gate_every=symbols.integer("ALTERNATION_GATE_EVERY") if mix == "hard" else 1,
         )

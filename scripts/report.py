@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2.config.config import read_symbols
+from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments, refuse_assignments
 from study.records.lengths import shown_length

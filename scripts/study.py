@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2.config.config import Config, TargetConfig, read_symbols
-from gpt2.config.dotconfig import Symbols
+from gpt2.config.config import Config, TargetConfig
+from gpt2.config.dotconfig import Symbols, read_symbols
 from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import refuse_assignments

@@ -50,11 +50,9 @@ def micro_batches(effective: int, world_size: int) -> list[int]:
             f"effective batch {effective} over {world_size} processes; fix: use at least 1 of each"
         )
     if effective % world_size:
-        below = effective // world_size * world_size
-        nearest = [n for n in (below, below + world_size) if n]
         raise BatchError(
-            f"{world_size} processes cannot share effective batch {effective} evenly; "
-            f"fix: use {_listed(nearest)}"
+            f"{world_size} processes cannot share effective batch {effective} evenly; fix: use "
+            f"{(effective // world_size + 1) * world_size}"
         )
     share = effective // world_size
     small = [n for n in range(1, int(share**0.5) + 1) if share % n == 0]
@@ -65,10 +63,9 @@ def plan_batch(effective: int, micro: int, world_size: int, block_size: int) -> 
     """Plan a given micro-batch. BatchError names the nearest micro-batches that work."""
     possible = micro_batches(effective, world_size)
     if micro not in possible:
-        nearest = sorted(sorted(possible, key=lambda n: abs(n - micro))[:4])
         raise BatchError(
             f"effective batch {effective} is not micro {micro} x accumulation x {world_size} processes; "
-            f"fix: use a micro-batch of {_listed(nearest)}"
+            f"fix: use a micro-batch of {nearest(possible, micro)}"
         )
     return BatchPlan(effective, micro, effective // (micro * world_size), world_size, block_size)
 
@@ -87,5 +84,6 @@ def next_smaller(plan: BatchPlan) -> BatchPlan | None:
     return plan_batch(plan.effective, smaller[-1], plan.world_size, plan.block_size) if smaller else None
 
 
-def _listed(values: list[int]) -> str:
-    return ", ".join(str(value) for value in values)
+def nearest(possible: list[int], micro: int) -> str:
+    """List the four possible micro-batches nearest to `micro`."""
+    return ", ".join(map(str, sorted(sorted(possible, key=lambda n: abs(n - micro))[:4])))

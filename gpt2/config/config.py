@@ -9,27 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.config.batch import micro_batches
-from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_symbols
-
-__all__ = [
-    "ANY_TARGET",
-    "BatchConfig",
-    "BudgetConfig",
-    "Config",
-    "ConfigError",
-    "DataConfig",
-    "Entry",
-    "EvaluationConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "Symbols",
-    "TargetConfig",
-    "TrackingConfig",
-    "load_config",
-    "parse_lines",
-    "read_symbols",
-]
+from gpt2.config.batch import micro_batches, nearest
+from gpt2.config.dotconfig import Symbols, read_symbols
 
 VOCABULARY = 50257
 PADDED_VOCABULARY = 50304  # the next multiple of 128
@@ -88,7 +69,7 @@ class ModelConfig:
             heads=heads,
             width=width,
             block_size=symbols.integer("GPT2_BLOCK_SIZE"),
-            dropout=symbols.number("GPT2_DROPOUT", low=0, high=1, open_high=True),
+            dropout=symbols.number("GPT2_DROPOUT", "[0, 1)"),
         )
 
 
@@ -105,12 +86,10 @@ class BatchConfig:
         if effective < 1:
             raise symbols.error("EFFECTIVE_BATCH", "is no batch; fix: use at least 1 sequence")
         if micro and effective % micro:
-            near = sorted(sorted(micro_batches(effective, 1), key=lambda n: abs(n - micro))[:4])
-            multiples = [n for n in (effective // micro * micro, (effective // micro + 1) * micro) if n]
             raise symbols.error(
                 "MICRO_BATCH",
-                f"does not divide CONFIG_EFFECTIVE_BATCH={effective}; fix: use {_listed(near)}, or 0 to let the "
-                f"planner choose, or an effective batch of {_listed(multiples)}",
+                f"does not divide CONFIG_EFFECTIVE_BATCH={effective}; fix: use "
+                f"{nearest(micro_batches(effective, 1), micro)}, or 0 to let the planner choose",
             )
         return cls(effective, micro)
 
@@ -171,10 +150,10 @@ class OptimizerConfig:
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> OptimizerConfig:
         schedule = SCHEDULES[symbols.choice(SCHEDULES)]
-        warmup_fraction = symbols.number("WARMUP_FRACTION", low=0, high=1, open_high=True)
+        warmup_fraction = symbols.number("WARMUP_FRACTION", "[0, 1)")
         decay_fraction = 0.0
         if schedule == "wsd":
-            decay_fraction = symbols.number("DECAY_FRACTION", low=0, high=1, open_low=True)
+            decay_fraction = symbols.number("DECAY_FRACTION", "(0, 1]")
             if warmup_fraction + decay_fraction > 1:
                 raise symbols.error(
                     "DECAY_FRACTION",
@@ -182,14 +161,14 @@ class OptimizerConfig:
                     "fix: use at most 1 together",
                 )
         return cls(
-            learning_rate=symbols.number("LEARNING_RATE", low=0, high=1, open_low=True),
-            min_learning_rate_ratio=symbols.number("MIN_LEARNING_RATE_RATIO", low=0, high=1),
+            learning_rate=symbols.number("LEARNING_RATE", "(0, 1]"),
+            min_learning_rate_ratio=symbols.number("MIN_LEARNING_RATE_RATIO", "[0, 1]"),
             warmup_fraction=warmup_fraction,
-            weight_decay=symbols.number("WEIGHT_DECAY", low=0, high=10),
-            beta1=symbols.number("ADAM_BETA1", low=0, high=1, open_high=True),
-            beta2=symbols.number("ADAM_BETA2", low=0, high=1, open_high=True),
-            epsilon=symbols.number("ADAM_EPSILON", low=0, high=1, open_low=True),
-            grad_clip=symbols.number("GRAD_CLIP", low=0),
+            weight_decay=symbols.number("WEIGHT_DECAY", "[0, 10]"),
+            beta1=symbols.number("ADAM_BETA1", "[0, 1)"),
+            beta2=symbols.number("ADAM_BETA2", "[0, 1)"),
+            epsilon=symbols.number("ADAM_EPSILON", "(0, 1]"),
+            grad_clip=symbols.number("GRAD_CLIP", "[0, inf)"),
             schedule=schedule,
             decay_fraction=decay_fraction,
         )
@@ -362,7 +341,3 @@ def detected(symbols: Symbols) -> str:
             "DETECTED", "is no hardware name; fix: use lower-case letters, digits and -, such as cpu"
         )
     return name
-
-
-def _listed(values: list[int]) -> str:
-    return ", ".join(str(value) for value in values)

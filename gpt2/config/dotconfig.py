@@ -163,27 +163,17 @@ class Symbols:
             raise self.error(name, "is neither y nor n; fix: use y or n, unquoted")
         return entry.value == "y"
 
-    def number(
-        self,
-        name: str,
-        low: float | None = None,
-        high: float | None = None,
-        open_low: bool = False,
-        open_high: bool = False,
-    ) -> float:
-        """Return a finite float within the bounds from a string symbol. `open_...` excludes the bound itself."""
+    def number(self, name: str, interval: str) -> float:
+        """Return a finite float within the interval, such as "[0, 1)", from a string symbol."""
         literal = self.text(name)
-        span = _span(low, high, open_low, open_high)
-        listed = f",{span}" if span else ""
-        if not NUMBER.fullmatch(literal):
-            raise self.error(name, f"is not a number; fix: use a decimal such as 0.1 or 6e-4{listed}")
-        value = float(literal)
-        if not math.isfinite(value):
-            raise self.error(name, f"is too large; fix: use a decimal such as 0.1 or 6e-4{listed}")
-        below = low is not None and (value <= low if open_low else value < low)
-        above = high is not None and (value >= high if open_high else value > high)
-        if below or above:
-            raise self.error(name, f"is out of range; fix: use a number{span}")
+        value = float(literal) if NUMBER.fullmatch(literal) else math.nan
+        low, high = map(float, interval[1:-1].split(","))
+        above = value >= low if interval[0] == "[" else value > low
+        below = value <= high if interval[-1] == "]" else value < high
+        if not (above and below and math.isfinite(value)):
+            raise self.error(
+                name, f"is not a number in {interval}; fix: use a decimal in {interval}, such as 0.1 or 6e-4"
+            )
         return value
 
     def choice(self, members: Iterable[str]) -> str:
@@ -198,16 +188,6 @@ class Symbols:
         if len(chosen) > 1:
             raise self.error(chosen[1], f"and CONFIG_{chosen[0]}=y exclude each other; fix: remove one")
         return chosen[0]
-
-
-def _span(low: float | None, high: float | None, open_low: bool, open_high: bool) -> str:
-    """Write the bounds in words, with a leading space."""
-    bounds = []
-    if low is not None:
-        bounds.append(f"{'above' if open_low else 'at least'} {low:g}")
-    if high is not None:
-        bounds.append(f"{'below' if open_high else 'at most'} {high:g}")
-    return " " + " and ".join(bounds) if bounds else ""
 
 
 def read_symbols(path: Path | str) -> Symbols:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.config import Config, read_symbols
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
 from gpt2.data import dataset, tokenizer
 from gpt2.model.transformer import GPT2, learned_scalars
 from gpt2.system.errors import UserError

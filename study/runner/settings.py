@@ -46,11 +46,7 @@ class StudySettings:
             seeds=seeds,
             results_dir=directory(symbols, "RESULTS_DIR"),
             equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
-            equivalence_margin=math.log(
-                1
-                + symbols.number("EQUIVALENCE_MARGIN_PERCENT", low=0, high=100, open_low=True, open_high=True)
-                / 100
-            ),
+            equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
         )
 
 

@@ -17,7 +17,8 @@ from typing import Any
 from gpt2.artifacts import run_record
 from gpt2.artifacts.experiment_loggers import ExperimentLoggers
 from gpt2.config.batch import BatchPlan
-from gpt2.config.config import Config, Symbols
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import Symbols
 from gpt2.data import dataset
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.hardware import resolve

@@ -74,7 +74,8 @@ def _explain(error: Exception) -> int:
 
 
 def _work(arguments: argparse.Namespace, stop: Stop) -> int:
-    from gpt2.config.config import Config, read_symbols
+    from gpt2.config.config import Config
+    from gpt2.config.dotconfig import read_symbols
     from gpt2.train.trainer import Run
     from ra.settings import AlternationSettings
     from ra.variants import variant

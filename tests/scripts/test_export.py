@@ -11,7 +11,7 @@ import pytest
 
 from bench import case_step, workers
 from bench.cases import SHAPES
-from gpt2.config.config import read_symbols
+from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.hardware.gpu_specs import AOTRITON, TargetError
 from kconfig import commands

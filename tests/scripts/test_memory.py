@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpt2.config.config import Config, read_symbols
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
 from gpt2.memory.allocation_tracker import Allocation, Timeline
 from gpt2.memory.prediction import Prediction
 from gpt2.system.errors import UserError

@@ -12,17 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.config.config import (
-    MODELS,
-    Config,
-    ConfigError,
-    DataConfig,
-    Symbols,
-    load_config,
-    parse_lines,
-    read_symbols,
-)
-from gpt2.config.dotconfig import quote
+from gpt2.config.config import MODELS, Config, DataConfig, load_config
+from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines, quote, read_symbols
 from gpt2.system.errors import UserError
 
 VALUES = {
@@ -140,7 +131,7 @@ def test_a_decay_stands_in_the_configuration_of_wsd_alone():
 
 
 @pytest.mark.parametrize(
-    ("decay", "word"), [("0", "above 0"), ("1.1", "at most 1"), ("0.96", "at most 1 together")]
+    ("decay", "word"), [("0", "(0, 1]"), ("1.1", "(0, 1]"), ("0.96", "at most 1 together")]
 )
 def test_a_decay_is_a_part_of_the_budget_that_the_warm_up_leaves(decay, word):
     message = refusal(**WSD | {"DECAY_FRACTION": f'"{decay}"'})
@@ -149,50 +140,45 @@ def test_a_decay_is_a_part_of_the_budget_that_the_warm_up_leaves(decay, word):
 
 
 FLOATS = {
-    "GPT2_DROPOUT": ("0", "1", False, True),
-    "LEARNING_RATE": ("0", "1", True, False),
-    "MIN_LEARNING_RATE_RATIO": ("0", "1", False, False),
-    "WARMUP_FRACTION": ("0", "1", False, True),
-    "WEIGHT_DECAY": ("0", "10", False, False),
-    "ADAM_BETA1": ("0", "1", False, True),
-    "ADAM_BETA2": ("0", "1", False, True),
-    "ADAM_EPSILON": ("0", "1", True, False),
+    "GPT2_DROPOUT": "[0, 1)",
+    "LEARNING_RATE": "(0, 1]",
+    "MIN_LEARNING_RATE_RATIO": "[0, 1]",
+    "WARMUP_FRACTION": "[0, 1)",
+    "WEIGHT_DECAY": "[0, 10]",
+    "ADAM_BETA1": "[0, 1)",
+    "ADAM_BETA2": "[0, 1)",
+    "ADAM_EPSILON": "(0, 1]",
 }
 
 
 @pytest.mark.parametrize("name", sorted(FLOATS))
 def test_the_bounds_of_a_float_are_kept_and_told(name):
-    low, high, open_low, open_high = FLOATS[name]
-    for bound, is_open in ((low, open_low), (high, open_high)):
-        if is_open:
-            assert f'CONFIG_{name}="{bound}" is out of range' in refusal(**{name: f'"{bound}"'})
+    interval = FLOATS[name]
+    low, high = interval[1:-1].split(", ")
+    outside = ["-0.001", f"{float(high) + 0.001}"]
+    for bound, sign in ((low, interval[0]), (high, interval[-1])):
+        if sign in "()":
+            outside.append(bound)
         else:
             Config.from_symbols(symbols(**{name: f'"{bound}"'}))
-    for outside in ("-0.001", f"{float(high) + 0.001}"):
-        message = refusal(**{name: f'"{outside}"'})
-        assert f'CONFIG_{name}="{outside}" is out of range' in message
-        assert ("above" if open_low else "at least") + " 0" in message
-        assert ("below " if open_high else "at most ") + high in message
+    for value in outside:
+        message = refusal(**{name: f'"{value}"'})
+        assert f'CONFIG_{name}="{value}" is not a number in {interval}; fix: ' in message
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_finite_float_is_read_as_python_reads_it(value):
-    assert symbols(GRAD_CLIP=f'"{value!r}"').number("GRAD_CLIP") == value
+    assert symbols(GRAD_CLIP=f'"{value!r}"').number("GRAD_CLIP", "(-inf, inf)") == value
 
 
-@given(
-    st.floats(-1e6, 1e6),
-    st.floats(-1e6, 1e6),
-    st.floats(-1e6, 1e6),
-    st.booleans(),
-    st.booleans(),
-)
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.booleans(), st.booleans())
 def test_a_number_is_accepted_exactly_when_it_lies_within_its_bounds(value, one, other, open_low, open_high):
     low, high = sorted((one, other))
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     source = symbols(GRAD_CLIP=f'"{value!r}"')
     try:
-        accepted = source.number("GRAD_CLIP", low, high, open_low, open_high) == value
+        interval = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
+        accepted = source.number("GRAD_CLIP", interval) == value
     except ConfigError:
         accepted = False
     assert accepted == inside
@@ -201,7 +187,9 @@ def test_a_number_is_accepted_exactly_when_it_lies_within_its_bounds(value, one,
 @given(st.text(max_size=12))
 def test_text_is_a_number_or_a_config_error_and_never_anything_else(text):
     try:
-        value = Symbols("c", {"X": parse_lines("CONFIG_X=" + quote(text), "c")["X"]}).number("X")
+        value = Symbols("c", {"X": parse_lines("CONFIG_X=" + quote(text), "c")["X"]}).number(
+            "X", "(-inf, inf)"
+        )
     except ConfigError:
         return
     assert math.isfinite(value)
@@ -299,14 +287,10 @@ def test_the_micro_batch_divides_the_effective_batch_or_the_nearest_that_do_are_
         assert (batch.effective, batch.micro) == (effective, micro)
         return
     message = refusal(**changes)
-    values, others = message.split("fix: use ")[1].split(
-        ", or 0 to let the planner choose, or an effective batch of "
-    )
-    near = [int(value) for value in values.split(", ")]
+    near = [int(value) for value in message.split("fix: use ")[1].split(", or 0")[0].split(", ")]
     assert all(effective % value == 0 for value in near)
     best = min(abs(value - micro) for value in range(1, effective + 1) if effective % value == 0)
     assert min(abs(value - micro) for value in near) == best
-    assert all(int(value) % micro == 0 for value in others.split(", "))
 
 
 def test_a_run_without_any_limit_is_refused():
@@ -358,7 +342,9 @@ def test_the_hash_is_of_the_values_alone():
 def test_an_error_points_to_where_the_user_asked_for_the_value():
     source = symbols(LEARNING_RATE='"2"')
     source.origins["LEARNING_RATE"] = "command line"
-    with pytest.raises(ConfigError, match=r'^command line: CONFIG_LEARNING_RATE="2" is out of range'):
+    with pytest.raises(
+        ConfigError, match=r'^command line: CONFIG_LEARNING_RATE="2" is not a number in \(0, 1\]'
+    ):
         Config.from_symbols(source)
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gpt2.artifacts import checkpoint, run_record
-from gpt2.config.config import Config, read_symbols
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
 from gpt2.system import files

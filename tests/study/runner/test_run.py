@@ -11,7 +11,8 @@ import pytest
 
 from gpt2.artifacts import run_record
 from gpt2.config.batch import BatchPlan
-from gpt2.config.config import Config, read_symbols
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
 from gpt2.system import files
 from study.records.plan_file import Plan, PlanBudget, PlanRow
 from study.runner.child_process import Event, Session
