@@ -7,7 +7,7 @@ import torch
 from gpt2.data.prefetch import BatchPrefetcher
 
 
-def test_batches_come_in_order_from_where_the_run_stands() -> None:
+def test_batches_come_in_order_from_the_first_iteration() -> None:
     with BatchPrefetcher(lambda k: np.full((2, 3), k, dtype=np.uint16), 4, 9, "cpu") as batches:
         got = [batches.get() for _ in range(5)]
     assert [int(batch[0, 0]) for batch in got] == [4, 5, 6, 7, 8]
@@ -15,7 +15,7 @@ def test_batches_come_in_order_from_where_the_run_stands() -> None:
     assert got[0].shape == (2, 3)
 
 
-def test_an_error_while_making_a_batch_reaches_the_training_thread() -> None:
+def test_an_error_in_reading_a_batch_is_raised_in_the_training_thread() -> None:
     def make(k: int) -> np.ndarray:
         if k == 2:
             raise OSError("shard gone")
@@ -28,7 +28,7 @@ def test_an_error_while_making_a_batch_reaches_the_training_thread() -> None:
             batches.get()
 
 
-def test_a_closed_feed_leaves_no_thread() -> None:
+def test_a_closed_prefetcher_leaves_no_thread() -> None:
     before = threading.active_count()
     batches = BatchPrefetcher(lambda k: np.zeros((1, 2), dtype=np.uint16), 0, 10**6, "cpu")
     batches.get()

@@ -42,7 +42,7 @@ def visible(written: str) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
 
 
-def test_without_a_terminal_a_line_comes_each_few_seconds_and_no_escape_with_it(clock: list[float]) -> None:
+def test_without_a_terminal_plain_lines_are_printed_every_few_seconds(clock: list[float]) -> None:
     lines: list[str] = []
     stream = io.StringIO()
     with TokenMeter("data", lines.append, stream) as meter:
@@ -53,7 +53,7 @@ def test_without_a_terminal_a_line_comes_each_few_seconds_and_no_escape_with_it(
     assert stream.getvalue() == ""
 
 
-def test_on_a_terminal_the_line_is_live_with_a_bar_and_the_rate_and_is_gone_at_the_end() -> None:
+def test_on_a_terminal_the_live_line_shows_bar_and_rate_and_is_erased_at_the_end() -> None:
     lines: list[str] = []
     screen = Screen()
     with TokenMeter("data", lines.append, screen) as meter:
@@ -78,7 +78,7 @@ def test_the_live_line_never_wraps(monkeypatch: pytest.MonkeyPatch, columns: int
     assert all(len(line) <= columns for line in visible(screen.getvalue()))
 
 
-def test_how_much_is_done_is_not_made_up_where_nobody_knows() -> None:
+def test_an_unknown_share_is_shown_without_a_percentage() -> None:
     screen = Screen()
     with TokenMeter("data", print, screen) as meter:
         meter.update(3_000_000, None)
@@ -108,7 +108,7 @@ def settings(folder: Path, count: int, max_tokens: int = 0) -> DataConfig:
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2000])
-def test_what_is_said_to_be_done_grows_to_the_whole(
+def test_the_finished_share_grows_to_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
     shares: list[float | None] = []
@@ -122,14 +122,14 @@ def test_what_is_said_to_be_done_grows_to_the_whole(
 
 
 @pytest.mark.parametrize("count", [sources.FEW_FILES - 1, sources.FEW_FILES, 50])
-def test_the_documents_are_counted_beforehand_or_not_at_all(tmp_path: Path, count: int) -> None:
+def test_documents_are_counted_before_preparation_from_a_minimum_of_files_on(tmp_path: Path, count: int) -> None:
     config = settings(tmp_path / "texts", count)
     expected = sources.document_count(config)
     assert expected in (None, len(list(sources.documents(config))))
     assert (expected is None) == (count < sources.FEW_FILES)
 
 
-def test_the_embedded_text_is_counted_by_its_files() -> None:
+def test_documents_of_the_embedded_text_are_counted_by_its_files() -> None:
     config = DataConfig("embedded", (), 0, Path("nowhere"), 1)
     assert sources.document_count(config) == len(sources.embedded_files())
     assert sources.document_count(DataConfig("tinystories", (), 0, Path("nowhere"), 1)) is None

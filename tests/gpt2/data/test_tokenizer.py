@@ -10,12 +10,12 @@ from tests.published import published
 
 
 @given(st.text())
-def test_what_is_encoded_decodes_to_itself(text: str) -> None:
+def test_decoding_restores_the_encoded_text(text: str) -> None:
     encoding = tokenizer.load()
     assert encoding.decode(encoding.encode_ordinary(text)) == text
 
 
-def test_known_texts_have_gpt2s_tokens() -> None:
+def test_known_texts_have_the_tokens_of_gpt2() -> None:
     encoding = tokenizer.load()
     assert encoding.encode_ordinary("Hello world") == [15496, 995]
     assert encoding.encode("<|endoftext|>", allowed_special="all") == [tokenizer.EOT]
@@ -30,7 +30,7 @@ def test_every_token_has_the_published_id() -> None:
     assert ours == {bytes(byte_of[c] for c in token): number for token, number in theirs.items()}
 
 
-def test_the_pattern_is_tiktokens() -> None:
+def test_the_pattern_is_that_of_tiktoken() -> None:
     from tiktoken_ext import openai_public
 
     assert openai_public.r50k_pat_str == tokenizer.PATTERN
