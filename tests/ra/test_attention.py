@@ -55,7 +55,7 @@ def reference(kind: str, q: Tensor, k: Tensor, v: Tensor, p: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("logit", [-3.0, 0.4, 2.5])
-def test_forward_and_all_gradients_equal_the_written_out_reference(kind: str, logit: float) -> None:
+def test_forward_and_gradients_equal_the_naive_reference(kind: str, logit: float) -> None:
     attention = MAKERS[kind]().double()
     initial = torch.tensor(logit, dtype=torch.float64)
     if isinstance(attention, LearnedAttention):
@@ -93,7 +93,7 @@ def model_of(kind: str, layers: int = 2) -> GPT2:
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("position", [1, 5, T - 1])
-def test_a_position_never_sees_the_future(kind: str, training: bool, position: int) -> None:
+def test_no_position_depends_on_a_later_one(kind: str, training: bool, position: int) -> None:
     model = model_of(kind).train(training)
     ids = torch.randint(0, 53, (B, T), generator=torch.Generator().manual_seed(1))
     changed = ids.clone()
@@ -119,14 +119,14 @@ def saved_shapes(attention: nn.Module, tokens: int, width: int) -> list[tuple[in
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_nothing_of_size_t_by_t_is_kept_for_backward(kind: str) -> None:
+def test_no_tensor_of_t_by_t_is_saved_for_backward(kind: str) -> None:
     shapes = saved_shapes(MAKERS[kind](), 512, WIDTH)
     assert shapes
     assert not [shape for shape in shapes if sum(size == 512 for size in shape) >= 2]
     assert max(math.prod(shape) for shape in shapes) <= 512 * 4 * WIDTH
 
 
-def test_the_check_above_sees_a_written_out_matrix() -> None:
+def test_the_check_of_saved_tensors_detects_naive_attention() -> None:
     class WrittenOut(CausalSelfAttention):
         def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
             return softmax_attention(q_BHTD @ k_BHTD.transpose(-1, -2), v_BHTD)
@@ -138,7 +138,9 @@ def test_the_check_above_sees_a_written_out_matrix() -> None:
 
 @pytest.mark.parametrize("kind", ["learned", "score", "hard"])
 @pytest.mark.parametrize(("logit", "fixed"), [(-200.0, "standard"), (200.0, "reciprocal")])
-def test_the_learned_mix_ends_in_the_fixed_attentions(kind: str, logit: float, fixed: str) -> None:
+def test_the_learned_mix_equals_the_fixed_attentions_at_its_limits(
+    kind: str, logit: float, fixed: str
+) -> None:
     learned, plain = model_of(kind), model_of(fixed)
     with torch.no_grad():
         for block in learned.blocks:
@@ -157,7 +159,7 @@ def test_training_and_evaluation_are_the_same_function(kind: str) -> None:
     torch.testing.assert_close(trained, evaluated, rtol=0, atol=0)
 
 
-def test_the_initial_share_is_the_one_asked_for() -> None:
+def test_the_initial_probability_is_the_configured_one() -> None:
     for p in (0.01, 0.5, 0.9):
         attention = LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
         assert attention.learned_scalars()["alternation_probability"] == pytest.approx(p, abs=1e-6)
@@ -167,7 +169,7 @@ def test_the_initial_share_is_the_one_asked_for() -> None:
 
 
 @pytest.mark.parametrize("logit", [-1.0, 1.0])
-def test_between_its_gradients_the_hard_gate_costs_one_call_and_gives_the_same_values(
+def test_a_hard_gate_without_its_gradient_runs_one_attention_call_with_the_same_values(
     logit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attention = LearnedHardAttention(WIDTH, H, gate_every=4, **LEARNED).double()
@@ -202,9 +204,7 @@ def test_between_its_gradients_the_hard_gate_costs_one_call_and_gives_the_same_v
 
 @pytest.mark.parametrize("kind", [LearnedAttention, LearnedHardAttention])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_what_is_recomputing_in_backward_gives_the_same_gradients_to_the_bit(
-    kind: type, recompute: bool
-) -> None:
+def test_recomputation_gives_bitwise_the_same_gradients(kind: type, recompute: bool) -> None:
     attention = kind(WIDTH, H, **LEARNED, recompute=recompute)
     for name, parameter in attention.named_parameters():
         if parameter.dim():
@@ -233,7 +233,7 @@ def kept_bytes(attention: nn.Module) -> int:
     return kinds["activations"] - y.numel() * y.element_size()
 
 
-def test_the_learned_attention_keeps_at_most_two_outputs_a_layer_more_than_the_standard_one() -> None:
+def test_learned_attention_saves_at_most_two_outputs_a_layer_more_than_standard_attention() -> None:
     output = B * 128 * WIDTH * 4
     statistics = B * 128 * H * 4
     standard = kept_bytes(CausalSelfAttention(WIDTH, H))
@@ -246,7 +246,7 @@ def test_the_learned_attention_keeps_at_most_two_outputs_a_layer_more_than_the_s
         assert kept_bytes(recomputing) < standard
 
 
-def test_the_written_out_attention_of_2025_is_the_same_function_and_keeps_two_matrices() -> None:
+def test_the_naive_attention_of_2025_is_the_same_function_and_saves_two_matrices() -> None:
     fused, written = LearnedAttention(WIDTH, H, **LEARNED), NaiveAttention(WIDTH, H, **LEARNED)
     for module in (fused, written):
         for name, parameter in module.double().named_parameters():

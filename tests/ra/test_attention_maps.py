@@ -37,7 +37,7 @@ def explicit(query: np.ndarray, key: np.ndarray) -> np.ndarray:
     rows=st.integers(1, 45),
     scale=st.sampled_from([0.1, 1.0, 30.0]),
 )
-def test_slices_of_rows_are_the_definition_causal_and_sum_to_one(
+def test_slices_of_rows_equal_the_definition_are_causal_and_sum_to_one(
     T: int, D: int, rows: int, scale: float
 ) -> None:
     query, key = draw(2, T, D, scale=scale)
@@ -53,7 +53,7 @@ def test_slices_of_rows_are_the_definition_causal_and_sum_to_one(
 
 @settings(max_examples=25, deadline=None)
 @given(T=st.integers(2, 30), rows=st.integers(1, 33), scale=st.sampled_from([0.3, 3.0]))
-def test_every_statistic_is_that_of_an_independent_implementation(T: int, rows: int, scale: float) -> None:
+def test_every_statistic_equals_an_independent_implementation(T: int, rows: int, scale: float) -> None:
     query, key = draw(3, T, 4, seed=T, scale=scale)
     maps = attention_maps.layer_maps(query, key, slice_rows=rows)
     standard = explicit(query.double().numpy(), key.double().numpy())
@@ -77,7 +77,9 @@ def test_every_statistic_is_that_of_an_independent_implementation(T: int, rows: 
 
 @settings(max_examples=25, deadline=None)
 @given(T=st.integers(2, 60), pixels=st.integers(1, 64), rows=st.integers(1, 61))
-def test_a_picture_is_the_map_in_blocks_and_its_rows_sum_to_one(T: int, pixels: int, rows: int) -> None:
+def test_a_picture_is_the_block_mean_of_the_map_and_its_rows_sum_to_one(
+    T: int, pixels: int, rows: int
+) -> None:
     query, key = draw(3, T, 4, seed=1)
     pictures = attention_maps.layer_maps(query, key, heads=[2, 0], pixels=pixels, slice_rows=rows).pictures
     whole = {2: explicit(query.double().numpy(), key.double().numpy())[2]}
@@ -95,7 +97,7 @@ def test_a_picture_is_the_map_in_blocks_and_its_rows_sum_to_one(T: int, pixels: 
             np.testing.assert_allclose(pair[0].numpy(), blocks, atol=1e-12)
 
 
-def test_exchanging_query_and_key_exchanges_the_paths_and_equal_ones_do_not_differ() -> None:
+def test_exchanging_query_and_key_exchanges_the_paths() -> None:
     query, key = draw(2, 20, 4)
     one, other = attention_maps.layer_maps(query, key), attention_maps.layer_maps(key, query)
     assert torch.equal(one.standard.entropy, other.reciprocal.entropy)
@@ -105,7 +107,7 @@ def test_exchanging_query_and_key_exchanges_the_paths_and_equal_ones_do_not_diff
     assert float(same.jensen_shannon.max()) == pytest.approx(0, abs=1e-12)
 
 
-def test_no_tensor_of_heads_by_tokens_by_tokens_is_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tensor_of_heads_by_tokens_by_tokens_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     rows_of = attention_maps.attention_rows
 
@@ -121,12 +123,12 @@ def test_no_tensor_of_heads_by_tokens_by_tokens_is_ever_made(monkeypatch: pytest
     assert maps.pictures[0][0].shape == (256, 256)
 
 
-def test_one_token_leaves_nothing_to_measure() -> None:
+def test_a_single_token_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         attention_maps.layer_maps(*draw(1, 1, 4))
 
 
-def test_what_is_caught_is_what_the_attentions_attend_with() -> None:
+def test_captured_queries_and_keys_are_those_of_the_attention_calls() -> None:
     def attention(layer: int) -> torch.nn.Module:
         if layer == 2:
             return LearnedAttention(16, 2, initial_probability=0.3, learning_rate_multiplier=1.0)

@@ -146,7 +146,7 @@ RECOMPUTED = {  # attention calls that backward recomputes, per layer
 
 
 @pytest.mark.parametrize("kind", RECOMPUTED)
-def test_a_compiled_learned_attention_makes_no_product_again(kind: str) -> None:
+def test_a_compiled_learned_attention_recomputes_no_matrix_product(kind: str) -> None:
     baseline, learned = graphs_of("B", "output"), graphs_of(LEARNED, kind)
     assert attention_calls(baseline["backward"]) == 0
     assert attention_calls(learned["backward"]) == RECOMPUTED[kind] * MODEL.layers
@@ -167,7 +167,9 @@ def test_a_compiled_learned_attention_stores_no_more_than_the_eager_one(kind: st
 
 
 @pytest.mark.parametrize(("name", "kind"), [("B", "output"), (LEARNED, "output"), (LEARNED, "score")])
-def test_compiled_in_bfloat16_it_is_one_graph_too_and_gives_the_eager_numbers(name: str, kind: str) -> None:
+def test_a_variant_compiled_in_bfloat16_is_one_graph_and_gives_the_eager_numbers(
+    name: str, kind: str
+) -> None:
     model = model_of(name, kind)
     compiled = torch.compile(model.hidden, fullgraph=True, backend="aot_eager")
     with in_precision(torch.bfloat16):

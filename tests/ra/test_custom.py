@@ -42,7 +42,7 @@ def example() -> str:
     return found[1]
 
 
-def test_the_documented_example_is_trained_like_any_other_and_computes_its_formula(folder: Path) -> None:
+def test_the_documented_example_trains_and_computes_its_formula(folder: Path) -> None:
     chosen = build(folder, example())
     model = GPT2(
         layers=2,
@@ -65,7 +65,7 @@ def test_the_documented_example_is_trained_like_any_other_and_computes_its_formu
     assert torch.allclose(chosen.attention(0).attend(q, k, v), scores.softmax(-1) @ v, atol=1e-6)
 
 
-def test_the_docs_name_the_file_and_the_variant_alike() -> None:
+def test_the_docs_give_file_and_variant_one_name() -> None:
     found = re.search(r"`ra/custom/(\w+)\.py`[^`]*`(\w+)`", PAGE)
     assert found
     assert found[1].upper() == found[2]

@@ -14,7 +14,7 @@ LAYERS = st.integers(1, 60)
 
 
 @given(LAYERS)
-def test_early_and_late_share_the_layers_of_all_between_them(layers):
+def test_early_and_late_partition_the_layers_of_all(layers):
     early, late = reciprocal_layers("RAEARLY", layers), reciprocal_layers("RALATE", layers)
     assert early | late == reciprocal_layers("RAALL", layers) == frozenset(range(layers))
     assert early & late == reciprocal_layers("B", layers) == frozenset()
@@ -30,14 +30,14 @@ def test_the_layers_of_gpt2_124m_are_those_of_the_definition():
     assert reciprocal_layers("RALEARN", 12) is None
 
 
-def test_all_but_the_learned_variant_are_the_baselines_function_class():
+def test_all_variants_but_the_learned_one_are_of_the_function_class_of_the_baseline():
     assert [name for name in PATTERNS if not is_control_arm(name)] == ["RALEARN"]
     assert is_control_arm("RA:5-7,9")
     assert not any(is_control_arm(name) for name in ("MINE", "RA:<b>", "RA:"))
 
 
 @given(LAYERS.flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))))
-def test_any_set_of_layers_can_be_listed_singly_or_in_ranges(case):
+def test_any_set_of_layers_can_be_listed_by_numbers_and_ranges(case):
     layers, chosen = case
     assert reciprocal_layers("RA:" + ",".join(map(str, sorted(chosen))), layers) == chosen
     runs: list[list[int]] = []
@@ -68,7 +68,7 @@ def test_any_set_of_layers_can_be_listed_singly_or_in_ranges(case):
         ("", "no variant"),
     ],
 )
-def test_what_is_no_variant_is_refused_in_one_line(name, says):
+def test_an_unknown_variant_is_refused_in_one_line(name, says):
     with pytest.raises(VariantError) as caught:
         reciprocal_layers(name, 12)
     assert isinstance(caught.value, UserError)
@@ -85,5 +85,5 @@ def test_any_text_is_a_variant_or_refused(text, layers):
     assert chosen is None or all(0 <= layer < layers for layer in chosen)
 
 
-def test_every_pattern_has_a_fixed_colour_on_pages() -> None:
+def test_every_pattern_has_a_fixed_colour() -> None:
     assert tuple(PATTERNS) == FIXED_COLORS

@@ -17,7 +17,7 @@ def save(root: Path, *iterations: int) -> None:
         checkpoint.save(root, iteration, state(float(iteration)), {"cut": False, "losses": [[1, 2.0, 3.0]]})
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_loaded_unchanged(tmp_path: Path) -> None:
     save(tmp_path, 5)
     loaded = checkpoint.load_latest(tmp_path)
     assert loaded is not None
@@ -28,16 +28,16 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert loaded.skipped == []
 
 
-def test_without_a_checkpoint_there_is_nothing_to_load(tmp_path: Path) -> None:
+def test_loading_from_an_empty_folder_gives_none(tmp_path: Path) -> None:
     assert checkpoint.load_latest(tmp_path / "nowhere") is None
 
 
-def test_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_the_last_two_checkpoints_remain(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3, 10)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000003", "00000010"]
 
 
-def test_the_same_iteration_can_be_saved_again(tmp_path: Path) -> None:
+def test_an_iteration_can_be_overwritten(tmp_path: Path) -> None:
     save(tmp_path, 4)
     checkpoint.save(tmp_path, 4, state(9.0), {"cut": True})
     loaded = checkpoint.load_latest(tmp_path)
@@ -48,7 +48,7 @@ def test_the_same_iteration_can_be_saved_again(tmp_path: Path) -> None:
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["00000004.12", "00000004.13"]
 
 
-def test_saving_an_iteration_again_never_leaves_a_moment_without_a_checkpoint(
+def test_overwriting_an_iteration_leaves_a_complete_checkpoint_at_every_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 4)
@@ -66,7 +66,7 @@ def test_saving_an_iteration_again_never_leaves_a_moment_without_a_checkpoint(
     assert all(seen)
 
 
-def test_a_damaged_newer_checkpoint_does_not_push_out_a_good_one(tmp_path: Path) -> None:
+def test_a_damaged_newer_checkpoint_does_not_replace_a_complete_one(tmp_path: Path) -> None:
     save(tmp_path, 100, 200)
     (tmp_path / "00000200" / "state.pt").write_bytes(b"")
     loaded = checkpoint.load_latest(tmp_path)
@@ -81,7 +81,7 @@ def test_a_damaged_newer_checkpoint_does_not_push_out_a_good_one(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["state.pt", "meta.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before_and_named(
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_loaded(
     tmp_path: Path, name: str, damage: str
 ) -> None:
     save(tmp_path, 1, 2)
@@ -112,14 +112,14 @@ def json_is_unchanged(file: Path) -> bool:
     )
 
 
-def test_when_no_whole_checkpoint_is_left_it_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
+def test_without_a_complete_checkpoint_loading_is_an_error(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "00000001" / "state.pt").unlink()
     with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         checkpoint.load_latest(tmp_path)
 
 
-def test_a_failed_save_keeps_the_one_before_and_leaves_nothing_half_made(
+def test_a_failed_save_leaves_the_previous_checkpoint_and_no_partial_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1)
@@ -137,7 +137,7 @@ def test_a_failed_save_keeps_the_one_before_and_leaves_nothing_half_made(
     assert loaded.iteration == 1
 
 
-def test_leftovers_of_a_killed_process_are_never_loaded_and_are_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed_and_never_loaded(tmp_path: Path) -> None:
     (tmp_path / ".00000009.123.tmp").mkdir(parents=True)
     (tmp_path / ".00000009.123.tmp" / "state.pt").write_bytes(b"half")
     assert checkpoint.load_latest(tmp_path) is None

@@ -73,7 +73,7 @@ def test_different_trees_have_different_digests(one: bytes, other: bytes) -> Non
     assert module_digest(one) != module_digest(other)
 
 
-def test_the_present_computing_modules_are_listed_as_equivalent_to_the_reference() -> None:
+def test_the_present_computing_modules_are_listed_as_equivalent_to_the_reference_commit() -> None:
     listed = equivalent_versions()["present"]
     differing = sorted(name for name, digest in present_modules().items() if listed.get(name) != digest)
     assert not differing, f"changed: {differing}. fix: python -m scripts.dev.equivalent_code"
@@ -97,25 +97,25 @@ def test_the_reference_lists_the_modules_of_its_commit() -> None:
     assert equivalent_versions()["reference"] == expected
 
 
-def test_every_module_of_the_reference_has_its_present_names() -> None:
+def test_every_reference_module_maps_to_present_names() -> None:
     present = present_modules()
     for name in equivalent_versions()["reference"]:
         assert all(new in present for new in present_names(name)), name
 
 
-def test_code_of_the_reference_and_of_the_present_has_no_changes() -> None:
+def test_reference_and_present_code_have_no_changes() -> None:
     for version in ("reference", "present"):
         assert changed_code(equivalent_versions()[version]) == {}
 
 
-def test_a_change_is_named_by_its_present_module_whatever_the_version() -> None:
+def test_a_change_is_named_by_its_present_module_for_every_version() -> None:
     reference = dict(equivalent_versions()["reference"]) | {"gpt2.again": "0" * 16, "ra.own.mine": "1" * 16}
     assert changed_code(reference) == {"gpt2.model.recompute": "0" * 16, "ra.custom.mine": "1" * 16}
     present = dict(equivalent_versions()["present"]) | {"gpt2.model.loss": "2" * 16}
     assert changed_code(present) == {"gpt2.model.loss": "2" * 16}
 
 
-def test_a_digest_that_is_replaced_stays_among_the_former_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_digest_remains_among_the_former_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     former = {"gpt2.a": ["1"]}
     monkeypatch.setattr("scripts.dev.equivalent_code.former_digests", lambda: former)
     listed = {"gpt2.a": "2", "gpt2.b": "3", "gpt2.gone": "4"}

@@ -64,9 +64,7 @@ def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Experime
     return ExperimentLoggers(run_dir, TrackingConfig(True, "offline", "my-project", False))
 
 
-def test_every_number_reaches_the_tracker_under_its_stable_name(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_metric_is_logged_under_its_stable_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start("good", run_dir, monkeypatch).finish(60)
     seen = [json.loads(line) for line in (run_dir / "seen").read_text().splitlines()]
     assert seen[0] == ["init", "my-project", "B0", "offline", "study", {"CONFIG_STUDY_NAME": "study"}]
@@ -79,7 +77,7 @@ def test_every_number_reaches_the_tracker_under_its_stable_name(
     assert seen[-1] == ["finish", 0]
 
 
-def test_no_name_has_two_meanings(run_dir: Path) -> None:
+def test_metric_names_are_unique(run_dir: Path) -> None:
     """What a curve is made of must not be overwritten by a number of the summary."""
     lines, _ = new_lines(run_dir / "metrics.jsonl", 0)
     curves = {name for line in lines for name in metric_names(line)}
@@ -88,7 +86,7 @@ def test_no_name_has_two_meanings(run_dir: Path) -> None:
     assert same == {"validation/loss", "validation/perplexity"}  # the last of their curves
 
 
-def test_a_run_that_failed_is_shown_as_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_logged_as_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0) | {"status": "failed"})
     start("good", run_dir, monkeypatch).finish(60)
     assert json.loads((run_dir / "seen").read_text().splitlines()[-1]) == ["finish", 1]
@@ -112,7 +110,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_a_tracker_started_ends_with_it(
+def test_processes_of_a_logger_end_with_it(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     trackers = start("helper", run_dir, monkeypatch)
@@ -148,7 +146,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("dead_before", [False, True])
-def test_a_process_that_hangs_and_its_helpers_end_soon_after_their_parent(
+def test_a_hanging_logger_and_its_processes_end_soon_after_the_parent(
     tmp_path: Path, dead_before: bool
 ) -> None:
     """dead_before: the parent that it is told to watch was gone before it looked for the first time."""
@@ -169,7 +167,7 @@ def test_a_process_that_hangs_and_its_helpers_end_soon_after_their_parent(
     parent.communicate()
 
 
-def test_the_command_to_send_a_run_names_this_interpreter_and_the_newest_folder(
+def test_the_sync_command_names_this_interpreter_and_the_newest_folder(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("offline-run-20260101_000000-aaaa", "offline-run-20260102_000000-bbbb"):
@@ -184,7 +182,7 @@ def test_the_command_to_send_a_run_names_this_interpreter_and_the_newest_folder(
 
 
 @pytest.mark.parametrize("kind", ["refuses", "hangs", "dies"])
-def test_a_tracker_that_fails_is_ended_and_leaves_no_process(
+def test_a_failing_logger_is_ended_and_leaves_no_process(
     kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trackers = start(kind, run_dir, monkeypatch)
@@ -195,19 +193,19 @@ def test_a_tracker_that_fails_is_ended_and_leaves_no_process(
         os.kill(process.pid, 0)
 
 
-def test_a_hanging_tracker_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_logger_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = start("hangs", run_dir, monkeypatch).finish(0.5)
     assert told is not None
     assert told.startswith("wandb did not finish; see ")
 
 
-def test_without_tracking_nothing_is_started(run_dir: Path) -> None:
+def test_without_tracking_no_process_is_started(run_dir: Path) -> None:
     trackers = ExperimentLoggers(run_dir, TrackingConfig(False, "off", "", False))
     assert trackers.processes == []
     assert trackers.finish() is None
 
 
-def test_only_whole_lines_are_read_and_a_shortened_file_is_read_anew(tmp_path: Path) -> None:
+def test_only_complete_lines_are_read_and_a_truncated_file_is_read_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"a": 1}\n{"a": 2')
     lines, offset = new_lines(path, 0)

@@ -14,7 +14,7 @@ SCHEMA = json.loads(Path(run_record.__file__).with_name("run.schema.json").read_
 ROOT = Path(run_record.__file__).parents[2]
 
 
-def test_the_environment_follows_the_schema_and_has_all_of_its_keys() -> None:
+def test_the_environment_has_every_key_of_the_schema() -> None:
     found = provenance.environment_record({})
     value = run_record.blank("B0", "B", 0) | {"environment": found.to_json()}
     assert set(value["environment"]) == set(SCHEMA["properties"]["environment"]["properties"])
@@ -22,14 +22,14 @@ def test_the_environment_follows_the_schema_and_has_all_of_its_keys() -> None:
     assert (found.numpy, found.threads) == (np.__version__, torch.get_num_threads())
 
 
-def test_a_record_without_an_environment_is_still_read() -> None:
+def test_a_record_without_an_environment_is_read() -> None:
     value = run_record.blank("B0", "B", 0).to_json()
     del value["environment"]
     assert run_record.from_json(value).environment is None
     assert "environment" not in SCHEMA["required"]
 
 
-def test_only_variables_that_change_numbers_are_kept_and_never_a_secret_beside_them() -> None:
+def test_only_environment_variables_that_change_numbers_are_recorded() -> None:
     given = {"NVIDIA_TF32_OVERRIDE": "0", "API_TOKEN": "secret", "OMP_NUM_THREADS": "2"}
     assert provenance.environment_record(given).variables == {
         "NVIDIA_TF32_OVERRIDE": "0",
@@ -37,7 +37,7 @@ def test_only_variables_that_change_numbers_are_kept_and_never_a_secret_beside_t
     }
 
 
-def test_the_code_on_record_is_that_of_the_loaded_modules_and_of_no_other_package() -> None:
+def test_the_recorded_code_covers_the_loaded_modules_of_the_project_alone() -> None:
     code = provenance.loaded_code()
     source = (ROOT / "gpt2" / "artifacts" / "provenance.py").read_bytes()
     assert module_digest(source) == code["gpt2.artifacts.provenance"]

@@ -57,12 +57,12 @@ def reads(value: Any) -> bool:
     return valid
 
 
-def test_a_full_and_a_blank_record_follow_the_schema() -> None:
+def test_full_and_blank_records_follow_the_schema() -> None:
     assert reads(full())
     assert reads(run_record.blank("B0", "B", 0).to_json())
 
 
-def test_a_score_may_name_its_items_and_those_of_older_records_do_not() -> None:
+def test_the_digest_of_a_scores_items_is_optional() -> None:
     value = full()
     assert "items_sha256" not in value["hellaswag"]
     value["hellaswag"]["items_sha256"] = "ab" * 32
@@ -102,7 +102,7 @@ def test_the_dataclasses_and_the_schema_accept_the_same_changed_records(
     reads(value)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_record_is_read_unchanged(tmp_path: Path) -> None:
     files.write_json(tmp_path / "run.json", full())
     record = run_record.load(tmp_path)
     unset = {"environment": None, "faults": [], "spikes": []}
@@ -132,13 +132,13 @@ def test_a_whole_number_written_as_a_float_is_an_integer() -> None:
     assert type(record.progress.tokens) is int
 
 
-def test_keys_that_are_left_out_stay_left_out() -> None:
+def test_missing_keys_remain_missing() -> None:
     value = full() | {"hellaswag": {"absent": "no network"}}
     assert run_record.from_json(value).to_json()["hellaswag"] == {"absent": "no network"}
     assert "warmup_iterations" not in run_record.from_json(value).to_json()["schedule"]
 
 
-def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
+def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
     value = full()
     value["validation"]["loss"] = math.nan
     value["validation"]["perplexity"] = math.inf
@@ -163,9 +163,7 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
         ("[" * 100_000, "cannot be read"),
     ],
 )
-def test_a_record_that_cannot_be_used_is_refused_with_its_path(
-    tmp_path: Path, text: str | None, message: str
-) -> None:
+def test_an_unusable_record_is_refused_with_its_path(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
         (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(run_record.RecordError, match=message) as caught:
@@ -173,7 +171,7 @@ def test_a_record_that_cannot_be_used_is_refused_with_its_path(
     assert "run.json" in str(caught.value)
 
 
-def test_a_failed_write_keeps_the_record_before(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_previous_record(tmp_path: Path) -> None:
     files.write_json(tmp_path / "run.json", full())
     with pytest.raises(TypeError):
         files.write_json(tmp_path / "run.json", {"bad": object()})
@@ -182,7 +180,7 @@ def test_a_failed_write_keeps_the_record_before(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["B", "RAALL", "RA:1", "RA:11", "RA:1-2,3", "X2"]), st.integers(0, 111)),
                 min_size=2, max_size=2, unique=True))  # fmt: skip
-def test_no_two_runs_share_a_folder(runs: list[tuple[str, int]]) -> None:
+def test_each_run_has_a_separate_folder(runs: list[tuple[str, int]]) -> None:
     names = {run_record.run_name(*run) for run in runs}
     assert len(names) == 2
     assert not any(set(name) & set("/:, ") for name in names)

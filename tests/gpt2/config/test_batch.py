@@ -30,7 +30,7 @@ def test_effective_batch_is_exact_or_refused(effective: int, micro: int, world_s
 
 
 @given(effective=sizes, world_size=worlds)
-def test_micro_batches_are_exactly_those_that_divide(effective: int, world_size: int) -> None:
+def test_micro_batches_are_exactly_the_divisors(effective: int, world_size: int) -> None:
     brute = [n for n in range(1, effective + 1) if effective % (n * world_size) == 0]
     if effective % world_size:
         with pytest.raises(BatchError, match="share effective batch"):
@@ -40,7 +40,7 @@ def test_micro_batches_are_exactly_those_that_divide(effective: int, world_size:
 
 
 @given(effective=sizes, micro=sizes, world_size=worlds)
-def test_a_refusal_names_only_micro_batches_that_work(effective: int, micro: int, world_size: int) -> None:
+def test_a_refusal_names_valid_micro_batches(effective: int, micro: int, world_size: int) -> None:
     try:
         plan_batch(effective, micro, world_size, block_size=8)
     except BatchError as error:
@@ -61,7 +61,7 @@ def test_the_largest_micro_batch_is_exact_and_within_the_limit(effective: int, l
 
 
 @given(effective=sizes)
-def test_falling_back_keeps_the_effective_batch_and_ends_at_one(effective: int) -> None:
+def test_smaller_micro_batches_leave_the_effective_batch_unchanged_and_end_at_one(effective: int) -> None:
     plan: BatchPlan | None = plan_batch(effective, effective, 1, block_size=8)
     sizes = []
     while plan is not None:
@@ -71,6 +71,6 @@ def test_falling_back_keeps_the_effective_batch_and_ends_at_one(effective: int) 
     assert sizes == sorted(micro_batches(effective, 1), reverse=True)
 
 
-def test_parts_that_do_not_multiply_to_the_effective_batch_are_refused() -> None:
+def test_factors_whose_product_is_not_the_effective_batch_are_refused() -> None:
     with pytest.raises(BatchError, match=r"effective batch 512 is not micro 32 x accumulation 15 x 1"):
         BatchPlan(effective=512, micro=32, accumulation=15, world_size=1, block_size=1024)

@@ -116,14 +116,14 @@ def test_a_missing_symbol_is_named(missing):
     assert "make olddefconfig" in message
 
 
-def test_a_worked_out_symbol_that_is_n_is_not_written_and_need_not_be():
+def test_a_computed_symbol_that_is_n_may_be_missing():
     assert Config.from_symbols(symbols(SCALE_CPU=None)).target.scale_cpu is False
 
 
 WSD = {"SCHEDULE_COSINE": "n", "SCHEDULE_WSD": "y", "DECAY_FRACTION": '"0.2"'}
 
 
-def test_a_decay_stands_in_the_configuration_of_wsd_alone():
+def test_only_wsd_has_a_decay():
     assert Config.from_symbols(symbols()).optimizer.schedule == "cosine"
     optimizer = Config.from_symbols(symbols(**WSD)).optimizer
     assert (optimizer.schedule, optimizer.decay_fraction) == ("wsd", 0.2)
@@ -133,7 +133,7 @@ def test_a_decay_stands_in_the_configuration_of_wsd_alone():
 @pytest.mark.parametrize(
     ("decay", "word"), [("0", "(0, 1]"), ("1.1", "(0, 1]"), ("0.96", "at most 1 together")]
 )
-def test_a_decay_is_a_part_of_the_budget_that_the_warm_up_leaves(decay, word):
+def test_warm_up_and_decay_together_fit_the_budget(decay, word):
     message = refusal(**WSD | {"DECAY_FRACTION": f'"{decay}"'})
     assert "CONFIG_DECAY_FRACTION" in message
     assert word in message
@@ -152,7 +152,7 @@ FLOATS = {
 
 
 @pytest.mark.parametrize("name", sorted(FLOATS))
-def test_the_bounds_of_a_float_are_kept_and_told(name):
+def test_a_float_out_of_bounds_is_refused_with_the_bounds(name):
     interval = FLOATS[name]
     low, high = interval[1:-1].split(", ")
     outside = ["-0.001", f"{float(high) + 0.001}"]
@@ -167,12 +167,12 @@ def test_the_bounds_of_a_float_are_kept_and_told(name):
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_every_finite_float_is_read_as_python_reads_it(value):
+def test_every_finite_float_is_read_as_python_does(value):
     assert symbols(GRAD_CLIP=f'"{value!r}"').number("GRAD_CLIP", "(-inf, inf)") == value
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.booleans(), st.booleans())
-def test_a_number_is_accepted_exactly_when_it_lies_within_its_bounds(value, one, other, open_low, open_high):
+def test_a_number_is_accepted_exactly_within_its_bounds(value, one, other, open_low, open_high):
     low, high = sorted((one, other))
     inside = (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     source = symbols(GRAD_CLIP=f'"{value!r}"')
@@ -185,7 +185,7 @@ def test_a_number_is_accepted_exactly_when_it_lies_within_its_bounds(value, one,
 
 
 @given(st.text(max_size=12))
-def test_text_is_a_number_or_a_config_error_and_never_anything_else(text):
+def test_any_text_is_a_number_or_a_config_error(text):
     try:
         value = Symbols("c", {"X": parse_lines("CONFIG_X=" + quote(text), "c")["X"]}).number(
             "X", "(-inf, inf)"
@@ -199,14 +199,14 @@ def test_text_is_a_number_or_a_config_error_and_never_anything_else(text):
 @pytest.mark.parametrize(
     "text", ["nan", "inf", "-inf", "1e999", "1_0", " 1", "1,5", "0x1p3", "", "١", "1e", "e3"]
 )
-def test_what_is_no_plain_decimal_is_refused(text):
+def test_floats_that_are_not_plain_decimals_are_refused(text):
     message = refusal(GRAD_CLIP=f'"{text}"')
     assert message.startswith("c:")
     assert f'CONFIG_GRAD_CLIP="{text}"' in message
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=30))
-def test_a_quoted_string_comes_back_as_it_was(text):
+def test_a_quoted_string_is_read_unchanged(text):
     entry = parse_lines(f"CONFIG_X={quote(text)}", "c")["X"]
     assert (entry.value, entry.quoted) == (text, True)
 
@@ -233,7 +233,7 @@ def test_any_text_parses_or_is_refused_with_its_line(text):
         "CONFIG_X=a b",
     ],
 )
-def test_a_malformed_line_is_named_with_its_number_and_what_would_be_right(line):
+def test_a_malformed_line_is_named_with_its_number_and_the_right_form(line):
     with pytest.raises(ConfigError, match=r"^some/file:3: .*fix: ") as caught:
         parse_lines(f"# comment\nCONFIG_A=y\n{line}\n", "some/file")
     assert line.strip() in str(caught.value)
@@ -244,7 +244,7 @@ def test_a_duplicate_names_both_lines():
         parse_lines("CONFIG_A=y\n\n# CONFIG_A is not set\n", "c")
 
 
-def test_a_file_that_is_absent_or_not_text_is_refused(tmp_path):
+def test_a_missing_or_binary_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"does not exist; fix: make defconfig-"):
         load_config(tmp_path / ".config")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -254,7 +254,7 @@ def test_a_file_that_is_absent_or_not_text_is_refused(tmp_path):
         read_symbols(tmp_path / ".config")
 
 
-def test_windows_line_ends_are_read(tmp_path):
+def test_windows_line_endings_are_read(tmp_path):
     (tmp_path / ".config").write_bytes(b'CONFIG_A=y\r\nCONFIG_B="x"\r\n')
     read = read_symbols(tmp_path / ".config")
     assert (read.flag("A"), read.text("B")) == (True, "x")
@@ -263,7 +263,7 @@ def test_windows_line_ends_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"), [("CPU_THREADS", v) for v in ("-1", "1.5", '"1"', "0x10", "01", "y", "9" * 30)]
 )
-def test_what_is_no_whole_number_is_refused(name, value):
+def test_integers_in_another_form_are_refused(name, value):
     assert f"c:6: CONFIG_{name}={value} is not a whole number" in refusal(**{name: value})
 
 
@@ -280,7 +280,9 @@ def test_a_choice_has_exactly_one_member():
 
 
 @given(st.integers(1, 5000), st.integers(0, 5000))
-def test_the_micro_batch_divides_the_effective_batch_or_the_nearest_that_do_are_named(effective, micro):
+def test_a_micro_batch_that_does_not_divide_the_effective_batch_is_refused_with_the_nearest_divisors(
+    effective, micro
+):
     changes = {"EFFECTIVE_BATCH": str(effective), "MICRO_BATCH": str(micro)}
     if micro == 0 or effective % micro == 0:
         batch = Config.from_symbols(symbols(**changes)).batch
@@ -312,7 +314,7 @@ def test_validation_holds_at_least_one_sequence():
     assert "CONFIG_GPT2_BLOCK_SIZE=128" in refusal(EVAL_TOKENS="127")
 
 
-def test_hellaswag_settings_are_read_only_where_they_matter():
+def test_hellaswag_settings_are_read_only_with_hellaswag():
     evaluation = Config.from_symbols(
         symbols(HELLASWAG="n", HELLASWAG_FILE=None, HELLASWAG_LIMIT=None)
     ).evaluation
@@ -327,7 +329,7 @@ def test_tracking_is_online_or_offline():
     assert "WANDB_PROJECT" in refusal(**on | {"WANDB_PROJECT": '"a b"'})
 
 
-def test_the_hash_is_of_the_values_alone():
+def test_the_hash_depends_on_the_values_alone():
     text = "CONFIG_A=y\nCONFIG_B=3\n# CONFIG_C is not set\n"
 
     def sha(text: str) -> str:
@@ -339,7 +341,7 @@ def test_the_hash_is_of_the_values_alone():
     )
 
 
-def test_an_error_points_to_where_the_user_asked_for_the_value():
+def test_an_error_names_the_line_that_set_the_value():
     source = symbols(LEARNING_RATE='"2"')
     source.origins["LEARNING_RATE"] = "command line"
     with pytest.raises(

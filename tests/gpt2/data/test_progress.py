@@ -122,7 +122,9 @@ def test_the_finished_share_grows_to_one(
 
 
 @pytest.mark.parametrize("count", [sources.FEW_FILES - 1, sources.FEW_FILES, 50])
-def test_documents_are_counted_before_preparation_from_a_minimum_of_files_on(tmp_path: Path, count: int) -> None:
+def test_documents_are_counted_before_preparation_from_a_minimum_of_files_on(
+    tmp_path: Path, count: int
+) -> None:
     config = settings(tmp_path / "texts", count)
     expected = sources.document_count(config)
     assert expected in (None, len(list(sources.documents(config))))

@@ -151,12 +151,12 @@ def test_hundreds_of_real_scores_equal_an_unbatched_reference(encoding: tiktoken
         assert stderr == pytest.approx(math.sqrt(p * (1 - p) / (REAL_ITEMS - 1)), rel=1e-12)
 
 
-def test_choices_on_the_fixture_are_no_constant(model: GPT2, encoding) -> None:
+def test_choices_on_the_fixture_vary(model: GPT2, encoding) -> None:
     assert len(set(score(model, hellaswag.load_items(FIXTURE, 0), encoding).choices)) > 1
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 200, 10**6])
-def test_the_batch_changes_nothing(model: GPT2, encoding, batch_tokens: int) -> None:
+def test_the_batch_size_changes_no_score(model: GPT2, encoding, batch_tokens: int) -> None:
     items = hellaswag.load_items(FIXTURE, 0)
     expected = score(model, items, encoding)
     found = score(model, items, encoding, batch_tokens=batch_tokens)
@@ -175,13 +175,13 @@ def test_length_is_counted_in_characters() -> None:
     assert found.acc_norm_stderr is None
 
 
-def test_a_score_says_which_items_it_was_taken_on(model: GPT2, encoding) -> None:
+def test_a_score_records_the_digest_of_its_items(model: GPT2, encoding) -> None:
     items = hellaswag.load_items(FIXTURE, 3)
     found = hellaswag_entry(score(model, items, encoding))
     assert (found["items"], found["items_sha256"]) == (3, hellaswag.digest(items))
 
 
-def test_spaces_at_the_end_of_a_query_go_to_the_ending(encoding) -> None:
+def test_trailing_spaces_of_a_query_move_to_the_ending(encoding) -> None:
     tokens, scored = hellaswag.encode_pair(encoding, "One two. ", "Three")
     assert encoding.decode(tokens) == "One two.  Three"
     assert encoding.decode(tokens[-scored:]) == "  Three"
@@ -212,7 +212,7 @@ def tokens_of(encoding: tiktoken.Encoding, item: Item, labels: list[int]) -> set
     return {tuple(tokens[-scored:]) for tokens, scored in encoded}
 
 
-def test_an_oracle_gets_everything_right_and_an_adversary_nothing(encoding) -> None:
+def test_an_oracle_scores_one_and_an_adversary_zero(encoding) -> None:
     items = hellaswag.load_items(FIXTURE, 0)
     right = set().union(*(tokens_of(encoding, item, [item.label]) for item in items))
     wrong = set().union(*(tokens_of(encoding, item, [(item.label + 1) % 4]) for item in items))
@@ -242,7 +242,7 @@ def test_batches_hold_every_row_once() -> None:
         assert all(len(b) == 1 or len(b) * max(lengths[i] for i in b) <= limit for b in found)
 
 
-def test_a_model_that_gives_no_numbers_is_an_error_not_a_score(encoding) -> None:
+def test_logits_that_are_not_finite_are_an_error(encoding) -> None:
     class Broken(nn.Module):
         def token_losses(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
             return torch.full(ids_BT.shape, math.nan)
@@ -251,12 +251,12 @@ def test_a_model_that_gives_no_numbers_is_an_error_not_a_score(encoding) -> None
         score(Broken(), hellaswag.load_items(FIXTURE, 2), encoding)
 
 
-def test_no_items_is_an_error_not_a_score(encoding) -> None:
+def test_an_empty_list_of_items_is_an_error(encoding) -> None:
     with pytest.raises(HellaSwagError, match="no HellaSwag items"):
         score(Judge(set()), [], encoding)
 
 
-def test_stop_ends_the_scoring_and_the_mode_is_restored(model: GPT2, encoding) -> None:
+def test_a_stop_request_ends_the_scoring_and_the_mode_is_restored(model: GPT2, encoding) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 

@@ -18,19 +18,19 @@ from gpt2.eval.hellaswag_download import Absent
 from tests.hellaswag_items import FIXTURE, real_items
 
 
-def test_wikihow_marks_are_taken_out() -> None:
+def test_wikihow_markers_are_removed() -> None:
     found = hellaswag.prepare(" Boil it [title] Wait. [step] Go on [a [b] c] ")
     assert found == "Boil it. Wait. Go on c]"
 
 
-def test_a_limit_picks_items_spread_over_the_file() -> None:
+def test_a_limit_selects_items_across_the_file() -> None:
     everything = hellaswag.load_items(FIXTURE, 0)
     assert len(everything) == 12
     assert hellaswag.load_items(FIXTURE, 5) == [everything[i] for i in (0, 2, 4, 7, 9)]
     assert hellaswag.load_items(FIXTURE, 12) == hellaswag.load_items(FIXTURE, 99) == everything
 
 
-def test_a_limit_on_the_real_file_keeps_its_mix() -> None:
+def test_a_limit_on_the_published_file_preserves_its_mix_of_sources() -> None:
     everything, some = real_items(0), real_items(200)
     assert len(everything) == 10042
     assert len(some) == 200
@@ -67,7 +67,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_bytes_that_are_no_text_an_empty_file_and_no_file_are_errors(tmp_path: Path) -> None:
+def test_a_binary_an_empty_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
     path.write_bytes(b'{"ctx_a": "\xff\xfe"}\n')
     with pytest.raises(HellaSwagError, match=r"items\.jsonl:1: not JSON in UTF-8"):
@@ -79,7 +79,7 @@ def test_bytes_that_are_no_text_an_empty_file_and_no_file_are_errors(tmp_path: P
         hellaswag.load_items(tmp_path / "none.jsonl", 0)
 
 
-def test_digits_of_a_label_are_a_label(tmp_path: Path) -> None:
+def test_a_label_may_be_a_string_of_a_digit(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
     path.write_text(json.dumps(GOOD | {"label": "3"}), encoding="utf-8")
     assert hellaswag.load_items(path, 0)[0].label == 3
@@ -98,16 +98,14 @@ def rewritten(path: Path, line_end: str = "\n", **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\n\n"])
-def test_the_digest_is_of_the_items_and_not_of_how_their_file_is_written(
-    tmp_path: Path, line_end: str
-) -> None:
+def test_the_digest_does_not_depend_on_the_layout_of_the_file(tmp_path: Path, line_end: str) -> None:
     again = rewritten(tmp_path / "items.jsonl", line_end)
     for limit in (0, 5):
         ours, theirs = hellaswag.load_items(FIXTURE, limit), hellaswag.load_items(again, limit)
         assert hellaswag.digest(ours) == hellaswag.digest(theirs)
 
 
-def test_whatever_changes_a_question_changes_the_digest(tmp_path: Path) -> None:
+def test_any_change_of_an_item_changes_the_digest(tmp_path: Path) -> None:
     items = hellaswag.load_items(FIXTURE, 0)
     first = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
     endings = first["endings"]
@@ -191,7 +189,7 @@ def obtain(directory: Path, url: str, timeout_seconds: float = 10.0) -> Path | A
     )
 
 
-def test_a_download_is_kept_and_used_again(server: Server, tmp_path: Path) -> None:
+def test_a_download_is_cached(server: Server, tmp_path: Path) -> None:
     found = obtain(tmp_path / "data", server.url("good"))
     assert found == tmp_path / "data" / "hellaswag_val.jsonl"
     assert found.read_bytes() == CONTENT
@@ -217,7 +215,7 @@ def test_a_damaged_file_is_replaced(server: Server, tmp_path: Path) -> None:
         ("trickle", 1, "within 1 s|time was up"),
     ],
 )
-def test_a_download_that_fails_is_absent_with_its_reason(
+def test_a_failed_download_is_recorded_as_absent_with_its_reason(
     server: Server, tmp_path: Path, path: str, timeout_seconds: float, reason: str
 ) -> None:
     found = obtain(tmp_path, server.url(path), timeout_seconds)
@@ -228,7 +226,7 @@ def test_a_download_that_fails_is_absent_with_its_reason(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_connection_and_a_bad_address_are_absent(
+def test_a_refused_connection_and_an_invalid_address_are_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "*")
@@ -240,12 +238,12 @@ def test_a_refused_connection_and_a_bad_address_are_absent(
     assert isinstance(obtain(tmp_path, "nonsense"), Absent)
 
 
-def test_a_folder_that_cannot_be_written_is_absent(server: Server, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_absent(server: Server, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file where the folder should be")
     assert isinstance(obtain(tmp_path / "data", server.url("good")), Absent)
 
 
-def test_a_named_file_is_used_as_it_is_and_must_exist(tmp_path: Path) -> None:
+def test_a_configured_file_is_used_unchanged_and_must_exist(tmp_path: Path) -> None:
     def unused(text: str) -> None:
         raise AssertionError(text)
 

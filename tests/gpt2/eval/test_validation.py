@@ -49,7 +49,7 @@ def test_loss_equals_the_mean_cross_entropy_of_plain_logits(model: GPT2, windows
     assert found.tokens == 7 * T
 
 
-def test_the_losses_of_the_windows_are_means_whose_mean_is_the_loss(model: GPT2, windows: np.ndarray) -> None:
+def test_the_loss_is_the_mean_of_the_mean_losses_of_the_windows(model: GPT2, windows: np.ndarray) -> None:
     model.double().eval()
     ids = torch.from_numpy(windows.astype(np.int64))
     logits = model(ids[:, :-1]).transpose(1, 2)
@@ -60,7 +60,7 @@ def test_the_losses_of_the_windows_are_means_whose_mean_is_the_loss(model: GPT2,
         assert np.mean(seen.window_losses) == pytest.approx(seen.loss, rel=1e-12)
 
 
-def test_the_batch_changes_nothing(model: GPT2, windows: np.ndarray) -> None:
+def test_the_batch_size_changes_no_loss(model: GPT2, windows: np.ndarray) -> None:
     model.double()
     losses = [
         perplexity(model, windows, batch, "cpu", contextlib.nullcontext).loss for batch in (1, 2, 7, 50)
@@ -77,13 +77,13 @@ def test_many_small_losses_are_summed_in_float64() -> None:
 
 
 @pytest.mark.parametrize("loss", [1e4, math.inf, math.nan])
-def test_a_perplexity_that_is_no_finite_number_is_none(loss: float) -> None:
+def test_a_perplexity_that_is_not_finite_is_none(loss: float) -> None:
     found = perplexity(Constant(loss), np.zeros((2, 3), np.uint16), 1, "cpu", contextlib.nullcontext)
     assert found.perplexity is None
     assert found.loss == pytest.approx(loss, nan_ok=True)
 
 
-def test_every_module_gets_its_mode_back_even_after_an_error(model: GPT2) -> None:
+def test_the_mode_of_every_module_is_restored_even_after_an_error(model: GPT2) -> None:
     model.train()
     model.blocks[1].eval()
     before = [module.training for module in model.modules()]
@@ -100,7 +100,7 @@ def test_every_module_gets_its_mode_back_even_after_an_error(model: GPT2) -> Non
     assert torch.is_grad_enabled()
 
 
-def test_stop_is_asked_before_each_batch_and_ends_the_evaluation(model: GPT2, windows: np.ndarray) -> None:
+def test_stop_is_checked_before_each_batch_and_ends_the_evaluation(model: GPT2, windows: np.ndarray) -> None:
     calls = 0
 
     def stop() -> None:
@@ -131,11 +131,11 @@ def test_autocast_is_entered_for_each_batch(windows: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 1), (4,)])
-def test_windows_without_a_prediction_are_refused(shape: tuple[int, ...]) -> None:
+def test_windows_without_a_target_token_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="windows of shape"):
         perplexity(Constant(1.0), np.zeros(shape, np.uint16), 2, "cpu", contextlib.nullcontext)
 
 
-def test_a_batch_of_none_is_refused(windows: np.ndarray) -> None:
+def test_a_batch_size_of_zero_is_refused(windows: np.ndarray) -> None:
     with pytest.raises(ValueError, match="batch 0"):
         perplexity(Constant(1.0), windows, 0, "cpu", contextlib.nullcontext)

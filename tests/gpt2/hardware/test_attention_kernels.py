@@ -39,13 +39,13 @@ def test_the_fused_cpu_kernel_passes_the_check(
     assert check_attention(resolved, heads, head_size, block_size) == resolved
 
 
-def test_the_check_leaves_torchs_random_numbers_alone() -> None:
+def test_the_check_does_not_change_the_random_state_of_torch() -> None:
     before = torch.get_rng_state()
     check_attention(CPU, 2, 16, 32)
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_within_the_context_no_call_takes_the_math_path() -> None:
+def test_no_call_in_the_context_takes_the_math_path() -> None:
     name = "ScaledDotProductFlashAttention"
     with attention_context(CPU):
         for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -60,7 +60,7 @@ def test_within_the_context_no_call_takes_the_math_path() -> None:
     attend(dropout=0.1)  # outside, torch may do as it likes
 
 
-def test_with_dropout_a_cpu_takes_the_math_path_and_says_so() -> None:
+def test_with_dropout_a_cpu_takes_the_math_path_with_a_note() -> None:
     got = check_attention(CPU, 2, 16, 32, dropout=0.1)
     assert got.attention_backend == "math"
     assert got.note is not None
@@ -73,7 +73,7 @@ def test_with_dropout_a_cpu_takes_the_math_path_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in TARGETS.items() if row.kind != "cpu"])
-def test_on_a_gpu_no_row_and_no_dropout_allows_the_math_path(name: str) -> None:
+def test_the_math_path_is_never_allowed_on_a_gpu(name: str) -> None:
     gpu = dataclasses.replace(CPU, target=TARGETS[name], device="cuda:0", dtype="bfloat16")
     for dropout in (0.0, 0.1):
         with attention_context(gpu, dropout):
@@ -103,7 +103,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a100-40g", "bfloat16", "", "install a build of torch for this card"),
     ],
 )
-def test_where_no_fused_kernel_takes_the_call_the_error_names_the_remedy(
+def test_without_a_fused_kernel_the_error_names_the_fix(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, exported: str, remedy: str
 ) -> None:
     without_kernels(monkeypatch)
@@ -123,7 +123,7 @@ def test_where_no_fused_kernel_takes_the_call_the_error_names_the_remedy(
     assert "\n" not in message
 
 
-def test_torchs_reason_is_part_of_the_error() -> None:
+def test_the_error_includes_the_reason_that_torch_gives() -> None:
     silent: list[str] = []
     with pytest.raises(RuntimeError), attention_context(CPU), attention_kernels._reasons(silent):
         attend(dropout=0.5)
@@ -131,7 +131,7 @@ def test_torchs_reason_is_part_of_the_error() -> None:
 
 
 @pytest.mark.parametrize("what", ["unscaled", "acausal", "nan"])
-def test_a_kernel_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_kernel_with_wrong_results_is_refused(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     real = F.scaled_dot_product_attention
 
     def wrong(

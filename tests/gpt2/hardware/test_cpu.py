@@ -30,12 +30,12 @@ def test_hyper_threads_count_once(roots: tuple[Path, Path]) -> None:
     assert cpu_threads(0, *roots, allowed=set(range(8))) == 4
 
 
-def test_only_cores_of_the_affinity_count(roots: tuple[Path, Path]) -> None:
+def test_only_cores_of_the_affinity_mask_count(roots: tuple[Path, Path]) -> None:
     assert cpu_threads(0, *roots, allowed={0, 4}) == 1
     assert cpu_threads(0, *roots, allowed={0, 1, 5}) == 2
 
 
-def test_a_number_asked_for_is_taken_as_it_is(roots: tuple[Path, Path]) -> None:
+def test_a_requested_number_of_threads_is_used_unchanged(roots: tuple[Path, Path]) -> None:
     assert cpu_threads(7, *roots, allowed={0}) == 7
 
 
@@ -49,7 +49,7 @@ def test_a_containers_cpu_quota_is_an_upper_bound(roots: tuple[Path, Path], quot
     assert cpu_threads(0, *roots, allowed=set(range(8))) == threads
 
 
-def test_a_quota_of_an_enclosing_group_counts_too(roots: tuple[Path, Path]) -> None:
+def test_a_quota_of_an_enclosing_cgroup_counts(roots: tuple[Path, Path]) -> None:
     put(roots[1], {"self/cgroup": "0::/user.slice/job"})
     put(
         roots[0],
@@ -58,7 +58,7 @@ def test_a_quota_of_an_enclosing_group_counts_too(roots: tuple[Path, Path]) -> N
     assert cpu_threads(0, *roots, allowed=set(range(8))) == 2
 
 
-def test_version_1_groups_are_read_as_well(roots: tuple[Path, Path]) -> None:
+def test_version_1_cgroups_are_read(roots: tuple[Path, Path]) -> None:
     put(roots[1], {"self/cgroup": "4:memory:/jobs/a\n2:cpu,cpuacct:/jobs/a"})
     cpu, memory = "fs/cgroup/cpu,cpuacct/jobs", "fs/cgroup/memory"
     put(roots[0], {f"{cpu}/cpu.cfs_quota_us": "300000", f"{cpu}/cpu.cfs_period_us": "100000"})
@@ -72,14 +72,14 @@ def test_version_1_groups_are_read_as_well(roots: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("limit", "expected"), [("max", 64 * GIB), (str(2 * GIB), 2 * GIB), (str(512 * GIB), 64 * GIB)]
 )
-def test_memory_is_the_machines_or_the_containers_whichever_is_less(
+def test_memory_is_the_smaller_of_machine_and_container(
     roots: tuple[Path, Path], limit: str, expected: int
 ) -> None:
     put(roots[0], {"fs/cgroup/memory.max": limit})
     assert memory_bytes(*roots) == expected
 
 
-def test_the_processors_name_is_the_kernels(roots: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_name_of_the_processor_is_that_of_the_kernel(roots: tuple[Path, Path], tmp_path: Path) -> None:
     assert cpu_name(roots[1]) == "AMD Ryzen 9 7950X 16-Core Processor"
     assert cpu_name(tmp_path / "nothing") == "CPU"
 

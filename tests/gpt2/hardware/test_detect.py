@@ -88,7 +88,7 @@ def row(found: Hardware) -> str:
     return match_target(found.name, found.memory_bytes, found.kind).name
 
 
-def test_a_machine_with_nothing_is_a_cpu(machine: Machine) -> None:
+def test_a_machine_without_a_gpu_is_a_cpu(machine: Machine) -> None:
     assert machine.detect() == Hardware("cpu", "AMD Ryzen 9 7950X", 64 * GIB, 0)
 
 
@@ -99,7 +99,7 @@ def test_an_a100_is_found_with_its_total_memory_and_driver(machine: Machine) -> 
     assert row(found) == "a100-40g"
 
 
-def test_a_ryzens_graphics_beside_a_w7900_do_not_count(machine: Machine) -> None:
+def test_integrated_graphics_of_a_ryzen_with_a_w7900_do_not_count(machine: Machine) -> None:
     machine.workstation()
     found = machine.detect()
     assert (found.kind, found.name, found.count, row(found)) == ("rocm", "AMD Radeon PRO W7900", 1, "w7900")
@@ -136,32 +136,32 @@ def test_ten_nodes_keep_the_order_of_their_numbers(machine: Machine) -> None:
     assert machine.detect(HIP_VISIBLE_DEVICES="1").name == "AMD Radeon PRO W7900"
 
 
-def test_an_amd_card_without_a_row_is_generic_with_what_the_kernel_calls_it(machine: Machine) -> None:
+def test_an_amd_card_without_a_row_is_generic_under_its_kernel_name(machine: Machine) -> None:
     machine.amd(1, 0x744C, 110000, 23.98, 192)
     assert (machine.detect().name, row(machine.detect())) == ("AMD GPU gfx1100", "generic-rocm")
     machine.put(machine.sys / "class/drm/renderD128/device/product_name", "Radeon RX 7900 XTX")
     assert machine.detect().name == "Radeon RX 7900 XTX"
 
 
-def test_without_memory_banks_the_graphics_driver_tells_the_memory(machine: Machine) -> None:
+def test_without_memory_banks_the_memory_is_that_of_the_graphics_driver(machine: Machine) -> None:
     machine.amd(1, 0x7448, 110000, 0, 192)
     machine.put(machine.sys / "class/drm/renderD128/device/mem_info_vram_total", str(48 * GIB))
     assert machine.detect().memory_bytes == 48 * GIB
 
 
-def test_a_node_closed_to_this_container_is_left_out(machine: Machine) -> None:
+def test_a_node_that_the_container_cannot_read_is_skipped(machine: Machine) -> None:
     machine.workstation()
     (machine.sys / "class/kfd/kfd/topology/nodes/1/properties").write_text("")
     assert machine.detect().kind == "cpu"
 
 
-def test_an_unknown_nvidia_card_is_generic_with_its_own_memory(machine: Machine) -> None:
+def test_an_unknown_nvidia_card_is_generic_with_its_memory(machine: Machine) -> None:
     machine.nvidia("GPU-dddd, NVIDIA RTX 9999, 65536, [N/A], 700.1")
     found = machine.detect()
     assert (row(found), found.memory_bytes) == ("generic-cuda", 64 * GIB)
 
 
-def test_a_card_that_shares_the_cpus_memory_has_none_told(machine: Machine) -> None:
+def test_a_card_with_shared_memory_has_no_stated_memory(machine: Machine) -> None:
     machine.nvidia("GPU-eeee, NVIDIA GB10, [N/A], [N/A], 580.95.05")
     assert (machine.detect().memory_bytes, row(machine.detect())) == (0, "generic-cuda")
 
@@ -205,7 +205,9 @@ def test_the_card_that_cuda_numbers_first_is_used(machine: Machine) -> None:
         ("none", []),
     ],
 )
-def test_visible_devices_are_respected_as_cuda_does(machine: Machine, visible: str, names: list[str]) -> None:
+def test_visible_devices_are_interpreted_as_cuda_does(
+    machine: Machine, visible: str, names: list[str]
+) -> None:
     machine.nvidia(*(f"GPU-h{i}, NVIDIA H200, 143771, Disabled, 570.1" for i in range(2)))
     found = machine.detect(CUDA_VISIBLE_DEVICES=visible)
     assert found.count == len(names)
@@ -227,14 +229,14 @@ def test_visible_devices_are_respected_as_cuda_does(machine: Machine, visible: s
         ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "1"}, "rocm"),
     ],
 )
-def test_visible_devices_are_respected_as_rocm_does(
+def test_visible_devices_are_interpreted_as_rocm_does(
     machine: Machine, environment: dict[str, str], kind: str
 ) -> None:
     machine.workstation()
     assert machine.detect(**environment).kind == kind
 
 
-def test_beside_an_nvidia_card_an_amd_card_is_ignored_with_the_reason(machine: Machine) -> None:
+def test_with_an_nvidia_card_an_amd_card_is_ignored_with_the_reason(machine: Machine) -> None:
     machine.workstation()
     machine.nvidia(A100)
     found = machine.detect()
@@ -257,7 +259,7 @@ PROC_INFORMATION = "Model: \t\t NVIDIA A100-SXM4-40GB\nIRQ:   \t\t 100\nGPU UUID
         (PermissionError(13, "Permission denied"), "nvidia-smi (Permission denied)"),
     ],
 )
-def test_where_nvidia_smi_fails_the_kernel_tells_the_name(
+def test_where_nvidia_smi_fails_the_name_is_that_of_the_kernel(
     machine: Machine, failure: Exception, reason: str
 ) -> None:
     machine.answers = {"--query": failure}
@@ -275,13 +277,13 @@ def test_where_nvidia_smi_fails_the_kernel_tells_the_name(
     assert machine.detect(CUDA_VISIBLE_DEVICES="").kind == "cpu"
 
 
-def test_no_tool_but_the_kernel_module_is_enough(machine: Machine) -> None:
+def test_a_card_is_found_by_its_kernel_module_without_any_tool(machine: Machine) -> None:
     machine.put(machine.proc / "driver/nvidia/gpus/0000:07:00.0/information", PROC_INFORMATION)
     assert (row(machine.detect()), machine.detect().ignored) == ("a100-40g", ())
 
 
 @pytest.mark.parametrize("output", ["", "No devices were found\n", "a, b\n", "\x00\n,,,,\n"])
-def test_an_answer_without_cards_is_no_card(machine: Machine, output: str) -> None:
+def test_tool_output_without_cards_means_no_card(machine: Machine, output: str) -> None:
     machine.answers = {"--query": output}
     assert machine.detect().kind == "cpu"
 
@@ -292,9 +294,7 @@ def tool(folder: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_a_real_tool_that_hangs_is_given_up(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hanging_tool_is_ended(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(hardware, "TIMEOUT_SECONDS", 0.2)
     tool(tmp_path, "exec sleep 600")
@@ -302,7 +302,7 @@ def test_a_real_tool_that_hangs_is_given_up(
     assert (found.kind, found.ignored) == ("cpu", ("nvidia-smi (no answer within 0.2 s)",))
 
 
-def test_a_real_tool_is_run_and_its_complaint_is_kept(
+def test_the_error_output_of_a_tool_is_reported(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -324,7 +324,7 @@ def test_a_real_tool_is_run_and_its_complaint_is_kept(
         ("gfx9999", 0, False, False),
     ],
 )
-def test_processor_graphics_are_told_from_cards(
+def test_integrated_graphics_are_distinguished_from_cards(
     target: str, gib: float, flagged: bool, expected: bool
 ) -> None:
     assert is_integrated(target, int(gib * GIB), flagged) is expected

@@ -56,27 +56,27 @@ def test_a_real_device_name_matches_exactly_one_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_neighbour_of_a_card_is_generic(name: str) -> None:
+def test_a_card_with_a_similar_name_is_generic(name: str) -> None:
     gib, kind = OTHERS[name]
     assert not any(row.matches(name) for row in TARGETS.values())
     assert match_target(name, int(gib * GIB), kind).name == f"generic-{kind}"
 
 
-def test_a_slice_that_bears_the_whole_cards_name_is_generic_by_its_memory() -> None:
+def test_a_slice_with_the_name_of_the_whole_card_is_generic_by_its_memory() -> None:
     assert match_target("NVIDIA A100-SXM4-40GB", int(19.6 * GIB), "cuda").name == "generic-cuda"
     assert match_target("AMD Instinct MI300X", 24 * GIB, "rocm").name == "generic-rocm"
 
 
-def test_where_nothing_tells_the_memory_the_name_decides() -> None:
+def test_without_a_known_memory_the_name_decides() -> None:
     assert match_target("NVIDIA A100-SXM4-40GB", 0, "cuda").name == "a100-40g"
 
 
-def test_a_card_of_the_other_kind_never_matches() -> None:
+def test_a_card_of_another_vendor_never_matches() -> None:
     assert match_target("NVIDIA H200", 140 * GIB, "rocm").name == "generic-rocm"
     assert match_target("NVIDIA H200", 140 * GIB, "cpu").name == "cpu"
 
 
-def test_a_slower_form_factor_has_its_own_peak() -> None:
+def test_a_slower_form_factor_has_a_lower_peak() -> None:
     sxm = match_target("NVIDIA H100 80GB HBM3", 79 * GIB, "cuda")
     pcie = match_target("NVIDIA H100 PCIe", 79 * GIB, "cuda")
     assert (pcie.name, pcie.memory_bytes) == (sxm.name, sxm.memory_bytes)

@@ -81,14 +81,14 @@ MACHINES = {  # what torch and the system say of one machine each
 }
 
 
-def test_auto_takes_the_card_that_is_there() -> None:
+def test_auto_selects_the_present_card() -> None:
     got = resolve(config(), devices=ONE_A100, hardware=A100)
     assert (got.target.name, got.device, got.device_name) == ("a100-40g", "cuda:0", "NVIDIA A100-SXM4-40GB")
     assert (got.memory_bytes, got.dtype, got.attention_backend) == (int(39.5 * GIB), "bfloat16", "flash")
     assert (got.driver, got.torch, got.note) == ("550.54.15 (CUDA 12.8)", "2.13.0", None)
 
 
-def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
+def test_auto_selects_the_cpu_without_a_gpu() -> None:
     got = resolve(config(detected="cpu"), devices=CPU_BUILD, hardware=CPU)
     assert (got.target.name, got.device, got.device_name, got.memory_bytes) == (
         "cpu",
@@ -102,14 +102,14 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu() -> None:
 
 @pytest.mark.parametrize("ryzen", [RYZEN, RYZEN_WITH_MUCH_MEMORY])
 @pytest.mark.parametrize("first", [True, False])
-def test_a_ryzens_graphics_are_neither_used_nor_counted(ryzen: Any, first: bool) -> None:
+def test_integrated_graphics_of_a_ryzen_are_neither_used_nor_counted(ryzen: Any, first: bool) -> None:
     got = resolve(config(), devices=amd(*((ryzen, PRO) if first else (PRO, ryzen))), hardware=W7900)
     assert (got.target.name, got.device) == ("w7900", "cuda:1" if first else "cuda:0")
     assert got.note == "integrated GPU ignored: AMD Radeon Graphics"
     assert got.driver == "amdgpu 6.12 (HIP 6.4)"
 
 
-def test_a_card_that_rocm_has_no_name_for_is_known_by_the_kernels() -> None:
+def test_a_card_without_a_rocm_name_is_identified_by_its_kernel_name() -> None:
     nameless = amd(card("AMD Radeon Graphics", 44.98, 11, "gfx1100"))
     assert resolve(config(), devices=nameless, hardware=W7900).target.name == "w7900"
     unknown = Hardware("rocm", "AMD GPU gfx1100", 24 * GIB, 1)
@@ -121,7 +121,7 @@ def test_a_datacentre_apu_is_a_card() -> None:
     assert resolve(config(), devices=apu, hardware=CPU).target.name == "generic-rocm"
 
 
-def test_an_unknown_card_gets_its_own_memory_and_a_note() -> None:
+def test_an_unknown_card_has_its_detected_memory_and_a_note() -> None:
     got = resolve(config(), devices=nvidia(card("NVIDIA RTX 9999", 64, 12)), hardware=CPU)
     assert (got.target.name, got.memory_bytes, got.dtype) == ("generic-cuda", 64 * GIB, "bfloat16")
     assert got.target.peak_flops is None
@@ -140,7 +140,7 @@ def test_of_several_cards_the_first_is_used_with_a_note() -> None:
     assert (got.device, got.note) == ("cuda:0", "a run uses one of 2 GPUs: NVIDIA H200, cuda:0")
 
 
-def test_a_named_card_is_found_among_others() -> None:
+def test_a_configured_card_is_found_among_others() -> None:
     devices = nvidia(card("NVIDIA GeForce RTX 4090", 23.6), card("NVIDIA A100-SXM4-40GB", 39.5))
     assert resolve(config("a100-40g"), devices=devices, hardware=A100).device == "cuda:1"
 
@@ -152,7 +152,7 @@ def test_the_peak_is_that_of_the_form_factor() -> None:
 
 @pytest.mark.parametrize("here", MACHINES)
 @pytest.mark.parametrize("asked", [name for name in OFFERED.values() if name != "auto"])
-def test_a_named_target_is_what_is_here_or_refused(asked: str, here: str) -> None:
+def test_a_configured_target_that_is_absent_is_refused(asked: str, here: str) -> None:
     devices, hardware = MACHINES[here]
     if asked in (here, "cpu"):
         assert resolve(config(asked), devices=devices, hardware=hardware).target.name == asked
@@ -166,7 +166,7 @@ def test_a_named_target_is_what_is_here_or_refused(asked: str, here: str) -> Non
     assert (devices.gpus[0].name if devices.gpus else "AMD EPYC") in message
 
 
-def test_a_gpu_that_a_cpu_build_cannot_see_is_an_error_with_the_remedy() -> None:
+def test_a_gpu_with_a_cpu_build_of_torch_is_an_error_with_the_fix() -> None:
     for asked in ("auto", "a100-40g"):
         with pytest.raises(TargetError) as refusal:
             resolve(config(asked), devices=CPU_BUILD, hardware=A100)
@@ -178,14 +178,14 @@ def test_a_gpu_that_a_cpu_build_cannot_see_is_an_error_with_the_remedy() -> None
         assert "make PYTHON=" in message
 
 
-def test_the_other_makers_build_is_named() -> None:
+def test_a_torch_build_for_another_vendor_is_named() -> None:
     with pytest.raises(
         TargetError, match=r"W7900 is present, .* built for NVIDIA GPUs; fix: install torch's ROCm build"
     ):
         resolve(config(detected="w7900"), devices=nvidia(), hardware=W7900)
 
 
-def test_a_driver_that_is_too_old_is_reported_in_torchs_words() -> None:
+def test_an_old_driver_is_reported_with_the_message_of_torch() -> None:
     old = "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).\n (Triggered in c10"
     with pytest.raises(TargetError) as refusal:
         resolve(config(), devices=nvidia(warning=old), hardware=A100)
@@ -195,12 +195,12 @@ def test_a_driver_that_is_too_old_is_reported_in_torchs_words() -> None:
     assert "fix: install a driver that supports this torch" in str(refusal.value)
 
 
-def test_a_closed_kfd_is_hinted_at() -> None:
+def test_an_unreadable_kfd_is_mentioned() -> None:
     with pytest.raises(TargetError, match=r"fix: give this user access to /dev/kfd"):
         resolve(config(detected="w7900"), devices=amd(), hardware=W7900)
 
 
-def test_a_config_scaled_to_a_cpu_runs_there_beside_a_gpu_that_torch_cannot_use() -> None:
+def test_a_cpu_config_runs_on_the_cpu_where_torch_cannot_use_the_gpu() -> None:
     got = resolve(config(detected="cpu"), devices=CPU_BUILD, hardware=A100)
     assert got.device == "cpu"
     assert got.memory_bytes > 0
@@ -208,7 +208,7 @@ def test_a_config_scaled_to_a_cpu_runs_there_beside_a_gpu_that_torch_cannot_use(
     assert "torch cannot use NVIDIA A100-SXM4-40GB" in got.note
 
 
-def test_a_config_scaled_to_a_gpu_does_not_run_on_a_cpu_silently() -> None:
+def test_a_gpu_config_is_refused_on_a_cpu() -> None:
     hidden = Hardware("cpu", "AMD EPYC", 64 * GIB, 0, ("NVIDIA H200 (hidden by CUDA_VISIBLE_DEVICES)",))
     got = resolve(config(detected="h200"), devices=CPU_BUILD, hardware=hidden)
     assert got.device == "cpu"
@@ -218,7 +218,7 @@ def test_a_config_scaled_to_a_gpu_does_not_run_on_a_cpu_silently() -> None:
     )
 
 
-def test_float32_on_a_gpu_takes_the_efficient_kernel_with_a_note() -> None:
+def test_float32_on_a_gpu_uses_the_efficient_kernel_with_a_note() -> None:
     got = resolve(config(dtype="float32"), devices=ONE_A100, hardware=A100)
     assert (got.dtype, got.attention_backend) == ("float32", "efficient")
     assert got.note is not None
@@ -232,7 +232,7 @@ def test_bfloat16_on_a_cpu_is_allowed_with_a_note() -> None:
     assert "slower" in got.note
 
 
-def test_a_card_without_bfloat16_computes_in_float32_and_refuses_to_be_forced() -> None:
+def test_a_card_without_bfloat16_uses_float32_and_refuses_bfloat16() -> None:
     old = nvidia(card("Tesla V100-SXM2-16GB", 15.8, 7))
     got = resolve(config(), devices=old, hardware=A100)
     assert (got.target.name, got.dtype, got.attention_backend) == ("generic-cuda", "float32", "efficient")
@@ -243,7 +243,7 @@ def test_a_card_without_bfloat16_computes_in_float32_and_refuses_to_be_forced() 
 
 
 @pytest.mark.parametrize("name", [name for name, row in TARGETS.items() if row.memory_bytes])
-def test_planning_needs_no_machine(name: str) -> None:
+def test_planning_for_a_card_does_not_need_the_card(name: str) -> None:
     row = TARGETS[name]
     for asked in (config(name), config("auto", detected=name)):
         got = resolve(asked, planning=True, hardware=CPU)
@@ -251,7 +251,7 @@ def test_planning_needs_no_machine(name: str) -> None:
         assert (got.torch, got.driver) == (None, None)
 
 
-def test_planning_for_a_cpu_takes_this_machines_memory() -> None:
+def test_planning_for_a_cpu_uses_the_memory_of_this_machine() -> None:
     for asked in (config("cpu"), config(detected="cpu")):
         assert resolve(asked, planning=True, hardware=CPU).memory_bytes == 64 * GIB
 
@@ -278,7 +278,7 @@ def test_the_record_has_the_keys_of_the_run_record() -> None:
     }
 
 
-def test_the_environment_is_the_rows_whether_named_or_detected() -> None:
+def test_a_configured_and_a_detected_card_have_the_same_environment() -> None:
     switch = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
     assert environment_for("w7900") == environment_for("auto", "w7900") == switch
     assert environment_for("a100-40g") == environment_for("auto", "cpu") == {}
@@ -286,12 +286,12 @@ def test_the_environment_is_the_rows_whether_named_or_detected() -> None:
         environment_for("h900")
 
 
-def test_the_environment_given_out_is_a_copy() -> None:
+def test_the_returned_environment_is_a_copy() -> None:
     environment_for("w7900")["TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"] = "0"
     assert environment_for("w7900") == {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
 
 
-def test_a_scale_that_does_not_suit_the_machine_gives_a_notice_with_the_command() -> None:
+def test_an_unsuitable_scale_gives_a_notice_with_the_command() -> None:
     assert scale_notice(config(detected="cpu"), "h200") == (
         "notice: .config is scaled to a CPU study, but this machine has NVIDIA H200 141 GB; "
         "to scale it to this machine: make defconfig-gpt2-ra-ablation, or your defconfig"
@@ -311,13 +311,11 @@ def test_a_scale_that_does_not_suit_the_machine_gives_a_notice_with_the_command(
         (config("h200", detected="cpu"), "cpu"),
     ],
 )
-def test_a_scale_that_suits_or_was_chosen_by_name_is_not_remarked_upon(
-    asked: TargetConfig, here: str
-) -> None:
+def test_a_suitable_or_configured_scale_gives_no_notice(asked: TargetConfig, here: str) -> None:
     assert scale_notice(asked, here) is None
 
 
-def test_this_machine_resolves_with_the_real_torch() -> None:
+def test_this_machine_resolves_with_the_installed_torch() -> None:
     got = resolve(config("cpu"))
     assert (got.device, got.dtype) == ("cpu", "float32")
     assert got.memory_bytes > 2**28

@@ -18,7 +18,7 @@ def track(work, **settings) -> Timeline:
 
 
 @pytest.mark.parametrize("fake", [False, True])
-def test_a_tensor_counts_while_it_is_alive_and_a_view_or_an_in_place_result_counts_nothing(
+def test_a_tensor_counts_while_it_is_alive_and_views_and_in_place_results_do_not_count(
     fake: bool,
 ) -> None:
     tracker = AllocationTracker()
@@ -37,7 +37,7 @@ def test_a_tensor_counts_while_it_is_alive_and_a_view_or_an_in_place_result_coun
     assert timeline.curve()[-1] == 0
 
 
-def test_what_a_saved_tensor_keeps_alive_counts_until_backward_lets_it_go() -> None:
+def test_a_saved_tensor_counts_until_backward_releases_it() -> None:
     x = torch.ones(100, requires_grad=True)
     tracker = AllocationTracker()
     with tracker:
@@ -56,7 +56,7 @@ def test_what_a_saved_tensor_keeps_alive_counts_until_backward_lets_it_go() -> N
 
 @given(sizes=st.lists(st.tuples(st.integers(1, 3000), st.booleans()), min_size=1, max_size=30))
 @settings(max_examples=40, deadline=None)
-def test_the_peak_equals_that_of_a_ledger_kept_by_hand(sizes: list[tuple[int, bool]]) -> None:
+def test_the_peak_equals_a_manual_count(sizes: list[tuple[int, bool]]) -> None:
     alive: dict[int, torch.Tensor] = {}
     total = highest = 0
     tracker = AllocationTracker(granularity=512)
@@ -73,7 +73,7 @@ def test_the_peak_equals_that_of_a_ledger_kept_by_hand(sizes: list[tuple[int, bo
     assert timeline.curve()[timeline.events] == total
 
 
-def test_a_kernels_workspace_counts_beside_its_result_and_is_gone_afterwards() -> None:
+def test_a_kernel_workspace_counts_until_the_kernel_ends() -> None:
     def workspace(operation, arguments) -> int:
         return 1000 if operation.__name__.startswith("exp") else 0
 
@@ -86,7 +86,7 @@ def test_a_kernels_workspace_counts_beside_its_result_and_is_gone_afterwards() -
     assert timeline.curve()[timeline.events] == 400
 
 
-def test_a_storage_that_is_resized_counts_with_its_new_size() -> None:
+def test_a_resized_storage_counts_with_its_new_size() -> None:
     tracker = AllocationTracker()
     with tracker, tracker.phase("forward"):
         a = torch.zeros(100)
@@ -94,7 +94,7 @@ def test_a_storage_that_is_resized_counts_with_its_new_size() -> None:
     assert tracker.timeline().peak_bytes() == 1200
 
 
-def test_backward_is_charged_to_the_module_whose_forward_it_undoes() -> None:
+def test_backward_is_attributed_to_the_module_of_its_forward() -> None:
     model = nn.ModuleDict({"first": nn.Linear(64, 128), "second": nn.Linear(128, 8)})
     x = torch.ones(32, 64)
     tracker = AllocationTracker()
@@ -126,7 +126,7 @@ def test_kinds_and_modules_each_add_up_to_the_total_at_every_event() -> None:
         assert sum(nbytes for _, _, nbytes in timeline.by_module(event)) == timeline.curve()[event]
 
 
-def test_a_number_read_from_a_fake_tensor_is_zero_and_everything_may_be_found() -> None:
+def test_a_value_read_from_a_fake_tensor_is_zero_and_nonzero_returns_every_element() -> None:
     with FakeTensorMode(), AllocationTracker():
         x = torch.ones(6)
         assert x.sum().item() == 0.0
@@ -157,14 +157,14 @@ def backward_peak(loss) -> int:
     return tracker.timeline().peak_bytes(["backward"]) - before
 
 
-def test_gradients_that_meet_are_added_in_place_as_autograd_does_it_unwatched() -> None:
+def test_tracked_gradients_are_accumulated_in_place_as_by_untracked_autograd() -> None:
     """Two ways to x: the loss's gradient and two of x; another 400 for their sum would be watched, not real."""
     x = torch.ones(100, requires_grad=True)
     assert backward_peak(lambda: (x * 2 + x * 3).sum()) == 4 + 2 * 400
     assert torch.equal(x.grad, torch.full((100,), 5.0))
 
 
-def test_a_sum_that_a_backward_makes_of_its_own_result_counts() -> None:
+def test_a_sum_inside_a_backward_function_counts() -> None:
     x = torch.ones(100, requires_grad=True)
     assert (
         backward_peak(lambda: PlusOne.apply(x).mul(3).sum()) == 4 + 3 * 400

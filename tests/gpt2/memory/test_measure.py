@@ -15,7 +15,7 @@ WORK = StepWorkload(
 )  # fmt: skip
 
 
-def test_the_resident_set_of_a_phase_holds_what_was_touched_in_it() -> None:
+def test_the_resident_set_of_a_phase_includes_memory_touched_in_it() -> None:
     meter = PeakMeter("cpu")
     with meter.phase("small"):
         torch.ones(MIB)
@@ -37,7 +37,7 @@ def test_the_allocators_peak_is_that_of_the_phase_and_counts_the_base() -> None:
     assert listener.by_phase == {"one": 1000 + 4 * MIB, "two": 1000 + 4096}
 
 
-def test_weights_and_optimizer_state_are_counted_once_a_storage() -> None:
+def test_weights_and_optimizer_state_count_each_storage_once() -> None:
     stepper = WORK.prepare("cpu")
     numbers = sum(parameter.numel() for parameter in stepper.model.parameters())
     steps = 4 * len(list(stepper.model.parameters()))  # AdamW's step counters

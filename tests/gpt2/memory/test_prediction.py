@@ -35,7 +35,7 @@ def weights_bytes(of: StepWorkload) -> int:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("micro", "accumulation", "layers"), [(1, 1, 1), (3, 2, 2), (4, 1, 3)])
-def test_a_prediction_equals_what_a_real_step_is_seen_to_take(
+def test_a_prediction_equals_the_tracked_peak_of_a_real_step(
     dtype: str, micro: int, accumulation: int, layers: int
 ) -> None:
     made = work(micro, accumulation, dtype=dtype, layers=layers)
@@ -45,7 +45,7 @@ def test_a_prediction_equals_what_a_real_step_is_seen_to_take(
     assert predicted.by_module(predicted.peak_event()) == real.by_module(real.peak_event())
 
 
-def test_a_prediction_is_within_ten_percent_of_what_the_allocator_gives_out() -> None:
+def test_a_prediction_is_within_ten_percent_of_the_allocated_bytes() -> None:
     made = work(8, 2, width=128, block_size=64, vocabulary=2000, padded_vocabulary=2048)
     measured = measure(made, "cpu").allocated
     predicted = predict(made).timeline.by_phase()
@@ -60,7 +60,7 @@ def test_a_prediction_is_within_ten_percent_of_what_the_allocator_gives_out() ->
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
 @settings(max_examples=15, deadline=None)
-def test_the_peak_holds_weights_and_optimizer_state_and_the_kinds_add_up(
+def test_the_kinds_of_memory_at_the_peak_add_up_and_include_weights_and_optimizer_state(
     micro: int, layers: int, kind: str, dtype: str
 ) -> None:
     made = work(micro, 2, kind, dtype, layers=layers)
@@ -73,7 +73,7 @@ def test_the_peak_holds_weights_and_optimizer_state_and_the_kinds_add_up(
     assert sum(kinds.values()) == prediction.peak_bytes == max(timeline.by_phase().values())
 
 
-def test_the_peak_grows_with_the_micro_batch_and_beyond_two_chunks_of_the_loss_in_a_straight_line() -> None:
+def test_the_peak_is_linear_in_the_micro_batch_beyond_two_chunks_of_the_loss() -> None:
     peaks = []
     for micro in (32, 48, 64, 80):  # two chunks of 4096 tokens and more
         phases = predict(work(micro, 2, "cuda", "bfloat16", block_size=256)).timeline.by_phase()
@@ -89,21 +89,21 @@ def test_more_than_two_micro_batches_a_step_need_no_more_than_two() -> None:
     assert predict(work(accumulation=1)).peak_bytes <= predict(work(accumulation=2)).peak_bytes
 
 
-def test_memory_grows_in_a_straight_line_with_the_sequence_length_at_a_fixed_number_of_tokens() -> None:
+def test_memory_is_linear_in_the_sequence_length_at_a_fixed_number_of_tokens() -> None:
     """No T x T matrix: four times the length at a quarter of the sequences needs the position table's rows more."""
     short = predict(work(64, 2, "cuda", "bfloat16", block_size=128)).peak_bytes
     long = predict(work(16, 2, "cuda", "bfloat16", block_size=512)).peak_bytes
     assert long - short <= 5 * 4 * (512 - 128) * MODEL.width
 
 
-def test_dropout_on_a_gpu_does_not_write_out_scores() -> None:
+def test_dropout_on_a_gpu_does_not_materialise_scores() -> None:
     plain = predict(work(4, 2, "cuda", "bfloat16", block_size=256)).peak_bytes
     dropped = predict(work(4, 2, "cuda", "bfloat16", block_size=256, dropout=0.1)).peak_bytes
     scores = 4 * MODEL.heads * 256 * 256 * 2
     assert plain <= dropped < plain + MODEL.layers * scores
 
 
-def test_predicting_leaves_nothing_behind() -> None:
+def test_a_prediction_changes_no_global_state() -> None:
     from gpt2.model import loss
 
     before, state = dict(loss.CHUNK_ROWS), torch.get_rng_state()

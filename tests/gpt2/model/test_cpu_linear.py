@@ -40,7 +40,7 @@ def gradients(
     wanted=st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any),
     seed=st.integers(0, 99),
 )
-def test_values_and_gradients_are_those_of_the_usual_layers(
+def test_values_and_gradients_equal_those_of_torch_layers(
     pair: tuple[Any, Any], rows: int, columns: int, outputs: int, wanted: tuple[bool, ...], seed: int
 ) -> None:
     tensors = sample(rows, columns, outputs, seed)
@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_the_usual_layers(
 
 
 @pytest.mark.parametrize("columns", [8, WIDE])
-def test_without_gradients_the_values_are_the_same_to_the_bit(columns: int) -> None:
+def test_values_without_gradients_are_bitwise_those_of_torch_layers(columns: int) -> None:
     tensors = [t.requires_grad_() for t in sample(5, columns, 33, 1)]
     trained = cpu_linear.linear(*tensors)
     with torch.no_grad():
@@ -64,13 +64,13 @@ def test_without_gradients_the_values_are_the_same_to_the_bit(columns: int) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_go_the_usual_way(dtype: torch.dtype) -> None:
+def test_other_dtypes_use_the_torch_layers(dtype: torch.dtype) -> None:
     tensors = [t.to(dtype) for t in sample(3, WIDE, 40, 2)]
     assert torch.equal(cpu_linear.linear(*tensors), F.linear(*tensors))
     assert not cpu_linear.use_onednn(tensors[0])
 
 
-def test_autocast_goes_the_usual_way() -> None:
+def test_autocast_uses_the_torch_layers() -> None:
     tensors = sample(3, WIDE, 40, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert cpu_linear.linear(*tensors).dtype == torch.bfloat16
@@ -78,13 +78,13 @@ def test_autocast_goes_the_usual_way() -> None:
     assert cpu_linear.use_onednn(tensors[0])
 
 
-def test_a_torch_without_onednn_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_onednn_uses_the_torch_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     tensors = sample(3, WIDE, 40, 4)
     assert torch.equal(cpu_linear.linear(*tensors), F.linear(*tensors))
 
 
-def test_the_gelu_is_not_kept_for_backward() -> None:
+def test_the_gelu_is_not_saved_for_backward() -> None:
     x, weight, bias = (t.requires_grad_() for t in sample(6, 16, 5, 5))
     kept: list[int] = []
 
@@ -97,7 +97,7 @@ def test_the_gelu_is_not_kept_for_backward() -> None:
     assert sorted(kept) == sorted([x.data_ptr(), weight.data_ptr()])
 
 
-def test_one_row_of_a_batch_does_not_depend_on_the_others() -> None:
+def test_a_row_of_a_batch_does_not_depend_on_the_others() -> None:
     x, weight, bias = sample(7, WIDE, 48, 6)
     changed = x.clone()
     changed[1] = 9.0

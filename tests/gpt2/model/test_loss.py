@@ -77,7 +77,7 @@ def test_a_head_in_float32_equals_the_plain_formula_in_float64(width: int) -> No
     torch.testing.assert_close(scored.mean().double(), results[1][0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_second_backward_is_refused_because_the_first_has_used_the_gradients_up() -> None:
+def test_a_second_backward_is_refused() -> None:
     x, weight, targets = sample(11, torch.float64)
     value = linear_cross_entropy(x.requires_grad_(), weight, targets, VOCABULARY)
     (value * 0.5).backward(retain_graph=True)
@@ -96,7 +96,7 @@ def test_padded_vocabulary_gets_no_gradient_and_no_probability() -> None:
     assert torch.equal(weight.grad[VOCABULARY:], torch.zeros(PADDED - VOCABULARY, WIDTH, dtype=torch.float64))
 
 
-def test_token_losses_equal_the_plain_formula_and_skip_what_is_not_scored() -> None:
+def test_token_losses_equal_the_plain_formula_at_scored_positions() -> None:
     x, weight, targets = sample(24, torch.float64)
     targets[3] = -1
     ours = token_losses(x.view(2, 12, WIDTH), weight, targets.view(2, 12), VOCABULARY)
@@ -118,7 +118,7 @@ def test_under_autocast_the_products_are_bfloat16_and_the_softmax_float32() -> N
     torch.testing.assert_close(value, rounded, rtol=1e-6, atol=1e-6)
 
 
-def test_no_tensor_of_rows_by_vocabulary_is_kept_for_backward() -> None:
+def test_no_tensor_of_rows_by_vocabulary_is_saved_for_backward() -> None:
     x, weight, targets = sample(40, torch.float32)
     kept: list[tuple[int, ...]] = []
 

@@ -85,7 +85,7 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [CHUNK, 2 * CHUNK + 3])
-def test_no_matrix_of_a_head_product_has_a_row_that_begins_off_the_grid(dtype: str, rows: int) -> None:
+def test_every_row_of_a_matrix_in_a_head_product_is_aligned(dtype: str, rows: int) -> None:
     x, weight, targets = sample(rows)
     with (
         torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"),
@@ -98,7 +98,7 @@ def test_no_matrix_of_a_head_product_has_a_row_that_begins_off_the_grid(dtype: s
     assert not [leading for leading in products.leading if leading % ALIGNED]
 
 
-def test_the_check_above_sees_a_head_that_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alignment_check_detects_an_unpadded_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_linear, "CPU_KERNEL_DEVICES", {"cpu"})
     with Products() as products:
         outcome(linear_cross_entropy, *sample(CHUNK))
@@ -113,7 +113,7 @@ def test_loss_and_gradients_equal_the_plain_formula_in_float64(rows: int, seed: 
         torch.testing.assert_close(ours, exact, rtol=1e-10, atol=1e-12)
 
 
-def test_loss_and_gradients_in_float32_are_as_exact_as_those_of_the_cut_head(
+def test_loss_and_gradients_in_float32_are_as_exact_as_with_an_unpadded_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn = sample(29)
@@ -126,7 +126,7 @@ def test_loss_and_gradients_in_float32_are_as_exact_as_those_of_the_cut_head(
         assert error <= max(3 * allowed, 3e-7 * right.abs().max())
 
 
-def test_nothing_of_the_padding_is_seen_or_moved() -> None:
+def test_padding_rows_have_no_effect_and_receive_no_gradient() -> None:
     """Padded rows of the weight large enough to swallow the softmax; two chunks and a rest."""
     for dtype in (torch.float64, torch.bfloat16):
         x, weight, targets = sample(2 * CHUNK + 3, dtype)
@@ -141,7 +141,7 @@ def test_nothing_of_the_padding_is_seen_or_moved() -> None:
         assert torch.equal(scored[targets < 0], torch.zeros_like(scored[targets < 0]))
 
 
-def test_under_autocast_loss_and_gradients_are_those_of_float32_to_the_precision_of_bfloat16() -> None:
+def test_under_autocast_loss_and_gradients_agree_with_float32_to_bfloat16_precision() -> None:
     x, weight, targets = sample(61)
     exact = outcome(plain, x.double(), weight.double(), targets)
     with torch.autocast("cpu", torch.bfloat16):
@@ -158,7 +158,9 @@ def test_under_autocast_loss_and_gradients_are_those_of_float32_to_the_precision
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_compiled_chunk_is_the_eager_one_and_the_plain_formula(backend: str, dtype: torch.dtype) -> None:
+def test_a_compiled_chunk_equals_the_eager_one_and_the_plain_formula(
+    backend: str, dtype: torch.dtype
+) -> None:
     compiled = torch.compile(chunk_loss, backend=backend, fullgraph=True)
     drawn = sample(2 * CHUNK + 3, dtype)  # the rest is of another length
     eager = outcome(linear_cross_entropy, *drawn)
@@ -181,7 +183,7 @@ def logits_of(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @NO_COMPILER
-def test_a_compiled_chunk_writes_its_gradient_over_the_logits_and_nothing_else_of_their_size(
+def test_a_compiled_chunk_writes_its_gradient_into_the_logits(
     dtype: torch.dtype,
 ) -> None:
     rows, columns = 64, 4096
@@ -195,7 +197,9 @@ def test_a_compiled_chunk_writes_its_gradient_over_the_logits_and_nothing_else_o
     torch.testing.assert_close(arguments[0], before[0], rtol=2**-7, atol=1e-6)
 
 
-def test_an_eager_chunk_in_bfloat16_has_few_rows_in_float32_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_eager_bfloat16_chunk_converts_few_rows_to_float32_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loss_module, "FLOAT32_ROWS", {2: 4})
     rows, columns = 64, 4096
     arguments = logits_of(rows, columns, torch.bfloat16)
@@ -208,7 +212,7 @@ def test_an_eager_chunk_in_bfloat16_has_few_rows_in_float32_at_once(monkeypatch:
     assert 0 < extra <= 4 * columns * (4 + 4 + 1) + 3 * 8 * columns
 
 
-def test_the_length_of_what_is_copied_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_rows_copied_at_once_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     for chunk, wide in itertools.product((CHUNK, 64), (1, 3, 128)):
         monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": chunk})
@@ -234,7 +238,7 @@ def step_results(compile: bool, steps: int = 3) -> list[StepResult]:
     return [stepper.step(ids, iteration, steps) for iteration in range(steps)]
 
 
-def test_a_compiled_step_compiles_its_loss_and_trains_as_the_eager_one(
+def test_a_compiled_step_compiles_its_loss_and_trains_like_the_eager_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names: list[str] = []

@@ -45,7 +45,7 @@ def outcome(work: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_values_and_gradients_are_those_of_the_plain_way_to_the_bit(dropout: float) -> None:
+def test_values_and_gradients_are_bitwise_those_without_recomputation(dropout: float) -> None:
     def function(x: Tensor) -> Tensor:
         return F.dropout(F.gelu(x), dropout)
 
@@ -61,7 +61,7 @@ def test_values_and_gradients_are_those_of_the_plain_way_to_the_bit(dropout: flo
         assert torch.equal(one, other)
 
 
-def test_the_functions_result_is_not_kept_and_the_product_is_made_once() -> None:
+def test_the_activation_is_not_saved_and_the_matrix_product_runs_once() -> None:
     made: list[weakref.ref[Tensor]] = []
 
     def function(x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def test_the_functions_result_is_not_kept_and_the_product_is_made_once() -> None
     assert counted.calls["gelu"] == 2
 
 
-def test_without_gradients_the_function_is_called_once() -> None:
+def test_without_gradients_the_activation_runs_once() -> None:
     with Counted() as counted, torch.no_grad():
         checkpoint_through_linear(
             F.gelu, lambda hidden: hidden @ hidden.T, torch.randn(ROWS, WIDE, requires_grad=True)
@@ -91,7 +91,7 @@ def test_without_gradients_the_function_is_called_once() -> None:
     assert counted.calls["gelu"] == 1
 
 
-def test_a_layer_under_autocast_is_made_once_as_well() -> None:
+def test_a_layer_under_autocast_runs_once() -> None:
     """As the model calls it: three dimensions, an nn.Linear, bfloat16 whose cast of the weight is made anew."""
     layer, x = torch.nn.Linear(WIDE, OUT), torch.randn(2, ROWS, WIDE, requires_grad=True)
     with Counted() as counted:

@@ -56,7 +56,7 @@ def test_logits_agree_with_transformers_gpt2() -> None:
     assert (ours - theirs).abs().max() < 1e-5
 
 
-def test_parameter_count_of_124m_is_gpt2s() -> None:
+def test_the_parameter_count_of_124m_is_that_of_gpt2() -> None:
     with torch.device("meta"):
         model = GPT2(
             layers=12, heads=12, width=768, block_size=1024, vocabulary=50257, padded_vocabulary=50257
@@ -64,7 +64,7 @@ def test_parameter_count_of_124m_is_gpt2s() -> None:
     assert sum(p.numel() for p in model.parameters()) == 124_439_808
 
 
-def test_flops_per_token_of_124m_are_the_counted_ones() -> None:
+def test_flops_per_token_of_124m_equal_a_manual_count() -> None:
     with torch.device("meta"):
         model = GPT2(
             layers=12, heads=12, width=768, block_size=1024, vocabulary=50257, padded_vocabulary=50304
@@ -72,7 +72,7 @@ def test_flops_per_token_of_124m_are_the_counted_ones() -> None:
     assert model.flops_per_token() == 6 * 84_934_656 + 6 * 50257 * 768 + 6 * 12 * 768 * 1024
 
 
-def test_padded_logits_are_never_an_output() -> None:
+def test_logits_of_padding_are_never_returned() -> None:
     model = small()
     with torch.no_grad():
         model.token.weight[101:] = 100.0
@@ -132,7 +132,7 @@ def test_initial_weights_do_not_depend_on_the_default_device_or_dtype() -> None:
     assert expected.device.type == "cpu"
 
 
-def test_the_draw_is_pinned() -> None:
+def test_the_random_draw_is_pinned() -> None:
     """Recorded once: a change here changes every published run."""
     values = keyed_normal(0, "token.weight", torch.Size((8, 8))).flatten()
     pinned = [0.318003, -0.3277859, 0.6346747, 1.2923641]
@@ -145,7 +145,7 @@ def test_the_initial_weights_are_pinned() -> None:
     assert weights_digest(small(), 0).startswith(pinned)
 
 
-def test_each_tensor_and_each_seed_has_its_own_draw() -> None:
+def test_each_tensor_and_each_seed_has_a_different_draw() -> None:
     shape = torch.Size((64,))
     draws = [keyed_normal(seed, name, shape) for seed in (0, 1) for name in ("a", "b")]
     for i, one in enumerate(draws):

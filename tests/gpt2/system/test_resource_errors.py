@@ -12,13 +12,13 @@ import torch
 from gpt2.system.resource_errors import chain, disk_full, free_bytes, gib, out_of_memory
 
 
-def test_what_torch_raises_for_memory_that_is_not_there_is_out_of_memory() -> None:
+def test_a_failed_torch_allocation_is_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
     assert out_of_memory(caught.value)
 
 
-def test_a_real_limit_on_memory_is_out_of_memory() -> None:
+def test_an_exceeded_memory_limit_is_out_of_memory() -> None:
     code = (
         "import resource, torch\n"
         "from gpt2.system.resource_errors import out_of_memory\n"
@@ -45,7 +45,7 @@ def test_a_real_limit_on_memory_is_out_of_memory() -> None:
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
 )
-def test_every_kind_of_out_of_memory_is_recognised_also_as_a_cause(error: Exception) -> None:
+def test_every_out_of_memory_error_is_recognised_directly_and_as_a_cause(error: Exception) -> None:
     assert out_of_memory(error)
     outer = ValueError("something else")
     outer.__cause__ = error
@@ -60,7 +60,7 @@ def test_other_errors_are_neither(error: Exception) -> None:
     assert not disk_full(error)
 
 
-def test_a_file_that_may_not_grow_is_a_full_disk_also_through_torch_save(tmp_path: Path) -> None:
+def test_an_exceeded_file_size_limit_is_a_full_disk_also_through_torch_save(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
     try:
@@ -72,14 +72,14 @@ def test_a_file_that_may_not_grow_is_a_full_disk_also_through_torch_save(tmp_pat
     assert not out_of_memory(caught.value)
 
 
-def test_the_chain_ends_where_the_causes_do() -> None:
+def test_the_chain_of_causes_ends_at_the_first_error() -> None:
     first, second = ValueError("first"), RuntimeError("second")
     second.__context__ = first
     assert list(chain(second)) == [second, first]
     assert list(chain(None)) == []
 
 
-def test_free_space_is_that_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
+def test_free_space_is_that_of_the_nearest_existing_folder(tmp_path: Path) -> None:
     assert abs(free_bytes(tmp_path / "not" / "yet") - free_bytes(tmp_path)) < 2**30
     assert gib(3 * 2**30) == "3.0 GiB"
     assert gib(5 * 2**20) == "5 MiB"

@@ -31,7 +31,7 @@ except Interrupted as reason:
         (["SIGTERM", "SIGINT", "SIGHUP", "SIGINT"], True),
     ],
 )
-def test_only_the_second_interrupt_ends_a_process_that_has_yet_to_save(
+def test_only_the_second_interrupt_ends_a_process_before_it_has_saved(
     asked: list[str], at_once: bool
 ) -> None:
     done = subprocess.run([sys.executable, "-c", ASKED, *asked], capture_output=True, text=True)

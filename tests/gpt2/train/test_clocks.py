@@ -27,7 +27,7 @@ def test_every_second_is_on_exactly_one_clock(steps: list[tuple[str, int]]) -> N
     assert sum(clocks.seconds().values()) == time.seconds
 
 
-def test_a_block_is_charged_to_its_clock_and_the_former_one_goes_on() -> None:
+def test_a_block_is_charged_to_its_clock_and_the_previous_clock_continues() -> None:
     time = Time()
     clocks = Clocks(now=time)
     clocks.switch("train")
@@ -40,7 +40,7 @@ def test_a_block_is_charged_to_its_clock_and_the_former_one_goes_on() -> None:
     assert clocks.seconds() == {"train": 5, "compile": 0, "evaluate": 100, "checkpoint": 0, "data": 7}
 
 
-def test_the_device_is_waited_for_before_the_clock_changes_hands() -> None:
+def test_the_device_is_synchronized_before_the_clock_changes() -> None:
     time = Time()
 
     def synchronise() -> None:
@@ -54,7 +54,7 @@ def test_the_device_is_waited_for_before_the_clock_changes_hands() -> None:
     assert clocks.read("train") == 10
 
 
-def test_clocks_continue_where_a_former_process_stopped() -> None:
+def test_clocks_continue_from_the_previous_process() -> None:
     time = Time()
     clocks = Clocks({"train": 41.5, "evaluate": 2.0}, now=time)
     clocks.switch("train")
@@ -84,7 +84,7 @@ def test_uneven_step_times_are_noted_with_their_numbers() -> None:
         [],
     ],
 )
-def test_steps_that_hardly_spread_or_are_few_are_not_noted(seconds: list[float]) -> None:
+def test_uniform_or_few_step_times_are_not_noted(seconds: list[float]) -> None:
     assert unevenness(seconds) is None
 
 

@@ -17,14 +17,14 @@ def curve(seed: int, steps: int, noise: float) -> list[float]:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.3))
-def test_an_ordinary_falling_loss_has_no_spike(seed: int, noise: float) -> None:
+def test_a_falling_loss_has_no_spike(seed: int, noise: float) -> None:
     watch = SpikeDetector()
     assert [watch.observe(loss) for loss in curve(seed, 400, noise)] == [None] * 400
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6), where=st.integers(150, 390), height=st.floats(3.0, 1e6))
-def test_a_loss_far_above_the_others_is_a_spike_and_only_that(seed: int, where: int, height: float) -> None:
+def test_only_a_loss_far_above_the_others_is_a_spike(seed: int, where: int, height: float) -> None:
     losses = curve(seed, 400, 0.05)
     losses[where] += height
     watch = SpikeDetector()
@@ -32,7 +32,7 @@ def test_a_loss_far_above_the_others_is_a_spike_and_only_that(seed: int, where: 
     assert found == [where]
 
 
-def test_the_watch_continues_from_its_losses_as_if_it_had_not_stopped() -> None:
+def test_resumed_detection_equals_uninterrupted_detection() -> None:
     losses = curve(3, 300, 0.1)
     losses[200] += 5
     whole, first = SpikeDetector(), SpikeDetector()
@@ -43,7 +43,7 @@ def test_the_watch_continues_from_its_losses_as_if_it_had_not_stopped() -> None:
     assert len(second.losses) == WINDOW
 
 
-def test_nothing_is_called_a_spike_before_there_is_a_scale() -> None:
+def test_no_spike_is_reported_before_the_scale_is_known() -> None:
     watch = SpikeDetector()
     assert [watch.observe(loss) for loss in [1.0] * (MIN_LOSSES - 1)] == [None] * (MIN_LOSSES - 1)
     assert watch.observe(1000.0) is None

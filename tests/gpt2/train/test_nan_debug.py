@@ -67,7 +67,7 @@ def test_the_first_output_that_is_not_finite_is_named_with_its_micro_batch(name:
     assert first_not_finite(made, batch, 0) == NotFinite("output", name, micro)
 
 
-def test_a_gradient_that_goes_wrong_is_named_by_the_module_that_received_it() -> None:
+def test_a_gradient_that_is_not_finite_is_named_by_the_module_that_received_it() -> None:
     made, batch = stepper(), ids()
     batch[3, 3] = 40_000
     spoil(made, "blocks.1.attention", 40_000, forward=False)
@@ -87,13 +87,13 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_sound_step_has_nothing_to_name_and_is_left_as_it_was(dropout: float) -> None:
+def test_a_finite_step_names_nothing_and_is_unchanged(dropout: float) -> None:
     made, other = stepper(dropout), stepper(dropout)
     assert first_not_finite(made, ids(), 0) == NotFinite("nothing")
     assert made.step(ids(), 0, 10) == other.step(ids(), 0, 10)
 
 
-def test_a_fault_is_tried_again_once_and_then_known_as_repeatable() -> None:
+def test_a_fault_is_retried_once_and_then_called_repeatable() -> None:
     made, batch = stepper(), ids()
     batch[5, 3] = 40_000
     spoil(made, "norm", 40_000, forward=True)
@@ -108,7 +108,7 @@ def test_a_fault_is_tried_again_once_and_then_known_as_repeatable() -> None:
     assert later.faults[0].repeated is True
 
 
-def test_a_fault_that_does_not_come_back_is_a_passing_one() -> None:
+def test_a_fault_that_does_not_recur_is_called_transient() -> None:
     made = stepper()
     log = FaultLog()
     log.explain(NotFiniteError("iteration 7"), made, ids(), 7, list(range(6)))
@@ -120,7 +120,7 @@ def test_a_fault_that_does_not_come_back_is_a_passing_one() -> None:
     assert "transient fault" in log.messages()[0]
 
 
-def test_every_fault_is_tried_again_once_until_a_run_has_had_too_many() -> None:
+def test_every_fault_is_retried_once_up_to_a_limit_a_run() -> None:
     made, log, tried = stepper(), FaultLog(), []
     for iteration in (7, 9, 12, 15, 20):
         log = FaultLog(log.faults)  # as read from the record by the next process
@@ -130,7 +130,7 @@ def test_every_fault_is_tried_again_once_until_a_run_has_had_too_many() -> None:
     assert [fault.repeated for fault in log.faults] == [False] * 5
 
 
-def test_a_second_fault_that_comes_back_is_known_as_repeatable_too() -> None:
+def test_a_second_fault_that_recurs_is_called_repeatable() -> None:
     made, log = stepper(), FaultLog()
 
     def explained(iteration: int) -> NotFiniteError:
@@ -146,7 +146,7 @@ def test_a_second_fault_that_comes_back_is_known_as_repeatable_too() -> None:
     assert [fault.repeated for fault in log.faults] == [True, False]
 
 
-def test_no_run_goes_round_for_ever_at_an_iteration_that_fails_every_other_time() -> None:
+def test_an_iteration_that_fails_every_other_time_is_not_retried_forever() -> None:
     made, log = stepper(), FaultLog()
     tried = 0
     while log.explain(NotFiniteError("x"), made, ids(), 7, list(range(6))).retry:

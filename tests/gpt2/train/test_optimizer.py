@@ -50,7 +50,7 @@ def test_every_parameter_is_in_exactly_one_group_and_only_matrices_decay() -> No
         assert group["weight_decay"] == (0.1 if all(p.dim() >= 2 for p in group["params"]) else 0.0)
 
 
-def test_a_modules_own_parameter_gets_its_multiple_and_no_decay() -> None:
+def test_a_custom_parameter_gets_its_learning_rate_multiple_and_no_decay() -> None:
     made = model()
     optimizer = make_optimizer(made, learning_rate=1.0, betas=(0.9, 0.95), epsilon=1e-8, weight_decay=0.1)
     set_learning_rate(optimizer, 0.01)
@@ -84,7 +84,7 @@ def test_the_learning_rate_warms_up_peaks_and_ends_at_its_minimum() -> None:
 
 
 @given(st.floats(0, 1), st.floats(1e-5, 1), st.floats(0, 0.5), st.floats(0.01, 0.5), st.floats(0, 1))
-def test_warm_up_stable_decay_keeps_its_peak_between_the_two_and_ends_at_its_minimum(
+def test_warm_up_stable_decay_is_constant_between_warm_up_and_decay_and_ends_at_its_minimum(
     progress: float, peak: float, warmup: float, decay: float, minimum: float
 ) -> None:
     def at(progress: float) -> float:
@@ -116,7 +116,7 @@ def wsd_stepper(warmup: int | None, warmup_fraction: float, decay: float) -> Ste
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 5000), st.integers(1, 20000), st.floats(0, 0.5), st.floats(0.001, 0.5))
-def test_a_longer_run_has_the_same_rates_to_the_last_bit_until_the_shorter_ones_decay(
+def test_a_longer_run_has_bitwise_the_same_rates_until_the_decay_of_the_shorter_one(
     short: int, more: int, warmup_fraction: float, decay: float
 ) -> None:
     long = short + more
@@ -141,7 +141,7 @@ def test_the_decay_never_begins_earlier_in_a_longer_run(iterations: int, decay: 
     assert all(start >= warmup for start in starts)
 
 
-def test_a_cosine_does_not_depend_on_how_exact_its_arguments_are() -> None:
+def test_a_cosine_does_not_depend_on_the_precision_of_its_arguments() -> None:
     for k in range(100):
         rates = {
             learning_rate(progress, peak=6e-4, warmup_fraction=0.1, minimum_ratio=0.1)

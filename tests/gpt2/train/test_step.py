@@ -53,7 +53,7 @@ def whole(effective: int) -> tuple[torch.Tensor, float]:
 
 
 @pytest.mark.parametrize("effective", [7, 12, 16])
-def test_gradient_of_the_effective_batch_is_the_same_for_every_split(effective: int) -> None:
+def test_the_gradient_of_the_effective_batch_is_the_same_for_every_split(effective: int) -> None:
     expected, loss = whole(effective)
     splits = micro_batches(effective, 1)
     assert len(splits) == sum(effective % k == 0 for k in range(1, effective + 1))
@@ -75,7 +75,7 @@ def test_the_gradient_is_clipped_once_and_after_the_last_micro_batch() -> None:
         ).norm().item() < 1e-5 * expected.norm().item()  # torch adds 1e-6 to the norm
 
 
-def test_a_step_leaves_no_gradient_to_the_next() -> None:
+def test_a_step_leaves_no_gradient() -> None:
     made = stepper(12, 3)
     for _ in range(2):
         made.step(batch(12), 0, 10)

@@ -68,7 +68,7 @@ def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]
 
 @pytest.mark.parametrize("name", ["B", "RALEARN"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_a_run_stopped_anywhere_resumes_to_the_same_bits(
+def test_a_run_stopped_at_any_check_resumes_to_the_same_bits(
     tmp_path: Path, texts: Path, name: str, dropout: float
 ) -> None:
     config = configuration(texts, dropout)
@@ -84,12 +84,12 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bits(
         assert same(outcome(directory), expected)
 
 
-def test_a_request_after_the_last_look_stops_nothing(tmp_path: Path, texts: Path) -> None:
+def test_a_stop_request_after_the_last_check_has_no_effect(tmp_path: Path, texts: Path) -> None:
     assert make(tmp_path, configuration(texts), stop=StopAfter(max(STOPS) + 1)).train() == "finished"
 
 
 @pytest.mark.parametrize("left", [True, False])
-def test_a_run_says_that_it_started_even_where_no_training_is_left(
+def test_every_process_of_a_run_reports_its_start_even_without_training(
     tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, left: bool
 ) -> None:
     """Whoever follows its files begins then: the record must not be that of the process before."""
@@ -111,7 +111,7 @@ def test_a_run_says_that_it_started_even_where_no_training_is_left(
     assert '"started"' not in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_the_clocks_continue_where_they_stood(tmp_path: Path, texts: Path) -> None:
+def test_clocks_continue_after_an_interruption(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
     make(tmp_path, config, stop=StopAfter(12)).train()
     before = run_record.load(tmp_path)["clock"]
@@ -137,7 +137,7 @@ def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> Non
     )
 
 
-def test_the_alternation_logits_move_and_their_path_is_on_record(tmp_path: Path, texts: Path) -> None:
+def test_the_alternation_logits_change_and_their_history_is_recorded(tmp_path: Path, texts: Path) -> None:
     make(tmp_path, configuration(texts), "RALEARN").train()
     history = run_record.load(tmp_path)["learned"]["history"]
     assert len(history) == 4
@@ -151,7 +151,7 @@ def test_all_variants_of_a_study_share_their_fingerprint(tmp_path: Path, texts: 
     assert len({json.dumps(run.log.record["fingerprint"], sort_keys=True) for run in runs}) == 1
 
 
-def test_a_slow_run_finishes_its_count_whatever_its_time_limit(tmp_path: Path, texts: Path) -> None:
+def test_a_slow_run_finishes_its_count_beyond_the_time_limit(tmp_path: Path, texts: Path) -> None:
     run = make(tmp_path, configuration(texts, seconds=1))
     run.clocks._seconds["train"] = 10_000.0  # as on a machine that is far slower than when steps were timed
     assert run.train() == "finished"
@@ -161,7 +161,7 @@ def test_a_slow_run_finishes_its_count_whatever_its_time_limit(tmp_path: Path, t
 
 
 @pytest.mark.parametrize("clock", ["train", "evaluate", "compile"])
-def test_a_hard_limit_of_wall_time_cuts_the_run_and_says_so(tmp_path: Path, texts: Path, clock: str) -> None:
+def test_a_hard_limit_of_wall_time_ends_the_run_with_a_note(tmp_path: Path, texts: Path, clock: str) -> None:
     config = configuration(texts)
     budget = dataclasses.replace(config.budget, hard_limit_seconds=5000)
     run = make(tmp_path, dataclasses.replace(config, budget=budget))
@@ -200,7 +200,7 @@ def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path)
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
-def test_a_validation_that_will_be_made_again_is_dropped_from_the_metrics(tmp_path: Path) -> None:
+def test_a_validation_that_will_be_repeated_is_dropped_from_the_metrics(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [{"event": "validation", "iteration": k, "tokens": 10 * k} for k in (2, 4)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -214,7 +214,7 @@ def interrupted(directory: Path, config: Config) -> None:
     assert 0 < run.iteration < ITERATIONS
 
 
-def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path, texts: Path) -> None:
+def test_a_run_is_not_resumed_on_other_data(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
     interrupted(tmp_path / "run", config)
     other = tmp_path / "texts"
@@ -233,7 +233,7 @@ def test_a_run_is_not_gone_on_with_on_other_data(tmp_path: Path, texts: Path) ->
     assert make(tmp_path / "run", config).train() == "finished"
 
 
-def test_a_run_is_not_gone_on_with_to_another_count(tmp_path: Path, texts: Path) -> None:
+def test_a_run_is_not_resumed_to_another_count(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
     interrupted(tmp_path, config)
     run = make(tmp_path, config)
@@ -250,9 +250,7 @@ def altered(directory: Path, change: Callable[[dict[str, Any]], object]) -> None
     checkpoint.save(directory / "checkpoint", loaded.iteration, loaded.state, loaded.meta, keep=1)
 
 
-def test_a_checkpoint_that_does_not_say_what_it_is_of_is_refused_in_a_line(
-    tmp_path: Path, texts: Path
-) -> None:
+def test_a_checkpoint_without_the_description_of_its_run_is_refused(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
     interrupted(tmp_path, config)
     altered(tmp_path, lambda meta: meta.pop("of"))
@@ -270,7 +268,7 @@ def with_warmup(run: Run, warmup: int) -> Run:
     return Run(plan, run.config, run.resolved, None, run.stop)
 
 
-def test_a_run_is_not_gone_on_with_at_another_warm_up(tmp_path: Path, texts: Path) -> None:
+def test_a_run_is_not_resumed_with_another_warm_up(tmp_path: Path, texts: Path) -> None:
     config = wsd(texts)
     run = with_warmup(make(tmp_path, config, stop=StopAfter(5)), 2)
     assert run.train() == "interrupted"
@@ -279,14 +277,14 @@ def test_a_run_is_not_gone_on_with_at_another_warm_up(tmp_path: Path, texts: Pat
     assert with_warmup(make(tmp_path, config), 2).train() == "finished"
 
 
-def test_a_checkpoint_from_before_the_warm_up_was_kept_is_gone_on_from(tmp_path: Path, texts: Path) -> None:
+def test_a_checkpoint_without_a_recorded_warm_up_is_resumed(tmp_path: Path, texts: Path) -> None:
     config = wsd(texts)
     assert make(tmp_path, config, stop=StopAfter(5)).train() == "interrupted"
     altered(tmp_path, lambda meta: meta["of"].pop("warmup_iterations"))
     assert make(tmp_path, config).train() == "finished"
 
 
-def test_a_run_that_is_late_at_its_last_step_is_whole(tmp_path: Path, texts: Path) -> None:
+def test_a_run_that_exceeds_its_time_at_the_last_step_is_not_cut(tmp_path: Path, texts: Path) -> None:
     run = make(tmp_path, configuration(texts, seconds=10_000))  # no machine is so slow that it is late before
     step = run.one_step
 
@@ -303,7 +301,7 @@ def test_a_run_that_is_late_at_its_last_step_is_whole(tmp_path: Path, texts: Pat
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_a_run_on_a_busy_machine_says_so_in_its_record(
+def test_uneven_step_times_are_noted_in_the_record(
     tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
 ) -> None:
     """The speeds on record decide: here they are written by hand, a fifth of them slow or none."""
