@@ -73,8 +73,8 @@ def calibration(studies: int) -> list[str]:
     lines.append("|---|---|---|---|---|")
     for ratio in RATIOS:
         for seeds in SEEDS:
-            seen = simulate(studies, seeds, ratio)
-            cells = (percent(seen.decided), percent(seen.covered), percent(seen.equivalent))
+            rates = simulate(studies, seeds, ratio)
+            cells = (percent(rates.decided), percent(rates.covered), percent(rates.equivalent))
             lines.append(f"| {ratio} | {seeds} | {' | '.join(cells)} |")
     return lines
 
@@ -84,11 +84,10 @@ def power(studies: int) -> list[str]:
     effects = " | ".join(f"{perplexity_percent(effect):.1f} %" for effect in EFFECTS)
     lines = [f"| seeds | {effects} | wrong sign |", "|---|---|---|---|---|"]
     for seeds in POWER_SEEDS:
-        seen = [simulate(studies, seeds, 1.0, effect) for effect in EFFECTS]
-        worst = max(rates.wrong_sign for rates in seen)
-        lines.append(
-            f"| {seeds} | {' | '.join(percent(rates.decided) for rates in seen)} | {100 * worst:.2f} |"
-        )
+        cells = [simulate(studies, seeds, 1.0, effect) for effect in EFFECTS]
+        worst = max(rates.wrong_sign for rates in cells)
+        shown = " | ".join(percent(rates.decided) for rates in cells)
+        lines.append(f"| {seeds} | {shown} | {100 * worst:.2f} |")
     return lines
 
 

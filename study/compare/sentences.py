@@ -11,7 +11,7 @@ from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, blocki
 from study.compare.load import LoadedStudy
 from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking, ordered
 from study.records.runs import BASELINE
-from study.report.sentences import ONE_SEED, dof_text, percent, seeds_text, why_uncounted
+from study.report.sentences import ONE_SEED, dof_text, percent, seeds_text, uncounted
 from study.report.summary import at_equal_time, finding, numbers
 
 
@@ -26,7 +26,7 @@ def sentences(comparison: StudyComparison) -> list[Text]:
         *([one_class(ordered(controls))] if len(controls) > 1 else []),
         *(line for study in studies for line in _cut(study)),
         *alignment_summary(comparison),
-        *(line for study in studies for line in _uncounted(study)),
+        *(f"{study.label}: {line}" for study in studies if (line := uncounted(study.report.runs))),
     ]
 
 
@@ -168,13 +168,6 @@ def _envelope(pair: list[Alignment]) -> str:
         f"{sum(known)} of {len(known)} differ by no more than control arms of one study do, at the first step and "
         "over both tenths."
     )
-
-
-def _uncounted(study: LoadedStudy) -> list[str]:
-    runs = [run for run in study.report.runs if not run.used]
-    listed = ", ".join(f"{run.name} ({why_uncounted(run)})" for run in runs)
-    total = len(study.report.runs)
-    return [f"{study.label}: {len(runs)} of {total} runs are not counted: {listed}."] if runs else []
 
 
 def ranking_note(ranking: Ranking) -> Text:

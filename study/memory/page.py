@@ -248,7 +248,7 @@ def as_json(rows: Iterable[MemoryRow], title: str) -> dict[str, Any]:
             "by_module": [list(found) for found in _largest(timeline, MODULES)],
             "largest_micro": row.largest,
             "fits": row.fits,
-            "alike": row.same_as or None,
+            "same_as": row.same_as or None,
             "measured": row.measured,
         }
     return out

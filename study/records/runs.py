@@ -28,6 +28,7 @@ UNREAD = cast(
 class Run:
     """One run of the report. used: whether its numbers count; why_not: the reason if they do not.
 
+    cause: the reason in a few words, where the status does not give it.
     record: complete if the run is used; UNREAD if run.json is missing or unreadable.
     """
 
@@ -39,6 +40,7 @@ class Run:
     why_not: str = ""
     record: FinishedRecord = field(default=UNREAD, repr=False)
     saved_at: int | None = None  # the count under which results of a shorter length are saved
+    cause: str = ""
 
     def file(self, study_dir: Path, name: str) -> Path:
         """A result file of the run: metrics.jsonl, or metrics-10.jsonl of a saved shorter length."""
@@ -66,31 +68,33 @@ def _read(folder: Path, length: Length | None) -> Run:
         record, saved_at = length.record(folder) if length else (run_record.load(folder), None)
     except run_record.RecordError as error:
         return Run(folder.name, "?", None, "unreadable", False, str(error))
-    reason = _why_not(record, folder.name)
+    cause, reason = _why_not(record, folder.name)
     if not reason and length and not length.has_finished(record):
         made = record.progress.iterations if record.progress else 0
-        reason = f"it has {made} iterations, and this report shows runs of {length.text}"
+        cause, reason = (
+            "other length",
+            f"it has {made} iterations, and this report shows runs of {length.text}",
+        )
     complete = cast("FinishedRecord", record)
     return Run(
-        folder.name, record.variant, record.seed, record.status, not reason, reason, complete, saved_at
+        folder.name, record.variant, record.seed, record.status, not reason, reason, complete, saved_at, cause
     )
 
 
-def _why_not(record: RunRecord, name: str) -> str:
-    """Return why the numbers of a record in folder `name` do not count; "" if they do."""
+def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
+    """Return the cause and the reason why the numbers of a record in folder `name` do not count; "" if they do."""
     if record.run != name or run_record.run_name(record.variant, record.seed) != name:
-        return (
-            f"its record is that of {record.run} ({record.variant}, seed {record.seed}), not of this folder"
-        )
+        owner = f"{record.run} ({record.variant}, seed {record.seed})"
+        return "record of another run", f"its record is that of {owner}, not of this folder"
     if record.status != "finished":
-        return record.error or f"it is {record.status}"
+        return "", record.error or f"it is {record.status}"
     parts = ("validation", "progress", "fingerprint", "batch", "target")
     unknown = [name for name in parts if getattr(record, name) is None]
     if unknown:
-        return f"its record says finished but has no {', '.join(unknown)}"
+        return "incomplete record", f"its record says finished but has no {', '.join(unknown)}"
     if not record.validation or record.validation.loss is None or not losses(record):
-        return "it has no finite validation loss"
-    return ""
+        return "no finite loss", "it has no finite validation loss"
+    return "", ""
 
 
 def losses(record: RunRecord) -> dict[int, float]:
@@ -146,7 +150,7 @@ def _refuse(runs: list[Run], entries: tuple[str, ...], of: str) -> None:
         pairs = zip(entries, prints[run.name], usual, strict=True)
         differing = [entry for entry, own, other in pairs if own != other]
         if differing:
-            run.used = False
+            run.used, run.cause = False, "not comparable"
             tie = list(count.values()).count(count[usual]) > 1
             others = f"{'the baseline' if tie else 'most runs'}{of}"
             run.why_not = (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from study.analysis.paired_tests import ItemTest
 from study.analysis.verdict import CANNOT_TELL
 from study.records.hellaswag_scores import HellaSwagScore, near_chance
 from study.records.runs import Run
+from study.report.build import PENDING
 from study.stats.statistics import Interval, perplexity_percent
 
 ONE_SEED = "one seed, control arms, differences are not evidence"
@@ -90,9 +91,12 @@ def status_text(run: Run) -> str:
     return "pending" if run.status == "missing" else run.status
 
 
-def why_uncounted(run: Run) -> str:
-    """The reason that a run is not counted, in a word or two."""
-    return "not comparable" if run.status == "finished" else status_text(run)
+def uncounted(runs: Sequence[Run]) -> str:
+    """Name the runs that are not counted, with the cause; "" without one. Pending runs are not among them."""
+    found = [run for run in runs if not run.used and run.status not in PENDING]
+    listed = ", ".join(f"{run.name} ({run.cause or run.status})" for run in found)
+    verb = "is" if len(found) == 1 else "are"
+    return f"{len(found)} of {len(runs)} runs {verb} not counted: {listed}." if found else ""
 
 
 def p_text(p: float) -> str:

@@ -20,7 +20,7 @@ from study.report.sentences import (
     seeds_text,
     shown,
     size,
-    why_uncounted,
+    uncounted,
 )
 
 MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
@@ -221,17 +221,7 @@ def context(report: Report) -> list[str]:
             f"{len(report.not_configured)} finished runs are counted though .config does not ask for their seed or "
             f"variant now: {some(report.not_configured)}."
         )
-    uncounted = [
-        f"{run.name} ({why_uncounted(run)})"
-        for run in report.runs
-        if not run.used and run.status not in PENDING
-    ]
-    if uncounted:
-        lines.append(
-            f"{len(uncounted)} of {len(report.runs)} runs {'is' if len(uncounted) == 1 else 'are'} not counted: "
-            f"{', '.join(uncounted)}."
-        )
-    return lines
+    return [*lines, *filter(None, [uncounted(report.runs)])]
 
 
 def speed_sentences(speed: Speed) -> list[str]:

@@ -207,7 +207,7 @@ def test_the_same_numbers_are_written_for_programs(planned: dict[str, Any]) -> N
         assert row(planned["shown"], name)[1:6] == [format_bytes(nbytes) for nbytes in cells]
         assert sum(found["by_kind"].values()) == found["predicted_bytes"] == max(found["by_phase"].values())
         assert found["measured"] is None
-    assert variants["RAALL"]["alike"] == "B"
+    assert variants["RAALL"]["same_as"] == "B"
 
 
 def test_the_page_shows_a_chart_of_each_kind_of_variant_and_names_what_holds_the_peak(
@@ -321,4 +321,4 @@ def test_a_variant_measured_through_another_is_not_repeated() -> None:
     same = a_row("RAALL", measured=measured)
     same.same_as = "B"
     assert [line[0] for line in measured_table([a_row(measured=measured), same]).rows] == ["B"]
-    assert as_json([same], "x")["variants"]["RAALL"]["alike"] == "B"
+    assert as_json([same], "x")["variants"]["RAALL"]["same_as"] == "B"

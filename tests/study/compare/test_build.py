@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gpt2.system import files
 from study.compare import build
 from study.compare.load import CompareError, labels
 from tests.study.compared import (
@@ -91,11 +92,14 @@ def test_runs_that_do_not_count_are_named_and_change_no_number(first: Path, tmp_
     folder = a_study(tmp_path / "two", spoil)
     (folder / "runs" / "RAALL1" / "run.json").write_text("{")
     (folder / "runs" / "RALATE0" / "run.json").write_text('{"schema": 9}')
+    files.write_json(folder / "expected.json", {"variants": ["B"], "seeds": 4})  # two runs are pending
     made = build.build_comparison([first, folder])
     rows = {row.variant: row.seeds for row in made.absolute}
     assert rows == {"B": [1], "RAEARLY": [0, 1], "RALATE": [1], "RAALL": [0], "RALEARN": [0, 1]}
     text = markdown(made)
-    assert "3 of 10 runs are not counted: " in text
+    assert (
+        "two: 3 of 12 runs are not counted: RAALL1 (unreadable), RALATE0 (unreadable), B0 (failed)." in text
+    )
     assert "<b>" not in text
     assert "is of schema 9" in text
     assert max(row.losses[1].mean for row in made.absolute) < 5

@@ -9,6 +9,7 @@ from gpt2.system import files
 from study.attention.data import FILE
 from study.records.lengths import saved_counts, shown_length
 from study.report.build import build_report
+from study.report.sentences import uncounted
 from study.report.write import write_report
 from tests.study.sample_records import STEPS, a_plan, a_record, a_study, edit
 
@@ -83,8 +84,10 @@ def test_a_study_of_one_seed_shows_its_shorter_runs_until_the_seed_is_complete(t
 def test_a_run_of_another_length_is_named_and_does_not_count(extended: Path) -> None:
     finish(extended, 1)
     (extended / "runs" / "B0" / f"run-{STEPS}.json").unlink()
-    run = next(run for run in build_report(extended).runs if run.name == "B0")
+    report = build_report(extended)
+    run = next(run for run in report.runs if run.name == "B0")
     assert (run.used, run.why_not) == (False, "it has 600 iterations, and this report shows runs of 300")
+    assert "B0 (other length)" in uncounted(report.runs)
 
 
 def test_the_figures_are_those_of_the_length_shown(extended: Path) -> None:

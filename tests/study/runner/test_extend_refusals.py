@@ -123,6 +123,15 @@ def test_a_larger_budget_of_a_cosine_is_not_sent_to_a_command_that_would_refuse_
     assert "make extend" not in str(caught.value)
 
 
+def test_a_study_of_an_older_version_takes_no_new_runs_and_is_still_reported(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(TEXT)
+    now = TEXT + "CONFIG_GPT2_HARD_LIMIT=0\n"
+    with pytest.raises(StudyError, match=r"older version.*`make report` still reads it; fix: .*STUDY_NAME"):
+        refuse_another_configuration(tmp_path, now)
+    (tmp_path / "config").write_text(now)
+    refuse_another_configuration(tmp_path, now)
+
+
 def test_the_equivalence_margin_of_a_study_does_not_change(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(TEXT + 'CONFIG_EQUIVALENCE_MARGIN_PERCENT="1.0"\n')
     with pytest.raises(StudyError, match=r'CONFIG_EQUIVALENCE_MARGIN_PERCENT: "1.0" -> "5.0"'):
