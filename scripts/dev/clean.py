@@ -1,105 +1,166 @@
 """`make clean` and `make mrproper`: remove files that make can create again. Removes results only by name.
 
-    python -m scripts.dev.clean KIND ...    kinds: caches, data, config, venv, results (RESULTS=yes of `make mrproper`)
+    python -m scripts.dev.clean KIND ...    kinds: caches, data, config, venv, results
+    make mrproper RESULTS=yes               adds the kind results
 
-Removes nothing outside this folder and follows no link out of it. Removes from the data folder only the files of
-`make data`, not the user's texts.
+Removes only what the project's commands write. Removes nothing that git tracks, nothing that CONFIG_DATASET_FILES
+names, nothing outside this folder, and nothing while a study or `make data` runs. Standard library only.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import os
 import re
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from gpt2.data.manifest import read_manifest
+from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import make_variables
 
 CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
-SOURCES = (".git", "bench", "defconfigs", "gpt2", "kconfig", "pages", "ra", "scripts", "study", "tests")
-# A corpus, its lock and its temporary folder; the downloaded HellaSwag and its temporary file.
-PREPARED = re.compile(
-    r"\.?\w+-[0-9a-f]{12}(\.lock|\.\d+\.tmp)?|hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+"
-)
+SOURCES = ("bench", "defconfigs", "docs", "gpt2", "kconfig", "pages", "ra", "scripts", "study", "tests")
 KINDS = ("caches", "data", "config", "venv", "results")
+CORPUS = re.compile(r"\w+-[0-9a-f]{12}")
+# The lock of a corpus and its folder while it is prepared; the downloaded HellaSwag and its temporary file.
+DATA = re.compile(r"\.\w+-[0-9a-f]{12}(\.lock|\.\d+\.tmp)|hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+")
+# In the results folder; bench and memory write several files of these kinds.
+RESULTS = ("*/compare.json", "*/compare.md", "*/compare.html", "bench/*.json", "memory/*.json", "memory/*.html",
+           "memory/*.pickle")  # fmt: skip
 
 
-def configured(symbol: str, default: str) -> Path:
-    """Return the path that .config names, or `default` where there is no .config."""
-    config = Path(".config")
-    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+def configured(symbol: str, config: Path = Path(".config")) -> str:
+    """Return the text that a .config gives the symbol, also where the file is invalid; empty where it gives none."""
+    text = config.read_text("utf-8", "surrogateescape") if config.is_file() else ""
     found = re.search(rf'^CONFIG_{symbol}="(.+)"$', text, re.MULTILINE)
-    return Path(found.group(1) if found else default)
+    return re.sub(r"\\(.)", r"\1", found[1]) if found else ""
 
 
-def caches(excluded: list[Path]) -> list[Path]:
-    """List the tools' caches in this folder, without the excluded folders."""
-    found: list[Path] = []
-    for folder, names, _ in os.walk("."):
-        found += [Path(folder, name) for name in names if name in CACHES]
-        names[:] = [n for n in names if n not in CACHES and Path(folder, n).resolve() not in excluded]
-    return found
+def kept_paths(studies: Iterable[Path]) -> set[Path]:
+    """List the files of git and those that the configurations name, and the folders that contain them."""
+    git = shutil.which("git")
+    listed = subprocess.run([git, "ls-files", "-z"], capture_output=True).stdout if git else b""
+    names = [os.fsdecode(name) for name in listed.split(b"\0")]
+    for config in (Path(".config"), Path(".config.old"), *(study / "config" for study in studies)):
+        names.append(configured("HELLASWAG_FILE", config))
+        for pattern in configured("DATASET_FILES", config).split():
+            names += glob.glob(os.path.expanduser(pattern), recursive=True)
+    files = {form for name in names if name for form in (Path(name).absolute(), Path(name).resolve())}
+    return files | {parent for file in files for parent in file.parents}
 
 
-def prepared(directory: Path) -> list[Path]:
-    """List the files of `make data` in the data folder; the folder itself where it holds nothing else."""
-    if not directory.is_dir():
-        return []
-    named = configured("HELLASWAG_FILE", "").resolve()
-    entries = list(directory.iterdir())
-    found = [path for path in entries if PREPARED.fullmatch(path.name) and path.resolve() != named]
-    return [directory] if len(found) == len(entries) else found
+def caches() -> Iterator[Path]:
+    """Yield the tools' caches in this folder and in the source folders."""
+    yield from map(Path, CACHES)
+    for folder, names, _ in (entry for source in SOURCES for entry in os.walk(source)):
+        yield from [Path(folder, name) for name in names if name in CACHES]
 
 
-def refusal(path: Path, protected: list[Path]) -> str | None:
-    """Return the reason not to remove this path, or None."""
+def prepared(directory: Path) -> Iterator[Path]:
+    """Yield the files of `make data` in the data folder, the manifest of a corpus last."""
+    for path in sorted(directory.glob("*")):
+        if DATA.fullmatch(path.name):
+            yield path
+        elif CORPUS.fullmatch(path.name) and path.is_dir():
+            try:
+                splits = read_manifest(path).splits.values()
+            except UserError:
+                print(f"not removed: {path}: it has no manifest of a prepared corpus")
+                continue
+            names = [Path(shard.file).name for split in splits for shard in split.shards]
+            yield from (path / name for name in [*names, "manifest.json"])
+
+
+def results(directory: Path) -> Iterator[Path]:
+    """Yield the studies in the results folder, and the files of comparisons, benches and memory predictions."""
+    for path in sorted(directory.glob("*")):
+        if any(path.glob("runs/*/run.json")) or ((path / "lock").exists() and (path / "config").exists()):
+            yield path
+    for pattern in RESULTS:
+        yield from sorted(directory.glob(pattern))
+
+
+def refusal(path: Path, kept: set[Path]) -> str:
+    """Return the reason not to remove this path; empty where there is none."""
     here, there = Path.cwd().resolve(), path.resolve()
-    if there == here or not there.is_relative_to(here):
-        return f"outside this folder ({there})" if there != here else "this folder itself"
-    for other in protected:
-        if there.is_relative_to(other) or other.is_relative_to(there):
-            return f"{os.path.relpath(other)} is protected"
-    return None
+    if there == here:
+        return "it is this folder itself"
+    if not there.is_relative_to(here):
+        return f"it is outside this folder ({there})"
+    for source in (here / name for name in (".git", *SOURCES)):
+        if (there.is_relative_to(source) and path.name not in CACHES) or source.is_relative_to(there):
+            return f"{source.name} is protected"
+    if {path.absolute(), there} & kept:
+        return "git tracks it, a configuration names it, or it contains such a file"
+    return ""
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, kept: set[Path]) -> None:
+    """Remove a file, a link or a folder, and the folders that become empty. Print a reason not to."""
+    if not (path.exists() or path.is_symlink()):
+        return
+    if reason := refusal(path, kept):
+        print(f"not removed: {path}: {reason}")
+        return
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)
+        path.unlink()
+    with contextlib.suppress(OSError):  # not empty
+        for parent in path.parents:
+            if not refusal(parent, kept):
+                parent.rmdir()
+
+
+def hold(lock: Path) -> contextlib.AbstractContextManager[object]:
+    """Hold a lock, so that no study starts meanwhile. UserError where a process has it."""
+    try:
+        file = lock.open(errors="replace")
+    except OSError:
+        return contextlib.nullcontext()
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{lock} is held by process {file.read(20).strip() or 'unknown'}: a study or `make data` is running; "
+            "nothing is removed; fix: wait for it or stop it"
+        ) from None
+    return file
 
 
 def main(arguments: list[str]) -> int:
     unknown = [kind for kind in arguments if kind not in KINDS]
     if unknown or not arguments:
-        print(f"error: unknown kinds {unknown}; fix: use some of {', '.join(KINDS)}", file=sys.stderr)
-        return 1
-    results = configured("RESULTS_DIR", "results")
-    sources = [Path(name).resolve() for name in SOURCES]
-    protected = sources + ([] if "results" in arguments else [results.resolve()])
+        raise UserError(f"unknown kinds {unknown}; fix: use some of {', '.join(KINDS)}")
+    data, folder = Path(configured("DATA_DIR") or "data"), Path(configured("RESULTS_DIR") or "results")
+    studies = {path for parent in (folder, Path("results")) for path in parent.glob("*")}
     chosen = {
-        "data": prepared(configured("DATA_DIR", "data")),
-        "config": [Path(".config"), Path(".config.old"), Path("defconfig")],
-        "venv": [Path(".venv")],
-        "results": [results],
+        "caches": caches,
+        "data": lambda: prepared(data),
+        "config": lambda: map(Path, (".config", ".config.old", "defconfig")),
+        "venv": lambda: [Path(".venv")],
+        "results": lambda: results(folder),
     }
-    paths = [path for kind in arguments if kind != "caches" for path in chosen[kind]]
-    for path in paths:
-        reason = refusal(path, protected)
-        if reason and (path.exists() or path.is_symlink()):
-            print(f"not removed: {path}: {reason}")
-        elif not reason:
-            remove(path)
-    if "caches" in arguments:
-        excluded = [results.resolve(), Path(".venv").resolve(), Path(".git").resolve()]
-        for path in caches(excluded):
-            remove(path)
+    kept = kept_paths(studies)
+    with contextlib.ExitStack() as stack:
+        for lock in sorted([*(study / "lock" for study in studies), *data.glob(".*.lock")]):
+            stack.enter_context(hold(lock))
+        for kind in arguments:
+            for path in list(chosen[kind]()):
+                remove(path, kept)
+        for path in sorted(folder.glob("*")) if "results" in arguments else []:
+            print(f"not removed: {path}: it is not a result of this project")
     return 0
 
 
 if __name__ == "__main__":
     kinds = sys.argv[1:]
-    sys.exit(
-        main([*kinds, "results"] if "venv" in kinds and make_variables().get("RESULTS") == "yes" else kinds)
-    )
+    if "venv" in kinds and make_variables().get("RESULTS") == "yes":
+        kinds.append("results")
+    run_command(lambda: main(kinds))

@@ -1,36 +1,70 @@
 """Test `make clean` and `make mrproper`: they remove files that make can create again, and no other file."""
 
+import fcntl
+import os
+import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gpt2.data.manifest import Manifest, Shard, Split
+from gpt2.system.errors import UserError
 from scripts.dev import clean
 
 KEY = "0123456789ab"
 MRPROPER = ("caches", "data", "config", "venv")
 
 
-@pytest.fixture(autouse=True)
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with every kind of file."""
-    root = tmp_path / "checkout"
+def write(path: Path | str, text: str = "") -> Path:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+    return Path(path)
+
+
+def write_corpus(folder: Path) -> None:
+    """A prepared corpus with one shard of each split."""
+    splits = {}
+    for split in ("train", "validation"):
+        write(folder / f"{split}-000.bin")
+        splits[split] = Split(0, (Shard(f"{split}-000.bin", 0, ""),))
+    Manifest({"dataset": "embedded"}, "", 0, 0, splits, "").write(folder)
+
+
+def write_everything(root: Path) -> None:
+    """Every kind of file that the commands write, and one source."""
+    write_corpus(root / f"data/embedded-{KEY}")
     for name in (
         "gpt2/model/transformer.py",
         "gpt2/__pycache__/model.pyc",
         ".pytest_cache/x",
         ".venv/lib/__pycache__/torch.pyc",
-        f"data/embedded-{KEY}/train-000.bin",
         f"data/.embedded-{KEY}.lock",
         f"data/.embedded-{KEY}.4711.tmp/train-000.bin",
         "data/hellaswag_val.jsonl",
         "results/night/runs/B0/run.json",
         "results/night/__pycache__/kept",
+        "results/night/lock",
+        "results/begun/lock",
+        "results/begun/config",
+        "results/compare-a-b/compare.html",
+        "results/bench/speed.json",
+        "results/memory/cpu.html",
         ".config",
         ".config.old",
         "defconfig",
     ):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("")
+        write(root / name)
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "checkout"
+    write_everything(root)
     monkeypatch.chdir(root)
     return root
 
@@ -63,14 +97,23 @@ def test_results_go_only_when_they_are_asked_for_by_name() -> None:
 def test_what_was_not_made_here_stays_in_the_data_folder() -> None:
     Path("data/my_texts.jsonl").write_text("mine")
     Path("data/notes-2024").mkdir()
+    mine = [write(f"data/books-202611220830/{name}", "mine") for name in ("a.txt", "manifest.json")]
     clean.main(["data"])
-    assert sorted(path.name for path in Path("data").iterdir()) == ["my_texts.jsonl", "notes-2024"]
+    names = ["books-202611220830", "my_texts.jsonl", "notes-2024"]
+    assert sorted(path.name for path in Path("data").iterdir()) == names
+    assert [path.read_text() for path in mine] == ["mine"] * 2
 
 
 def test_items_that_the_configuration_names_stay() -> None:
     configure(HELLASWAG_FILE="data/hellaswag_val.jsonl")
     clean.main(["data"])
     assert [path.name for path in Path("data").iterdir()] == ["hellaswag_val.jsonl"]
+
+
+def test_a_text_in_a_prepared_corpus_stays() -> None:
+    write(f"data/embedded-{KEY}/mine.txt")
+    clean.main(["data"])
+    assert [path.name for path in Path("data").rglob("*")] == [f"embedded-{KEY}", "mine.txt"]
 
 
 @pytest.mark.parametrize("place", ["results", "results/data", ".", "gpt2"])
@@ -91,30 +134,31 @@ def test_a_results_folder_in_the_data_folder_stays() -> None:
 def test_a_folder_elsewhere_is_left_alone_and_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("results", "data"):
-        (tmp_path / "elsewhere" / name / f"embedded-{KEY}").mkdir(parents=True)
+    write_everything(tmp_path / "elsewhere")
+    before = sorted((tmp_path / "elsewhere").rglob("*"))
     configure(RESULTS_DIR="../elsewhere/results", DATA_DIR=str(tmp_path / "elsewhere/data"))
     clean.main(["data", "results"])
-    assert (tmp_path / "elsewhere/results" / f"embedded-{KEY}").exists()
-    assert (tmp_path / "elsewhere/data" / f"embedded-{KEY}").exists()
-    assert capsys.readouterr().out.count("not removed") == 2
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == before
+    assert "results/night: it is outside this folder" in capsys.readouterr().out
 
 
 def test_no_link_is_followed_out_of_the_folder(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "__pycache__").mkdir(parents=True)
-    (outside / f"embedded-{KEY}").mkdir()
-    Path("gpt2/link").symlink_to(outside)
-    Path(f"data/embedded-{KEY}/link").symlink_to(outside)
-    Path("results/link").symlink_to(outside)
+    write_everything(outside)
+    before = sorted(outside.rglob("*"))
+    for link in ("gpt2/link", f"data/embedded-{KEY}/link", "data/files-0123456789ab", "results/night/link"):
+        Path(link).symlink_to(outside)
+    Path("results/link").symlink_to(outside / "results/night")
     clean.main([*MRPROPER, "results"])
-    assert (outside / "__pycache__").exists()
-    assert not Path("data").exists()
-    assert not Path("results").exists()
-    Path("results").symlink_to(outside)
-    Path("data").symlink_to(outside)
+    assert sorted(outside.rglob("*")) == before
+    assert not Path("results/night").exists()
+    shutil.rmtree("results")
+    shutil.rmtree("data")
+    Path("results").symlink_to(outside / "results")
+    Path("data").symlink_to(outside / "data")
     clean.main(["data", "results"])
-    assert sorted(path.name for path in outside.iterdir()) == ["__pycache__", f"embedded-{KEY}"]
+    assert sorted(outside.rglob("*")) == before
 
 
 def test_a_second_clean_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +167,106 @@ def test_a_second_clean_does_nothing(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == ""
 
 
-def test_an_unknown_name_removes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert clean.main(["caches", "everything"]) == 1
-    assert "fix: use some of caches" in capsys.readouterr().err
+def test_an_unknown_name_removes_nothing() -> None:
+    with pytest.raises(UserError, match="fix: use some of caches"):
+        clean.main(["caches", "everything"])
     assert Path(".pytest_cache").exists()
+
+
+def test_what_is_no_result_stays_in_the_results_folder_and_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mine = [write("results/paper/runs/photo.jpg"), write("results/memory/notes.txt"), write("results/a.txt")]
+    clean.main(["results"])
+    assert sorted(path for path in Path("results").rglob("*") if path.is_file()) == sorted(mine)
+    assert capsys.readouterr().out.count("it is not a result of this project") == 3
+
+
+@pytest.mark.parametrize("lock", ["results/night/lock", "elsewhere/x/lock", f"data/.embedded-{KEY}.lock"])
+def test_nothing_is_removed_while_a_study_or_a_preparation_runs(lock: str, checkout: Path) -> None:
+    configure(RESULTS_DIR="elsewhere")
+    with write(lock, "4711\n").open() as file:
+        before = sorted(checkout.rglob("*"))
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="nothing is removed; fix: wait for it or stop it"):
+            clean.main([*MRPROPER, "results"])
+        assert sorted(checkout.rglob("*")) == before
+    clean.main([*MRPROPER, "results"])
+    assert not Path(".config").exists()
+
+
+@pytest.mark.parametrize("place", ["docs", ".", "docs/results", "gpt2", "tests"])
+@pytest.mark.parametrize("with_git", [False, True])
+def test_a_results_folder_among_the_sources_costs_none(place: str, with_git: bool) -> None:
+    sources = [write("docs/results/a/runs/B0/run.json"), write("tests/lock"), write("tests/config")]
+    if with_git:
+        subprocess.run("git init -q && git add docs tests gpt2/model", shell=True, check=True)
+    write(".config", f'CONFIG_RESULTS_DIR="{place}"')
+    clean.main([*MRPROPER, "results"])
+    assert all(path.exists() for path in [*sources, Path("gpt2/model/transformer.py")])
+
+
+def test_what_git_tracks_stays_wherever_it_is() -> None:
+    tracked = [write("results/paper/runs/B0/run.json"), Path("defconfig"), write("gpt2/__pycache__/a.txt")]
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "add", "-f", *map(str, tracked)], check=True)
+    clean.main([*MRPROPER, "results"])
+    assert all(path.exists() for path in tracked)
+    assert not Path("results/night").exists()
+
+
+def test_make_mrproper_removes_results_only_where_it_says_so(checkout: Path) -> None:
+    command = [sys.executable, "-S", "-m", "scripts.dev.clean", *MRPROPER]
+    for flags, left in (("", True), (" -- RESULTS=no", True), (" -- RESULTS=yes", False)):
+        environment = os.environ | {"PYTHONPATH": str(Path(clean.__file__).parents[2]), "MAKEFLAGS": flags}
+        subprocess.run(command, env=environment, check=True)
+        assert Path("results").exists() == left
+
+
+# Folders in which no file is written by a command, folders of commands, and names of files.
+PLACES = (
+    "",
+    "texts",
+    "gpt2",
+    "docs",
+    "data",
+    f"data/embedded-{KEY}",
+    "data/books-202611220830",
+    "results",
+    "results/mine",
+)
+DANGEROUS = (
+    f"data/.embedded-{KEY}.1.tmp",
+    "results/night",
+    "results/begun/runs/B0",
+    "gpt2/__pycache__",
+    ".venv/lib",
+)
+NAMES = ("a.txt", "notes.md", "train-007.bin", "hellaswag_train.jsonl", "it's a $text.jsonl")
+
+
+@settings(max_examples=25)
+@given(st.randoms(use_true_random=False))
+def test_a_users_file_stays_wherever_it_is(
+    tmp_path_factory: pytest.TempPathFactory, rng: random.Random
+) -> None:
+    """Whatever the configuration; in a folder that a command writes, where CONFIG_DATASET_FILES names it."""
+    root = tmp_path_factory.mktemp("random")
+    write_everything(root)
+    named = [Path(rng.choice(DANGEROUS), rng.choice(NAMES[:-1])) for _ in range(2)]
+    mine = [write(root / rng.choice(PLACES) / rng.choice(NAMES), "mine") for _ in range(5)]
+    mine += [write(root / path, "mine") for path in named]
+    patterns = [rng.choice([str(path), str(root / path), f"{path.parent}/*"]) for path in named]
+    lines = [f'CONFIG_DATASET_FILES="{" ".join(patterns)}"']
+    if rng.random() < 0.5:
+        lines += [f'CONFIG_{name}_DIR="{rng.choice([*PLACES[1:], "."])}"' for name in ("DATA", "RESULTS")]
+    write(
+        rng.choice([root / ".config", root / ".config.old", root / "results/night/config"]), "\n".join(lines)
+    )
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        clean.main([*MRPROPER, "results"])
+    finally:
+        os.chdir(before)
+    assert [path.read_text() for path in mine] == ["mine"] * 7
