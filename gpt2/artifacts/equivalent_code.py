@@ -80,6 +80,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
 }
 
 
+@functools.cache
 def module_digest(source: bytes) -> str:
     """Return the first DIGITS digits of a SHA-256 over the syntax tree, without docstrings, comments and layout.
 

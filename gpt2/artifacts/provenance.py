@@ -74,13 +74,13 @@ def loaded_code(root: Path = ROOT) -> dict[str, str]:
     A module belongs to the project if its file lies in `root`, in the folder of its top-level package.
     """
     found = {}
+    packages = {folder.name for folder in root.iterdir()}
     for name, module in sorted(sys.modules.items()):
+        package = name.split(".")[0]
         path = Path(getattr(module, "__file__", None) or "")
-        if (
-            path.suffix == ".py"
-            and path.is_file()
-            and path.resolve().is_relative_to(root / name.split(".")[0])
-        ):
+        if package not in packages or path.suffix != ".py" or not path.is_file():
+            continue
+        if path.resolve().is_relative_to(root / package):
             found[name] = module_digest(path.read_bytes())
     return found
 
