@@ -142,7 +142,7 @@ def test_a_folder_has_at_most_twelve_files() -> None:
     assert crowded(sources()) == {}
 
 
-def test_an_upward_import_a_circle_and_a_crowd_are_seen() -> None:
+def test_an_upward_import_a_circle_and_a_crowded_folder_are_detected() -> None:
     files = sources()
     lowest, highest = "gpt2.system.errors", "scripts.study"
     mutated = edges(files | {lowest: f"from {highest} import main\n"})

@@ -79,9 +79,7 @@ def test_on_a_gpu_a_step_is_charged_the_device_s_time_and_an_eighth_of_one_launc
 
 
 @given(every=st.integers(1, 20), dear=st.floats(0, 50))
-def test_on_a_gpu_a_gate_that_moves_every_kth_step_costs_what_it_costs_in_training(
-    every: int, dear: float
-) -> None:
+def test_on_a_gpu_a_gate_update_every_k_steps_costs_as_in_training(every: int, dear: float) -> None:
     machine = SimulatedGpu(lambda iteration: 10 + dear * (iteration % every == 0))
     (seconds,) = on_a_gpu(machine, f"RALEARN:hard:{every}", "0\n")
     block = len(machine.iterations) - WARM_UP_STEPS
@@ -123,7 +121,7 @@ def test_on_a_cpu_each_step_is_timed_and_an_expensive_one_is_weighted_by_its_sha
     assert machine.synchronised == 0
 
 
-def test_a_gate_that_moves_every_8th_step_weights_its_expensive_step_by_an_eighth() -> None:
+def test_a_gate_update_every_8_steps_has_the_weight_of_one_eighth() -> None:
     assert sum(step_shares("RALEARN:hard:8")) == 1.0
     assert step_shares("RALEARN:hard:8")[0] == 1 / 8
     assert step_shares("B") == step_shares("RALEARN:hard") == (1.0,)
@@ -184,7 +182,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, case: str) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.parametrize(("case", "usual"), [(PLAIN, True), ("B", False)])
-def test_only_our_step_is_held_to_the_fused_kernels(
+def test_only_our_step_is_restricted_to_the_fused_kernels(
     case: str,
     usual: bool,
     resolved: resolve.ResolvedTarget,
@@ -216,7 +214,7 @@ def test_a_step_is_as_many_sequences_in_every_case_whatever_the_micro_batch(
     assert case_step.batch_plan(shape, micro, effective).tokens == (effective or micro) * SHAPE.block_size
 
 
-def test_on_a_gpu_every_case_makes_the_same_step_and_on_a_cpu_one_of_its_micro_batch() -> None:
+def test_on_a_gpu_every_case_runs_the_same_step_and_on_a_cpu_one_of_its_micro_batch() -> None:
     for kind, shapes in SHAPES.items():
         for shape in shapes:
             assert (PLAIN, shape.plain_micro) in shape.cases

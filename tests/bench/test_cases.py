@@ -13,7 +13,7 @@ CASES = [case for shape in SHAPES["cuda"] for case in shape.cases]
 
 
 @given(st.sets(st.sampled_from(CASES), min_size=1))
-def test_cases_are_chosen_by_name_and_micro_batch_and_keep_their_order(wanted: set[tuple[str, int]]) -> None:
+def test_cases_are_selected_by_name_and_micro_batch_in_their_order(wanted: set[tuple[str, int]]) -> None:
     (shape,) = select_shapes("cuda", "", [f"{case}@{micro}" for case, micro in wanted])
     assert shape.cases == tuple(case for case in CASES if case in wanted)
     (whole,) = SHAPES["cuda"]
@@ -29,7 +29,7 @@ def test_a_name_alone_is_a_case_at_all_its_micro_batches_and_no_name_is_all_case
 
 
 @pytest.mark.parametrize("name", ["XB", "B@7", "ralearn", "RALEARN:hard:9"])
-def test_a_case_that_does_not_exist_is_an_error_of_one_line_that_lists_those_that_do(name: str) -> None:
+def test_an_unknown_case_is_an_error_of_one_line_with_the_existing_ones(name: str) -> None:
     start = rf"unknown case '{name}'; cases: plain \(plain@12, plain@32\), B"
     with pytest.raises(UserError, match=start) as refused:
         select_shapes("cuda", "", ["B", name])

@@ -63,12 +63,12 @@ CONFIGURING = [call for call in ALL if call and call[0].startswith("defconfig-")
 OTHERS = [call for call in ALL if not call or not call[0].startswith("defconfig-")]
 
 
-def test_the_pages_have_commands() -> None:
+def test_the_docs_have_commands() -> None:
     assert len(ALL) > 10
 
 
 @pytest.mark.parametrize("call", CONFIGURING, ids=" ".join)
-def test_a_configuration_of_the_docs_can_be_written(
+def test_every_defconfig_command_of_the_docs_writes_a_configuration(
     call: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
@@ -82,7 +82,9 @@ def test_a_configuration_of_the_docs_can_be_written(
 
 
 @pytest.mark.parametrize("call", OTHERS, ids=" ".join)
-def test_a_target_of_the_docs_exists_with_its_variables_and_is_run_by_a_test(call: tuple[str, ...]) -> None:
+def test_every_make_target_of_the_docs_exists_with_its_variables_and_is_run_by_a_test(
+    call: tuple[str, ...],
+) -> None:
     targets = [word for word in call if "=" not in word]
     assert len(targets) <= 1
     target = targets[0] if targets else ""

@@ -13,7 +13,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.quick], ids=lambda row: row.name)
-def test_a_fault_does_what_the_table_says(bench: Bench, row: Fault) -> None:
+def test_a_fault_has_its_expected_outcome(bench: Bench, row: Fault) -> None:
     try:
         assert row.inflict(bench) == row.expected
     except CannotDoError as reason:
@@ -50,7 +50,7 @@ ROWS = {
         (["bad", "cannot"], 1, "2 rows: 0 as expected, 1 OTHERWISE, 1 not done here"),
     ],
 )
-def test_what_could_not_be_done_is_counted_apart_and_is_no_success(
+def test_faults_that_could_not_be_injected_are_counted_separately(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     rows: list[str],
@@ -62,6 +62,6 @@ def test_what_could_not_be_done_is_counted_apart_and_is_no_success(
     assert capsys.readouterr().out.splitlines()[-1] == total
 
 
-def test_words_that_name_no_row_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_match_no_row_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no such row"]) == 1
     assert "no such row" in capsys.readouterr().err

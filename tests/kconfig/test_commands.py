@@ -58,11 +58,11 @@ def test_an_argument_given_twice_is_refused():
 @pytest.mark.parametrize(
     "arguments", [(), ("defconfig",), ("defconfig", "CONFIG_SEEDS=3"), ("make",), ("check", "x")]
 )
-def test_a_wrong_command_shows_the_right_ones(arguments):
+def test_an_unknown_command_lists_the_commands(arguments):
     assert refusal(*arguments).startswith("usage: ")
 
 
-def test_makes_own_variables_are_taken_and_other_ones_left_alone():
+def test_variables_of_make_are_not_assignments():
     run(
         "defconfig",
         STUDY,
@@ -73,7 +73,7 @@ def test_makes_own_variables_are_taken_and_other_ones_left_alone():
 
 
 @pytest.mark.parametrize("typo", ["SEEDS=5", "CONFG_SEEDS=5"])
-def test_a_make_variable_that_was_meant_as_a_symbol_is_refused(typo):
+def test_a_make_variable_named_like_a_symbol_is_refused(typo):
     assert "did you mean CONFIG_SEEDS=5?" in refusal("defconfig", STUDY, makeflags=f" -- {typo}")
 
 
@@ -82,7 +82,7 @@ def test_the_written_config_is_named_with_its_study(capsys):
     assert "wrote .config for the study mine, from gpt2-ra-ablation-smoke+cpu\n" in capsys.readouterr().out
 
 
-def test_a_comma_between_variants_is_answered_with_the_right_list():
+def test_a_comma_between_variants_is_refused_with_the_right_list():
     message = refusal("defconfig", STUDY, "CONFIG_VARIANTS=B,RAALL,RA:1-2,3")
     assert 'did you mean "B RAALL RA:1-2,3"?' in message
 
@@ -91,7 +91,7 @@ HOSTILE = "a b 'q' \"d\" \\ $(touch x) `touch y` ;touch z #& |<>*?~!"
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
-def test_what_is_typed_after_make_arrives_unchanged_whatever_it_holds(elsewhere):
+def test_any_value_typed_after_make_arrives_unchanged(elsewhere):
     program = 'import os; open("flags", "w").write(os.environ["MAKEFLAGS"])'
     Path("Makefile").write_text(f"defconfig-%:\n\t@{sys.executable} -c '{program}'\n")
     typed = ["CONFIG_DATASET_FILES=" + HOSTILE, "CONFIG_SEEDS=4", "PYTHON=python3"]
@@ -99,7 +99,7 @@ def test_what_is_typed_after_make_arrives_unchanged_whatever_it_holds(elsewhere)
     assert make_variables(Path("flags").read_text()) == dict(one.split("=", 1) for one in typed)
 
 
-def test_shell_metacharacters_are_data():
+def test_shell_metacharacters_are_not_executed():
     files = {path.name for path in Path().iterdir()}
     defconfig("CONFIG_DATASET_FILES=" + HOSTILE)
     commands.check()
@@ -111,7 +111,7 @@ def test_shell_metacharacters_are_data():
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20))
-def test_any_text_survives_the_way_into_config_and_back(elsewhere, text):
+def test_any_text_is_read_back_from_config_unchanged(elsewhere, text):
     value = "d/" + text
     defconfig("CONFIG_DATA_DIR=" + value)
     assert read_symbols(".config").text("DATA_DIR") == value
@@ -149,7 +149,7 @@ def edited(old: str, new: str) -> int:
         ("# CONFIG_WANDB is not set", 'CONFIG_WANDB="y"', "y nor n"),
     ],
 )
-def test_a_bad_edit_by_hand_is_named_by_line_and_olddefconfig_does_not_hide_it(old, new, right):
+def test_an_invalid_manual_edit_is_named_by_line_also_by_olddefconfig(old, new, right):
     defconfig()
     line = edited(old, new)
     for command in ("check", "olddefconfig", "savedefconfig", "check"):
@@ -171,7 +171,7 @@ def test_a_bad_edit_by_hand_is_named_by_line_and_olddefconfig_does_not_hide_it(o
         ("# CONFIG_WANDB is not set", "CONFIG_WANDB=y", "CONFIG_WANDB_MODE"),
     ],
 )
-def test_a_config_out_of_date_is_refused_and_olddefconfig_brings_it_up_to_date(old, new, symbol, capsys):
+def test_an_outdated_config_is_refused_and_olddefconfig_updates_it(old, new, symbol, capsys):
     defconfig()
     edited(old, new)
     assert symbol in refusal("check")
@@ -185,7 +185,7 @@ def test_a_config_out_of_date_is_refused_and_olddefconfig_brings_it_up_to_date(o
 
 
 @pytest.mark.parametrize("command", ["check", "olddefconfig", "savedefconfig"])
-def test_without_a_config_the_way_to_one_is_named(command):
+def test_without_a_config_the_command_that_writes_one_is_named(command):
     assert "make defconfig-gpt2-ra-ablation" in refusal(command)
 
 
@@ -197,7 +197,7 @@ def test_a_config_that_is_not_text_is_refused():
 # ---- the other commands
 
 
-def test_menuconfig_without_a_terminal_says_what_to_do_instead():
+def test_menuconfig_without_a_terminal_names_the_alternative():
     done = subprocess.run(
         [sys.executable, "-m", "scripts.kconfig", "menuconfig"],
         stdin=subprocess.DEVNULL,
@@ -237,7 +237,7 @@ def test_menuconfig_follows_the_target_and_saves_a_valid_config(monkeypatch):
     assert Path(".config.old").read_text() == before
 
 
-def test_menuconfig_left_without_saving_changes_nothing(monkeypatch):
+def test_menuconfig_closed_without_saving_changes_nothing(monkeypatch):
     text = defconfig()
     Menus(monkeypatch, None)
     run("menuconfig")
@@ -245,7 +245,7 @@ def test_menuconfig_left_without_saving_changes_nothing(monkeypatch):
     assert not Path(".config.old").exists()
 
 
-def test_menuconfig_checks_what_was_saved_and_goes_back(monkeypatch):
+def test_menuconfig_reopens_on_an_invalid_value(monkeypatch):
     defconfig()
     Menus(monkeypatch, ("LEARNING_RATE", "fast"), ("LEARNING_RATE", "2e-3"))
     monkeypatch.setattr("builtins.input", lambda prompt: "")
@@ -253,7 +253,7 @@ def test_menuconfig_checks_what_was_saved_and_goes_back(monkeypatch):
     assert commands.check().optimizer.learning_rate == 2e-3
 
 
-def test_menuconfig_given_up_after_a_mistake_leaves_the_config(monkeypatch):
+def test_menuconfig_closed_after_an_invalid_value_leaves_the_config_unchanged(monkeypatch):
     defconfig()
     Menus(monkeypatch, ("LEARNING_RATE", "fast"))
 
@@ -294,7 +294,7 @@ def test_configuring_needs_no_torch():
 
 
 @pytest.mark.parametrize("command", ["olddefconfig", "savedefconfig", "menuconfig", "check"])
-def test_an_assignment_that_would_be_ignored_is_refused(command: str) -> None:
+def test_an_assignment_without_effect_is_refused(command: str) -> None:
     defconfig()
     before = Path(".config").read_text()
     with pytest.raises(UserError, match="no effect here; fix: make defconfig-NAME CONFIG_X=v"):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 # ---- the tree itself
 
 
-def test_every_symbol_that_users_set_says_what_it_costs_and_has_a_default():
+def test_every_user_symbol_has_help_text_and_a_default():
     tree = rules.load_kconfig("cpu")
     for symbol in tree.unique_defined_syms:
         assert any(node.help and len(node.help) > 20 for node in symbol.nodes), symbol.name
@@ -27,7 +27,7 @@ def test_every_symbol_that_users_set_says_what_it_costs_and_has_a_default():
             assert symbol.ranges, f"{symbol.name} is an int without a range"
 
 
-def test_the_tree_loads_without_a_warning_even_about_undefined_symbols(monkeypatch):
+def test_the_kconfig_tree_loads_without_warnings(monkeypatch):
     import kconfiglib
 
     with rules.kconfig_environment("cpu"):
@@ -36,7 +36,7 @@ def test_the_tree_loads_without_a_warning_even_about_undefined_symbols(monkeypat
     assert tree.warnings == []
 
 
-def test_the_kernels_own_environment_does_not_leak_in(monkeypatch):
+def test_environment_variables_of_the_kernel_build_have_no_effect(monkeypatch):
     for name, value in {
         "srctree": "/nowhere",
         "CONFIG_": "BR2_",
@@ -52,9 +52,7 @@ def test_the_kernels_own_environment_does_not_leak_in(monkeypatch):
 
 @pytest.mark.parametrize("detected", ["cpu", "a100-40g"])
 @pytest.mark.parametrize("base", BASES)
-def test_every_defconfig_and_fragment_loads_and_its_savedefconfig_gives_it_again(
-    base, detected, tmp_path, monkeypatch
-):
+def test_every_defconfig_and_fragment_survives_savedefconfig(base, detected, tmp_path, monkeypatch):
     monkeypatch.setenv("RA_DETECTED", detected)
     original = commands.DEFCONFIGS
     for index, spec in enumerate([base, *(f"{base}+{fragment}" for fragment in FRAGMENTS)]):
@@ -79,7 +77,7 @@ def test_every_defconfig_and_fragment_loads_and_its_savedefconfig_gives_it_again
         ("cpu", f"{STUDY}+cpu", True),
     ],
 )
-def test_the_scale_follows_the_named_target_and_otherwise_what_was_detected(detected, spec, cpu, monkeypatch):
+def test_the_scale_follows_the_configured_or_the_detected_target(detected, spec, cpu, monkeypatch):
     monkeypatch.setenv("RA_DETECTED", detected)
     defconfig(spec=spec)
     config = load_config(".config")
@@ -111,7 +109,7 @@ def test_a_config_from_an_a100_is_valid_on_a_laptop(monkeypatch):
     assert Path(".config").read_text() == text
 
 
-def test_two_fragments_of_one_choice_are_refused_by_both_names():
+def test_two_fragments_of_one_choice_are_refused_with_both_names():
     message = refusal("defconfig", f"{STUDY}+w7900+cpu")
     assert "defconfigs/target/cpu:2: CONFIG_TARGET_CPU=y" in message
     assert "CONFIG_TARGET_W7900=y (defconfigs/target/w7900:2)" in message
@@ -120,9 +118,7 @@ def test_two_fragments_of_one_choice_are_refused_by_both_names():
     assert "defconfigs/target/w7900:2" in message
 
 
-def test_a_fragment_overrides_the_defconfigs_own_choice_and_the_command_line_comes_last(
-    tmp_path, monkeypatch
-):
+def test_a_fragment_overrides_the_defconfig_and_the_command_line_overrides_both(tmp_path, monkeypatch):
     own_defconfigs(
         monkeypatch,
         tmp_path / "d",
@@ -137,7 +133,7 @@ def test_a_fragment_overrides_the_defconfigs_own_choice_and_the_command_line_com
     assert (symbols.integer("SEEDS"), symbols.integer("EFFECTIVE_BATCH")) == (7, 128)
 
 
-def test_overriding_a_symbol_takes_along_what_depended_on_it():
+def test_overriding_a_symbol_resets_its_dependants():
     defconfig("CONFIG_HELLASWAG=n", spec=f"{STUDY}-smoke")
     assert "HELLASWAG_LIMIT" not in read_symbols(".config")
     defconfig("CONFIG_DATASET_FILES=books/*.txt more/**/*.md", spec=f"{STUDY}-smoke")
@@ -160,7 +156,7 @@ def test_overriding_a_symbol_takes_along_what_depended_on_it():
         (f"{STUDY}+", "there is no fragment"),
     ],
 )
-def test_a_name_that_does_not_exist_is_refused_with_what_does(spec, says):
+def test_an_unknown_name_is_refused_with_the_existing_ones(spec, says):
     assert says in refusal("defconfig", spec)
 
 
@@ -197,7 +193,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize(("line", "assignment", "right"), SILENT)
-def test_a_defconfigs_bad_line_is_named_by_file_line_symbol_value_and_remedy(
+def test_an_invalid_line_of_a_defconfig_is_named_with_file_line_symbol_value_and_fix(
     line, assignment, right, tmp_path, monkeypatch
 ):
     defconfig()
@@ -208,7 +204,7 @@ def test_a_defconfigs_bad_line_is_named_by_file_line_symbol_value_and_remedy(
 
 
 @pytest.mark.parametrize(("line", "assignment", "right"), SILENT)
-def test_the_command_line_goes_through_the_same_checks(line, assignment, right):
+def test_command_line_assignments_have_the_same_checks(line, assignment, right):
     defconfig()
     message = refusal("defconfig", STUDY, line)
     assert message.startswith(f"command line: {assignment} ")
@@ -242,7 +238,7 @@ def test_a_malformed_line_is_named(line, tmp_path, monkeypatch):
     assert "fix:" in message
 
 
-def test_a_losing_choice_member_is_refused(tmp_path, monkeypatch):
+def test_an_overridden_choice_member_is_refused(tmp_path, monkeypatch):
     text = "CONFIG_TARGET_H100=y\n\nCONFIG_TARGET_H200=y\n"
     own_defconfigs(monkeypatch, tmp_path / "d", mine=text)
     message = refusal_without_folder("mine")
@@ -263,7 +259,7 @@ def test_a_symbol_set_twice_in_one_file_is_refused(tmp_path, monkeypatch):
     assert "mine:2: CONFIG_SEEDS=4 is already set, as CONFIG_SEEDS=3" in message
 
 
-def test_a_failed_write_leaves_the_config_and_no_temporary_file(monkeypatch):
+def test_a_failed_write_leaves_the_config_unchanged_and_no_temporary_file(monkeypatch):
     text = defconfig()
 
     def full(descriptor):

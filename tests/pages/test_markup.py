@@ -86,7 +86,7 @@ def test_html_has_no_tag_of_data_and_shows_all_of_it(text: tuple[Inline, ...]) -
 
 
 @given(texts)
-def test_no_link_leaves_for_another_scheme(text: tuple[Inline, ...]) -> None:
+def test_no_link_has_another_scheme(text: tuple[Inline, ...]) -> None:
     for address in Reader(to_html(text)).addresses:
         scheme = re.match(r"([A-Za-z][\w+.-]*):", address)
         assert scheme is None or scheme[1] == "https"
@@ -181,7 +181,7 @@ def test_markdown_has_the_signs_of_its_small_types() -> None:
 @pytest.mark.parametrize(
     ("code", "markdown"), [("a`b", "``a`b``"), ("`a", "`` `a ``"), ("a|b", r"a\|b"), ("<b>", "`<b>`")]
 )
-def test_code_in_markdown_ends_where_it_should(code: str, markdown: str) -> None:
+def test_code_in_markdown_has_sufficient_backticks(code: str, markdown: str) -> None:
     assert to_markdown(Code(code)) == markdown
 
 
@@ -195,7 +195,7 @@ def test_code_in_markdown_ends_where_it_should(code: str, markdown: str) -> None
         ("p < 0.001 step = 5", "p\u00a0<\u00a00.001 step = 5"),
     ],
 )
-def test_minus_signs_are_set_and_names_are_left_alone(plain: str, typeset: str) -> None:
+def test_minus_signs_are_typeset_and_names_are_unchanged(plain: str, typeset: str) -> None:
     assert format_numbers(plain) == typeset
 
 
@@ -218,7 +218,7 @@ def test_a_terminal_line_is_never_wider_than_the_terminal(text: tuple[Inline, ..
         assert len(line) <= WIDTH
 
 
-def test_a_number_keeps_its_percent_sign_at_the_end_of_a_line() -> None:
+def test_a_number_and_its_percent_sign_are_not_separated() -> None:
     lines = wrap("x" * (WIDTH - 4) + " 12 % more").splitlines()
     assert lines == ["x" * (WIDTH - 4), "  12 % more"]
 

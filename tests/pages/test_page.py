@@ -54,7 +54,7 @@ def test_the_data_of_a_figure_cannot_end_its_script() -> None:
     assert "<" not in script_json(SPEC)
 
 
-def test_the_plotly_file_is_the_one_that_its_readme_names_with_its_licence() -> None:
+def test_the_plotly_file_has_the_hash_of_its_readme_and_its_licence() -> None:
     packed = gzip.decompress((FOLDER / "plotly" / "plotly-cartesian.min.js.gz").read_bytes())
     readme = (FOLDER / "plotly" / "README.md").read_text()
     assert hashlib.sha256(packed).hexdigest() in readme
@@ -68,7 +68,7 @@ def test_a_page_with_figures_is_below_two_megabytes() -> None:
     assert len(render_html(Document("t", [Figure("f", SPEC)]))) < 2_000_000
 
 
-def test_pages_need_nothing_of_this_project_and_no_torch() -> None:
+def test_pages_imports_no_other_package_of_the_project_and_no_torch() -> None:
     code = (
         "import sys, pages.page; "
         "sys.exit(bool({'torch', 'numpy', 'plotly', 'gpt2', 'ra', 'study'} & set(sys.modules)))"

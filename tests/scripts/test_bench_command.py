@@ -24,7 +24,7 @@ def test_every_module_of_the_suites_is_a_suite_under_its_name() -> None:
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=NAMES)
-def test_a_suite_takes_the_options_that_it_names_and_refuses_the_others(suite: Suite) -> None:
+def test_a_suite_accepts_its_options_and_refuses_the_others(suite: Suite) -> None:
     for name, value in GIVEN.items():
         if name in suite.options:
             suite.check({name: value})
@@ -34,7 +34,7 @@ def test_a_suite_takes_the_options_that_it_names_and_refuses_the_others(suite: S
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=NAMES)
-def test_an_option_with_a_default_has_one_for_every_kind_of_device(suite: Suite) -> None:
+def test_an_option_has_a_default_for_every_kind_of_device_or_for_none(suite: Suite) -> None:
     assert set(suite.rounds) == ({"cpu", "cuda"} if "ROUNDS" in suite.options else set())
     assert set(suite.seconds) == ({"cpu", "cuda"} if "SECONDS" in suite.options else set())
     assert all(rounds >= suite.least_rounds for rounds in suite.rounds.values())
@@ -67,20 +67,20 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_unknown_suite_is_an_error_of_one_line_that_lists_those_that_exist() -> None:
+def test_an_unknown_suite_is_an_error_of_one_line_with_the_existing_ones() -> None:
     done = command("--suite", "growht")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert f"unknown suite 'growht'; fix: make bench SUITE={'|'.join(NAMES)}" in done.stderr
 
 
-def test_an_unknown_shape_is_an_error_that_lists_those_that_exist() -> None:
+def test_an_unknown_shape_is_an_error_with_the_existing_ones() -> None:
     done = command("--shape", "none")
     assert done.returncode == 1
     assert "unknown shape 'none'; shapes: " in done.stderr
 
 
-def test_make_passes_the_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_passes_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[Suite, dict[str, object]]] = []
     monkeypatch.setattr(script, "run_suite", lambda suite, given: started.append((suite, given)))
     monkeypatch.setattr(script, "keep_heap", lambda: None)

@@ -11,7 +11,7 @@ from tests.kconfig_commands import defconfig
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-def test_each_training_is_announced_before_it_begins_and_a_difference_fails(
+def test_each_training_is_announced_before_it_starts_and_a_difference_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     defconfig(spec="gpt2-ra-ablation-smoke")

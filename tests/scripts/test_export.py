@@ -67,15 +67,15 @@ def environment_of_torch(command: str, detected: str, folder: Path) -> list[str]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_on_a_w7900_torch_is_loaded_with_its_switch_set(command: str, workplace: Path) -> None:
+def test_on_a_w7900_torch_is_imported_with_its_environment_variable(command: str, workplace: Path) -> None:
     assert environment_of_torch(command, "w7900", workplace) == ["1"]
 
 
-def test_elsewhere_nothing_is_exported(workplace: Path) -> None:
+def test_other_targets_export_no_variable(workplace: Path) -> None:
     assert environment_of_torch("control", "a100-40g", workplace) == ["not set"]
 
 
-def test_the_processes_that_measure_memory_are_started_with_the_switch(
+def test_memory_measuring_processes_start_with_the_variable(
     workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[dict[str, str]] = []
@@ -91,9 +91,7 @@ def test_the_processes_that_measure_memory_are_started_with_the_switch(
     assert [env.get(SWITCH) for env in started] == ["1", "1"]
 
 
-def test_the_workers_of_a_bench_are_started_with_the_switch(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_workers_start_with_the_variable(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[dict[str, str]] = []
 
     class Process:
@@ -114,7 +112,7 @@ def test_the_workers_of_a_bench_are_started_with_the_switch(
 
 
 @pytest.mark.parametrize("command", ["control", "bench", "memory"])
-def test_the_fused_kernels_are_tried_before_a_step_is_made(
+def test_the_fused_kernels_are_checked_before_the_first_step(
     command: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, ...]] = []

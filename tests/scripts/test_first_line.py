@@ -47,7 +47,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("cpu", "gpt2-ra-ablation+w7900", "GPT-2 124m", ""),
     ],
 )
-def test_the_first_line_tells_a_cpu_that_was_chosen_from_one_that_was_all_there_was(
+def test_the_first_line_distinguishes_a_chosen_cpu_from_a_machine_without_a_gpu(
     workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -125,7 +125,7 @@ def test_with_from_the_settings_of_a_configuration_are_predicted_on_the_target(e
     assert not Path(".config.old").exists()
 
 
-def test_with_from_the_defaults_of_a_configuration_follow_the_target(empty: Path) -> None:
+def test_with_from_unset_symbols_of_a_configuration_follow_the_target(empty: Path) -> None:
     configure("SEEDS=7")
     config = Config.from_symbols(symbols_for_target("a100-40g", ".config")[0])
     assert (config.model.size, config.model.block_size, config.batch.effective) == ("124m", 1024, 512)
@@ -143,7 +143,7 @@ def test_the_first_line_names_the_configuration(empty: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_without_a_configuration_it_is_the_study_on_that_target_and_none_is_written(
+def test_without_a_configuration_the_default_study_of_the_target_is_predicted_and_none_is_written(
     empty: Path, name: str
 ) -> None:
     config = Config.from_symbols(symbols_for_target(name)[0])
@@ -170,7 +170,7 @@ def test_without_a_configuration_it_is_the_study_on_that_target_and_none_is_writ
         (False, ["--variants", "B"], r"there is no \.config; fix: make memory TARGET=a100-40g"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_an_impossible_request_is_refused_in_one_line(
     empty: Path, configured: bool, arguments: list[str], told: str
 ) -> None:
     if configured:
@@ -188,7 +188,7 @@ def test_the_configuration_is_not_changed(planned: dict[str, Any]) -> None:
     assert planned["after"] == planned["before"]
 
 
-def test_every_variant_has_a_row_and_patterns_need_the_same(planned: dict[str, Any]) -> None:
+def test_every_variant_has_a_row_and_fixed_patterns_need_equal_memory(planned: dict[str, Any]) -> None:
     shown = planned["shown"]
     assert "a100-40g" in shown
     assert "micro-batch 4 x 2 = 8 sequences" in shown
@@ -197,7 +197,7 @@ def test_every_variant_has_a_row_and_patterns_need_the_same(planned: dict[str, A
     assert row(shown, "B")[-2:] == ["8", "yes"]  # the largest micro-batch is the whole step
 
 
-def test_the_same_numbers_are_written_for_programs(planned: dict[str, Any]) -> None:
+def test_memory_json_has_the_printed_numbers(planned: dict[str, Any]) -> None:
     assert planned["files"] == ["results/memory/a100-40g.html", "results/memory/a100-40g.json"]
     assert planned["json"]["heading"] in planned["shown"]
     variants = planned["json"]["variants"]
@@ -210,7 +210,7 @@ def test_the_same_numbers_are_written_for_programs(planned: dict[str, Any]) -> N
     assert variants["RAALL"]["same_as"] == "B"
 
 
-def test_the_page_shows_a_chart_of_each_kind_of_variant_and_names_what_holds_the_peak(
+def test_the_page_has_a_chart_of_each_cost_class_and_names_the_tensors_at_the_peak(
     planned: dict[str, Any],
 ) -> None:
     text = planned["page"]
@@ -229,7 +229,7 @@ def test_the_page_shows_a_chart_of_each_kind_of_variant_and_names_what_holds_the
     assert all(note in made.text for note in NOTES)
 
 
-def test_on_the_machine_itself_predicted_stands_beside_measured_in_every_phase(empty: Path) -> None:
+def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: Path) -> None:
     before = configure(*SMALL, "CPU_THREADS=1")
     shown = run("--variants", "B")
     assert Path(".config").read_bytes() == before
@@ -241,7 +241,7 @@ def test_on_the_machine_itself_predicted_stands_beside_measured_in_every_phase(e
     assert "Predicted and measured" in Path("results/memory/cpu.html").read_text()
 
 
-def test_a_measurement_that_fails_is_told_and_the_prediction_stands(
+def test_a_failed_measurement_is_reported_beside_the_prediction(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(*SMALL)
@@ -252,7 +252,7 @@ def test_a_measurement_that_fails_is_told_and_the_prediction_stands(
     assert json.loads(Path("results/memory/cpu.json").read_text())["variants"]["B"]["measured"] is None
 
 
-def test_a_variant_that_cannot_be_predicted_has_a_line_of_its_own_and_the_others_their_rows(
+def test_a_variant_whose_prediction_fails_has_a_line_and_the_others_have_rows(
     empty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(*SMALL)
@@ -297,7 +297,7 @@ def a_row(name: str = "B", module: str = "blocks.0.mlp.fc", measured: Any = None
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def test_hostile_names_are_shown_and_do_nothing() -> None:
+def test_hostile_names_are_escaped() -> None:
     plain = Outline(render_html(memory_document([a_row()], "a card", ["a note"])))
     hostile = Outline(
         render_html(memory_document([a_row(HOSTILE, HOSTILE)], f"{HOSTILE} (24 GiB)", [HOSTILE]))
@@ -307,7 +307,7 @@ def test_hostile_names_are_shown_and_do_nothing() -> None:
     assert hostile.text.count(HOSTILE) >= 5
 
 
-def test_the_error_is_the_predictions_of_what_was_measured() -> None:
+def test_the_error_is_that_of_the_prediction_relative_to_the_measurement() -> None:
     measured = {"allocated": {"backward": 1250, "forward": 0}, "resident": {"backward": 1500, "all": 3000}}
     cells = measured_table([a_row(measured=measured)]).rows
     assert [line[:2] + line[4::2] for line in cells] == [
@@ -316,7 +316,7 @@ def test_the_error_is_the_predictions_of_what_was_measured() -> None:
     ]
 
 
-def test_a_variant_measured_through_another_is_not_repeated() -> None:
+def test_a_variant_measured_as_another_is_not_measured_twice() -> None:
     measured = {"allocated": {"backward": 1500}, "resident": {}}
     same = a_row("RAALL", measured=measured)
     same.same_as = "B"

@@ -60,12 +60,12 @@ def test_synthetic_items_are_as_long_as_the_quantiles_say(made: list[Item]) -> N
     assert start == len(made) == 10_042
 
 
-def test_synthetic_items_cost_as_many_tokens_as_the_real_ones(made: list[Item]) -> None:
+def test_synthetic_items_have_as_many_tokens_as_the_published_ones(made: list[Item]) -> None:
     tokens = cost.scored_tokens(made, tokenizer.load(), 1024)
     assert tokens == pytest.approx(REAL_TOKENS, rel=SEPARATE)
 
 
-def test_the_stated_quantiles_are_those_of_the_real_items() -> None:
+def test_the_stated_quantiles_are_those_of_the_published_items() -> None:
     items = real_items(0)
     assert cost.scored_tokens(items, tokenizer.load(), 1024) == REAL_TOKENS
     start = 0
@@ -76,13 +76,13 @@ def test_the_stated_quantiles_are_those_of_the_real_items() -> None:
         assert tuple(np.percentile(endings, cost.LEVELS)) == pytest.approx(kind.ending, abs=0.5)
 
 
-def test_synthetic_items_are_the_same_for_a_seed_and_others_for_another(made: list[Item]) -> None:
+def test_synthetic_items_are_equal_for_one_seed_and_differ_between_seeds(made: list[Item]) -> None:
     encoding = tokenizer.load()
     assert cost.synthetic_items(encoding) == made
     assert cost.synthetic_items(encoding, seed=1) != made
 
 
-def test_scored_tokens_are_cut_at_the_block_size() -> None:
+def test_scored_tokens_are_truncated_at_the_block_size() -> None:
     item = Item("the cat sat", ("on it", "on it", "on it", "on it"), 0)
     assert cost.scored_tokens([item], tokenizer.load(), 1024) == 4 * 4
     assert cost.scored_tokens([item], tokenizer.load(), 3) == 4 * 3
@@ -95,7 +95,7 @@ def sample(case: str, validation_seconds: float, hellaswag_seconds: float, peak:
     return cost.Sample(case, 500, validation_seconds, 5, 100, hellaswag_seconds, peak)
 
 
-def test_the_table_scales_a_share_to_the_whole_by_its_tokens() -> None:
+def test_the_table_extrapolates_a_share_by_its_tokens() -> None:
     samples = [
         sample("B", 1.0, 2.0, peak=7),
         sample("RALEARN", 2.0, 8.0),
@@ -126,7 +126,7 @@ def test_the_table_scales_a_share_to_the_whole_by_its_tokens() -> None:
     assert "B 3 (250 tokens/s), RALEARN 1 (100 tokens/s): every 10,000 training tokens" in shown
 
 
-def test_nothing_is_called_extrapolated_where_all_was_scored() -> None:
+def test_a_complete_measurement_is_not_called_extrapolated() -> None:
     whole = cost.Sample("B", 1000, 1.0, 50, 2000, 30.0, 1)
     rows = cost.rows_of([whole], {"B": 250.0}, WHOLE)
     assert rows[0]["hellaswag_seconds"]["median"] == 30.0
@@ -187,7 +187,7 @@ def real_perplexity() -> Any:
     return validation.perplexity
 
 
-def test_a_share_is_of_the_items_and_the_same_at_every_run() -> None:
+def test_a_share_selects_the_same_items_at_every_run() -> None:
     one, two = (evaluation.make_material(evaluation.TINY, 1 << 20, FIXTURE) for _ in range(2))
     everything = hellaswag.load_items(FIXTURE, 0)
     assert one.items == two.items
@@ -202,7 +202,7 @@ def test_without_a_limit_the_windows_are_those_of_a_study() -> None:
     assert evaluation.make_material(shape, 1000, FIXTURE).windows.shape == (15, 65)
 
 
-def test_costs_are_for_the_main_study_on_the_goals_card(tmp_path: Path) -> None:
+def test_costs_are_those_of_the_main_study_on_the_card_of_the_goal(tmp_path: Path) -> None:
     config = configure_study(tmp_path, evaluation.STUDY).config
     assert config.budget.max_time_seconds == 7200
     assert (config.evaluation.tokens, config.evaluation.interval_tokens) == (1_048_576, 52_428_800)

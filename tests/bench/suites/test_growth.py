@@ -84,7 +84,9 @@ def test_a_case_that_fails_does_not_affect_the_others() -> None:
 
 
 @given(st.floats(1e6, 1e9), st.floats(1e3, 1e6))
-def test_a_straight_growth_has_a_power_of_at_most_1_and_a_square_law_2(start: float, slope: float) -> None:
+def test_linear_growth_has_an_exponent_of_at_most_1_and_quadratic_growth_of_2(
+    start: float, slope: float
+) -> None:
     straight = growth.peak_growth([(T, start + slope * T) for T in growth.LENGTHS])
     assert straight
     assert straight["power"] <= 1.0
@@ -212,7 +214,7 @@ def test_a_case_without_a_peak_is_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     assert saved_shapes == [1, 2, 3, 4]  # a shape at a time: before its end its peaks are not known
 
 
-def test_a_part_that_does_not_exist_is_an_error_that_lists_those_that_do(
+def test_an_unknown_part_is_an_error_with_the_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="unknown part SHAPE=none; parts: T, size"):

@@ -55,7 +55,7 @@ def test_difference_and_noise_are_those_of_an_independent_library(
         ([4.3, 3.9, 4.1], False),  # by nothing on average, and too uncertain to say so
     ],
 )
-def test_equal_is_a_claim_about_the_whole_interval_and_not_that_it_has_zero_in_it(
+def test_curves_are_equal_only_where_the_whole_interval_is_within_the_margin(
     other: list[float], equal: bool
 ) -> None:
     found = compare(pairs_of([4.0, 4.1, 4.2], other))
@@ -63,7 +63,7 @@ def test_equal_is_a_claim_about_the_whole_interval_and_not_that_it_has_zero_in_i
     assert ("NOT shown" in verdict(found, 3)) is not equal
 
 
-def test_the_end_is_the_last_tenth_and_at_least_a_step() -> None:
+def test_the_end_is_the_last_tenth_of_the_steps_and_at_least_one() -> None:
     assert final_loss([9.0] * 18 + [1.0, 2.0]) == 1.5
     assert final_loss([9.0, 1.0]) == 1.0
 
@@ -83,7 +83,7 @@ def test_the_table_has_the_first_step_and_the_last_and_the_largest_differences()
 # --- ours and the plain step
 
 
-def test_ours_and_the_plain_step_train_alike_from_the_same_weights_on_the_same_batches() -> None:
+def test_ours_and_the_plain_step_have_equal_losses_from_the_same_weights_and_batches() -> None:
     """With two micro-batches a step, clipping and weight decay: the losses part only as rounding grows."""
     resolved = resolve.resolve(CPU)
     batches = loss_parity.draw_batches(TINY, torch.arange(1000) % 97)
@@ -97,7 +97,7 @@ def test_ours_and_the_plain_step_train_alike_from_the_same_weights_on_the_same_b
     assert other != pytest.approx(plain, rel=1e-4)
 
 
-def test_batches_are_windows_of_the_text_and_no_two_steps_have_the_same() -> None:
+def test_batches_are_windows_of_the_text_and_differ_between_steps() -> None:
     ids_N = torch.arange(1000)
     batches = loss_parity.draw_batches(TINY, ids_N)
     assert len(batches) == TINY.steps

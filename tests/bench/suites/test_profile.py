@@ -65,14 +65,14 @@ def averages() -> Any:
     return listed.key_averages()
 
 
-def test_on_a_gpu_a_kernel_s_time_counts_once_and_the_sum_is_torch_s_own_total() -> None:
+def test_on_a_gpu_each_kernel_time_counts_once_and_the_sum_is_the_total_of_torch() -> None:
     rows = profile.operations(averages(), gpu=True, steps=2)
     assert [(row["name"], row["calls"]) for row in rows] == [("gemm", 1.0), ("Memcpy HtoD", 0.5)]
     assert [row["seconds"] for row in rows] == pytest.approx([25e-6, 2e-6])
     assert "time total: 54.000us" in averages().table().rpartition("Self CUDA ")[2]
 
 
-def test_on_a_cpu_the_operations_own_times_count() -> None:
+def test_on_a_cpu_the_self_times_of_operations_count() -> None:
     rows = profile.operations(averages(), gpu=False, steps=1)
     assert ("aten::mm", pytest.approx(9e-6)) in [(row["name"], row["seconds"]) for row in rows]
     assert not {"gemm", "Memcpy HtoD"} & {row["name"] for row in rows}
@@ -96,7 +96,7 @@ def test_a_worker_that_fails_gives_the_exception() -> None:
 
 
 @pytest.mark.parametrize(("case", "usual"), [("plain", True), ("B", False)])
-def test_only_our_step_is_held_to_the_fused_kernels(
+def test_only_our_step_is_restricted_to_the_fused_kernels(
     case: str, usual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allowed: list[bool] = []

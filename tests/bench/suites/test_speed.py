@@ -87,7 +87,7 @@ def test_on_a_cpu_the_plain_case_is_compared_in_new_workers_and_the_variants_in_
     assert all_at_once.shape == SHAPE
 
 
-def test_a_stage_without_cases_is_none() -> None:
+def test_a_stage_without_cases_is_skipped() -> None:
     for cases, persistent in (((("plain", 4),), False), ((("RALEARN", 4),), True)):
         found = speed.stages(replace(SHAPE, cases=cases), True, 2, 3.0, None)
         assert [stage.persistent for stage in found] == [persistent]
@@ -158,7 +158,7 @@ def record_measurements(
     return measured
 
 
-def test_a_bench_that_is_killed_has_saved_every_round_but_the_last(
+def test_a_killed_bench_has_saved_every_round_but_the_last(
     gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(measured: Measured) -> None:
@@ -177,7 +177,7 @@ def test_a_bench_that_is_killed_has_saved_every_round_but_the_last(
     assert [(row["case"], row["micro"]) for row in stage["rows"]] == list(GPU_CASES)
 
 
-def test_a_bench_that_reaches_its_end_is_complete_and_explains_its_ratios(
+def test_a_finished_bench_is_complete_and_explains_its_ratios(
     gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     complete: list[bool] = []

@@ -38,7 +38,7 @@ def test_the_parts_add_up_to_the_total(starts: list[dict[str, Any]]) -> None:
     assert "compiled" not in str(table)
 
 
-def test_where_kernels_are_compiled_the_first_process_is_listed_apart() -> None:
+def test_with_compiled_kernels_the_first_process_is_listed_separately() -> None:
     def start(total: float) -> dict[str, Any]:
         return dict.fromkeys(startup.PARTS, total / len(startup.PARTS)) | {
             "total": total,

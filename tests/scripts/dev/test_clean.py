@@ -86,7 +86,7 @@ def test_clean_removes_caches_and_prepared_data_and_nothing_else() -> None:
     assert all(Path(name).exists() for name in stays)
 
 
-def test_results_go_only_when_they_are_asked_for_by_name() -> None:
+def test_results_are_removed_only_by_name() -> None:
     clean.main([*MRPROPER])
     assert Path("results/night/runs/B0/run.json").exists()
     assert sorted(path.name for path in Path().iterdir()) == ["gpt2", "results"]
@@ -94,7 +94,7 @@ def test_results_go_only_when_they_are_asked_for_by_name() -> None:
     assert not Path("results").exists()
 
 
-def test_what_was_not_made_here_stays_in_the_data_folder() -> None:
+def test_foreign_files_remain_in_the_data_folder() -> None:
     Path("data/my_texts.jsonl").write_text("mine")
     Path("data/notes-2024").mkdir()
     mine = [write(f"data/books-202611220830/{name}", "mine") for name in ("a.txt", "manifest.json")]
@@ -104,7 +104,7 @@ def test_what_was_not_made_here_stays_in_the_data_folder() -> None:
     assert [path.read_text() for path in mine] == ["mine"] * 2
 
 
-def test_items_that_the_configuration_names_stay() -> None:
+def test_configured_items_remain() -> None:
     configure(HELLASWAG_FILE="data/hellaswag_val.jsonl")
     clean.main(["data"])
     assert [path.name for path in Path("data").iterdir()] == ["hellaswag_val.jsonl"]
@@ -117,21 +117,21 @@ def test_a_text_in_a_prepared_corpus_stays() -> None:
 
 
 @pytest.mark.parametrize("place", ["results", "results/data", ".", "gpt2"])
-def test_a_data_folder_that_holds_results_or_sources_costs_neither(place: str) -> None:
+def test_results_and_sources_in_the_data_folder_are_not_removed(place: str) -> None:
     configure(DATA_DIR=place)
     clean.main(["data"])
     assert Path("results/night/runs/B0/run.json").exists()
     assert Path("gpt2/model/transformer.py").exists()
 
 
-def test_a_results_folder_in_the_data_folder_stays() -> None:
+def test_a_results_folder_in_the_data_folder_remains() -> None:
     configure(RESULTS_DIR=f"data/embedded-{KEY}/results")
     Path(f"data/embedded-{KEY}/results").mkdir()
     clean.main(["data"])
     assert Path(f"data/embedded-{KEY}/results").exists()
 
 
-def test_a_folder_elsewhere_is_left_alone_and_named(
+def test_a_folder_outside_the_project_is_named_and_not_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_everything(tmp_path / "elsewhere")
@@ -142,7 +142,7 @@ def test_a_folder_elsewhere_is_left_alone_and_named(
     assert "results/night: it is outside this folder" in capsys.readouterr().out
 
 
-def test_no_link_is_followed_out_of_the_folder(tmp_path: Path) -> None:
+def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     (outside / "__pycache__").mkdir(parents=True)
     write_everything(outside)

@@ -62,7 +62,7 @@ def test_every_target_for_the_user_has_a_comment() -> None:
     assert {f"make {name}" for name in names} <= {name for name, _ in makehelp.targets(makefile)}
 
 
-def test_every_defconfig_and_fragment_is_listed_once_with_what_it_is(shown: list[str]) -> None:
+def test_every_defconfig_and_fragment_is_listed_once_with_its_description(shown: list[str]) -> None:
     files = [path for path in DEFCONFIGS.rglob("*") if path.is_file()]
     assert len(files) > 5
     for path in files:
@@ -77,7 +77,7 @@ def test_columns_are_aligned_and_lines_fit_a_wide_terminal(shown: list[str]) -> 
         assert len(starts) <= 1
 
 
-def test_the_names_of_runs_are_explained_by_names_that_runs_have(shown: list[str]) -> None:
+def test_the_names_of_runs_are_explained_by_valid_examples(shown: list[str]) -> None:
     text = " ".join(shown)
     for variant, seed in (("B", 0), ("SHP2", 0), ("RA:5-7,9", 0)):
         assert run_name(variant, seed) in text

@@ -91,7 +91,7 @@ def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
     ]
 
 
-def test_without_a_gpu_the_cuda_build_is_never_installed_unasked(
+def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine.refuse("-c import torch", "-m pip install --quiet --disable-pip-version-check torch", "-m uv")
@@ -110,7 +110,7 @@ def test_without_a_gpu_the_cuda_build_is_never_installed_unasked(
         ("rocm", "-m uv pip install --quiet --python {python} --torch-backend auto torch>=2.11,<2.14"),
     ],
 )
-def test_a_gpu_gets_the_build_for_it(
+def test_a_gpu_gets_the_matching_torch_build(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: str
 ) -> None:
     see(monkeypatch, kind)
@@ -120,7 +120,7 @@ def test_a_gpu_gets_the_build_for_it(
     assert not any("+cpu" in call for call in calls)
 
 
-def test_a_torch_that_is_there_is_left_alone(machine: Machine) -> None:
+def test_an_installed_torch_is_not_changed(machine: Machine) -> None:
     machine.refuse()
     assert setup.main(["main"]) == 0
     assert not any("install torch" in call for call in machine.calls())
@@ -129,7 +129,7 @@ def test_a_torch_that_is_there_is_left_alone(machine: Machine) -> None:
 # -- what is installed, and once --------------------------------------------------------------------------------
 
 
-def test_configuring_needs_kconfiglib_alone_and_no_config(machine: Machine) -> None:
+def test_configuring_needs_only_kconfiglib_and_no_config(machine: Machine) -> None:
     (machine.root / ".config").unlink()
     assert setup.main(["base"]) == 0
     assert machine.calls() == ["-c ", "-m pip install kconfiglib>=14.1,<15"]
@@ -154,7 +154,7 @@ def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixt
         ('CONFIG_DATASET_FILES="texts/*.parquet"', "datasets"),
     ],
 )
-def test_an_extra_is_installed_when_the_configuration_begins_to_ask_for_it(
+def test_an_extra_is_installed_when_the_configuration_needs_it(
     machine: Machine, line: str, requirement: str
 ) -> None:
     machine.configure(f"# {line}", line.replace("=y", "=n").replace("parquet", "md"))
@@ -165,7 +165,7 @@ def test_an_extra_is_installed_when_the_configuration_begins_to_ask_for_it(
     assert any(f" {requirement}>" in call for call in machine.calls())
 
 
-def test_what_failed_is_tried_again(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_installation_is_retried(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.refuse("-m pip")
     assert setup.main(["base"]) == 1
     told = capsys.readouterr().err
@@ -177,7 +177,7 @@ def test_what_failed_is_tried_again(machine: Machine, capsys: pytest.CaptureFixt
     assert "-m pip install kconfiglib>=14.1,<15" in machine.calls()
 
 
-def test_an_environment_whose_interpreter_is_gone_is_made_again(
+def test_an_environment_without_its_interpreter_is_created_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup.main(["base"])
@@ -193,7 +193,7 @@ def test_an_environment_whose_interpreter_is_gone_is_made_again(
     assert machine.calls() == [f"-m venv --clear {setup.VENV}"]
 
 
-def test_without_the_venv_module_the_remedy_is_named(
+def test_without_the_venv_module_the_fix_is_named(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (machine.root / ".venv/bin/python").unlink()
@@ -228,7 +228,7 @@ def test_an_old_python_can_read_the_file_that_refuses_it() -> None:
     assert "from __future__ import annotations" in source
 
 
-def test_training_without_a_config_names_the_remedy(
+def test_training_without_a_config_names_the_fix(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (machine.root / ".config").unlink()
@@ -270,7 +270,7 @@ def test_without_a_config_the_tools_get_what_training_needs_and_no_extras(machin
     ]
 
 
-def test_tools_and_training_share_one_environment_and_the_extras_of_the_configuration(
+def test_tools_and_training_share_one_environment_with_the_extras_of_the_configuration(
     machine: Machine,
 ) -> None:
     machine.configure("CONFIG_WANDB=y")
@@ -292,7 +292,9 @@ def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFix
     assert "one of base, core, main, dev, tools" in error_of(arguments, capsys)
 
 
-def test_ctrl_c_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_prints_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(*arguments: str, **options: object) -> bool:
         raise KeyboardInterrupt
 
@@ -347,7 +349,7 @@ def test_as_it_is_asks_for_the_extras_of_the_configuration(
     assert "has no absent_tracker;" in error_of(["--as-it-is", "main"], capsys)
 
 
-def test_every_requirement_of_the_project_is_looked_for() -> None:
+def test_every_requirement_of_the_project_is_checked() -> None:
     """A new dependency in pyproject must have a module for --as-it-is."""
     import tomllib
 

@@ -32,7 +32,7 @@ def test_a_control_arm_that_differs_from_the_others_is_named() -> None:
     assert "RALEARN" not in equivalence.odd_controls(table)
 
 
-def test_control_arms_that_are_alike_are_named_in_at_most_one_study_of_twenty() -> None:
+def test_equal_control_arms_are_named_in_at_most_one_study_of_twenty() -> None:
     draw = np.random.default_rng(1)
     named = sum(bool(equivalence.odd_controls(arms(4, draw))) for _ in range(2000))
     assert 0.02 <= named / 2000 <= 0.065
@@ -55,7 +55,7 @@ def test_the_noise_band_is_a_t_interval_of_the_difference_to_k_arms() -> None:
     assert equivalence.noise_band(NoiseFloor(0.01, 9), [4, 4, 4]) == pytest.approx(expected)
 
 
-def test_a_study_without_the_four_arms_has_no_check_of_variances() -> None:
+def test_a_study_without_the_four_arms_has_no_variance_check() -> None:
     assert equivalence.variance_check({"B": {0: 1.0}, "RAALL": {0: 1.0}}) is None
 
 
@@ -70,7 +70,7 @@ def square(halves: float, together: float, seeds: int) -> dict[str, dict[int, fl
     }
 
 
-def test_arms_that_only_add_up_are_told_from_arms_that_vary_alike() -> None:
+def test_additive_arms_are_distinguished_from_arms_with_equal_variances() -> None:
     """Then a half swap has half the variance of a full one; the pairs of opposites do not show it."""
     seen = checked(square(0.02, 0.001, 6))
     assert seen.test is not None
@@ -83,7 +83,7 @@ def test_arms_that_only_add_up_are_told_from_arms_that_vary_alike() -> None:
     assert f"ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1" in alike
 
 
-def test_the_contrasts_of_the_arms_are_what_a_regression_finds() -> None:
+def test_the_contrasts_of_the_arms_equal_a_regression() -> None:
     draw = np.random.default_rng(5)
     final = {name: {s: float(4 + draw.normal()) for s in range(5)} for name in equivalence.SQUARE}
     design = np.array([[1, -1, -1, 1], [1, 1, -1, -1], [1, -1, 1, -1], [1, 1, 1, 1]]) / 2  # orthonormal
@@ -100,7 +100,7 @@ def test_the_contrasts_of_the_arms_are_what_a_regression_finds() -> None:
     assert fewer.together.dof == 4
 
 
-def test_independent_arms_are_called_different_in_one_study_of_twenty() -> None:
+def test_independent_arms_fail_the_variance_check_in_one_study_of_twenty() -> None:
     draw, found = np.random.default_rng(8), 0
     for _ in range(2000):
         losses = draw.normal(size=(4, 4)).tolist()
@@ -109,7 +109,7 @@ def test_independent_arms_are_called_different_in_one_study_of_twenty() -> None:
     assert 0.03 <= found / 2000 <= 0.07
 
 
-def test_one_seed_is_too_little_data_to_compare_variances() -> None:
+def test_one_seed_gives_no_variance_check() -> None:
     seen = checked(square(0.02, 0.02, 1))
     assert not seen.enough
     assert "Too little data (2 and 1 degrees of freedom)." in detectable.variance_sentence(seen)

@@ -82,7 +82,7 @@ def test_items_of_several_seeds_are_counted_once_by_their_net_score(tmp_path: Pa
     assert seen.seeds == [0, 1, 2]
 
 
-def test_side_files_that_are_missing_torn_or_of_another_evaluation_are_left_out(tmp_path: Path) -> None:
+def test_missing_damaged_and_foreign_item_files_are_skipped(tmp_path: Path) -> None:
     assert build.build_report(a_study(tmp_path / "without", items=False)).items == []
     study = a_study(tmp_path / "with", seeds=1)
     (study / "runs" / "RAEARLY0" / "hellaswag.json").write_text("[")
@@ -95,7 +95,7 @@ def test_side_files_that_are_missing_torn_or_of_another_evaluation_are_left_out(
     assert {test.variant for test in found if test.measure == "acc_norm"} == {"RAALL", "RALEARN"}
 
 
-def test_a_run_that_was_cut_short_is_in_no_item_test(tmp_path: Path) -> None:
+def test_a_truncated_run_is_in_no_item_test(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     value = read(study, "RALEARN1", "run.json")
     value["schedule"] = {"iterations": value["progress"]["iterations"], "cut": True}

@@ -63,7 +63,7 @@ def test_under_three_seeds_the_noise_floor_gives_the_range_that_three_seeds_woul
     ) in text
 
 
-def test_while_a_study_runs_the_range_is_that_of_its_planned_seeds(tmp_path: Path) -> None:
+def test_the_range_of_a_running_study_is_that_of_its_planned_seeds(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
     (seen,) = build.build_report(study).sensitivities
@@ -72,7 +72,7 @@ def test_while_a_study_runs_the_range_is_that_of_its_planned_seeds(tmp_path: Pat
     assert detectable.power_sentences(seen)[0].startswith("With 5 seeds, such a study detects")
 
 
-def test_a_failed_seed_is_not_a_planned_one(tmp_path: Path) -> None:
+def test_a_failed_seed_does_not_count_as_planned(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=4)
     edit(study, "RALEARN3", status="failed", error="x")
     (seen,) = build.build_report(study).sensitivities
@@ -82,7 +82,7 @@ def test_a_failed_seed_is_not_a_planned_one(tmp_path: Path) -> None:
     assert (seen.seeds, seen.at_seeds) == (3, 4)
 
 
-def test_the_basis_of_a_range_is_the_variants_differences_or_the_control_arms(tmp_path: Path) -> None:
+def test_the_range_is_based_on_the_differences_of_the_variant_or_on_the_control_arms(tmp_path: Path) -> None:
     (seen,) = build.build_report(a_study(tmp_path)).sensitivities
     text = detectable.power_sentences(seen)[0]
     assert text.endswith("2 degrees of freedom, from RALEARN's differences at 3 seeds.")
@@ -91,7 +91,7 @@ def test_the_basis_of_a_range_is_the_variants_differences_or_the_control_arms(tm
     assert "may miss even a doubling of perplexity" in detectable.power_sentences(blind)[0]
 
 
-def test_every_variant_with_a_verdict_has_its_range(tmp_path: Path) -> None:
+def test_every_variant_with_a_verdict_has_a_range(tmp_path: Path) -> None:
     names = ("B", "RAALL", "RALEARN", "MINE")
     made = build.build_report(a_study(tmp_path, variants=names))
     assert [seen.variant for seen in made.sensitivities] == ["RALEARN", "MINE"]
@@ -103,14 +103,14 @@ def test_the_hours_of_a_seed_are_those_of_the_runs_clocks(tmp_path: Path) -> Non
     assert "One more seed of all variants takes about 4.4 hours." in detectable.power_sentences(seen)[1]
 
 
-def test_without_control_arms_that_differ_nothing_is_known_of_what_can_be_seen(tmp_path: Path) -> None:
+def test_without_differing_control_arms_there_is_no_range(tmp_path: Path) -> None:
     made = build.build_report(a_study(tmp_path, seeds=1, variants=("B", "RALEARN")))
     assert made.sensitivities == []
     assert sensitivities([], NoiseFloor(0.0, 6), 2, {}, 4, 1.0) == []
     assert "The detectable differences are not known" in rendered.markdown(made)
 
 
-def test_report_json_holds_the_range(tmp_path: Path) -> None:
+def test_report_json_contains_the_range(tmp_path: Path) -> None:
     made = write.write_report(a_study(tmp_path))
     seen = json.loads((tmp_path / "report.json").read_text())
     assert seen["sensitivities"][0]["mde_low"] == made.sensitivities[0].mde_low

@@ -51,7 +51,7 @@ def test_the_ratio_of_step_times_is_reported_with_its_interval_and_without_a_ver
     assert text.count("**RALEARN**") == 1  # one verdict
 
 
-def test_the_difference_at_equal_time_moves_along_the_late_fall_of_the_control_arms(tmp_path: Path) -> None:
+def test_the_difference_at_equal_time_follows_the_late_slope_of_the_control_arms(tmp_path: Path) -> None:
     made = with_plan(tmp_path, plan())
     controls = [run for run in made.runs if run.variant != "RALEARN"]
     slope = slopes(controls)
@@ -80,7 +80,7 @@ def test_a_loss_that_is_linear_in_ln_tokens_has_that_slope_exactly() -> None:
     )
 
 
-def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_line(tmp_path: Path) -> None:
+def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_estimate_at_equal_time(tmp_path: Path) -> None:
     value = a_record("B", 0, 9.0)
     value["validation"]["history"] = [[STEPS * UPDATE * 6 // 10, 1.0, 4.0]]
     assert slopes([Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))]) is None
@@ -89,7 +89,7 @@ def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_line(tmp_path: Pat
     assert slopes([]) is None
 
 
-def test_under_three_seeds_there_is_a_ratio_and_no_estimate_at_equal_time(tmp_path: Path) -> None:
+def test_with_fewer_than_three_seeds_there_is_a_ratio_and_no_estimate_at_equal_time(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=2)
     files.write_json(study / "plan.json", plan())
     made = build.build_report(study)
@@ -106,7 +106,7 @@ def test_without_step_times_there_is_no_speed_line(tmp_path: Path) -> None:
     assert build.build_report(a_study(tmp_path / "no-plan")).speeds == []
 
 
-def test_a_verdict_at_equal_time_begins_with_that_and_says_how_many_updates_were_made(tmp_path: Path) -> None:
+def test_a_verdict_at_equal_time_states_so_first_and_gives_the_number_of_updates(tmp_path: Path) -> None:
     study = a_study(tmp_path, effect=-0.1, ends={"RALEARN": 285})
     files.write_json(study / "plan.json", plan(equal_time=True))
     made = build.build_report(study)
@@ -124,6 +124,6 @@ def test_an_old_plan_under_a_time_limit_with_different_counts_is_read_as_equal_t
     assert "At equal time (285 of 300 updates), **RALEARN** is worse" in text
 
 
-def test_other_numbers_of_updates_without_a_plan_are_said(tmp_path: Path) -> None:
+def test_different_numbers_of_updates_without_a_plan_are_reported(tmp_path: Path) -> None:
     text = rendered.markdown(build.build_report(a_study(tmp_path, ends={"RALEARN": 285})))
     assert "With another number of updates (285 of 300 updates), **RALEARN**" in text

@@ -42,7 +42,7 @@ def only(losses: Table) -> Verdict:
 
 
 @given(tables)
-def test_the_p_value_and_the_interval_are_those_of_scipys_paired_t_test(rows: list[list[float]]) -> None:
+def test_p_value_and_interval_are_those_of_the_paired_t_test_of_scipy(rows: list[list[float]]) -> None:
     losses = table([row[:5] for row in rows])
     mine = [losses["RALEARN"][seed] for seed in range(len(rows))]
     arms = [
@@ -95,7 +95,7 @@ def test_a_control_arm_under_a_second_name_changes_nothing(rows: list[list[float
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_under_three_seeds_the_difference_is_known_and_the_verdict_is_not(seeds: int) -> None:
+def test_with_fewer_than_three_seeds_there_is_a_difference_and_no_verdict(seeds: int) -> None:
     verdict = only(drawn(seeds, 1, -0.5, np.random.default_rng(0)))
     assert (verdict.word, verdict.adjusted_p, verdict.seeds) == (CANNOT_TELL, None, seeds)
     assert verdict.test.difference.mean == pytest.approx(-0.5, abs=0.05)
@@ -123,7 +123,7 @@ def test_equivalence_is_decided_by_the_90_percent_interval() -> None:
     assert verdict.word == EQUIVALENT
 
 
-def test_better_wins_over_equivalent_where_both_hold() -> None:
+def test_better_takes_precedence_over_equivalent() -> None:
     losses = table([[0, 0.0001, 0.0002, 0.0003, -0.003 + 0.0001 * seed] for seed in range(5)])
     assert only(losses).word == BETTER
     assert only(losses).test.difference.mean > -MARGIN
@@ -142,7 +142,7 @@ def test_p_values_are_adjusted_by_holm_over_the_variants_with_enough_seeds() -> 
     assert verdicts["SHORT"].adjusted_p is None
 
 
-def test_the_baseline_alone_is_control_arm_enough() -> None:
+def test_the_baseline_alone_is_a_sufficient_control_arm() -> None:
     losses = {name: by_seed for name, by_seed in drawn(5, 1, -0.1, np.random.default_rng(2)).items()
               if name in ("B", "RALEARN")}  # fmt: skip
     assert (only(losses).word, only(losses).controls) == (BETTER, [1] * 5)
@@ -151,7 +151,7 @@ def test_the_baseline_alone_is_control_arm_enough() -> None:
 
 @settings(max_examples=5, deadline=None)
 @given(st.sampled_from([1.0, 4.0, 10.0]), st.sampled_from([3, 5, 9]))
-def test_false_positives_are_5_percent_and_coverage_95_whatever_the_variants_variance(
+def test_false_positives_are_5_percent_and_coverage_95_at_every_variance_of_the_variant(
     ratio: float, seeds: int
 ) -> None:
     """1,500 studies a cell; 3 to 7 % is four standard errors."""

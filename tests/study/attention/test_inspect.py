@@ -106,7 +106,7 @@ def near(one: Any, other: Any) -> None:
     torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-4, rtol=1e-4)
 
 
-def test_a_swapped_reciprocal_run_is_the_baseline_with_its_paths_exchanged(
+def test_a_swapped_reciprocal_run_has_the_maps_of_the_baseline_with_paths_exchanged(
     tmp_path: Path, config_file: Path
 ) -> None:
     base, _ = inspected(a_run(tmp_path, config_file, "B"))
@@ -148,7 +148,7 @@ def test_the_text_is_the_start_of_the_file_or_a_sentence_without_data(
     assert inspect.choose_text([run], None)[1].source.startswith("a built-in sentence")
 
 
-def test_an_error_is_one_line_that_names_the_problem(tmp_path: Path, config_file: Path) -> None:
+def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path) -> None:
     run_dir = a_run(tmp_path, config_file, "B")
     run = inspect.load_run(run_dir)
     empty = tmp_path / "RAALL0"
@@ -173,7 +173,9 @@ def test_an_error_is_one_line_that_names_the_problem(tmp_path: Path, config_file
         assert "\n" not in str(raised.value)
 
 
-def test_a_run_that_is_being_extended_gives_its_finished_model(tmp_path: Path, config_file: Path) -> None:
+def test_a_run_under_extension_is_inspected_at_its_finished_checkpoint(
+    tmp_path: Path, config_file: Path
+) -> None:
     run_dir = a_run(tmp_path, config_file, "B")
     finished = inspect.load_run(run_dir)
     (run_dir / "checkpoint").rename(run_dir / "checkpoint-7")
@@ -221,7 +223,7 @@ def test_the_page_shows_every_run_and_escapes_its_texts(tmp_path: Path, config_f
     json.dumps(figure, allow_nan=False)
 
 
-def test_a_layer_of_another_kind_is_left_out_of_the_page(tmp_path: Path, config_file: Path) -> None:
+def test_a_layer_of_another_kind_is_not_on_the_page(tmp_path: Path, config_file: Path) -> None:
     run = inspect.load_run(a_run(tmp_path, config_file, "B"))
     assert isinstance(run.model, GPT2)
     run.model.blocks[0].attention = torch.nn.Identity()  # type: ignore[union-attr]
@@ -281,7 +283,7 @@ def test_a_study_inspects_the_lowest_seed_of_each_variant_and_only_new_checkpoin
     assert [one.name for one in (read_study(study) or ([], None))[0]] == ["B0"]
 
 
-def test_the_report_has_a_section_on_attention_and_ignores_a_damaged_file(
+def test_the_report_has_an_attention_section_and_ignores_a_damaged_file(
     tmp_path: Path, config_file: Path
 ) -> None:
     study = a_study(tmp_path / "study", config_file, ("B", "RALEARN"))

@@ -18,7 +18,7 @@ def curve(values: np.ndarray[Any, Any]) -> dict[int, float]:
     return {k: float(v) for k, v in enumerate(values, 1)}
 
 
-def test_errors_are_numpys_and_the_curves_part_where_they_were_made_to() -> None:
+def test_errors_equal_those_of_numpy_and_the_divergence_is_at_its_known_step() -> None:
     base = 3 + 7 / np.arange(1, 1001)
     other = base.copy()
     other[600:] *= 1.05
@@ -34,7 +34,7 @@ def test_errors_are_numpys_and_the_curves_part_where_they_were_made_to() -> None
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=400))
-def test_running_means_are_numpys(values: list[float]) -> None:
+def test_running_means_equal_those_of_numpy(values: list[float]) -> None:
     width = min(len(values), max(5, len(values) // 50))
     expected = np.convolve(values, np.ones(width) / width, mode="valid")
     seen = alignment.running_means(curve(np.array(values)))
@@ -45,7 +45,7 @@ def test_running_means_are_numpys(values: list[float]) -> None:
     assert {1, len(values)} <= kept.keys()
 
 
-def test_a_run_is_measured_by_one_percent_and_by_the_spread_of_equivalent_arms(
+def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
     first: Path, tmp_path: Path
 ) -> None:
     same = build.build_comparison([first, a_study(tmp_path / "two")])
@@ -71,7 +71,7 @@ def test_a_run_is_measured_by_one_percent_and_by_the_spread_of_equivalent_arms(
 
 
 @pytest.mark.parametrize(("share", "within"), [(0.5, True), (1.5, False)])
-def test_the_first_step_alone_is_held_against_the_equivalent_arms_first_step(
+def test_the_first_step_is_compared_with_the_first_step_of_equivalent_arms(
     first: Path, tmp_path: Path, share: float, within: bool
 ) -> None:
     folder = a_study(tmp_path / "two")
@@ -99,7 +99,7 @@ def test_the_first_step_alone_is_held_against_the_equivalent_arms_first_step(
     assert "parts: A/A" in terminal(made)
 
 
-def test_lines_that_are_no_training_losses_are_passed_over(tmp_path: Path) -> None:
+def test_lines_without_training_losses_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"event": "train", "iteration": 1, "loss": 4.0}\n{"event": "validation", "loss": 9.0}\n[]\nnull\n'
         '{"event": "train", "iteration": true, "loss": 4.0}\n{"event": "train", "iteration": 2, "loss": NaN}\n'

@@ -37,7 +37,9 @@ def test_seeds_and_variants_are_compared_where_shared(first: Path, tmp_path: Pat
     assert apart.absolute == []
 
 
-def test_the_difference_at_equal_tokens_and_its_interval_are_scipys(first: Path, tmp_path: Path) -> None:
+def test_the_difference_at_equal_tokens_and_its_interval_equal_those_of_scipy(
+    first: Path, tmp_path: Path
+) -> None:
     other = a_study(tmp_path / "two", seeds=(0, 1, 2), noise=1, shift=0.1)
     row = next(row for row in build.build_comparison([first, other]).absolute if row.variant == "RALEARN")
     values = [
@@ -51,9 +53,7 @@ def test_the_difference_at_equal_tokens_and_its_interval_are_scipys(first: Path,
     assert (seen.mean, seen.low, seen.high) == pytest.approx((differences.mean(), low, high))
 
 
-def test_each_variant_is_compared_at_the_last_tokens_that_its_own_runs_share(
-    first: Path, tmp_path: Path
-) -> None:
+def test_each_variant_is_compared_at_the_last_tokens_common_to_its_runs(first: Path, tmp_path: Path) -> None:
     def shorter(value: dict[str, Any], config: Settings) -> None:
         if value["variant"] == "RAALL":
             value["validation"]["history"].pop()
@@ -64,7 +64,7 @@ def test_each_variant_is_compared_at_the_last_tokens_that_its_own_runs_share(
                       build.ARMS: 25600}  # fmt: skip
 
 
-def test_control_arms_share_their_places_and_a_real_change_keeps_its_own(
+def test_control_arms_share_a_rank_and_a_real_change_has_a_separate_one(
     tmp_path: Path,
 ) -> None:
     seeds = (0, 1, 2)
@@ -83,7 +83,7 @@ def test_control_arms_share_their_places_and_a_real_change_keeps_its_own(
     assert "they contradict each other" in markdown(worse)
 
 
-def test_runs_that_do_not_count_are_named_and_change_no_number(first: Path, tmp_path: Path) -> None:
+def test_excluded_runs_are_named_and_change_no_number(first: Path, tmp_path: Path) -> None:
     def spoil(value: dict[str, Any], config: Settings) -> None:
         if value["run"] == "B0":
             value |= {"status": "failed", "error": "NotFiniteError: loss | <b>nan</b>"}
@@ -105,7 +105,7 @@ def test_runs_that_do_not_count_are_named_and_change_no_number(first: Path, tmp_
     assert max(row.losses[1].mean for row in made.absolute) < 5
 
 
-def test_a_study_without_a_finished_run_is_said_and_nothing_is_compared(first: Path, tmp_path: Path) -> None:
+def test_a_study_without_a_finished_run_is_reported_and_not_compared(first: Path, tmp_path: Path) -> None:
     empty = tmp_path / "two"
     (empty / "runs").mkdir(parents=True)
     made = build.build_comparison([first, empty])
@@ -122,9 +122,7 @@ def test_three_studies_are_compared_with_the_first(first: Path, tmp_path: Path) 
     assert {line.studies for line in made.alignments} == {("one", "two"), ("one", "three")}
 
 
-def test_what_cannot_be_compared_is_one_line_that_says_what_would_be_right(
-    first: Path, tmp_path: Path
-) -> None:
+def test_incomparable_studies_are_an_error_of_one_line_with_the_fix(first: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for paths, told in (
         ([], "none was named"),
@@ -140,7 +138,7 @@ def test_what_cannot_be_compared_is_one_line_that_says_what_would_be_right(
         assert "\n" not in str(raised.value)
 
 
-def test_studies_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path) -> None:
+def test_studies_of_one_name_are_labelled_by_their_parent_folders(tmp_path: Path) -> None:
     assert labels([tmp_path / "a" / "results" / "x", tmp_path / "b" / "results" / "x"]) == [
         "a/results/x",
         "b/results/x",
@@ -148,7 +146,7 @@ def test_studies_of_one_name_are_told_apart_by_the_folders_above(tmp_path: Path)
     assert labels([tmp_path / "x", tmp_path / "y"]) == ["x", "y"]
 
 
-def test_the_command_writes_its_files_and_reads_no_torch(first: Path, tmp_path: Path) -> None:
+def test_the_command_writes_its_files_without_torch(first: Path, tmp_path: Path) -> None:
     other = a_study(tmp_path / "two", recorded("target", "device", to="<script>alert(1)</script>"))
     command = [
         sys.executable,

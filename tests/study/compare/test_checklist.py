@@ -50,7 +50,7 @@ def test_every_choice_that_is_one_symbol_here_is_a_choice_of_kconfig() -> None:
         )
 
 
-def test_settings_of_the_learned_variant_that_change_it_are_named() -> None:
+def test_different_settings_of_the_learned_variant_are_named() -> None:
     names = {name for name in symbols_of_kconfig() if name.startswith(LEARNED_PREFIX)}
     assert names == {*LEARNED_SETTINGS, "ALTERNATION_RECOMPUTE"}
 
@@ -68,7 +68,7 @@ def another(name: str, value: str) -> str:
     return f'"{float(value[1:-1]) / 2 or 0.25}"' if value.startswith('"') else str(int(value) * 2 or 1)
 
 
-def test_the_hash_of_the_schedule_is_explained_by_what_enters_it_and_by_nothing_else() -> None:
+def test_a_different_schedule_hash_is_explained_by_the_settings_in_it() -> None:
     values = {**test_config.VALUES, **WSD}
 
     def digest(changes: dict[str, Any]) -> str:
@@ -85,9 +85,7 @@ def test_the_hash_of_the_schedule_is_explained_by_what_enters_it_and_by_nothing_
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
-def test_a_harmless_setting_that_differs_hides_no_other_schedule(
-    first: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_harmless_difference_does_not_hide_another_schedule(first: Path, tmp_path: Path, name: str) -> None:
     def both(value: dict[str, Any], config: Settings) -> None:
         setting({name: "7"})(value, config)
         recorded("fingerprint", "schedule", to="other")(value, config)
@@ -105,9 +103,7 @@ def test_a_harmless_setting_that_differs_hides_no_other_schedule(
         assert HASH in made.reasons[0]
 
 
-def test_another_schedule_is_fatal_also_beside_studies_from_before_there_was_a_choice(
-    first: Path, tmp_path: Path
-) -> None:
+def test_another_schedule_is_fatal_also_for_studies_without_that_setting(first: Path, tmp_path: Path) -> None:
     cosine = build.build_comparison([first, a_study(tmp_path / "cosine", setting({"SCHEDULE_COSINE": "y"}))])
     assert cosine.absolute
     made = build.build_comparison([first, a_study(tmp_path / "wsd", setting(WSD))])
@@ -117,7 +113,7 @@ def test_another_schedule_is_fatal_also_beside_studies_from_before_there_was_a_c
     }
 
 
-def test_the_version_of_triton_is_a_row_where_a_record_has_it(first: Path, tmp_path: Path) -> None:
+def test_the_triton_version_is_a_row_where_a_record_has_it(first: Path, tmp_path: Path) -> None:
     def triton(version: str | None) -> Any:
         return lambda value, config: value["environment"].update(triton=version)
 

@@ -71,7 +71,7 @@ ONE_THING = [
 
 
 @pytest.mark.parametrize(("change", "subject", "status", "word"), ONE_THING)
-def test_one_thing_that_differs_is_caught_and_named_and_nothing_else_is(
+def test_a_single_difference_is_named_and_nothing_else(
     first: Path, tmp_path: Path, change: Change, subject: str, status: str, word: str
 ) -> None:
     made = build.build_comparison([first, a_study(tmp_path / "two", change)])
@@ -98,7 +98,7 @@ def test_a_setting_that_a_hash_covers_as_well_is_named_once(first: Path, tmp_pat
         assert [reason.split(" ")[0] for reason in made.reasons] == [subject]
 
 
-def test_every_row_of_the_checklist_has_been_made_to_differ(first: Path, tmp_path: Path) -> None:
+def test_every_row_of_the_checklist_is_tested_with_a_difference(first: Path, tmp_path: Path) -> None:
     made = build.build_comparison([first, a_study(tmp_path / "two")])
     assert {check.status for check in made.checks} == {"equal"}
     tried = {subject for _, subject, _, _ in ONE_THING} | {"variants", "seeds"}
@@ -106,13 +106,13 @@ def test_every_row_of_the_checklist_has_been_made_to_differ(first: Path, tmp_pat
     assert {check.subject for check in made.checks} <= tried | covered
 
 
-def test_settings_of_a_variant_that_not_all_have_are_harmless(first: Path, tmp_path: Path) -> None:
+def test_settings_of_a_variant_that_one_study_lacks_are_harmless(first: Path, tmp_path: Path) -> None:
     change = setting({"ALTERNATION_INIT": '"0.1"'})
     made = build.build_comparison([first, a_study(tmp_path / "two", change, variants=("B", "RAALL"))])
     assert [check.status for check in made.checks if check.subject == "ALTERNATION_INIT"] == ["harmless"]
 
 
-def test_older_records_are_read_and_what_they_lack_is_said(first: Path, tmp_path: Path) -> None:
+def test_older_records_are_read_and_their_missing_parts_are_named(first: Path, tmp_path: Path) -> None:
     def older(value: dict[str, Any], config: Settings) -> None:
         del value["environment"]
 
@@ -134,7 +134,7 @@ def loading(version: str, **changed: str) -> Change:
     return recorded("environment", "code", to=code)
 
 
-def test_records_from_before_the_modules_were_renamed_compare_with_new_ones(tmp_path: Path) -> None:
+def test_records_with_former_module_names_compare_with_new_ones(tmp_path: Path) -> None:
     old = a_study(tmp_path / "old", loading("reference"))
     new = a_study(tmp_path / "new", loading("present"))
     made = build.build_comparison([old, new])
@@ -154,7 +154,7 @@ def test_records_from_before_the_modules_were_renamed_compare_with_new_ones(tmp_
         (loading("reference"), loading("present", ra__attention="0" * 16), "ra.attention"),
     ],
 )
-def test_a_changed_computing_module_is_fatal_on_either_side_of_the_renaming(
+def test_a_changed_computing_module_is_fatal_under_former_and_present_names(
     tmp_path: Path, old: Change, new: Change, named: str
 ) -> None:
     made = build.build_comparison([a_study(tmp_path / "old", old), a_study(tmp_path / "new", new)])
@@ -164,7 +164,7 @@ def test_a_changed_computing_module_is_fatal_on_either_side_of_the_renaming(
     assert not made.absolute
 
 
-def test_hellaswag_on_other_items_is_said_and_forbids_no_comparison_of_losses(tmp_path: Path) -> None:
+def test_other_hellaswag_items_are_reported_and_losses_are_still_compared(tmp_path: Path) -> None:
     def scored(name: str, **items: Any) -> Path:
         return a_study(tmp_path / name, recorded("hellaswag", to=SCORE | items))
 

@@ -29,7 +29,9 @@ def test_the_published_study_is_refused_for_its_batch_and_its_schedule(tmp_path:
         assert "schedule (201 of 10,000 iterations" in words
 
 
-def test_the_published_gains_are_shown_against_their_own_baseline_as_no_evidence(tmp_path: Path) -> None:
+def test_the_published_gains_are_shown_against_their_baseline_and_marked_as_no_evidence(
+    tmp_path: Path,
+) -> None:
     made = compare.build_comparison(published(tmp_path))
     text = markdown(made)
     assert "B, RAEARLY, RALATE and RAALL are control arms (A/A): one function" in text
@@ -45,7 +47,7 @@ def test_the_published_gains_are_shown_against_their_own_baseline_as_no_evidence
 
 
 @pytest.mark.parametrize("name", ["A100", "W7900"])
-def test_the_report_on_a_published_table_says_that_it_is_no_evidence_and_of_no_verdict(
+def test_the_report_on_a_published_table_has_no_verdict_and_is_marked_as_no_evidence(
     tmp_path: Path, name: str
 ) -> None:
     folder = next(folder for folder in published(tmp_path) if folder.name == name)
@@ -58,7 +60,7 @@ def test_the_report_on_a_published_table_says_that_it_is_no_evidence_and_of_no_v
         assert "needed seeds" not in words
 
 
-def test_the_comparison_of_the_published_tables_says_of_each_that_it_is_no_evidence(tmp_path: Path) -> None:
+def test_the_comparison_of_published_tables_marks_each_as_no_evidence(tmp_path: Path) -> None:
     write.write_comparison(compare.build_comparison(published(tmp_path)), tmp_path / "out")
     said = "one seed, control arms, differences are not evidence"
     for kind, bold in (("md", "**{}**"), ("html", "<strong>{}</strong>")):

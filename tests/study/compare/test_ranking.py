@@ -62,7 +62,7 @@ def consistent(ranking: Ranking) -> bool:
     )
 
 
-def test_a_run_whose_schedule_was_cut_is_in_no_order(tmp_path: Path) -> None:
+def test_a_truncated_run_is_not_ranked(tmp_path: Path) -> None:
     whole, short = rankings(tmp_path, cut("RALEARN1"), seeds=(0, 1, 2, 3))
     assert (whole.seeds, short.seeds, short.left_out) == ([0, 1, 2, 3], [0, 2, 3], [])
     seen = {one.variant: (one.place, one.low, one.high) for one in short.places}
@@ -72,7 +72,7 @@ def test_a_run_whose_schedule_was_cut_is_in_no_order(tmp_path: Path) -> None:
     assert consistent(short)
 
 
-def test_a_variant_that_a_cut_left_with_one_seed_is_left_out_by_name(tmp_path: Path) -> None:
+def test_a_variant_with_one_complete_seed_is_named_and_not_ranked(tmp_path: Path) -> None:
     studies = [a_study(tmp_path / "0"), a_study(tmp_path / "1", cut("RALEARN1"))]
     made = build.build_comparison(studies)
     short = made.rankings[1]
@@ -85,7 +85,7 @@ def test_a_variant_that_a_cut_left_with_one_seed_is_left_out_by_name(tmp_path: P
         assert "excluded from every difference, order and verdict" in text
 
 
-def test_where_every_run_was_cut_at_another_point_there_is_no_order(tmp_path: Path) -> None:
+def test_runs_truncated_at_different_points_are_not_ranked(tmp_path: Path) -> None:
     def all_cut(value: dict[str, Any], config: Settings) -> None:
         value["schedule"]["cut"] = True
         value["progress"]["tokens"] -= len(value["run"])
@@ -96,7 +96,7 @@ def test_where_every_run_was_cut_at_another_point_there_is_no_order(tmp_path: Pa
 
 
 @pytest.mark.parametrize("effect", [0.0, -0.006, 0.006, 0.05])
-def test_every_place_seen_is_one_that_noise_permits(tmp_path: Path, effect: float) -> None:
+def test_every_observed_rank_lies_in_its_permitted_range(tmp_path: Path, effect: float) -> None:
     for draw in range(5):
         names = [f"{name}{seed}" for name in VARIANTS for seed in range(3)]
         chosen = np.random.default_rng(draw).choice(names, size=draw, replace=False)
@@ -105,7 +105,7 @@ def test_every_place_seen_is_one_that_noise_permits(tmp_path: Path, effect: floa
             assert consistent(ranking)
 
 
-def test_the_class_is_placed_by_its_mean_even_where_one_arm_is_below_a_better_variant() -> None:
+def test_a_function_class_is_ranked_by_the_mean_of_its_arms() -> None:
     losses = {"B": [4.0] * 3, "RAALL": [4.1] * 3, "RALEARN": [4.02] * 3}
     table = {name: dict(enumerate(by_seed)) for name, by_seed in losses.items()}
     verdict = Verdict("RALEARN", BETTER, paired_t([-0.03, -0.031, -0.029]), [2] * 3, 0.001, 1, 0.01)
@@ -143,7 +143,7 @@ def with_own(folder: Path, effects: dict[str, float], seeds: int = 4, noise: int
     return folder
 
 
-def test_two_real_changes_are_told_apart_by_holm_over_their_pairs(tmp_path: Path) -> None:
+def test_two_real_changes_are_ranked_by_holm_over_their_pairs(tmp_path: Path) -> None:
     effects = {"OWN_A": -0.10, "OWN_B": -0.11, "OWN_C": -0.13, "OWN_D": -0.135}
     settled = 0
     for draw in range(6):
@@ -180,7 +180,7 @@ def agreement(folder: Path, first: dict[str, float], second: dict[str, float]) -
     return {row.variant: row.agreement for row in made.across}, markdown(made)
 
 
-def test_orders_on_two_cards_agree_contradict_or_leave_it_open(tmp_path: Path) -> None:
+def test_rankings_on_two_cards_agree_contradict_or_are_inconclusive(tmp_path: Path) -> None:
     better, worse, none = {"RALEARN": -0.1}, {"RALEARN": 0.1}, {"RALEARN": 0.0}
     said, text = agreement(tmp_path / "1", better, better)
     assert set(said.values()) == {compare_ranking.AGREE}
@@ -196,14 +196,14 @@ def test_orders_on_two_cards_agree_contradict_or_leave_it_open(tmp_path: Path) -
     assert "no study finds a difference among the variants" in text
 
 
-def test_studies_that_share_no_variant_have_no_orders_to_compare(tmp_path: Path) -> None:
+def test_studies_without_a_common_variant_have_no_rankings_to_compare(tmp_path: Path) -> None:
     one = a_study(tmp_path / "a", variants=("B", "RAEARLY", "RALEARN"))
     made = build.build_comparison([one, a_study(tmp_path / "b", variants=("RALATE", "RAALL"), noise=1)])
     assert made.across == []
     assert "finds a difference among the variants" not in markdown(made)
 
 
-def test_places_across_studies_are_among_the_variants_that_all_have(tmp_path: Path) -> None:
+def test_ranks_across_studies_are_among_their_common_variants(tmp_path: Path) -> None:
     first = with_own(tmp_path / "a", {"RALEARN": -0.1, "OWN": -0.3})
     made = build.build_comparison([first, with_own(tmp_path / "b", {"RALEARN": -0.1})])
     assert [(row.variant, row.places) for row in made.across] == [
@@ -217,7 +217,7 @@ def test_places_across_studies_are_among_the_variants_that_all_have(tmp_path: Pa
         assert compare_ranking.AGREE in text
 
 
-def test_a_study_of_one_seed_has_no_place_in_the_table_across(tmp_path: Path) -> None:
+def test_a_study_of_one_seed_has_no_ranks_in_the_table_across_studies(tmp_path: Path) -> None:
     one = with_own(tmp_path / "a", {"RALEARN": -0.1}, seeds=1)
     made = build.build_comparison([one, with_own(tmp_path / "b", {"RALEARN": -0.1})])
     assert {row.places[0] for row in made.across} == {None}

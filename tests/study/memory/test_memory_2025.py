@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize("name", ["B", "RALEARN"])
-def test_the_documented_peaks_of_the_2025_study_are_those_that_are_predicted(name: str) -> None:
+def test_the_documented_peaks_of_the_2025_study_are_predicted(name: str) -> None:
     symbols, _ = symbols_for_target("a100-40g", makeflags="")
     config, alternation = Config.from_symbols(symbols), AlternationSettings.from_symbols(symbols)
     model, chosen = config.model, variant(name, config.model, alternation)

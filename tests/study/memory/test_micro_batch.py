@@ -39,7 +39,7 @@ def hungriest(predictions: Predictions, micro: int) -> int:
 
 
 @pytest.mark.parametrize("mib", [170, 220, 260, 400])
-def test_the_largest_divisor_is_taken_at_which_the_hungriest_variant_fits(config: Config, mib: int) -> None:
+def test_the_largest_divisor_at_which_every_variant_fits_is_chosen(config: Config, mib: int) -> None:
     predictions = on(config, mib)
     batch = predictions.choose_batch(VARIANTS)
     room = mib * MIB * (1 - MARGIN)
@@ -65,7 +65,7 @@ def test_variants_of_one_cost_class_need_the_same_to_the_byte(config: Config) ->
     assert predictions.peak_bytes(VARIANTS[3], 512) > peaks.pop()
 
 
-def test_what_cannot_be_predicted_is_told_and_does_not_stop_the_plan(config: Config) -> None:
+def test_a_failed_prediction_is_reported_and_the_plan_continues(config: Config) -> None:
     def broken(layer: int) -> None:
         raise RuntimeError("needs a real tensor\nsecond line")
 
@@ -76,7 +76,7 @@ def test_what_cannot_be_predicted_is_told_and_does_not_stop_the_plan(config: Con
     assert reason == "the memory of OWN cannot be predicted (RuntimeError: needs a real tensor)"
 
 
-def test_too_little_free_memory_is_one_clear_line_and_the_plan_never_asks_for_it(config: Config) -> None:
+def test_too_little_free_memory_is_refused_in_one_line(config: Config) -> None:
     resolved = on(config, 40960).resolved
     require_free(resolved, 10 * 2**30, 11 * 2**30)
     require_free(resolved, None, 0)
@@ -88,7 +88,7 @@ def test_too_little_free_memory_is_one_clear_line_and_the_plan_never_asks_for_it
     assert "\n" not in str(told.value)
 
 
-def test_a_model_too_large_for_the_card_is_told_with_the_remedy(config: Config) -> None:
+def test_a_model_too_large_for_the_card_is_refused_with_the_fix(config: Config) -> None:
     with pytest.raises(
         MemoryPlanError, match=r"needs .* GiB for one sequence; a card has .*CONFIG_GPT2_MODEL"
     ):
@@ -109,7 +109,7 @@ def test_ralearn_needs_at_most_1_05_times_the_baseline_at_the_size_of_the_study(
 @pytest.mark.parametrize(
     ("micro", "vocabulary", "width"), [(2, 4000, 32), (8, 500, 64), (9, 600, cpu_linear.MIN_WIDTH)]
 )
-def test_on_a_cpu_the_prediction_is_what_the_allocator_gives_out_phase_by_phase_to_the_byte(
+def test_on_a_cpu_the_prediction_of_every_phase_equals_the_allocated_bytes(
     config: Config, name: str, accumulation: int, micro: int, vocabulary: int, width: int
 ) -> None:
     """Backward's peak is at its end with few tokens and many words, and at its beginning with many tokens."""

@@ -66,7 +66,7 @@ def heights(figure: dict[str, Any]) -> list[float]:
 
 @settings(max_examples=40, deadline=None)
 @given(timelines())
-def test_the_areas_stack_up_to_the_allocated_bytes_and_reach_the_peak(timeline: Timeline) -> None:
+def test_the_stacked_areas_sum_to_the_allocated_bytes_and_reach_the_peak(timeline: Timeline) -> None:
     figure = timeline_figure(timeline)
     unit = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}[figure["layout"]["yaxis"]["title"]["text"]]
     events = figure["data"][0]["x"]
@@ -80,7 +80,7 @@ def test_the_areas_stack_up_to_the_allocated_bytes_and_reach_the_peak(timeline: 
 
 @settings(max_examples=40, deadline=None)
 @given(timelines())
-def test_the_mark_of_the_peak_is_at_the_peak_and_says_its_phase(timeline: Timeline) -> None:
+def test_the_peak_is_marked_with_its_phase(timeline: Timeline) -> None:
     figure = timeline_figure(timeline)
     mark = figure["layout"]["annotations"][-1]
     peak = timeline.peak_event()
@@ -100,7 +100,7 @@ def test_the_events_drawn_contain_the_peak_of_each_column() -> None:
     assert len(events) <= COLUMNS
 
 
-def test_every_kind_has_its_color_and_only_kinds_with_bytes_are_drawn() -> None:
+def test_every_kind_has_a_color_and_only_kinds_with_bytes_are_drawn() -> None:
     assert set(COLORS) == set(KINDS)
     assert len(set(COLORS.values())) == len(KINDS)
     traces = timeline_figure(peak_at_the_end())["data"]
@@ -139,7 +139,7 @@ def test_a_variant_with_the_same_kernels_refers_to_the_other_one() -> None:
     assert sum(isinstance(block, Section) for block in document.blocks) == 1
 
 
-def test_markdown_and_terminal_hold_the_numbers_of_the_page() -> None:
+def test_markdown_and_terminal_have_the_numbers_of_the_page() -> None:
     document = memory_document([a_row(peak_at_the_end())], "a card", ["a note"])
     for shown in (render_markdown(document), render_terminal(document)):
         assert "47.00 MiB" in shown
@@ -150,5 +150,5 @@ def test_markdown_and_terminal_hold_the_numbers_of_the_page() -> None:
     ("nbytes", "text"),
     [(0, "0.00 KiB"), (512, "0.50 KiB"), (3 * 2**20, "3.00 MiB"), (13.92 * 2**30, "13.92 GiB")],
 )
-def test_bytes_are_written_in_the_unit_that_suits_them(nbytes: float, text: str) -> None:
+def test_bytes_are_written_in_a_suitable_unit(nbytes: float, text: str) -> None:
     assert format_bytes(nbytes) == text

@@ -30,7 +30,7 @@ def a_scored_study(folder: Path, digests: dict[str, str], seeds: int = 3) -> Pat
     return study
 
 
-def test_scores_on_other_items_are_left_out_of_the_mean_and_named(tmp_path: Path) -> None:
+def test_scores_on_other_items_are_named_and_excluded_from_the_mean(tmp_path: Path) -> None:
     made = build.build_report(a_scored_study(tmp_path, {"RAALL1": OTHER}))
     row = next(row for row in made.rows if row.variant == "RAALL")
     assert (row.hellaswag.acc, row.hellaswag.runs, row.hellaswag.items) == (pytest.approx(0.4), 2, 400)
@@ -39,7 +39,7 @@ def test_scores_on_other_items_are_left_out_of_the_mean_and_named(tmp_path: Path
     assert f"HellaSwag leaves out RAALL1: scored on 400 items (SHA-256 {OTHER[:12]}), the others on" in text
 
 
-def test_variants_are_never_shown_side_by_side_on_different_items(tmp_path: Path) -> None:
+def test_variants_on_different_items_are_never_compared(tmp_path: Path) -> None:
     made = build.build_report(a_scored_study(tmp_path, {f"RAALL{seed}": OTHER for seed in range(3)}))
     seen = {row.variant: row.hellaswag for row in made.rows}
     assert seen["B"].acc == pytest.approx(0.4)
@@ -47,7 +47,7 @@ def test_variants_are_never_shown_side_by_side_on_different_items(tmp_path: Path
     assert "RAALL not run: its runs were scored on other items than most." in rendered.markdown(made)
 
 
-def test_a_study_of_one_set_of_items_leaves_nothing_out(tmp_path: Path) -> None:
+def test_a_study_on_one_set_of_items_excludes_no_score(tmp_path: Path) -> None:
     made = build.build_report(a_scored_study(tmp_path, {}))
     assert all(row.hellaswag.runs == 3 for row in made.rows)
     assert "leaves out" not in rendered.markdown(made)
@@ -57,21 +57,21 @@ def scored(score: dict[str, Any] | None) -> run_record.RunRecord:
     return run_record.from_json(run_record.blank("B0", "B", 0) | {"hellaswag": score})
 
 
-def test_the_items_of_most_runs_count_and_of_equally_many_those_that_come_first() -> None:
+def test_the_items_of_most_runs_count_and_ties_go_to_the_first() -> None:
     records = [scored(a_score(digest)) for digest in (OTHER, ONE, ONE, OTHER)]
     assert common_items(records[:3]) == Items(400, ONE)
     assert common_items(records) == Items(400, OTHER)
     assert common_items([scored(None), scored({"absent": "no network"})]) is None
 
 
-def test_items_that_nobody_recorded_count_with_their_like_and_with_no_others() -> None:
+def test_scores_without_a_digest_count_only_with_scores_without_one() -> None:
     older = [scored(a_score(None))] * 2
     assert hellaswag(older, common_items(older)).runs == 2
     mixed = [*older, scored(a_score(ONE))]
     assert hellaswag(mixed, common_items(mixed)).runs == 2
 
 
-def test_items_are_paired_only_where_they_are_the_same(tmp_path: Path) -> None:
+def test_only_equal_items_are_paired(tmp_path: Path) -> None:
     """As many on either side: by their number alone they would be taken for the same."""
     study = a_study_by_item(tmp_path)
     for path in (study / "runs").iterdir():
@@ -84,7 +84,7 @@ def test_items_are_paired_only_where_they_are_the_same(tmp_path: Path) -> None:
     assert "RAALL" not in tests
 
 
-def test_a_study_is_not_gone_on_with_on_other_items(tmp_path: Path) -> None:
+def test_a_study_is_not_continued_on_other_items(tmp_path: Path) -> None:
     study, source = a_scored_study(tmp_path, {}, seeds=1), Path("items.jsonl")
     refuse_other_items(study, source, 400, ONE)
     for items, digest in ((400, OTHER), (399, ONE)):
@@ -97,7 +97,7 @@ def test_a_study_is_not_gone_on_with_on_other_items(tmp_path: Path) -> None:
         assert "\n" not in str(told.value)
 
 
-def test_of_an_older_score_only_the_number_of_items_can_be_held_against_it(tmp_path: Path) -> None:
+def test_an_older_score_is_compared_by_the_number_of_items(tmp_path: Path) -> None:
     study, source = a_scored_study(tmp_path, {}, seeds=1), Path("items.jsonl")
     for name in ("B0", "RAALL0"):
         edit(study, name, hellaswag=None)
@@ -107,7 +107,7 @@ def test_of_an_older_score_only_the_number_of_items_can_be_held_against_it(tmp_p
         refuse_other_items(study, source, 12, OTHER)
 
 
-def test_a_study_without_a_score_takes_any_items(tmp_path: Path) -> None:
+def test_a_study_without_a_score_accepts_any_items(tmp_path: Path) -> None:
     refuse_other_items(tmp_path, Path("items.jsonl"), 400, ONE)
     refuse_other_items(a_study(tmp_path, seeds=1, hellaswag=False), Path("items.jsonl"), 400, ONE)
     edit(tmp_path, "B0", hellaswag={"absent": "no network"})

@@ -81,7 +81,7 @@ def test_a_study_of_one_seed_shows_its_shorter_runs_until_the_seed_is_complete(t
     assert shown_length(study).note == ""
 
 
-def test_a_run_of_another_length_is_named_and_does_not_count(extended: Path) -> None:
+def test_a_run_of_another_length_is_named_and_excluded(extended: Path) -> None:
     finish(extended, 1)
     (extended / "runs" / "B0" / f"run-{STEPS}.json").unlink()
     report = build_report(extended)
@@ -100,7 +100,7 @@ def test_the_figures_are_those_of_the_length_shown(extended: Path) -> None:
     assert len((extended / "report.html").read_text()) < len(page)
 
 
-def test_a_study_that_was_not_extended_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_study_without_an_extension_is_read_unchanged(tmp_path: Path) -> None:
     study = a_study(tmp_path / "study", seeds=1, variants=("B",))
     assert shown_length(study).length is None
     (study / "plan.json").write_text("{")

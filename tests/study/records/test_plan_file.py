@@ -30,7 +30,7 @@ PLAN = Plan(
 )
 
 
-def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_plan_is_read_unchanged(tmp_path: Path) -> None:
     assert plan_file.read(tmp_path) is None
     plan_file.write(tmp_path, PLAN)
     assert plan_file.read(tmp_path) == PLAN
@@ -47,7 +47,7 @@ def test_published_plans_of_older_versions_are_readable() -> None:
 
 
 @pytest.mark.parametrize("equal_tokens", [False, True])
-def test_an_old_plan_of_unequal_counts_is_of_equal_time(equal_tokens: bool) -> None:
+def test_an_old_plan_with_unequal_counts_is_read_as_equal_time(equal_tokens: bool) -> None:
     content = PLAN.to_json()
     content["budget"] = {
         "max_time_seconds": 60, "max_tokens": 0, "max_iterations": 0, "equal_tokens": equal_tokens,
@@ -78,7 +78,7 @@ def test_planned_seconds_are_the_steps_of_the_class() -> None:
         json.dumps(PLAN.to_json() | {"classes": {"standard": {}}}),
     ],
 )
-def test_what_is_no_plan_is_one_line_that_names_the_file_and_the_fix(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_plan_is_an_error_of_one_line_with_file_and_fix(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(PlanFileError) as caught:

@@ -77,7 +77,7 @@ def row(made: build.Report, name: str) -> build.Row:
     return next(r for r in made.rows if r.variant == name)
 
 
-def test_every_interval_is_scipys(tmp_path: Path) -> None:
+def test_every_interval_equals_that_of_scipy(tmp_path: Path) -> None:
     made = build.build_report(a_study(tmp_path))
     base = losses(made, "B")
     for name in VARIANTS[1:]:
@@ -110,7 +110,7 @@ def test_one_seed_has_a_difference_and_no_verdict(tmp_path: Path) -> None:
     assert "better than" not in text
 
 
-def test_runs_that_do_not_count_are_named_and_never_averaged(tmp_path: Path) -> None:
+def test_excluded_runs_are_named_and_never_averaged(tmp_path: Path) -> None:
     def fail(value: dict[str, Any]) -> None:
         value |= {"status": "failed", "error": "NotFiniteError: loss nan"}
         value["validation"]["loss"] = 99.0
@@ -146,7 +146,7 @@ def test_runs_that_do_not_count_are_named_and_never_averaged(tmp_path: Path) -> 
     )
 
 
-def test_hellaswag_near_chance_is_said_and_absence_is_never_a_number(tmp_path: Path) -> None:
+def test_hellaswag_near_chance_is_noted_and_a_missing_score_is_no_number(tmp_path: Path) -> None:
     def near(value: dict[str, Any]) -> None:
         value["hellaswag"] |= {"acc": 0.255, "acc_norm": 0.27}
 
@@ -162,7 +162,7 @@ def test_hellaswag_near_chance_is_said_and_absence_is_never_a_number(tmp_path: P
     assert "not run" in rendered.terminal(made)
 
 
-def test_a_cut_schedule_is_flagged(tmp_path: Path) -> None:
+def test_a_truncated_schedule_is_flagged(tmp_path: Path) -> None:
     def cut(value: dict[str, Any]) -> None:
         value["schedule"]["cut"] = True
 
@@ -171,7 +171,7 @@ def test_a_cut_schedule_is_flagged(tmp_path: Path) -> None:
     )
 
 
-def test_strings_of_records_are_inert(tmp_path: Path) -> None:
+def test_markup_in_strings_of_records_is_escaped(tmp_path: Path) -> None:
     def hostile(value: dict[str, Any]) -> None:
         value |= {"status": "failed", "error": "<script>alert(1)</script> | [x](http://y) \n# heading"}
 
@@ -181,7 +181,7 @@ def test_strings_of_records_are_inert(tmp_path: Path) -> None:
     assert "\n# heading" not in text
 
 
-def test_a_study_without_a_finished_run_says_so(tmp_path: Path) -> None:
+def test_a_study_without_a_finished_run_is_reported_as_such(tmp_path: Path) -> None:
     files.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
     made = write.write_report(tmp_path)
     assert "No finished run yet" in rendered.terminal(made)
@@ -193,7 +193,7 @@ def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path) -> None:
     assert max(len(line) for line in table.splitlines()) <= 100
 
 
-def test_report_json_holds_every_interval_of_the_report(tmp_path: Path) -> None:
+def test_report_json_contains_every_interval_of_the_report(tmp_path: Path) -> None:
     made = write.write_report(a_study(tmp_path))
     seen = json.loads((tmp_path / "report.json").read_text())
     assert seen["rows"][0]["final_loss"]["low"] == made.rows[0].final_loss.low
@@ -212,7 +212,7 @@ def cut_short(value: dict[str, Any]) -> None:
     ]
 
 
-def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(tmp_path: Path) -> None:
+def test_a_truncated_run_counts_in_no_difference_noise_floor_or_verdict(tmp_path: Path) -> None:
     sound = build.build_report(a_study(tmp_path / "sound", seeds=4, effect=0.05))
     cut = build.build_report(
         a_study(tmp_path / "cut", seeds=4, effect=0.05, change={"RAALL1": cut_short, "RALEARN2": cut_short})
@@ -239,7 +239,9 @@ def test_a_run_whose_schedule_was_cut_counts_in_no_difference_floor_or_verdict(t
     assert "cut 2 of 20 runs short (RAALL1, RALEARN2)" in rendered.markdown(cut)
 
 
-def test_a_study_of_runs_cut_at_different_points_has_no_verdict_and_one_cut_alike_has(tmp_path: Path) -> None:
+def test_runs_truncated_at_different_points_have_no_verdict_and_at_one_point_they_have(
+    tmp_path: Path,
+) -> None:
     names = [run_record.run_name(name, seed) for name in VARIANTS for seed in range(3)]
 
     def cut_anywhere(value: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ def why_not(made: build.Report) -> dict[str, str]:
     return {run.name: run.why_not for run in made.runs if not run.used}
 
 
-def test_parts_of_a_record_that_are_not_known_do_not_break_the_report(tmp_path: Path) -> None:
+def test_unknown_parts_of_a_record_do_not_break_the_report(tmp_path: Path) -> None:
     made = write.write_report(a_study(tmp_path))
     assert all(run.used for run in made.runs)
     assert {row.peak_memory_bytes for row in made.rows} == {None}
@@ -76,7 +76,9 @@ def test_parts_of_a_record_that_are_not_known_do_not_break_the_report(tmp_path: 
 
 
 @pytest.mark.parametrize("part", ["validation", "progress", "fingerprint", "batch", "target"])
-def test_a_finished_record_without_a_needed_part_is_named_and_not_averaged(tmp_path: Path, part: str) -> None:
+def test_a_finished_record_without_a_required_part_is_named_and_not_averaged(
+    tmp_path: Path, part: str
+) -> None:
     study = a_study(tmp_path)
     edit(study, "RAALL1", **{part: None})
     assert part in why_not(build.build_report(study))["RAALL1"]
@@ -108,7 +110,7 @@ def test_every_differing_entry_of_a_fingerprint_is_named(tmp_path: Path) -> None
     assert len(reasons) == 2
 
 
-def test_without_a_majority_the_baselines_experiment_stands(tmp_path: Path) -> None:
+def test_without_a_majority_the_experiment_of_the_baseline_counts(tmp_path: Path) -> None:
     study = a_study(tmp_path, variants=("ABOVE", "B"), seeds=1)
     edit(study, "ABOVE0", fingerprint={"model": "other"})
     reasons = why_not(build.build_report(study))
@@ -141,7 +143,7 @@ def test_runs_without_any_noise_give_no_verdict(tmp_path: Path) -> None:
     assert "better than" not in text
 
 
-def test_the_noise_of_the_control_arms_decides_nothing(tmp_path: Path) -> None:
+def test_the_noise_of_the_control_arms_does_not_affect_the_verdict(tmp_path: Path) -> None:
     """RALEARN lies far outside the arms' noise, but its differences vary as much as their mean."""
     study = a_study(tmp_path)
     for seed, difference in enumerate((0.0, 0.05, 0.1)):
@@ -174,7 +176,7 @@ def test_a_control_arm_that_differs_from_the_others_is_a_warning_about_the_pipel
     assert "differs from the other control arms by more than chance" in rendered.markdown(made)
 
 
-def test_a_real_change_has_one_verdict_and_its_number_is_that_of_the_verdict(tmp_path: Path) -> None:
+def test_a_real_change_has_one_verdict_with_its_number(tmp_path: Path) -> None:
     made = build.build_report(a_study(tmp_path, seeds=5))
     text, interval = rendered.markdown(made), made.verdicts[0].test.difference
     assert interval.low is not None
@@ -186,13 +188,13 @@ def test_a_real_change_has_one_verdict_and_its_number_is_that_of_the_verdict(tmp
     assert "A verdict compares with the mean of the control arms, not with B alone." in text
 
 
-def test_with_one_control_arm_no_sentence_speaks_of_several(tmp_path: Path) -> None:
+def test_with_one_control_arm_no_sentence_mentions_several(tmp_path: Path) -> None:
     text = rendered.markdown(build.build_report(a_study(tmp_path, variants=("B", "RALEARN"))))
     assert " against the control arm, 95 %" in text
     assert "not with B alone" not in text
 
 
-def test_too_few_seeds_are_said_once(tmp_path: Path) -> None:
+def test_too_few_seeds_are_mentioned_once(tmp_path: Path) -> None:
     made = build.build_report(a_study(tmp_path, seeds=2))
     (found,) = summary.findings(made)
     assert to_markdown(found.sentence).startswith("**RALEARN**: cannot tell, 2 of 3 needed seeds finished (")
@@ -200,7 +202,7 @@ def test_too_few_seeds_are_said_once(tmp_path: Path) -> None:
     assert not any("seeds" in to_markdown(text) for text in found.numbers)
 
 
-def test_the_first_screen_ends_with_what_to_do_next(tmp_path: Path) -> None:
+def test_the_first_screen_ends_with_the_next_step(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=2)
     assert "Next: add seeds; fix: set CONFIG_SEEDS=3 in .config" in rendered.terminal(
         build.build_report(study)
@@ -219,7 +221,7 @@ def test_failed_runs_are_named_with_their_fix_once_no_run_is_pending(tmp_path: P
     )
 
 
-def test_pending_runs_are_not_listed_as_uncounted(tmp_path: Path) -> None:
+def test_pending_runs_are_not_listed_as_excluded(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     edit(study, "RALEARN0", status="running")
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
@@ -231,7 +233,7 @@ def test_pending_runs_are_not_listed_as_uncounted(tmp_path: Path) -> None:
     assert summary.no_verdict(build.build_report(study)) == "No verdict yet: RALEARN has no counted run."
 
 
-def test_runs_that_the_settings_no_longer_ask_for_are_named(tmp_path: Path) -> None:
+def test_runs_outside_the_present_settings_are_named(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 2})
     made = build.build_report(study)
@@ -239,7 +241,7 @@ def test_runs_that_the_settings_no_longer_ask_for_are_named(tmp_path: Path) -> N
     assert "5 finished runs are counted though .config does not ask for their seed" in rendered.markdown(made)
 
 
-def test_no_sentence_names_an_arm_that_is_not_in_the_study(tmp_path: Path) -> None:
+def test_no_sentence_names_an_absent_arm(tmp_path: Path) -> None:
     text = rendered.markdown(build.build_report(a_study(tmp_path, variants=("B", "RAALL", "RALEARN"))))
     assert not any(name in text for name in ("RAEARLY", "RALATE", "RAALT", "RA:"))
 
@@ -258,7 +260,7 @@ def test_the_column_of_seeds_counts_them(tmp_path: Path) -> None:
     assert "| RAALL | 1 |" in text
 
 
-def test_a_study_of_control_arms_alone_has_nothing_to_judge(tmp_path: Path) -> None:
+def test_a_study_of_control_arms_alone_has_no_verdict(tmp_path: Path) -> None:
     made = build.build_report(a_study(tmp_path, variants=("B", "RAALL")))
     assert summary.findings(made) == []
     assert to_markdown(summary.no_verdict(made)) == (
@@ -268,7 +270,7 @@ def test_a_study_of_control_arms_alone_has_nothing_to_judge(tmp_path: Path) -> N
     assert summary.next_step(made) == ""
 
 
-def test_different_commits_devices_and_uncommitted_changes_are_said(tmp_path: Path) -> None:
+def test_different_commits_devices_and_uncommitted_changes_are_reported(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     assert build.build_report(study).notes == []
     edit(study, "B0", commit="d" * 40, dirty=True, target={"device": "another"})
@@ -278,7 +280,7 @@ def test_different_commits_devices_and_uncommitted_changes_are_said(tmp_path: Pa
     assert "different devices" in notes
 
 
-def test_torn_side_files_are_as_good_as_none(tmp_path: Path) -> None:
+def test_damaged_side_files_are_treated_as_missing(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     for name in ("plan.json", "expected.json"):
         (study / name).write_bytes(b"\xff[")
@@ -286,7 +288,7 @@ def test_torn_side_files_are_as_good_as_none(tmp_path: Path) -> None:
     assert len(build.build_report(study).runs) == 15
 
 
-def test_hostile_strings_are_inert_in_the_terminal_and_in_notes(tmp_path: Path) -> None:
+def test_hostile_strings_are_escaped_in_the_terminal_and_in_notes(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     edit(study, "B0", notes=["\x1b[2J<img src=x>"], target={"dtype": "<i>"})
     made = build.build_report(study)
@@ -296,7 +298,7 @@ def test_hostile_strings_are_inert_in_the_terminal_and_in_notes(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("loss", [0.1, 9.9, 40.0, 400.0])
-def test_everything_on_the_terminal_fits_a_hundred_columns(tmp_path: Path, loss: float) -> None:
+def test_every_terminal_line_fits_a_hundred_columns(tmp_path: Path, loss: float) -> None:
     study = a_study(tmp_path, seeds=2)
     for variant in VARIANTS:
         edit(study, f"{variant}0", validation={"loss": loss})
@@ -304,7 +306,7 @@ def test_everything_on_the_terminal_fits_a_hundred_columns(tmp_path: Path, loss:
     assert max(len(line) for line in rendered.terminal(build.build_report(study)).splitlines()) <= 100
 
 
-def test_chance_is_said_on_the_terminal_too(tmp_path: Path) -> None:
+def test_hellaswag_near_chance_is_noted_on_the_terminal(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     score = {"acc": 0.252, "acc_stderr": 0.004, "acc_norm": 0.3, "acc_norm_stderr": 0.004, "items": 10042}
     edit(study, "B0", hellaswag=score)
@@ -313,7 +315,7 @@ def test_chance_is_said_on_the_terminal_too(tmp_path: Path) -> None:
     assert "| B | 25.2 ± 0.4 % † | 30.0 ± 0.5 % | 10,042 | 1 of 3 |" in rendered.markdown(made)
 
 
-def test_means_over_different_seeds_are_not_offered_for_comparison(tmp_path: Path) -> None:
+def test_means_over_different_seeds_are_not_compared(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     assert "Compare the paired differences, not the means." not in rendered.markdown(
         build.build_report(study)
@@ -322,7 +324,7 @@ def test_means_over_different_seeds_are_not_offered_for_comparison(tmp_path: Pat
     assert "Compare the paired differences, not the means." in rendered.markdown(build.build_report(study))
 
 
-def test_small_differences_keep_their_digits_and_zero_has_no_sign_of_its_own() -> None:
+def test_small_differences_are_printed_with_their_digits_and_zero_without_a_sign() -> None:
     assert sentences.percent(0.00012) == "+0.012 %"
     assert sentences.percent(-0.000001) == "+0.000 %"
     assert sentences.percent(900.0).endswith(" %")

@@ -78,7 +78,7 @@ def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path) -> None:
     assert all((tmp_path / link).is_file() for link in seen.links)
 
 
-def test_every_figure_that_is_specified_has_its_place(tmp_path: Path) -> None:
+def test_every_specified_figure_has_an_element(tmp_path: Path) -> None:
     text = page(a_study(tmp_path))
     names = set(specified(text))
     assert names == {
@@ -87,7 +87,7 @@ def test_every_figure_that_is_specified_has_its_place(tmp_path: Path) -> None:
     assert names <= set(outline(text).ids)
 
 
-def test_every_interval_that_is_drawn_is_that_of_report_json(tmp_path: Path) -> None:
+def test_every_drawn_interval_is_that_of_report_json(tmp_path: Path) -> None:
     text = page(a_study(tmp_path, effect=-0.02))
     made = json.loads((tmp_path / "report.json").read_text())
     expected = {
@@ -127,7 +127,7 @@ def test_the_noise_bands_are_a_t_interval_of_the_spread_of_the_control_arms(tmp_
     assert band[places] == pytest.approx(percent(-half), rel=1e-4)
 
 
-def test_chance_is_marked_and_a_study_without_hellaswag_says_so(tmp_path: Path) -> None:
+def test_chance_is_marked_and_missing_hellaswag_scores_are_stated(tmp_path: Path) -> None:
     figure = specified(page(a_study(tmp_path / "with")))["hellaswag"]
     assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [25.0]
     study = a_study(tmp_path / "without", hellaswag=False)
@@ -137,7 +137,7 @@ def test_chance_is_marked_and_a_study_without_hellaswag_says_so(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_under_three_seeds_there_is_no_ranking_and_no_verdict(tmp_path: Path, seeds: int) -> None:
+def test_with_fewer_than_three_seeds_there_is_no_ranking_and_no_verdict(tmp_path: Path, seeds: int) -> None:
     text = page(a_study(tmp_path, seeds=seeds, effect=-0.2))
     names = [
         option["name"] for choice in specified(text)["ranking"]["choices"] for option in choice["options"]
@@ -148,7 +148,7 @@ def test_under_three_seeds_there_is_no_ranking_and_no_verdict(tmp_path: Path, se
     assert any("fill" in trace for trace in specified(text)["validation"]["data"]) == (seeds > 1)
 
 
-def test_the_page_begins_with_the_verdict_why_and_what_to_do_next(tmp_path: Path) -> None:
+def test_the_page_begins_with_verdict_reason_and_next_step(tmp_path: Path) -> None:
     text = page(a_study(tmp_path, seeds=5, effect=-0.2))
     places = [
         text.index(part) for part in ("better than standard attention", "Why: ", "Next: ", "the baseline<")
@@ -156,7 +156,7 @@ def test_the_page_begins_with_the_verdict_why_and_what_to_do_next(tmp_path: Path
     assert places == sorted(places)
 
 
-def test_each_control_arm_has_its_difference_to_the_baseline(tmp_path: Path) -> None:
+def test_each_control_arm_has_a_difference_to_the_baseline(tmp_path: Path) -> None:
     text = page(a_study(tmp_path)).replace("\u2212", "-").replace("\u00a0", " ")
     for row in json.loads((tmp_path / "report.json").read_text())["rows"]:
         if row["control"] and row["variant"] != "B":
@@ -177,7 +177,7 @@ def test_a_study_without_a_learned_variant_has_no_alternation(tmp_path: Path) ->
     assert "What was learned" not in text
 
 
-def test_a_study_without_a_finished_run_is_a_page_too(tmp_path: Path) -> None:
+def test_a_study_without_a_finished_run_has_a_page(tmp_path: Path) -> None:
     files.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
     text = page(tmp_path)
     outline(text)
@@ -209,7 +209,7 @@ def test_variants_that_share_no_seed_have_no_ranking(tmp_path: Path) -> None:
     assert "No ranking" in text
 
 
-def test_a_variant_whose_control_arms_were_all_cut_short_has_no_verdict(tmp_path: Path) -> None:
+def test_a_variant_whose_control_arms_were_all_truncated_has_no_verdict(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     for name in VARIANTS[:-1]:
         for seed in range(3):
@@ -248,7 +248,7 @@ def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_f
     assert f"RALEARN is better than the control arms {said}" in page(study)
 
 
-def test_training_time_is_not_written_in_milli_hours(tmp_path: Path) -> None:
+def test_short_training_times_are_not_written_in_hours(tmp_path: Path) -> None:
     time = specified(page(a_study(tmp_path)))["validation"]["choices"][0]["options"][1]
     assert time["layout"]["xaxis"] == {"title": {"text": "training time (minutes)"}, "tickformat": ""}
     assert "%{x:.2f} minutes" in time["data"][0]["hovertemplate"]
@@ -275,7 +275,7 @@ def facts(text: str) -> dict[str, str]:
     return dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text, re.DOTALL))
 
 
-def test_the_environment_is_on_the_page_each_value_once_with_its_runs_where_not_all_have_it(
+def test_each_value_of_the_environment_is_listed_once_with_the_runs_that_have_it(
     tmp_path: Path,
 ) -> None:
     study = a_study(tmp_path, seeds=2, variants=("B", "RAALL"))
@@ -300,14 +300,14 @@ def test_the_environment_is_on_the_page_each_value_once_with_its_runs_where_not_
     assert re.findall("<code>(.*?)</code>", seen["code, SHA-256"]) == lines
 
 
-def test_records_without_an_environment_or_a_variable_say_so_or_nothing(tmp_path: Path) -> None:
+def test_unset_variables_are_stated_and_a_missing_environment_has_no_rows(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1, variants=("B",))
     assert facts(page(study))["variables"] == "none set that changes numbers"
     edit(study, "B0", environment=None)
     assert not {"Python", "variables", "code, SHA-256"} & set(facts(page(study)))
 
 
-def test_a_hostile_variant_is_inert_in_every_figure(tmp_path: Path) -> None:
+def test_a_hostile_variant_name_is_escaped_in_every_figure(tmp_path: Path) -> None:
     name = "<a href='javascript:x'>"
     value = a_record(name, 0, 4.0)
     one = runs.Run(value["run"], name, 0, "finished", True, record=run_record.from_json(value))
@@ -351,7 +351,7 @@ def test_training_curves_are_thinned_means_of_the_steps(tmp_path: Path) -> None:
     assert max(seen.loss) <= max(losses)
 
 
-def test_torn_metrics_and_odd_lines_are_left_out(tmp_path: Path) -> None:
+def test_damaged_metrics_lines_are_skipped(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     with (study / "runs" / "B0" / "metrics.jsonl").open("a") as file:
         file.write('{"event": "train", "tokens": null}\n[1]\n{"event": "train", "tokens": 2e9, "train_secon')

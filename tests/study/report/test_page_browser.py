@@ -78,7 +78,7 @@ def ends(trace: dict[str, Any], x: float, y: float, log: bool = False) -> None:
     assert at[1] == pytest.approx(math.log10(y) if log else y, abs=trace["pixel"][1])
 
 
-def test_the_watch_sees_what_a_page_would_load_and_a_figure_without_a_mark(tmp_path: Path) -> None:
+def test_the_check_detects_requests_of_a_page_and_an_empty_figure(tmp_path: Path) -> None:
     write.write_report(a_study(tmp_path, seeds=1, variants=("B",)))
     page = tmp_path / "report.html"
     text = page.read_text().replace("</main>", '<img src="http://elsewhere.invalid/x.png"></main>')
@@ -91,7 +91,7 @@ def test_the_watch_sees_what_a_page_would_load_and_a_figure_without_a_mark(tmp_p
     assert empty(seen) == ["hellaswag"]
 
 
-def test_every_trace_is_drawn_and_every_switch_works(seen: Seen) -> None:
+def test_every_trace_is_drawn_and_every_control_works(seen: Seen) -> None:
     page = seen.page
     assert {
         name for name, traces in page["drawn"].items() if not all(trace["marks"] for trace in traces)
@@ -105,14 +105,14 @@ def test_every_trace_is_drawn_and_every_switch_works(seen: Seen) -> None:
     assert (page["left"], page["pressed"]) == ([], "false")
 
 
-def test_a_pointer_over_a_mark_is_told_its_numbers(seen: Seen) -> None:
+def test_hovering_over_a_point_shows_its_numbers(seen: Seen) -> None:
     told = seen.page["hovered"]
     assert {name for name, labels in told.items() if not any(labels)} == set()
     first = seen.made["verdicts"][0]["test"]["difference"]  # the topmost line of the figure
     assert f"{percent(first['mean']):+.3f}" in "".join(told["differences"]).replace("\u2212", "-")
 
 
-def test_differences_are_drawn_at_the_intervals_of_report_json_and_the_noise_floor_with_them(
+def test_differences_are_drawn_at_the_intervals_of_report_json_with_the_noise_floor(
     seen: Seen,
 ) -> None:
     expected = {(row["variant"], "circle"): row["against_baseline"] for row in seen.made["rows"][1:]}
@@ -140,7 +140,7 @@ def test_hellaswag_is_drawn_with_the_standard_errors_of_report_json(seen: Seen) 
             stands(drawn[(row["variant"], symbol)], rate, rate - error, rate + error)
 
 
-def test_validation_curves_end_at_the_final_losses_on_each_of_their_axes(seen: Seen) -> None:
+def test_validation_curves_end_at_the_final_losses_on_every_axis(seen: Seen) -> None:
     first, updates, loss, log = (
         by_variant(seen.drawn(name))
         for name in ("validation", "validation-0-2", "validation-1-1", "validation-2-1")
@@ -242,7 +242,7 @@ def test_the_band_over_training_ends_at_the_noise_of_the_control_arms(seen: Seen
     assert band["y"][last : last + 2] == pytest.approx([percent(half), percent(-half)], rel=1e-4)
 
 
-def test_a_variant_that_varies_much_shares_the_rank_of_the_arms_and_its_items_are_printed(
+def test_a_variant_with_a_large_variance_shares_the_rank_of_the_arms_and_its_items_are_printed(
     tmp_path: Path,
 ) -> None:
     """Its mean is far outside the noise of the control arms, but not beyond its own variation."""
@@ -278,13 +278,13 @@ def test_a_variant_that_varies_much_shares_the_rank_of_the_arms_and_its_items_ar
         assert cell.startswith(f"+{test['wins']} / -{test['losses']}, p ")
 
 
-def test_nothing_overflows_a_phone(seen: Seen) -> None:
+def test_no_element_overflows_a_phone(seen: Seen) -> None:
     page = faultless(seen.study, phone=True)
     assert page["width"] == [390, 390]
     assert page["beyond"] == []
 
 
-def test_long_unbroken_texts_of_records_do_not_widen_a_phones_page(tmp_path: Path) -> None:
+def test_long_unbroken_texts_of_records_do_not_widen_the_page_on_a_phone(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     long = "https://example.invalid/" + "x" * 200
     edit(study, "B0", environment={"platform": long, "variables": {"OMP_NUM_THREADS": long}},
@@ -311,7 +311,7 @@ def palette(block: int, name: str) -> tuple[int, ...]:
     return rgb(found.partition(f"--{name}: ")[2])
 
 
-def test_a_dark_page_is_dark(seen: Seen) -> None:
+def test_the_dark_page_has_a_dark_background(seen: Seen) -> None:
     for block, page in enumerate((seen.page, faultless(seen.study, DARK))):
         assert rgb(page["background"]) == palette(block, "page")
         assert {rgb(ink) for ink in page["ink"].values()} == {palette(block, "soft")}
@@ -355,7 +355,7 @@ def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(
         assert len(pdf) > 50_000
 
 
-def test_a_partial_study_of_one_seed_is_drawn_without_a_fault(tmp_path: Path) -> None:
+def test_a_partial_study_of_one_seed_is_drawn_without_errors(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1, hellaswag=False)
     edit(study, "RAALL0", status="failed", error="NotFiniteError: loss nan")
     edit(study, "RALATE0", status="interrupted")
@@ -365,7 +365,7 @@ def test_a_partial_study_of_one_seed_is_drawn_without_a_fault(tmp_path: Path) ->
     faultless(study)
 
 
-def test_a_study_of_one_run_and_one_evaluation_is_drawn_without_a_fault(tmp_path: Path) -> None:
+def test_a_study_of_one_run_and_one_evaluation_is_drawn_without_errors(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1, variants=("B",))
     value = json.loads((study / "runs" / "B0" / "run.json").read_text())
     edit(study, "B0", validation={"history": value["validation"]["history"][-1:]})

@@ -9,7 +9,7 @@ from pages import components
 from pages.page import asset
 
 
-def test_kncustom_variants_have_one_colour_each_on_every_page() -> None:
+def test_every_known_variant_has_one_colour_on_all_pages() -> None:
     names = ["B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN", "MINE", "OTHER"]
     colours = [components.color(name, names) for name in names]
     assert len(set(colours)) == len(colours)
@@ -32,7 +32,7 @@ def palettes() -> list[dict[str, np.ndarray]]:
     ]
 
 
-def test_names_in_the_variants_colours_can_be_read_in_light_dark_and_print() -> None:
+def test_names_in_the_colours_of_variants_are_legible_in_light_dark_and_print() -> None:
     weights = np.array([0.2126, 0.7152, 0.0722])  # WCAG 2: relative luminance, text at least 4.5 : 1
     for palette in palettes():
         page_colour = palette["page"] @ weights
@@ -57,7 +57,7 @@ def lab(colour: np.ndarray) -> np.ndarray:
         [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
     ],
 )
-def test_the_kncustom_variants_stay_apart_for_the_colour_blind(matrix: list[list[float]]) -> None:
+def test_colours_of_known_variants_differ_for_the_colour_blind(matrix: list[list[float]]) -> None:
     for palette in palettes():
         seen = [lab(np.array(matrix) @ palette[f"v{place}"]) for place in range(6)]
         apart = [float(np.linalg.norm(a - b)) for place, a in enumerate(seen) for b in seen[:place]]

@@ -135,7 +135,7 @@ def a_text(tokens: int) -> InputText:
 
 @pytest.mark.parametrize("phone", [False, True])
 @pytest.mark.parametrize("tokens", [60, 40])
-def test_the_pictures_of_attention_are_drawn_and_fit(tmp_path: Path, phone: bool, tokens: int) -> None:
+def test_the_attention_maps_are_drawn_and_fit(tmp_path: Path, phone: bool, tokens: int) -> None:
     attentions = [a_run_attention("B0", "B", 0.0, tokens), a_run_attention("RAALL0", "RAALL", 1.0, tokens)]
     (tmp_path / "attention.html").write_text(render_html(attention_document(attentions, a_text(tokens))))
     seen = faultless(as_report(tmp_path, "attention.html"), phone=phone)
@@ -172,7 +172,7 @@ def _towards_the_first(rows: list[list[float]], share: float) -> list[list[float
 
 
 @pytest.mark.parametrize("phone", [False, True])
-def test_a_report_shows_where_attention_goes(tmp_path: Path, phone: bool) -> None:
+def test_a_report_shows_the_attention_maps(tmp_path: Path, phone: bool) -> None:
     study, _ = with_attention(tmp_path / "study")
     seen = faultless(study, phone=phone)
     assert {"attention-layers", "attention-map0", "attention-map1"} < set(seen["drawn"])
@@ -220,7 +220,7 @@ def middles(href: str, count: int) -> list[list[tuple[int, ...]]]:
     return cast(list[list[tuple[int, ...]]], found)
 
 
-def test_pictures_are_painted_in_the_masses_against_an_even_spread_and_never_the_future(
+def test_attention_maps_are_coloured_relative_to_uniform_attention_and_blank_above_the_diagonal(
     tmp_path: Path,
 ) -> None:
     study, attentions = with_attention(tmp_path / "study")

@@ -69,7 +69,7 @@ def on_record(folder: Path, name: str, **schedule: Any) -> None:
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_rebuilt_plan_keeps_the_warm_up_of_existing_runs(
+def test_a_rebuilt_plan_has_the_warm_up_of_existing_runs(
     config: Config, tmp_path: Path, recorded: bool
 ) -> None:
     place = Place(wsd(config), tmp_path, equal_time=True)
@@ -83,7 +83,7 @@ def test_a_rebuilt_plan_keeps_the_warm_up_of_existing_runs(
     assert made.variants["RALEARN"] == slower.variants["RALEARN"]
 
 
-def test_a_recorded_warm_up_wins_over_a_computed_one(config: Config, tmp_path: Path) -> None:
+def test_a_recorded_warm_up_takes_precedence_over_a_computed_one(config: Config, tmp_path: Path) -> None:
     place = Place(wsd(config), tmp_path)
     plan = place.make("B")
     count = plan.variants["B"].iterations
@@ -93,7 +93,7 @@ def test_a_recorded_warm_up_wins_over_a_computed_one(config: Config, tmp_path: P
     assert made.variants["B"].warmup_iterations == 17
 
 
-def test_a_lost_plan_of_an_extended_study_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_lost_plan_of_an_extended_study_is_refused_in_one_line(tmp_path: Path) -> None:
     on_record(tmp_path, "B", iterations=20)
     assert amend_plan.recorded_schedules(tmp_path)["B"].iterations == 20
     (tmp_path / "runs" / "B0" / "run-10.json").write_text("{}")
@@ -104,7 +104,7 @@ def test_a_lost_plan_of_an_extended_study_is_refused_in_a_line(tmp_path: Path) -
     assert "\n" not in str(it.value)
 
 
-def test_an_added_variant_makes_the_existing_count_and_a_note_says_where_that_takes_longer(
+def test_an_added_variant_gets_the_existing_count_and_a_note_where_it_takes_longer(
     config: Config, tmp_path: Path
 ) -> None:
     place = Place(wsd(config), tmp_path)
@@ -125,7 +125,7 @@ def test_an_added_variant_makes_the_existing_count_and_a_note_says_where_that_ta
     assert plan_file.read(tmp_path) == plan
 
 
-def test_an_added_variant_gets_the_count_of_its_own_step_time_at_equal_time(
+def test_at_equal_time_an_added_variant_gets_the_count_of_its_step_time(
     config: Config, tmp_path: Path
 ) -> None:
     place = Place(config, tmp_path, equal_time=True)
@@ -135,7 +135,7 @@ def test_an_added_variant_gets_the_count_of_its_own_step_time_at_equal_time(
 
 
 @pytest.mark.parametrize("equal_time", [False, True])
-def test_a_variant_that_is_added_to_an_extended_plan_is_extended_too(
+def test_a_variant_added_to_an_extended_plan_is_extended(
     config: Config, tmp_path: Path, equal_time: bool
 ) -> None:
     place = Place(config, tmp_path, equal_time)
@@ -155,14 +155,16 @@ def test_a_rebuilt_plan_gives_every_variant_the_recorded_count(config: Config, t
     assert {row.iterations for row in made.variants.values()} == {3602}
 
 
-def test_an_added_variant_that_is_fast_enough_needs_no_note(config: Config, tmp_path: Path) -> None:
+def test_a_fast_added_variant_has_no_note(config: Config, tmp_path: Path) -> None:
     place = Place(config, tmp_path)
     plan = place.add(place.make("B"), "B", "RALEARN", time_steps=steady({"B": 2.0, "RALEARN": 1.0}))
     assert plan.variants["RALEARN"].iterations == plan.variants["B"].iterations
     assert plan.notes == ()
 
 
-def test_what_is_added_is_predicted_at_the_existing_micro_batch(config: Config, tmp_path: Path) -> None:
+def test_the_memory_of_an_added_variant_is_predicted_at_the_existing_micro_batch(
+    config: Config, tmp_path: Path
+) -> None:
     place = Place(config, tmp_path, gib=80.0)
     plan = place.make("B")
     largest = plan.batch.micro
@@ -180,7 +182,7 @@ def test_what_is_added_is_predicted_at_the_existing_micro_batch(config: Config, 
     )
 
 
-def test_a_hungrier_variant_steps_the_existing_micro_batch_down_before_any_run(
+def test_an_added_variant_that_needs_more_memory_reduces_the_micro_batch_before_any_run(
     config: Config, tmp_path: Path
 ) -> None:
     predictions = Predictions(config, resolved())
@@ -205,7 +207,7 @@ def test_a_hungrier_variant_steps_the_existing_micro_batch_down_before_any_run(
     assert plan_file.read(tmp_path) == plan
 
 
-def test_a_variant_that_runs_out_of_memory_when_it_is_timed_steps_it_down_too(
+def test_an_added_variant_that_runs_out_of_memory_while_timed_reduces_the_micro_batch(
     config: Config, tmp_path: Path
 ) -> None:
     place = Place(config, tmp_path)
@@ -222,7 +224,7 @@ def test_a_variant_that_runs_out_of_memory_when_it_is_timed_steps_it_down_too(
     assert any("added: RALEARN" in note for note in plan.notes)
 
 
-def test_a_variant_that_does_not_fit_at_all_is_refused_and_the_plan_is_unchanged(
+def test_a_variant_that_never_fits_is_refused_and_the_plan_is_unchanged(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place(config, tmp_path)

@@ -170,7 +170,7 @@ def study(tmp_path: Path, texts: Path) -> Study:
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_all_variants_make_the_same_count_and_the_slowest_trains_for_the_time_limit(
+def test_all_variants_get_one_count_and_the_slowest_trains_for_the_time_limit(
     study: Study, noise: Noise
 ) -> None:
     plan = study.plan(Machine(1, noise))
@@ -198,7 +198,7 @@ def test_at_equal_time_every_variant_trains_for_the_time_limit(
 
 @pytest.mark.parametrize("noise", [*NOISES, slow_waves])
 @pytest.mark.parametrize("started", [0.0, 11.0, 22.0, 33.0])
-def test_steps_in_turn_give_the_ratio_of_the_classes_whatever_the_machine_does(
+def test_interleaved_steps_give_the_ratio_of_the_classes_under_any_load(
     study: Study, noise: Noise, started: float
 ) -> None:
     machine = Machine(1, noise)
@@ -211,7 +211,7 @@ def test_steps_in_turn_give_the_ratio_of_the_classes_whatever_the_machine_does(
     assert len({len(timed.samples) for timed in plan.classes.values()}) == 1
 
 
-def test_what_evaluation_saving_and_compiling_cost_changes_neither_the_count_nor_the_training_clock(
+def test_the_time_of_evaluation_saving_and_compiling_changes_neither_count_nor_training_clock(
     study: Study,
 ) -> None:
     costs = ((0.0, 0.0), (2.0, 60.0), (5000.0, 0.5))  # of an evaluation, of a checkpoint
@@ -230,9 +230,7 @@ def test_what_evaluation_saving_and_compiling_cost_changes_neither_the_count_nor
 
 
 @pytest.mark.parametrize("slower", [1.2, 3.0])
-def test_a_machine_that_has_slowed_down_since_it_was_timed_finishes_its_runs_all_the_same(
-    study: Study, slower: float
-) -> None:
+def test_a_machine_that_slows_down_after_timing_finishes_its_runs(study: Study, slower: float) -> None:
     plan = study.plan(Machine(1, jitter))
     seen = study.run(plan, "RALEARN", Machine(2, waves, evaluation=300.0), slower)
     assert seen["schedule"]["iterations"] == plan.variants["RALEARN"].iterations
@@ -242,7 +240,7 @@ def test_a_machine_that_has_slowed_down_since_it_was_timed_finishes_its_runs_all
 
 
 @pytest.mark.parametrize("names", [("B", "RAALL"), NAMES])
-def test_every_cost_class_is_timed_for_as_long_however_many_there_are(
+def test_every_cost_class_is_timed_equally_long_for_any_number_of_classes(
     tmp_path: Path, texts: Path, names: tuple[str, ...]
 ) -> None:
     study = Study(tmp_path / "s", texts, names)

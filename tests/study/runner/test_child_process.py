@@ -53,7 +53,7 @@ def test_only_a_second_interrupt_ends_a_run_at_once(asked: list[str], done: list
     assert session.asked == len(asked)
 
 
-def test_without_a_process_a_request_stops_the_study_and_once_it_stops_no_other_is_heard() -> None:
+def test_without_a_process_a_request_stops_the_study_and_later_requests_are_ignored() -> None:
     session = Session()
     with pytest.raises(StopAsked):
         session._ask(signal.SIGTERM, None)
@@ -63,7 +63,7 @@ def test_without_a_process_a_request_stops_the_study_and_once_it_stops_no_other_
         pass
 
 
-def test_the_last_words_are_this_process_own(tmp_path: Path) -> None:
+def test_the_reported_error_is_that_of_this_process(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("error: an older process's words\n")
     child = Child([], log)  # says what arguments it misses
@@ -77,7 +77,7 @@ def test_the_last_words_are_this_process_own(tmp_path: Path) -> None:
     assert "older" not in silent.last_words()
 
 
-def test_the_lock_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> None:
+def test_the_lock_is_held_until_its_process_ends(tmp_path: Path) -> None:
     with locked(tmp_path) as lock:
         holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
     with (
@@ -92,7 +92,7 @@ def test_the_lock_lasts_as_long_as_a_process_that_holds_it(tmp_path: Path) -> No
         pass
 
 
-def test_a_report_is_current_when_it_is_whole_and_newer_than_every_record(tmp_path: Path) -> None:
+def test_a_report_is_current_when_it_is_complete_and_newer_than_every_record(tmp_path: Path) -> None:
     run_dir = tmp_path / "runs" / "B0"
     run_dir.mkdir(parents=True)
     files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0).to_json())

@@ -83,9 +83,7 @@ def make(study: Path, texts: Path, name: str, stop: Stop | None = None, seed: in
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_variant_with_parameters_of_its_own_is_counted_like_any_other(
-    tmp_path: Path, texts: Path, name: str
-) -> None:
+def test_a_variant_with_custom_parameters_is_reported(tmp_path: Path, texts: Path, name: str) -> None:
     for each in ("B", name):
         assert make(tmp_path, texts, each).train() == "finished"
     runs = read_runs(tmp_path)
@@ -93,7 +91,7 @@ def test_a_variant_with_parameters_of_its_own_is_counted_like_any_other(
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_a_variant_and_a_seed_give_the_same_weights_whatever_was_drawn_before(
+def test_initial_weights_depend_on_variant_and_seed_and_not_on_the_random_state(
     tmp_path: Path, texts: Path, name: str
 ) -> None:
     torch.manual_seed(1)
@@ -110,7 +108,7 @@ def test_a_variant_and_a_seed_give_the_same_weights_whatever_was_drawn_before(
     assert not torch.equal(one[f"blocks.0.attention.{own}"], one[f"blocks.1.attention.{own}"])
 
 
-def test_a_run_with_parameters_of_its_own_resumes_to_the_same_bits(tmp_path: Path, texts: Path) -> None:
+def test_a_run_with_custom_parameters_resumes_to_the_same_bits(tmp_path: Path, texts: Path) -> None:
     whole = make(tmp_path / "whole", texts, "RICH")
     assert whole.train() == "finished"
     assert make(tmp_path / "cut", texts, "RICH", StopAfter(3)).train() == "interrupted"
@@ -119,7 +117,9 @@ def test_a_run_with_parameters_of_its_own_resumes_to_the_same_bits(tmp_path: Pat
     assert same(dict(resumed.stepper.model.state_dict()), dict(whole.stepper.model.state_dict()))
 
 
-def test_own_parameters_keep_what_their_module_set_and_unset_ones_are_drawn(texts: Path) -> None:
+def test_custom_parameters_retain_the_values_of_their_module_and_unset_ones_are_initialised(
+    texts: Path,
+) -> None:
     config = small_runs.configuration(texts, 4)
     plain = build_model(config.model, None)
     model = build_model(config.model, lambda layer: Rich())
@@ -143,7 +143,7 @@ def test_own_parameters_keep_what_their_module_set_and_unset_ones_are_drawn(text
         assert torch.equal(after[name], value), name
 
 
-def test_the_digest_sees_every_shared_tensor_and_no_other(texts: Path) -> None:
+def test_the_weights_digest_covers_exactly_the_shared_tensors(texts: Path) -> None:
     config = small_runs.configuration(texts, 4)
     plain = build_model(config.model, None)
     initialise(plain, 3)
@@ -163,7 +163,7 @@ def test_the_digest_sees_every_shared_tensor_and_no_other(texts: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_the_memory_of_a_variant_with_parameters_of_its_own_is_predicted(texts: Path, name: str) -> None:
+def test_the_memory_of_a_variant_with_custom_parameters_is_predicted(texts: Path, name: str) -> None:
     config = small_runs.configuration(texts, 4)
     before = torch.get_rng_state()
     standard = predict(StepWorkload(config.model, config.optimizer, None, 2, 2, "cpu", "float32"))

@@ -25,14 +25,16 @@ def keep(tmp_path: Path, begun: bool) -> str:
     return kept.read_text()
 
 
-def test_the_source_is_kept_and_may_change_until_a_run_was_begun(tmp_path: Path, source: Path) -> None:
+def test_the_source_is_saved_and_may_change_until_a_run_has_started(tmp_path: Path, source: Path) -> None:
     assert keep(tmp_path, begun=False) == "first idea\n"
     source.write_text("a typo less\n")
     assert keep(tmp_path, begun=False) == "a typo less\n"
     assert keep(tmp_path, begun=True) == "a typo less\n"
 
 
-def test_a_change_behind_a_begun_run_is_refused_and_nothing_is_lost(tmp_path: Path, source: Path) -> None:
+def test_a_changed_source_of_a_started_run_is_refused_and_nothing_is_lost(
+    tmp_path: Path, source: Path
+) -> None:
     keep(tmp_path, begun=False)
     source.write_text("second idea\n")
     with pytest.raises(
@@ -45,6 +47,6 @@ def test_a_change_behind_a_begun_run_is_refused_and_nothing_is_lost(tmp_path: Pa
     assert keep(tmp_path, begun=True) == "first idea\n"
 
 
-def test_a_study_of_built_in_variants_keeps_nothing(tmp_path: Path) -> None:
+def test_a_study_of_built_in_variants_saves_no_source(tmp_path: Path) -> None:
     snapshot_sources(tmp_path, ["B", "RALEARN", "RA:5-7,9"], lambda name: True)
     assert list(tmp_path.iterdir()) == []

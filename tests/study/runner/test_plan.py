@@ -71,7 +71,7 @@ def test_all_variants_get_one_exact_batch_of_512_sequences_on_every_gpu(
 
 
 @pytest.mark.parametrize("equal_time", [False, True])
-def test_a_time_limit_becomes_the_count_of_the_slowest_arm_or_at_equal_time_of_each_class(
+def test_a_time_limit_becomes_one_count_or_at_equal_time_one_for_each_class(
     config: Config, tmp_path: Path, equal_time: bool
 ) -> None:
     timed: list[str] = []
@@ -115,7 +115,7 @@ def test_without_a_time_limit_no_step_is_timed(config: Config, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("gib", "together"), [(40.0, True), (4.0, False)])
-def test_where_there_is_room_classes_are_timed_step_by_step_in_one_process(
+def test_with_enough_memory_classes_are_timed_step_by_step_in_one_process(
     config: Config, tmp_path: Path, gib: float, together: bool
 ) -> None:
     asked: list[tuple[str, ...]] = []
@@ -138,7 +138,7 @@ def test_where_there_is_room_classes_are_timed_step_by_step_in_one_process(
         assert {kind.peak_bytes for kind in plan.classes.values()} == {None}
 
 
-def test_one_variant_alone_is_timed_in_a_process_of_its_own(config: Config, tmp_path: Path) -> None:
+def test_a_single_variant_is_timed_in_a_separate_process(config: Config, tmp_path: Path) -> None:
     settings = StudySettings("s", ("B", "RAALL"), 3, tmp_path, False)
     variants = {name: variant(name, config.model, ALTERNATION) for name in ("B", "RAALL")}
     plan = planner.make_plan(
@@ -161,7 +161,7 @@ def test_at_equal_time_classes_within_two_percent_share_a_count_and_others_do_no
     tokens=st.integers(0, 10**6),
     most=st.integers(0, 10**5),
 )
-def test_the_budget_that_ends_first_decides(seconds: float, limit: int, tokens: int, most: int) -> None:
+def test_the_smallest_budget_gives_the_count(seconds: float, limit: int, tokens: int, most: int) -> None:
     per_iteration = 100
     if 0 < tokens < per_iteration:
         tokens = per_iteration
@@ -173,7 +173,7 @@ def test_the_budget_that_ends_first_decides(seconds: float, limit: int, tokens: 
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 5), min_size=1), st.integers(60, 7200))
-def test_all_arms_get_the_count_of_the_slowest_one_and_at_equal_time_none_gets_less(
+def test_all_arms_get_the_count_of_the_slowest_one_and_at_equal_time_at_least_that(
     seconds: dict[str, float], limit: int
 ) -> None:
     budget, classes = BudgetConfig(limit, 0, 0), sorted(seconds)
@@ -186,14 +186,14 @@ def test_all_arms_get_the_count_of_the_slowest_one_and_at_equal_time_none_gets_l
         assert spent <= 1.02 * limit
 
 
-def test_a_budget_that_is_hardly_a_step_is_refused() -> None:
+def test_a_budget_of_less_than_a_few_steps_is_refused() -> None:
     with pytest.raises(PlanError, match=r"CONFIG_GPT2_MAX_TIME=3 .*fix: .*CONFIG_EFFECTIVE_BATCH"):
         iteration_counts(BudgetConfig(3, 0, 0), 1, {"a": 3.0}, ["a"], False)
     with pytest.raises(PlanError, match="less than one iteration"):
         iteration_counts(BudgetConfig(0, 50, 0), 100, {}, ["a"], False)
 
 
-def test_out_of_memory_while_timing_takes_the_next_divisor_for_all(config: Config, tmp_path: Path) -> None:
+def test_out_of_memory_during_timing_selects_the_next_divisor_for_all(config: Config, tmp_path: Path) -> None:
     tried: list[tuple[str, int]] = []
 
     def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
@@ -208,12 +208,14 @@ def test_out_of_memory_while_timing_takes_the_next_divisor_for_all(config: Confi
     assert [micro for _, micro in tried] == sorted((micro for _, micro in tried), reverse=True)
 
 
-def test_a_model_that_cannot_fit_is_refused_before_anything_runs(config: Config, tmp_path: Path) -> None:
+def test_a_model_that_never_fits_is_refused_before_any_run(config: Config, tmp_path: Path) -> None:
     with pytest.raises(MemoryPlanError, match=r"needs .* GiB for one sequence.*CONFIG_GPT2_MODEL"):
         make(config, tmp_path, steady({}), gib=1.0)
 
 
-def test_a_smaller_batch_keeps_the_effective_batch_and_is_noted(config: Config, tmp_path: Path) -> None:
+def test_a_smaller_micro_batch_leaves_the_effective_batch_unchanged_and_is_noted(
+    config: Config, tmp_path: Path
+) -> None:
     plan = make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))
     after = planner.smaller_batch(plan, "RALEARN0")
     assert after is not None
@@ -226,9 +228,7 @@ def test_a_smaller_batch_keeps_the_effective_batch_and_is_noted(config: Config, 
     assert planner.smaller_batch(one, "RALEARN0") is None
 
 
-def test_a_smaller_batch_says_so_where_dropout_makes_the_losses_depend_on_the_split(
-    config: Config, tmp_path: Path
-) -> None:
+def test_with_dropout_a_smaller_micro_batch_has_a_note_on_the_losses(config: Config, tmp_path: Path) -> None:
     plan = planner.smaller_batch(make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0))), "RALEARN0", 0.1)
     assert plan
     assert (
@@ -237,7 +237,7 @@ def test_a_smaller_batch_says_so_where_dropout_makes_the_losses_depend_on_the_sp
     )
 
 
-def test_a_rebuilt_plan_keeps_the_counts_of_existing_runs(config: Config, tmp_path: Path) -> None:
+def test_a_rebuilt_plan_has_the_counts_of_existing_runs(config: Config, tmp_path: Path) -> None:
     first = make(config, tmp_path, steady(dict.fromkeys(NAMES, 2.0)))
     began = first.variants["RAALL"].iterations
     folder = tmp_path / "runs" / "RAALL0"
@@ -256,12 +256,12 @@ def test_a_rebuilt_plan_keeps_the_counts_of_existing_runs(config: Config, tmp_pa
     assert plan_file.read(tmp_path) == first  # only the caller writes a plan
 
 
-def test_the_configured_micro_batch_is_taken_as_it_is(config: Config, tmp_path: Path) -> None:
+def test_the_configured_micro_batch_is_used_unchanged(config: Config, tmp_path: Path) -> None:
     fixed = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro=8))
     assert make(fixed, tmp_path, steady(dict.fromkeys(NAMES, 2.0))).batch.micro == 8
 
 
-def test_the_warm_up_of_wsd_is_planned_in_iterations_and_an_extension_leaves_it(
+def test_the_warm_up_of_wsd_is_planned_in_iterations_and_an_extension_does_not_change_it(
     config: Config, tmp_path: Path
 ) -> None:
     optimizer = dataclasses.replace(config.optimizer, schedule="wsd", decay_fraction=0.2)
@@ -276,7 +276,9 @@ def test_the_warm_up_of_wsd_is_planned_in_iterations_and_an_extension_leaves_it(
         assert row.tokens == count * 512 * 1024
 
 
-def test_the_summary_says_the_one_count_or_the_count_of_each_variant(config: Config, tmp_path: Path) -> None:
+def test_the_summary_gives_the_common_count_or_the_count_of_each_variant(
+    config: Config, tmp_path: Path
+) -> None:
     seconds = {name: 2.5 if name == "RALEARN" else 2.0 for name in NAMES}
     assert "iterations: 2882 for every variant" in summary(
         make(config, tmp_path, steady(seconds)), NAMES, 1, 1

@@ -71,24 +71,24 @@ def study(a100_config: Config) -> Study:
 
 
 @pytest.mark.parametrize("status", [-6, -11, 120, 1])
-def test_a_run_that_was_finished_stays_finished_however_its_process_left(study: Study, status: int) -> None:
+def test_a_finished_run_is_finished_for_any_exit_of_its_process(study: Study, status: int) -> None:
     seen = ended(study, status, "finished", before="interrupted")
     assert (seen["status"], seen["error"]) == ("finished", None)
     assert study.status("B", 0) == "finished"
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", None])
-def test_a_process_that_died_before_it_was_done_has_failed(study: Study, status: str | None) -> None:
+def test_a_process_that_died_before_its_end_has_failed(study: Study, status: str | None) -> None:
     seen = ended(study, -6, status, before="running")
     assert seen["status"] == "failed"
     assert re.search("killed by SIGABRT: terminate called", seen["error"])
 
 
-def test_a_record_from_before_the_process_is_no_witness_of_its_end(study: Study) -> None:
+def test_a_record_older_than_the_process_does_not_show_its_end(study: Study) -> None:
     assert ended(study, -6, None, before="finished")["status"] == "failed"
 
 
-def test_a_variant_with_a_result_or_a_checkpoint_keeps_its_source(study: Study) -> None:
+def test_a_variant_with_a_result_or_a_checkpoint_protects_its_source(study: Study) -> None:
     folder = study.run_dir("B", 0)
     folder.mkdir(parents=True)
     assert not study.has_checkpoint_or_result("B")

@@ -48,12 +48,12 @@ def test_the_settings_are_read_in_the_order_given():
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../up", "a/b", "/abs", "-x", ".hidden", "a b", "x" * 65, "é", "$(x)"]
 )
-def test_a_name_that_is_no_safe_folder_is_refused(name):
+def test_a_study_name_that_is_not_a_safe_folder_is_refused(name):
     assert "c:1: CONFIG_STUDY_NAME=" in refusal(STUDY_NAME=quote(name))
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
-def test_a_safe_name_stays_below_the_results_folder(name):
+def test_a_safe_study_name_is_below_the_results_folder(name):
     settings = read(STUDY_NAME=quote(name))
     assert (settings.results_dir / settings.name).resolve().parent == settings.results_dir.resolve()
 
@@ -69,13 +69,13 @@ def test_a_safe_name_stays_below_the_results_folder(name):
         ("B,RAALL", "no variant"),
     ],
 )
-def test_variants_exist_in_this_model_and_are_named_once(variants, says):
+def test_unknown_and_repeated_variants_are_refused(variants, says):
     message = refusal(VARIANTS=quote(variants))
     assert message.startswith("c:2: CONFIG_VARIANTS=")
     assert says in message
 
 
-def test_there_is_something_to_run_and_somewhere_to_put_it():
+def test_zero_seeds_and_an_empty_results_folder_are_refused():
     assert "fix: CONFIG_SEEDS=1 or more" in refusal(SEEDS="0")
     assert "names no folder" in refusal(RESULTS_DIR='""')
 

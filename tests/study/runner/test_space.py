@@ -14,7 +14,7 @@ from study.runner import preconditions
 MODEL = ModelConfig("test", 2, 2, 64, 32, 0.0)
 
 
-def test_the_count_of_parameters_is_the_models() -> None:
+def test_the_number_of_parameters_is_that_of_the_model() -> None:
     model = build_model(MODEL, None)
     assert preconditions.parameter_count(MODEL) == pytest.approx(
         sum(p.numel() for p in model.parameters()), rel=1e-3
@@ -41,7 +41,7 @@ def test_the_estimate_covers_a_real_checkpoint(tmp_path: Path) -> None:
     )
 
 
-def test_a_disk_without_room_is_refused_with_what_is_needed(
+def test_a_disk_without_enough_space_is_refused_with_the_required_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preconditions, "free_bytes", lambda path: 10 * 2**20)
@@ -52,12 +52,12 @@ def test_a_disk_without_room_is_refused_with_what_is_needed(
     preconditions.require_space(tmp_path, MODEL, [])
 
 
-def test_more_runs_need_more(tmp_path: Path) -> None:
+def test_more_runs_need_more_space(tmp_path: Path) -> None:
     sizes = [preconditions.needed_bytes(MODEL, [100] * count) for count in range(1, 6)]
     assert sizes == sorted(set(sizes))
 
 
-def test_what_a_run_that_was_begun_has_written_is_not_asked_for_again(
+def test_bytes_that_a_started_run_has_written_are_not_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "checkpoint" / "00000007").mkdir(parents=True)
@@ -71,7 +71,7 @@ def test_what_a_run_that_was_begun_has_written_is_not_asked_for_again(
     preconditions.require_space(tmp_path, MODEL, [100, 100], written=1000)
 
 
-def test_a_schedule_that_keeps_a_checkpoint_more_of_each_run_needs_that_much_more() -> None:
+def test_a_schedule_with_another_checkpoint_a_run_needs_its_bytes() -> None:
     one = preconditions.BYTES_A_PARAMETER * preconditions.parameter_count(MODEL)
     more = preconditions.needed_bytes(MODEL, [100] * 4, "wsd") - preconditions.needed_bytes(MODEL, [100] * 4)
     assert more == 4 * one

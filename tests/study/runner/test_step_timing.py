@@ -15,20 +15,20 @@ STEPS = st.lists(st.floats(0.5, 1.4), min_size=20, max_size=80)  # seconds
 
 
 @given(STEPS, st.integers(0, 4))
-def test_slow_steps_count_in_full(samples: list[float], hiccups: int) -> None:
+def test_slow_steps_count_at_their_full_duration(samples: list[float], hiccups: int) -> None:
     slowed = [max(sample, 1.4) if place < hiccups else sample for place, sample in enumerate(samples)]
     assert steady_mean(slowed) == pytest.approx(statistics.fmean(slowed))
 
 
 @given(STEPS, st.floats(5.0, 1000.0))
-def test_a_stall_counts_as_a_slow_step_however_long_it_is(samples: list[float], stall: float) -> None:
+def test_a_stall_of_any_length_counts_as_a_slow_step(samples: list[float], stall: float) -> None:
     usual, stalled = steady_mean(samples), steady_mean([*samples, stall])
     assert stalled == pytest.approx(steady_mean([*samples, 5.0]))
     assert usual < stalled < usual + 3 * 1.4 / len(samples)
 
 
 @given(st.integers(1, 200))
-def test_turns_of_one_process_become_at_most_ten_blocks_in_order(count: int) -> None:
+def test_rounds_of_one_process_become_at_most_ten_blocks_in_order(count: int) -> None:
     steps = tuple(float(number + 1) for number in range(count))
     timed = time_in_turns(
         {"a": "B", "b": "RALEARN"},
@@ -67,7 +67,7 @@ def test_the_interval_covers_the_true_ratio_in_95_percent_of_timings(drift: floa
     assert 0.92 <= covered / 400 <= 0.98
 
 
-def test_the_ratio_turns_over_with_the_baseline_and_one_block_has_no_interval() -> None:
+def test_exchanging_the_baseline_inverts_the_ratio_and_one_block_has_no_interval() -> None:
     timings = draw(np.random.default_rng(1), 1.2, 0.1)
     one, other = step_time_ratios(timings, "a")["b"], step_time_ratios(timings, "b")["a"]
     assert one.ratio * other.ratio == pytest.approx(1.0)

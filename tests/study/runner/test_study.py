@@ -38,7 +38,7 @@ def run(place: Workplace, *arguments: str, expect: int) -> str:
     return done.stdout
 
 
-def test_a_study_runs_reports_and_then_has_nothing_to_do(place: Workplace) -> None:
+def test_a_study_runs_writes_its_report_and_a_second_make_runs_nothing(place: Workplace) -> None:
     first = run(place, "scripts.study", expect=0)
     assert "CPU study" in first.splitlines()[0]
     study = place.study
@@ -60,9 +60,7 @@ def test_a_study_runs_reports_and_then_has_nothing_to_do(place: Workplace) -> No
     assert "CONFIG_LEARNING_RATE" in run(place, "scripts.study", expect=1)
 
 
-def test_a_study_is_scored_on_one_set_of_hellaswag_items_in_all_its_nights(
-    place: Workplace, tmp_path: Path
-) -> None:
+def test_all_sessions_of_a_study_use_one_set_of_hellaswag_items(place: Workplace, tmp_path: Path) -> None:
     items = tmp_path / "items.jsonl"
     lines = (ROOT / "tests/fixtures/hellaswag_small.jsonl").read_text(encoding="utf-8").splitlines()
     items.write_text("\n".join(lines), encoding="utf-8")
@@ -92,7 +90,7 @@ def test_a_study_is_scored_on_one_set_of_hellaswag_items_in_all_its_nights(
     assert run_record.load(place.study / "runs/B1")["hellaswag"]["items_sha256"] == scored["items_sha256"]
 
 
-def test_a_run_that_fails_is_recorded_and_the_others_go_on(place: Workplace) -> None:
+def test_a_failed_run_is_recorded_and_the_others_continue(place: Workplace) -> None:
     study = place.study
     (study / "runs" / "B0").mkdir(parents=True)
     (study / "runs" / "B0" / "checkpoint").write_text("in the way")  # its checkpoint cannot be written
@@ -102,7 +100,7 @@ def test_a_run_that_fails_is_recorded_and_the_others_go_on(place: Workplace) -> 
     assert run_record.load(study / "runs/RALEARN0")["status"] == "finished"
 
 
-def test_without_a_config_the_remedy_is_named(place: Workplace) -> None:
+def test_without_a_config_the_fix_is_named(place: Workplace) -> None:
     (place.folder / ".config").unlink()
     assert "make defconfig-gpt2-ra-ablation" in run(place, "scripts.study", expect=1)
 
@@ -142,9 +140,7 @@ def test_an_extended_study_has_the_numbers_of_a_longer_one(place: Workplace) -> 
         ("CONFIG_CHECKPOINT_SECONDS=0", "CONFIG_CHECKPOINT_SECONDS"),
     ],
 )
-def test_a_config_that_was_edited_by_hand_is_held_to_kconfigs_rules(
-    place: Workplace, line: str, told: str
-) -> None:
+def test_a_manually_edited_config_is_checked_against_kconfig(place: Workplace, line: str, told: str) -> None:
     name = line.partition("=")[0]
     path = place.folder / ".config"
     kept = [text for text in path.read_text().splitlines() if not text.startswith(f"{name}=")]

@@ -71,7 +71,7 @@ def test_an_evaluation_takes_no_number_from_the_line() -> None:
     assert phase.partition("run ")[0].startswith(training.partition("  run ")[0])
 
 
-def test_eighty_columns_keep_the_name_the_progress_and_the_time_left() -> None:
+def test_eighty_columns_show_name_progress_and_time_left() -> None:
     line = told_at(80)
     for piece in ("[5/15] RALEARN2", " 30%", "loss 8.310", "study 21h 24m left"):
         assert piece in line
@@ -79,7 +79,7 @@ def test_eighty_columns_keep_the_name_the_progress_and_the_time_left() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 20)), min_size=1), st.integers(1, 90))
-def test_what_fits_is_kept_in_order_and_the_least_important_goes_first(
+def test_parts_are_dropped_by_importance_and_the_rest_is_in_order(
     drawn: list[tuple[int, int]], width: int
 ) -> None:
     parts = [(str(rank) * length, rank) for rank, length in drawn]  # a text tells its rank
@@ -98,14 +98,14 @@ def test_wrapping_changes_nothing_but_white_space(text: str, width: int) -> None
     assert all(len(line) <= width or line in own or " " not in line.strip() for line in lines)
 
 
-def test_a_command_stays_whole() -> None:
+def test_a_command_is_not_wrapped() -> None:
     command = (
         "  .venv/bin/python -m wandb sync results/a-study-with-a-long-name/runs/RALEARN0/wandb/offline-run-2"
     )
     assert wrapped(f"to send it:\n{command}", 40).splitlines() == ["to send it:", command]
 
 
-def test_without_a_terminal_lines_are_plain_whole_and_rare(clock: Clock) -> None:
+def test_without_a_terminal_lines_are_plain_complete_and_infrequent(clock: Clock) -> None:
     stream = io.StringIO()
     made = Terminal(Estimate(1, None), 1, stream)
     made.say("a note of more than eighty columns: " + "word " * 30)
@@ -122,7 +122,7 @@ def test_without_a_terminal_lines_are_plain_whole_and_rare(clock: Clock) -> None
     assert lines[-1] == "[1/1] B0  perplexity 12.00"
 
 
-def test_a_terminal_that_knows_no_cursor_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_without_cursor_control_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     class Dumb(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -139,7 +139,7 @@ def test_a_terminal_that_knows_no_cursor_gets_plain_lines(monkeypatch: pytest.Mo
 # -- estimates --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_estimated_before_there_is_anything_to_go_by(clock: Clock) -> None:
+def test_nothing_is_estimated_without_a_measurement(clock: Clock) -> None:
     estimate = Estimate(4, None)
     estimate.begin()
     assert estimate.seconds_left() is None
@@ -150,7 +150,7 @@ def test_nothing_is_estimated_before_there_is_anything_to_go_by(clock: Clock) ->
     assert estimate.seconds_left(0.101) == pytest.approx(100 * 0.899 + 3 * 100)
 
 
-def test_a_run_that_was_taken_up_again_is_not_taken_for_a_fast_one(clock: Clock) -> None:
+def test_a_resumed_run_is_not_counted_as_a_fast_one(clock: Clock) -> None:
     estimate = Estimate(1, None)
     estimate.begin()
     estimate.seconds_left(0.8)
@@ -158,9 +158,7 @@ def test_a_run_that_was_taken_up_again_is_not_taken_for_a_fast_one(clock: Clock)
     assert estimate.seconds_left(0.9) == pytest.approx(10.0)
 
 
-def test_a_run_that_is_begun_again_is_no_run_that_was_made(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_restarted_run_is_not_counted_as_finished(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     made = Terminal(Estimate(3, 1000.0), 3)
     made.begin("B0", 1)
     clock.now = 5.0
@@ -174,7 +172,7 @@ def test_a_run_that_is_begun_again_is_no_run_that_was_made(
     assert capsys.readouterr().out.splitlines() == ["[1/3] B0  once more", "[1/3] B0  done"]
 
 
-def test_runs_that_were_made_count_more_than_what_was_expected(clock: Clock) -> None:
+def test_measured_run_times_replace_planned_ones(clock: Clock) -> None:
     estimate = Estimate(3, 1000.0)
     estimate.begin()
     assert estimate.seconds_left() == 3000.0

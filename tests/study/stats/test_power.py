@@ -30,7 +30,7 @@ def test_the_detectable_effect_has_a_power_of_80_percent(dof: int) -> None:
         assert by_scipy == pytest.approx(0.8, abs=1e-6)
 
 
-def test_without_an_effect_the_power_is_the_level_and_it_grows_with_the_effect() -> None:
+def test_without_an_effect_the_power_is_the_significance_level_and_it_grows_with_the_effect() -> None:
     assert power.power(0.0, 7) == pytest.approx(0.05, abs=1e-9)
     seen = [power.power(effect / 2, 7) for effect in range(80)]
     assert seen == sorted(seen)

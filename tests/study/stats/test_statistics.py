@@ -20,20 +20,20 @@ def test_a_difference_of_losses_is_a_ratio_of_perplexities(difference: float) ->
 
 @pytest.mark.parametrize("dof", [1, 2, 3, 5, 9, 30, 200])
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95, 0.99, 0.999])
-def test_t_quantiles_are_scipys(dof: int, confidence: float) -> None:
+def test_t_quantiles_equal_those_of_scipy(dof: int, confidence: float) -> None:
     expected = stats.t.ppf((1 + confidence) / 2, dof)
     assert statistics.t_quantile(confidence, dof) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("quantile", [0.6, 0.75, 0.9, 0.95, 0.975, 0.995, 0.9995])
-def test_t_quantiles_are_scipys_at_every_degree_of_freedom(quantile: float) -> None:
+def test_t_quantiles_equal_those_of_scipy_at_every_degree_of_freedom(quantile: float) -> None:
     dofs = range(1, 201)
     seen = [statistics.t_quantile(2 * quantile - 1, dof) for dof in dofs]
     assert seen == pytest.approx(stats.t.ppf(quantile, dofs), rel=1e-8)
 
 
 @given(st.lists(losses, min_size=2, max_size=9))
-def test_a_mean_has_scipys_interval(values: list[float]) -> None:
+def test_the_interval_of_a_mean_equals_that_of_scipy(values: list[float]) -> None:
     seen = statistics.mean_interval(values)
     error = stats.sem(values)
     assert seen.low is not None
@@ -81,7 +81,7 @@ def test_a_variant_without_effect_lies_in_the_noise_band_in_95_percent_of_simula
 
 
 @given(st.lists(st.floats(-0.1, 0.1).map(lambda value: round(value, 6)), min_size=2, max_size=9))
-def test_the_paired_test_is_scipys_t_test_with_its_spread(differences: list[float]) -> None:
+def test_the_paired_test_equals_that_of_scipy_and_has_its_spread(differences: list[float]) -> None:
     seen, spread = statistics.paired_t(differences), np.std(differences, ddof=1)
     assert seen.spread == pytest.approx(spread, abs=1e-12)
     if spread > 1e-6:
@@ -93,7 +93,7 @@ def test_the_paired_test_is_scipys_t_test_with_its_spread(differences: list[floa
         assert seen.difference.contains_zero == (seen.p_value >= 0.05)
 
 
-def test_one_difference_has_no_test_and_equal_differences_are_certain() -> None:
+def test_one_difference_has_no_test_and_equal_differences_have_a_p_value_of_zero_or_one() -> None:
     assert statistics.paired_t([0.1]).p_value is None
     assert statistics.paired_t([0.1]).spread is None
     assert statistics.paired_t([0.5, 0.5]).p_value == 0
@@ -101,7 +101,7 @@ def test_one_difference_has_no_test_and_equal_differences_are_certain() -> None:
 
 
 @pytest.mark.parametrize("dof", [1, 2, 4, 9, 30])
-def test_the_interval_of_a_spread_is_scipys_chi_square_interval(dof: int) -> None:
+def test_the_interval_of_a_spread_is_the_chi_square_interval_of_scipy(dof: int) -> None:
     low, high = statistics.spread_interval(0.01, dof)
     assert low == pytest.approx(0.01 * math.sqrt(dof / stats.chi2.ppf(0.975, dof)), rel=1e-9)
     assert high == pytest.approx(0.01 * math.sqrt(dof / stats.chi2.ppf(0.025, dof)), rel=1e-9)
@@ -113,7 +113,7 @@ def test_holm_adjusts_as_published() -> None:
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
-def test_holm_never_lowers_a_p_value_and_keeps_their_order(values: list[float]) -> None:
+def test_holm_never_lowers_a_p_value_and_preserves_their_order(values: list[float]) -> None:
     adjusted = statistics.holm(values)
     assert all(after >= before for before, after in zip(values, adjusted, strict=True))
     order = sorted(range(len(values)), key=lambda i: values[i])
@@ -121,7 +121,7 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(values: list[float]) 
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=300))
-def test_mcnemars_exact_test_is_scipys_binomial_test_of_the_discordant_items(
+def test_mcnemars_exact_test_is_the_binomial_test_of_scipy_on_discordant_items(
     differences: list[float],
 ) -> None:
     seen = statistics.sign_test(differences)
@@ -137,7 +137,7 @@ def test_the_exact_test_holds_for_all_of_hellaswag() -> None:
     assert statistics.sign_test(differences).p_value == pytest.approx(expected, rel=1e-8)
 
 
-def test_a_ratio_of_variances_is_scipys_f_test_and_has_no_sides() -> None:
+def test_a_ratio_of_variances_is_the_two_sided_f_test_of_scipy() -> None:
     one, other = statistics.NoiseFloor(0.02, 4), statistics.NoiseFloor(0.01, 6)
     seen, mirrored = statistics.variance_ratio(one, other), statistics.variance_ratio(other, one)
     assert seen is not None
@@ -148,7 +148,7 @@ def test_a_ratio_of_variances_is_scipys_f_test_and_has_no_sides() -> None:
     assert statistics.variance_ratio(one, statistics.NoiseFloor(0.0, 3)) is None
 
 
-def test_the_test_of_variances_is_wrong_in_5_percent_of_simulated_studies() -> None:
+def test_the_variance_test_has_5_percent_false_positives_in_simulated_studies() -> None:
     draw, wrong = np.random.default_rng(7), 0
     for _ in range(2000):
         table = 4 + draw.normal(size=(3, 1)) + 0.01 * draw.normal(size=(3, 5))
@@ -162,7 +162,7 @@ def test_the_test_of_variances_is_wrong_in_5_percent_of_simulated_studies() -> N
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, 1), (4, 4), (2, 12), (18, 9), (60, 30)])
-def test_the_ratios_that_go_unseen_end_at_scipys_quantiles(a: int, b: int) -> None:
+def test_the_undetected_ratios_end_at_the_quantiles_of_scipy(a: int, b: int) -> None:
     low, high = statistics.undetected_ratios(a, b)
     assert low == pytest.approx(stats.f.ppf(0.025, a, b), rel=1e-6)
     assert high == pytest.approx(stats.f.ppf(0.975, a, b), rel=1e-6)
