@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.faults.harness import Bench, fault, outcome
 from tests.faults.workplace import Workplace, wait_for, write_stories
@@ -22,12 +23,16 @@ def with_own_data(bench: Bench) -> tuple[Workplace, Path]:
     return place, shard
 
 
-def harmed(bench: Bench, harm: Callable[[Path], None]) -> str:
+def harmed(bench: Bench, harm: Callable[[Path], None], before: dict[str, Any] | None = None) -> str:
+    """before: a fault that stops a first `make`."""
     place, shard = with_own_data(bench)
+    if before:
+        place.make(before)
+    steps = place.steps()
     harm(shard)
     done = place.command("scripts.study")
     named = done.returncode == 1 and shard.name in done.stdout and "make data" in done.stdout
-    if not named or place.steps():
+    if not named or place.steps() != steps:
         return f"not named: {done.stdout[-300:]}"
     mended = place.command("scripts.data")
     again = place.command("scripts.study")
@@ -55,14 +60,16 @@ def missing(bench: Bench) -> str:
     return harmed(bench, Path.unlink)
 
 
-@fault("an altered data shard of the right size", NAMED, quick=True)
-def altered(bench: Bench) -> str:
+@fault("a flipped bit in a data shard of a study that has run before, size and times unchanged", NAMED)
+def bit_rot(bench: Bench) -> str:
     def harm(shard: Path) -> None:
+        before = shard.stat()
         content = bytearray(shard.read_bytes())
         content[100] ^= 1
         shard.write_bytes(content)
+        os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    return harmed(bench, harm)
+    return harmed(bench, harm, {"place": "step", "at": 10, "action": "TERM"})
 
 
 SHRUNK = "killed by SIGBUS, explained by the study; after `make data` the undisturbed numbers"
