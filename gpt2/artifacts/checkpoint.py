@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class CheckpointError(UserError, RuntimeError):
 class Loaded:
     """A checkpoint: tensors on the CPU, plain data, and messages about damaged checkpoints that were skipped."""
 
+    path: Path
     iteration: int
     state: dict[str, Any]
     meta: dict[str, Any]
@@ -113,19 +115,26 @@ def load(path: Path) -> Loaded:
                 )
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
         meta = json.loads((path / META).read_text())
+        iteration = _sequence(path)[0]
+        if type(meta["iteration"]) is not int or meta["iteration"] != iteration:
+            raise CheckpointError(f"checkpoint {path} has iteration {meta['iteration']!r} in its {META}")
     except CheckpointError:
         raise
     except Exception as error:  # a damaged file can fail in any way; the caller tries the previous one
         raise CheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
-    return Loaded(int(meta["iteration"]), state, meta)
+    return Loaded(path, iteration, state, meta)
 
 
-def load_latest(root: Path) -> Loaded | None:
-    """Load the newest complete checkpoint under `root`; None if there is none. Damaged ones are skipped and named."""
+def load_latest(root: Path, check: Callable[[Loaded], None] = lambda loaded: None) -> Loaded | None:
+    """Load the newest complete checkpoint under `root`; None if there is none. Damaged ones are skipped and named.
+
+    check: raises CheckpointError for a checkpoint that the caller cannot use; it is skipped, too.
+    """
     skipped: list[str] = []
     for path in reversed(complete(root)):
         try:
             loaded = load(path)
+            check(loaded)
         except CheckpointError as error:
             skipped.append(str(error))
             continue

@@ -1,35 +1,101 @@
-"""Check that a checkpoint belongs to a run, and restore the run's clocks."""
+"""Check that a checkpoint belongs to a run and fits its model, and restore the run's clocks."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.checkpoint import Loaded
-from gpt2.artifacts.run_record import RunRecord
+import torch
+from torch import Tensor, nn
+
+from gpt2.artifacts.checkpoint import CheckpointError, Loaded
+from gpt2.artifacts.run_record import Clock, Count, Evaluation, LearnedPoint, RunRecord, Spike
+from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, parse
 from gpt2.system.errors import UserError
+
+# Settings of torch's optimizer, which differ between versions of torch. `load_state_dict` completes them.
+GROUP_SETTING = re.compile(r"optimizer\.param_groups\.[0-9]+\.(?!params|lr_multiplier)")
 
 
 class RunError(UserError, RuntimeError):
     """The run cannot resume from its checkpoint."""
 
 
+@dataclass(frozen=True)
+class Meta(JsonObject):
+    """meta.json of a checkpoint. of: identity of the run. watch: the last losses, for the spike detector."""
+
+    iteration: Count
+    of: Mapping[str, Any]
+    cut: bool
+    timed_steps: Count
+    losses: tuple[Evaluation, ...]
+    learned: tuple[LearnedPoint, ...]
+    notes: tuple[str, ...]
+    watch: tuple[float, ...]
+    spikes: tuple[Spike, ...]
+    clocks: Clock
+
+
+def check_fits(
+    loaded: Loaded, iterations: int, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Raise CheckpointError for more than `iterations`, or for entries of other names, shapes or types."""
+    if loaded.iteration > iterations:
+        raise CheckpointError(f"checkpoint {loaded.path} is beyond the {iterations} iterations of the run")
+    found = _kinds(loaded.state)
+    expected = _kinds({"model": model.state_dict()})
+    if optimizer:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        moments = {
+            number: {"step": torch.tensor(0.0), "exp_avg": parameter, "exp_avg_sq": parameter}
+            for number, parameter in enumerate(parameters)
+            if f"optimizer.state.{number}.step" in found  # absent: the parameter had no gradient yet
+        }
+        groups = optimizer.state_dict()["param_groups"]
+        expected |= _kinds({"optimizer": {"state": moments, "param_groups": groups}})
+    else:
+        found = {name: kind for name, kind in found.items() if name.startswith("model.")}
+    for name in [*expected, *found]:
+        if expected.get(name) != found.get(name) and not GROUP_SETTING.match(name):
+            raise CheckpointError(
+                f"checkpoint {loaded.path} does not fit the model: {name} is {found.get(name, 'missing')}; "
+                f"{expected.get(name, 'no such entry')} expected"
+            )
+
+
+def _kinds(value: Any, name: str = "") -> dict[str, str]:
+    """Return name -> type, and shape of a tensor, of every value in nested dictionaries and lists."""
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        parts = [_kinds(item, f"{name}.{key}" if name else f"{key}") for key, item in items]
+        return {inner: kind for part in parts for inner, kind in part.items()}
+    if isinstance(value, Tensor):
+        return {name: f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"}
+    return {name: type(value).__name__}
+
+
 def refuse_another_run(
     loaded: Loaded, now: dict[str, Any], run: str, directory: Path, extended: bool
-) -> None:
-    """Raise RunError where the checkpoint has other data, weights, settings or another length.
+) -> Meta:
+    """Return the plain data of the checkpoint of a run.
 
+    Raises RunError where the checkpoint has other data, weights, settings or another length.
     now: the values that must agree between two processes of the run. An extended run starts from the checkpoint at
     the decay of a shorter one, so its length and schedule may differ. Older checkpoints have no warm-up to compare.
     """
     restart = f"set another CONFIG_STUDY_NAME, or delete {directory} to train it from the start"
-    if "of" not in loaded.meta:
+    try:
+        meta = parse(Meta, loaded.meta, "meta.json")
+    except InvalidJsonError as error:
         raise RunError(
-            f"the checkpoint of {run} at iteration {loaded.iteration} does not name its data, weights and settings "
-            "(an older version wrote it: its meta.json has no `of`), so the run cannot resume from it; fix: use the "
-            f"version that wrote it, or {restart}"
-        )
-    before = {"warmup_iterations": now.get("warmup_iterations")} | loaded.meta["of"]
+            f"the checkpoint of {run} at iteration {loaded.iteration} cannot be continued: {error} (an older "
+            f"version may have written it); fix: use the version that wrote it, or {restart}"
+        ) from error
+    before = {"warmup_iterations": now.get("warmup_iterations")} | dict(meta.of)
     differing = [name for name in now if before.get(name) != now[name]]
     if extended and before.get("iterations") != now["iterations"]:
         differing = [name for name in differing if name not in ("iterations", "schedule")]
@@ -42,11 +108,12 @@ def refuse_another_run(
             f"{run} was started with another {shown}, so it cannot resume from its checkpoint; fix: restore the former "
             f"value, or {restart}"
         )
+    return meta
 
 
-def clocks_before(loaded: Loaded, written: RunRecord | None) -> dict[str, float]:
+def clocks_before(meta: Meta, written: RunRecord | None) -> dict[str, float]:
     """Return the clocks at the checkpoint in seconds. The record written after it includes the time of saving."""
-    clocks: dict[str, float] = loaded.meta["clocks"]
-    if written and written.clock and written.progress and written.progress.iterations == loaded.iteration:
+    clocks = meta.clocks.to_json()
+    if written and written.clock and written.progress and written.progress.iterations == meta.iteration:
         return {name: max(clocks[name], written.clock[name]) for name in clocks}
     return clocks

@@ -15,6 +15,7 @@ import torch
 
 from gpt2.artifacts import checkpoint
 from gpt2.artifacts.metrics_log import MetricsLog, truncate_metrics
+from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.config import Config
 from gpt2.data import dataset
 from gpt2.data.prefetch import BatchPrefetcher
@@ -28,7 +29,7 @@ from gpt2.train.fingerprint import initial_record
 from gpt2.train.loss_spikes import SpikeDetector
 from gpt2.train.nan_debug import FaultLog
 from gpt2.train.peak_memory import PeakMeter
-from gpt2.train.resume import clocks_before, refuse_another_run
+from gpt2.train.resume import check_fits, clocks_before, refuse_another_run
 from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import Attention, NotFiniteError, Stepper, StepResult
 
@@ -174,22 +175,17 @@ class Run:
         """Load the newest complete checkpoint, if there is one, with its clocks."""
         plan = self.plan
         plan.directory.mkdir(parents=True, exist_ok=True)
-        loaded = checkpoint.load_latest(plan.directory / "checkpoint")
+        loaded = checkpoint.load_latest(plan.directory / "checkpoint", self.check_fits)
         # an extended run starts where the decay of the shorter one started
-        loaded = loaded or checkpoint.load_latest(plan.directory / "stable")
+        loaded = loaded or checkpoint.load_latest(plan.directory / "stable", self.check_fits)
         if loaded:
-            refuse_another_run(loaded, self.identity(), plan.run, plan.directory, plan.extended != 1)
+            meta = refuse_another_run(loaded, self.identity(), plan.run, plan.directory, plan.extended != 1)
             self.stepper.load_state(loaded.state)
-            meta = loaded.meta
-            self.iteration, self.truncated, self.timed_steps = (
-                loaded.iteration,
-                meta["cut"],
-                meta["timed_steps"],
-            )
-            self.evaluator.losses, self.evaluator.learned = meta["losses"], meta["learned"]
-            self.log.notes = meta["notes"] + loaded.skipped
-            self.spike_detector, self.spikes = SpikeDetector(meta["watch"]), meta["spikes"]
-            before = clocks_before(loaded, self.log.last_record())
+            self.iteration, self.truncated, self.timed_steps = meta.iteration, meta.cut, meta.timed_steps
+            self.evaluator.losses, self.evaluator.learned = to_plain(meta.losses), to_plain(meta.learned)
+            self.log.notes = [*meta.notes, *loaded.skipped]
+            self.spike_detector, self.spikes = SpikeDetector(meta.watch), to_plain(meta.spikes)
+            before = clocks_before(meta, self.log.last_record())
             spent = self.clocks.seconds()
             self.clocks = Clocks(
                 {name: before[name] + spent[name] for name in spent},
@@ -200,6 +196,9 @@ class Run:
         evaluated = [int(row[0]) for row in self.evaluator.losses]
         truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
         self.stop.check()
+
+    def check_fits(self, loaded: checkpoint.Loaded) -> None:
+        check_fits(loaded, self.plan.iterations, self.stepper.model, self.stepper.optimizer)
 
     def identity(self) -> dict[str, Any]:
         """Return the values that must agree between two processes of one run."""

@@ -5,6 +5,8 @@ Checkpoints are loaded on the CPU in float32. Nothing is trained.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from gpt2.config.dotconfig import read_symbols
 from gpt2.data import dataset, tokenizer
 from gpt2.model.transformer import GPT2, learned_scalars
 from gpt2.system.errors import UserError
+from gpt2.train.resume import check_fits
 from gpt2.train.step import build_model
 from ra import attention_maps
 from ra.names import LEARNED, reciprocal_layers
@@ -78,34 +81,31 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     record = run_record.load(run_dir)
     symbols = read_symbols(run_dir / "config")
     config = Config.from_symbols(symbols)
-    loaded, notes = _finished_model(run_dir, record, iterations)
     name = str(record.variant)
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
     model = build_model(config.model, chosen.attention)
-    try:
-        model.load_state_dict(loaded.state["model"])
-    except (RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise AttentionError(
-            f"the checkpoint of {run_dir} does not fit the model in its config: {reason}"
-        ) from error
+    loaded, notes = _finished_model(run_dir, record, iterations, model)
+    model.load_state_dict(loaded.state["model"])
     shares = _shares(name, model, config.model.layers)
     return TrainedRun(record.run, name, record.seed, loaded.iteration, config, model, shares, notes)
 
 
 def _finished_model(
-    run_dir: Path, record: run_record.RunRecord, iterations: int | None
+    run_dir: Path, record: run_record.RunRecord, iterations: int | None, model: GPT2
 ) -> tuple[checkpoint.Loaded, list[str]]:
-    """Return the checkpoint and its notes. An extended run gives the model of its finished length."""
+    """Return a checkpoint that fits the model, and its notes. An extended run gives its finished length."""
     counts = saved_counts(run_dir, "run") if record.status != "finished" else []
     if iterations in saved_counts(run_dir, "run"):
         counts = [iterations]
     for count in reversed(counts):
-        loaded = checkpoint.load_latest(run_dir / f"checkpoint-{count}")
+        fits = functools.partial(check_fits, iterations=count, model=model)
+        loaded = checkpoint.load_latest(run_dir / f"checkpoint-{count}", fits)
         if loaded:
             note = f"the study is being extended: these are the weights of the finished run of {count} iterations"
             return loaded, [note, *loaded.skipped]
-    loaded = checkpoint.load_latest(run_dir / "checkpoint")
+    planned = record.schedule.iterations if record.schedule else sys.maxsize
+    fits = functools.partial(check_fits, iterations=planned, model=model)
+    loaded = checkpoint.load_latest(run_dir / "checkpoint", fits)
     if loaded is None:
         raise AttentionError(f"{run_dir} has no checkpoint; fix: run `make` until the run has saved one")
     return loaded, loaded.skipped

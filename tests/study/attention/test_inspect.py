@@ -15,6 +15,7 @@ from gpt2.config.dotconfig import read_symbols
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
 from gpt2.system import files
+from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
 from pages.page import render_html
 from ra import attention_maps
@@ -32,7 +33,6 @@ from study.attention.data import (
     write_study,
 )
 from study.attention.figures import even_spread, maps_of_runs, ratios
-from study.attention.inspect import AttentionError
 from study.attention.page import attention_document
 from study.report import write
 from tests.study.sample_records import a_record, edit
@@ -168,7 +168,7 @@ def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path
             "layer 9 does not exist; fix: LAYERS=0 .. 3",
         ),
     ):
-        with pytest.raises(AttentionError, match=message) as raised:
+        with pytest.raises(UserError, match=message) as raised:
             wrong()
         assert "\n" not in str(raised.value)
 
