@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+
+import torch
 
 from tests.faults.harness import Bench, fault, in_namespace, outcome
 from tests.faults.workplace import Workplace, wait_for
@@ -52,6 +55,35 @@ def without_manifest(bench: Bench) -> str:
     return damaged(bench, lambda path: (path / "manifest.json").unlink())
 
 
+def replaced(path: Path, content: bytes) -> None:
+    """Another content of a checkpoint's file, with a valid manifest."""
+    path.write_bytes(content)
+    manifest = json.loads(path.with_name("manifest.json").read_text())
+    manifest["files"][path.name] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+    path.with_name("manifest.json").write_text(json.dumps(manifest))
+
+
+@fault("a checkpoint with another iteration in its meta.json, with a valid manifest", PREVIOUS)
+def another_iteration(bench: Bench) -> str:
+    def harm(path: Path) -> None:
+        meta = json.loads((path / "meta.json").read_text())
+        replaced(path / "meta.json", json.dumps(meta | {"iteration": 1_000_000_000}).encode())
+
+    return damaged(bench, harm)
+
+
+@fault("a checkpoint with a tensor of another shape, with a valid manifest", PREVIOUS)
+def another_shape(bench: Bench) -> str:
+    def harm(path: Path) -> None:
+        state = torch.load(path / "state.pt", weights_only=True)
+        state["model"][next(iter(state["model"]))] = torch.zeros(3)
+        content = io.BytesIO()
+        torch.save(state, content)
+        replaced(path / "state.pt", content.getvalue())
+
+    return damaged(bench, harm)
+
+
 class Malicious:
     """Unpickled, it would leave a mark."""
 
@@ -71,11 +103,7 @@ def malicious(bench: Bench) -> str:
     mark = bench.folder / "ran"
 
     def harm(path: Path) -> None:
-        content = pickle.dumps({"model": Malicious(mark)})
-        (path / "state.pt").write_bytes(content)
-        manifest = json.loads((path / "manifest.json").read_text())
-        manifest["files"]["state.pt"] = {"bytes": len(content), "sha256": sha256(content).hexdigest()}
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        replaced(path / "state.pt", pickle.dumps({"model": Malicious(mark)}))
 
     seen = damaged(bench, harm)
     return f"refused without running it; {seen}" if not mark.exists() else f"IT RAN; {seen}"
