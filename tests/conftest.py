@@ -1,9 +1,12 @@
-"""What all tests share."""
+"""Fixtures of all tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's doing
+settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 settings.load_profile("untimed")
 
 
@@ -14,3 +17,22 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("RA_DETECTED", "cpu")
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread during the test."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of eighty short stories."""
+    from tests import small_runs
+
+    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")

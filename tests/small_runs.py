@@ -1,10 +1,15 @@
-"""A very small run in this process: its texts, its configuration, a stop at any place, equality to the bit."""
+"""A very small run in this process: its texts, its configuration, a stop at any check, bitwise equality."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from gpt2.artifacts import checkpoint, run_record
+from gpt2.config.batch import plan_batch
 from gpt2.config.config import (
     BatchConfig,
     BudgetConfig,
@@ -16,9 +21,15 @@ from gpt2.config.config import (
     TargetConfig,
     TrackingConfig,
 )
+from gpt2.hardware.resolve import resolve
 from gpt2.system.signals import Stop
+from gpt2.train.run_plan import RunPlan
+from gpt2.train.trainer import Run
+from ra.settings import AlternationSettings
+from ra.variants import variant
 
-SCHEDULE = ("cosine", 0.2)  # and the share of the decay, which a cosine does not have
+SCHEDULE = ("cosine", 0.2)  # the decay fraction, which a cosine does not have
+ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 
 
 def write_texts(folder: Path, words: str = "the cat {} sat on the mat. ", times: int = 8) -> Path:
@@ -52,22 +63,55 @@ def configuration(
     )
 
 
-class StopAfter(Stop):
-    """Asks to stop at the n-th time that the run looks, wherever that is: between steps or in an evaluation."""
+def start(
+    directory: Path,
+    config: Config,
+    name: str = "B",
+    stop: Stop | None = None,
+    *,
+    seed: int = 0,
+    alternation: AlternationSettings = ALTERNATION,
+    attention: Callable[[int], nn.Module] | None = None,
+) -> Run:
+    """Start or resume a run of the configured iterations. attention: that of a custom variant."""
+    run, iterations = run_record.run_name(name, seed), config.budget.max_iterations
+    plan = RunPlan(directory, run, name, seed, iterations, plan_batch(4, 2, 1, 16))
+    attention = attention or variant(name, config.model, alternation).attention
+    return Run(plan, config, resolve(config.target), attention, stop or Stop())
 
-    def __init__(self, looks: int) -> None:
+
+def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
+    """Return weights and optimizer, the parts of the record without wall-clock time, and the training losses."""
+    loaded = checkpoint.load_latest(directory / "checkpoint")
+    assert loaded is not None
+    record = run_record.load(directory)
+    timeless = {
+        "losses": [[tokens, loss] for tokens, _, loss in record["validation"]["history"]],
+        "learned": record["learned"],
+        "progress": [record["progress"]["iterations"], record["progress"]["tokens"]],
+        "fingerprint": record["fingerprint"],
+    }
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    losses = [[line["iteration"], line["loss"]] for line in lines if line["event"] == "train"]
+    return loaded.state, timeless, losses
+
+
+class StopAfter(Stop):
+    """Request a stop at the n-th check of the run, between steps or in an evaluation."""
+
+    def __init__(self, checks: int) -> None:
         super().__init__()
-        self.looks = looks
+        self.checks = checks
 
     def check(self) -> None:
-        self.looks -= 1
-        if self.looks == 0:
+        self.checks -= 1
+        if self.checks == 0:
             self.requested = "SIGTERM"
         super().check()
 
 
 def same(one: Any, other: Any) -> bool:
-    """Plain data and tensors, equal to the bit."""
+    """Return whether plain data and tensors are bitwise equal."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):

@@ -1,6 +1,8 @@
-"""What several tests of studies begin with."""
+"""Fixtures of the tests of studies."""
 
-from collections.abc import Iterator
+import copy
+import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,6 @@ import torch
 
 from gpt2.config.config import Config, load_config
 from kconfig import commands
-from tests import small_runs
 from tests.study.compared import a_study
 from tests.study.extended import Place, configuration
 
@@ -25,23 +26,24 @@ def a100_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return load_config(".config")
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
+@pytest.fixture(scope="session")
+def finished_study(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Place:
+    """Return a study with a finished run of B and of RALEARN. Tests use copies of it: `finished`."""
+    place = Place(tmp_path_factory.mktemp("finished"), configuration(texts), ("B", "RALEARN"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    assert [place.run("B"), place.run("RALEARN")] == ["finished", "finished"]
     torch.set_num_threads(before)
+    return place
 
 
 @pytest.fixture
-def finished(tmp_path: Path, texts: Path) -> Place:
-    place = Place(tmp_path, configuration(texts), ("B", "RALEARN"))
-    assert [place.run("B"), place.run("RALEARN")] == ["finished", "finished"]
+def finished(tmp_path: Path, finished_study: Place) -> Place:
+    """Return a copy of the finished study in the folder of the test."""
+    place = copy.copy(finished_study)
+    place.settings = dataclasses.replace(finished_study.settings, results_dir=tmp_path)
+    place.directory = tmp_path / finished_study.directory.name
+    shutil.copytree(finished_study.directory, place.directory)
     return place
 
 

@@ -6,27 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
-from gpt2.hardware.resolve import resolve
 from gpt2.system.signals import Stop
-from gpt2.train.run_plan import RunPlan
 from gpt2.train.trainer import WARM_UP_STEPS, Run
 from ra.settings import AlternationSettings
-from ra.variants import variant
 from tests import small_runs
 from tests.small_runs import StopAfter
 
 ITERATIONS = 12
 EVERY = 4  # steps from one that moves the gate to the next
 FIRST = 5  # iteration from which a second process goes on: 5 and 6 are its warm-up, 8 moves the gate
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
 
 
 @pytest.fixture
@@ -42,15 +32,13 @@ def compiled_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def make(directory: Path, texts: Path, *, compile: bool, every: int, stop: Stop | None = None) -> Run:
+def start(directory: Path, texts: Path, *, compile: bool, every: int, stop: Stop | None = None) -> Run:
     config: Config = small_runs.configuration(texts, ITERATIONS)
     evaluation = dataclasses.replace(config.evaluation, interval_tokens=0)
     target = dataclasses.replace(config.target, compile=compile)
     config = dataclasses.replace(config, evaluation=evaluation, target=target)
-    plan = RunPlan(directory, "RALEARN0", "RALEARN", 0, ITERATIONS, plan_batch(4, 2, 1, 16))
-    settings = AlternationSettings("hard", 0.6, 100.0, gate_every=every)
-    attention: Callable[[int], nn.Module] = variant("RALEARN", config.model, settings).attention
-    return Run(plan, config, resolve(config.target), attention, stop or Stop())
+    hard = AlternationSettings("hard", 0.6, 100.0, gate_every=every)
+    return small_runs.start(directory, config, "RALEARN", stop, alternation=hard)
 
 
 def clocks_of_steps(run: Run) -> list[str]:
@@ -71,10 +59,10 @@ def clocks_of_steps(run: Run) -> list[str]:
 def test_a_resumed_run_compiles_its_second_kind_of_step_on_the_compile_clock(
     tmp_path: Path, texts: Path, compiled_names: list[str], compile: bool, every: int
 ) -> None:
-    begun = make(tmp_path, texts, compile=compile, every=every, stop=StopAfter(FIRST + 1))
+    begun = start(tmp_path, texts, compile=compile, every=every, stop=StopAfter(FIRST + 1))
     whole = clocks_of_steps(begun)
     assert whole == ["compile"] * WARM_UP_STEPS + ["train"] * (FIRST - WARM_UP_STEPS)
-    run = make(tmp_path, texts, compile=compile, every=every)
+    run = start(tmp_path, texts, compile=compile, every=every)
     clocks = clocks_of_steps(run)
     late = [FIRST + number for number, clock in enumerate(clocks) if clock == "compile"]
     assert late == [FIRST, FIRST + 1] + ([8] if compile and every > 1 else [])
@@ -85,7 +73,7 @@ def test_a_resumed_run_compiles_its_second_kind_of_step_on_the_compile_clock(
 
 def test_without_compiling_no_step_is_new(tmp_path: Path, texts: Path, compiled_names: list[str]) -> None:
     for compile in (True, False):
-        stepper = make(tmp_path / str(compile), texts, compile=compile, every=EVERY).stepper
+        stepper = start(tmp_path / str(compile), texts, compile=compile, every=EVERY).stepper
         ids = torch.zeros(4, 17, dtype=torch.int64)
         new = []
         for iteration in range(FIRST, ITERATIONS):

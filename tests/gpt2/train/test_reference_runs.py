@@ -8,23 +8,17 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests import small_runs
-from tests.gpt2.train.test_trainer import configuration, make, outcome
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "fixtures" / "reference_runs.json").read_text())["runs"]
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", sorted(REFERENCE))
-def test_losses_and_fingerprints_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        make(tmp_path / name, configuration(small_runs.write_texts(tmp_path / "texts")), name).train()
-    finally:
-        torch.set_num_threads(threads)
-    _, recorded, losses = outcome(tmp_path / name)
+def test_losses_and_fingerprints_are_those_of_the_reference(name: str, tmp_path: Path, texts: Path) -> None:
+    small_runs.start(tmp_path, small_runs.configuration(texts, 8), name).train()
+    _, recorded, losses = small_runs.outcome(tmp_path)
     expected = REFERENCE[name]
     assert [loss for _, loss in losses] == pytest.approx(expected["losses"], rel=2e-6)
     assert [tokens for tokens, _ in recorded["losses"]] == [tokens for tokens, _ in expected["validation"]]

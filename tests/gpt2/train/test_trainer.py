@@ -8,137 +8,107 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from gpt2.artifacts import checkpoint, metrics_log, run_record
 from gpt2.artifacts.metrics_log import truncate_metrics
-from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
-from gpt2.hardware.resolve import resolve
-from gpt2.system.signals import Stop
 from gpt2.train import trainer
 from gpt2.train.clocks import unevenness
 from gpt2.train.fingerprint import schedule_digest
 from gpt2.train.resume import RunError
-from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError
 from gpt2.train.trainer import Run
-from ra.settings import AlternationSettings
-from ra.variants import variant
 from tests import small_runs
-from tests.small_runs import StopAfter, same
+from tests.small_runs import StopAfter, outcome, same, start
 
 ITERATIONS = 8
-# A run looks whether it is to stop once when it takes up, after each step and before each of its four validations (of
-# one batch), every two steps: 13 looks. Here are some, and the iteration after which each stops the run.
-STOPS = {1: 0, 2: 1, 4: 2, 7: 4, 12: 8, 13: 8}
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
+# A run checks for a stop request at its start, after each step and before each batch of its validations: 13 checks.
+STOPS = {
+    1: 0,
+    2: 1,
+    4: 2,
+    7: 4,
+    12: 8,
+    13: 8,
+}  # check -> the iterations that are finished where it stops the run
 
 
 def configuration(texts: Path, dropout: float = 0.0, seconds: int = 0) -> Config:
     return small_runs.configuration(texts, ITERATIONS, dropout=dropout, seconds=seconds)
 
 
-def make(directory: Path, config: Config, name: str = "B", stop: Stop | None = None) -> Run:
-    alternation = AlternationSettings("output", 0.5, 100.0)
-    plan = RunPlan(directory, f"{name}0", name, 0, ITERATIONS, plan_batch(4, 2, 1, 16))
-    attention: Callable[[int], nn.Module] = variant(name, config.model, alternation).attention
-    return Run(plan, config, resolve(config.target), attention, stop or Stop())
-
-
-def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
-    """Weights and optimizer, and what of the record and the metrics does not depend on wall-clock time."""
-    loaded = checkpoint.load_latest(directory / "checkpoint")
-    assert loaded is not None
-    seen = run_record.load(directory)
-    kept = {
-        "losses": [[tokens, loss] for tokens, _, loss in seen["validation"]["history"]],
-        "learned": seen["learned"],
-        "progress": [seen["progress"]["iterations"], seen["progress"]["tokens"]],
-        "fingerprint": seen["fingerprint"],
-    }
-    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    losses = [[line["iteration"], line["loss"]] for line in lines if line["event"] == "train"]
-    return loaded.state, kept, losses
-
-
-@pytest.mark.parametrize("name", ["B", "RALEARN"])
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize(("name", "dropout"), [("B", 0.0), ("RALEARN", 0.2)])
 def test_a_run_stopped_at_any_check_resumes_to_the_same_bits(
     tmp_path: Path, texts: Path, name: str, dropout: float
 ) -> None:
     config = configuration(texts, dropout)
-    assert make(tmp_path / "whole", config, name).train() == "finished"
+    assert start(tmp_path / "whole", config, name).train() == "finished"
     expected = outcome(tmp_path / "whole")
     assert len(expected[2]) == ITERATIONS
-    for looks, iteration in STOPS.items():
-        directory = tmp_path / f"stopped{looks}"
-        assert make(directory, config, name, StopAfter(looks)).train() == "interrupted", looks
-        seen = run_record.load(directory)
-        assert (seen["status"], seen["progress"]["iterations"]) == ("interrupted", iteration), looks
-        assert make(directory, config, name).train() == "finished"
+    for check, iteration in STOPS.items():
+        directory = tmp_path / f"stopped{check}"
+        assert start(directory, config, name, StopAfter(check)).train() == "interrupted", check
+        record = run_record.load(directory)
+        assert (record["status"], record["progress"]["iterations"]) == ("interrupted", iteration), check
+        assert start(directory, config, name).train() == "finished"
         assert same(outcome(directory), expected)
 
 
 def test_a_stop_request_after_the_last_check_has_no_effect(tmp_path: Path, texts: Path) -> None:
-    assert make(tmp_path, configuration(texts), stop=StopAfter(max(STOPS) + 1)).train() == "finished"
+    assert start(tmp_path, configuration(texts), stop=StopAfter(max(STOPS) + 1)).train() == "finished"
 
 
-@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("pending", [True, False])
 def test_every_process_of_a_run_reports_its_start_even_without_training(
-    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, left: bool
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, pending: bool
 ) -> None:
-    """Whoever follows its files begins then: the record must not be that of the process before."""
+    """A reader of its files begins with this event, so the record must be that of the new process."""
     config = configuration(texts)
-    run = make(tmp_path, config, stop=StopAfter(3 if left else max(STOPS)))
+    run = start(tmp_path, config, stop=StopAfter(3 if pending else max(STOPS)))
     assert run.train() == "interrupted"
-    assert (run.iteration < ITERATIONS) == left
-    told: list[tuple[str, str]] = []
+    assert (run.iteration < ITERATIONS) == pending
+    events: list[tuple[str, str]] = []
     monkeypatch.setattr(
         metrics_log,
         "print_event",
-        lambda line: told.append((line["event"], run_record.load(tmp_path)["status"])),
+        lambda line: events.append((line["event"], run_record.load(tmp_path)["status"])),
     )
-    resumed = make(tmp_path, config)
+    resumed = start(tmp_path, config)
     assert resumed.train() == "finished"
-    assert bool(resumed.steps_made) == left
-    assert told[0] == ("started", "running")
-    assert [event for event, _ in told].count("started") == 1
+    assert bool(resumed.steps_made) == pending
+    assert events[0] == ("started", "running")
+    assert [event for event, _ in events].count("started") == 1
     assert '"started"' not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_clocks_continue_after_an_interruption(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
-    make(tmp_path, config, stop=StopAfter(12)).train()
+    start(tmp_path, config, stop=StopAfter(12)).train()
     before = run_record.load(tmp_path)["clock"]
-    make(tmp_path, config).train()
+    start(tmp_path, config).train()
     after = run_record.load(tmp_path)["clock"]
     assert before["train"] > 0
     assert all(after[name] >= before[name] for name in before)
 
 
 def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> None:
-    make(tmp_path, configuration(texts), "RALEARN").train()
-    seen = run_record.load(tmp_path)
-    assert seen["schedule"].to_json() == {"iterations": ITERATIONS, "cut": False}
-    assert seen["progress"]["tokens"] == ITERATIONS * 4 * 16
-    assert [row[0] for row in seen["validation"]["history"]] == [128, 256, 384, 512]
-    assert len(seen["learned"]["alternation_probability"]) == 2
-    assert seen["memory"]["peak_reserved_bytes"] > 0
+    start(tmp_path, configuration(texts), "RALEARN").train()
+    record = run_record.load(tmp_path)
+    assert record["schedule"].to_json() == {"iterations": ITERATIONS, "cut": False}
+    assert record["progress"]["tokens"] == ITERATIONS * 4 * 16
+    assert [row[0] for row in record["validation"]["history"]] == [128, 256, 384, 512]
+    assert len(record["learned"]["alternation_probability"]) == 2
+    assert record["memory"]["peak_reserved_bytes"] > 0
     assert json.loads((tmp_path / "memory.json").read_text())["by_phase"]["backward"] is not None
     windows = json.loads((tmp_path / "validation_windows.json").read_text())
-    assert windows["tokens"] == seen["progress"]["tokens"]
+    assert windows["tokens"] == record["progress"]["tokens"]
     assert sum(windows["losses"]) / len(windows["losses"]) == pytest.approx(
-        seen["validation"]["loss"], rel=1e-12
+        record["validation"]["loss"], rel=1e-12
     )
 
 
 def test_the_alternation_logits_change_and_their_history_is_recorded(tmp_path: Path, texts: Path) -> None:
-    make(tmp_path, configuration(texts), "RALEARN").train()
+    start(tmp_path, configuration(texts), "RALEARN").train()
     history = run_record.load(tmp_path)["learned"]["history"]
     assert len(history) == 4
     assert all(abs(p - 0.5) > 1e-4 for p in history[-1][1])
@@ -147,30 +117,30 @@ def test_the_alternation_logits_change_and_their_history_is_recorded(tmp_path: P
 
 def test_all_variants_of_a_study_share_their_fingerprint(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
-    runs = [make(tmp_path / name, config, name) for name in ("B", "RAALL", "RAEARLY", "RALEARN")]
+    runs = [start(tmp_path / name, config, name) for name in ("B", "RAALL", "RAEARLY", "RALEARN")]
     assert len({json.dumps(run.log.record["fingerprint"], sort_keys=True) for run in runs}) == 1
 
 
 def test_a_slow_run_finishes_its_count_beyond_the_time_limit(tmp_path: Path, texts: Path) -> None:
-    run = make(tmp_path, configuration(texts, seconds=1))
+    run = start(tmp_path, configuration(texts, seconds=1))
     run.clocks._seconds["train"] = 10_000.0  # as on a machine that is far slower than when steps were timed
     assert run.train() == "finished"
-    seen = run_record.load(tmp_path)
-    assert seen["schedule"]["cut"] is False
-    assert seen["progress"]["iterations"] == ITERATIONS
+    record = run_record.load(tmp_path)
+    assert record["schedule"]["cut"] is False
+    assert record["progress"]["iterations"] == ITERATIONS
 
 
 @pytest.mark.parametrize("clock", ["train", "evaluate", "compile"])
 def test_a_hard_limit_of_wall_time_ends_the_run_with_a_note(tmp_path: Path, texts: Path, clock: str) -> None:
     config = configuration(texts)
     budget = dataclasses.replace(config.budget, hard_limit_seconds=5000)
-    run = make(tmp_path, dataclasses.replace(config, budget=budget))
+    run = start(tmp_path, dataclasses.replace(config, budget=budget))
     run.clocks._seconds[clock] = 5001.0
     assert run.train() == "finished"
-    seen = run_record.load(tmp_path)
-    assert seen["schedule"]["cut"] is True
-    assert seen["progress"]["iterations"] == 1
-    assert any("CONFIG_GPT2_HARD_LIMIT (5000 s)" in note for note in seen["notes"])
+    record = run_record.load(tmp_path)
+    assert record["schedule"]["cut"] is True
+    assert record["progress"]["iterations"] == 1
+    assert any("CONFIG_GPT2_HARD_LIMIT (5000 s)" in note for note in record["notes"])
 
 
 def test_a_hard_limit_is_no_part_of_the_schedule(tmp_path: Path, texts: Path) -> None:
@@ -180,7 +150,7 @@ def test_a_hard_limit_is_no_part_of_the_schedule(tmp_path: Path, texts: Path) ->
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: Path, texts: Path) -> None:
-    run = make(tmp_path, configuration(texts))
+    run = start(tmp_path, configuration(texts))
     with torch.no_grad():
         run.stepper.model.blocks[1].mlp.fc.weight[0, 0] = float("nan")
     before = {name: value.clone() for name, value in run.stepper.model.state_dict().items()}
@@ -188,9 +158,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: 
         run.train()
     after = run.stepper.model.state_dict()
     assert all(torch.equal(before[name], after[name]) or name == "blocks.1.mlp.fc.weight" for name in before)
-    seen = run_record.load(tmp_path)
-    assert seen["status"] == "failed"
-    assert "NotFiniteError" in seen["error"]
+    record = run_record.load(tmp_path)
+    assert record["status"] == "failed"
+    assert "NotFiniteError" in record["error"]
 
 
 def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
@@ -209,7 +179,7 @@ def test_a_validation_that_will_be_repeated_is_dropped_from_the_metrics(tmp_path
 
 
 def interrupted(directory: Path, config: Config) -> None:
-    run = make(directory, config, stop=StopAfter(5))
+    run = start(directory, config, stop=StopAfter(5))
     assert run.train() == "interrupted"
     assert 0 < run.iteration < ITERATIONS
 
@@ -225,25 +195,25 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path: Path, texts: Path) -> None
     changed = dataclasses.replace(config, data=settings)
     before = {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")}
     with pytest.raises(RunError, match=r"B0 was started with another data, validation"):
-        make(tmp_path / "run", changed).train()
+        start(tmp_path / "run", changed).train()
     assert run_record.load(tmp_path / "run")["status"] == "failed"
     assert before == {
         path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")
     }
-    assert make(tmp_path / "run", config).train() == "finished"
+    assert start(tmp_path / "run", config).train() == "finished"
 
 
 def test_a_run_is_not_resumed_to_another_count(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
     interrupted(tmp_path, config)
-    run = make(tmp_path, config)
+    run = start(tmp_path, config)
     run.plan = dataclasses.replace(run.plan, iterations=2 * ITERATIONS)
     with pytest.raises(RunError, match=rf"iterations \({ITERATIONS} -> {2 * ITERATIONS}\)"):
         run.train()
 
 
 def altered(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """The newest checkpoint written again with its plain data changed in place."""
+    """Overwrite the newest checkpoint with its plain data changed in place."""
     loaded = checkpoint.load_latest(directory / "checkpoint")
     assert loaded
     change(loaded.meta)
@@ -254,9 +224,11 @@ def test_a_checkpoint_without_the_description_of_its_run_is_refused(tmp_path: Pa
     config = configuration(texts)
     interrupted(tmp_path, config)
     altered(tmp_path, lambda meta: meta.pop("of"))
-    with pytest.raises(RunError, match=r"checkpoint of B0 .*older version.*fix: .*CONFIG_STUDY_NAME") as told:
-        make(tmp_path, config).train()
-    assert "\n" not in str(told.value)
+    with pytest.raises(
+        RunError, match=r"checkpoint of B0 .*older version.*fix: .*CONFIG_STUDY_NAME"
+    ) as caught:
+        start(tmp_path, config).train()
+    assert "\n" not in str(caught.value)
 
 
 def wsd(texts: Path) -> Config:
@@ -270,22 +242,24 @@ def with_warmup(run: Run, warmup: int) -> Run:
 
 def test_a_run_is_not_resumed_with_another_warm_up(tmp_path: Path, texts: Path) -> None:
     config = wsd(texts)
-    run = with_warmup(make(tmp_path, config, stop=StopAfter(5)), 2)
+    run = with_warmup(start(tmp_path, config, stop=StopAfter(5)), 2)
     assert run.train() == "interrupted"
     with pytest.raises(RunError, match=r"warmup_iterations \(2 -> 3\)"):
-        with_warmup(make(tmp_path, config), 3).train()
-    assert with_warmup(make(tmp_path, config), 2).train() == "finished"
+        with_warmup(start(tmp_path, config), 3).train()
+    assert with_warmup(start(tmp_path, config), 2).train() == "finished"
 
 
 def test_a_checkpoint_without_a_recorded_warm_up_is_resumed(tmp_path: Path, texts: Path) -> None:
     config = wsd(texts)
-    assert make(tmp_path, config, stop=StopAfter(5)).train() == "interrupted"
+    assert start(tmp_path, config, stop=StopAfter(5)).train() == "interrupted"
     altered(tmp_path, lambda meta: meta["of"].pop("warmup_iterations"))
-    assert make(tmp_path, config).train() == "finished"
+    assert start(tmp_path, config).train() == "finished"
 
 
 def test_a_run_that_exceeds_its_time_at_the_last_step_is_not_cut(tmp_path: Path, texts: Path) -> None:
-    run = make(tmp_path, configuration(texts, seconds=10_000))  # no machine is so slow that it is late before
+    run = start(
+        tmp_path, configuration(texts, seconds=10_000)
+    )  # no machine is so slow that it is late before
     step = run.one_step
 
     def late_at_the_end(feed: Any) -> None:
@@ -295,19 +269,19 @@ def test_a_run_that_exceeds_its_time_at_the_last_step_is_not_cut(tmp_path: Path,
 
     run.one_step = late_at_the_end  # type: ignore[method-assign]
     assert run.train() == "finished"
-    seen = run_record.load(tmp_path)
-    assert seen["progress"]["iterations"] == ITERATIONS
-    assert seen["schedule"]["cut"] is False
+    record = run_record.load(tmp_path)
+    assert record["progress"]["iterations"] == ITERATIONS
+    assert record["schedule"]["cut"] is False
 
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_uneven_step_times_are_noted_in_the_record(
     tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
 ) -> None:
-    """The speeds on record decide: here they are written by hand, a fifth of them slow or none."""
-    monkeypatch.setattr(trainer, "unevenness", lambda seconds: seen.append(seconds) or unevenness(seconds))
-    seen: list[list[float]] = []
-    run = make(tmp_path, configuration(texts))
+    """The recorded step times decide. The test replaces them: half of them slow, or none."""
+    monkeypatch.setattr(trainer, "unevenness", lambda values: measured.append(values) or unevenness(values))
+    measured: list[list[float]] = []
+    run = start(tmp_path, configuration(texts))
     plain = run.log_step
 
     def log_step(result: Any, seconds: float) -> None:
@@ -316,7 +290,7 @@ def test_uneven_step_times_are_noted_in_the_record(
 
     monkeypatch.setattr(run, "log_step", log_step)
     assert run.train() == "finished"
-    (seconds,) = seen
+    (seconds,) = measured
     assert len(seconds) == 5 * ITERATIONS
     assert sum(value > 0.4 for value in seconds) == (5 * ITERATIONS // 2 if slow else 0)
     notes = [note for note in run_record.load(tmp_path)["notes"] if "step times" in note]

@@ -159,11 +159,6 @@ class Study:
         return run_record.load(folder)
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
-
-
 @pytest.fixture
 def study(tmp_path: Path, texts: Path) -> Study:
     return Study(tmp_path / "s", texts)

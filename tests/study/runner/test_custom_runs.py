@@ -1,4 +1,4 @@
-"""A variant of one's own with parameters of its own: counted by the report, drawn alike in every process."""
+"""Variants with custom parameters: reported, initialised equally in every process, resumed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.artifacts import run_record
-from gpt2.config.batch import plan_batch
-from gpt2.hardware.resolve import resolve
 from gpt2.memory.prediction import predict
 from gpt2.memory.workload import StepWorkload
 from gpt2.model.init import initialise, keyed_normal, shared_names, weights_digest
 from gpt2.model.transformer import CausalSelfAttention, UnsetLinear
 from gpt2.system.signals import Stop
-from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import build_model
 from gpt2.train.trainer import Run
 from study.records.runs import read_runs
@@ -24,20 +21,20 @@ from tests.small_runs import StopAfter, same
 
 
 class Rich(CausalSelfAttention):
-    """A matrix, a bias, a norm, a 2-D and a 1-D parameter of its own, and one layer that is left unset."""
+    """A custom matrix, bias, norm, 2-D and 1-D parameter, and a layer without initial values."""
 
     def __init__(self) -> None:
         super().__init__(16, 2)
         self.extra = nn.Linear(16, 16)
-        self.own_norm = nn.LayerNorm(16)
-        nn.init.constant_(self.own_norm.weight, 0.5)
+        self.extra_norm = nn.LayerNorm(16)
+        nn.init.constant_(self.extra_norm.weight, 0.5)
         self.table = nn.Parameter(torch.zeros(2, 4))
         self.scale = nn.Parameter(torch.rand(16))
         self.unset = UnsetLinear(16, 16)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        own = self.unset(self.own_norm(self.extra(x_BTC))) * self.scale
-        return super().forward(x_BTC) + own * (1 + self.table.sum())
+        custom = self.unset(self.extra_norm(self.extra(x_BTC))) * self.scale
+        return super().forward(x_BTC) + custom * (1 + self.table.sum())
 
 
 class Wider(CausalSelfAttention):
@@ -54,7 +51,7 @@ class Wider(CausalSelfAttention):
 
 
 class Another(nn.Module):
-    """Nothing of the standard attention."""
+    """Without any part of the standard attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,54 +62,49 @@ class Another(nn.Module):
         return mixed
 
 
-OWN: dict[str, Callable[[], nn.Module]] = {"RICH": Rich, "WIDER": Wider, "ANOTHER": Another}
+CUSTOM: dict[str, Callable[[], nn.Module]] = {"RICH": Rich, "WIDER": Wider, "ANOTHER": Another}
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_runs.write_texts(tmp_path_factory.mktemp("runs") / "texts")
-
-
-def make(study: Path, texts: Path, name: str, stop: Stop | None = None, seed: int = 0) -> Run:
-    config = small_runs.configuration(texts, 4)
-    run = run_record.run_name(name, seed)
-    plan = RunPlan(study / "runs" / run, run, name, seed, 4, plan_batch(4, 2, 1, 16))
-    module = OWN.get(name)
+def start(study: Path, texts: Path, name: str, stop: Stop | None = None, seed: int = 0) -> Run:
+    module = CUSTOM.get(name)
     attention = None if module is None else lambda layer: module()
-    return Run(plan, config, resolve(config.target), attention, stop or Stop())
+    directory = study / "runs" / run_record.run_name(name, seed)
+    return small_runs.start(
+        directory, small_runs.configuration(texts, 4), name, stop, seed=seed, attention=attention
+    )
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", CUSTOM)
 def test_a_variant_with_custom_parameters_is_reported(tmp_path: Path, texts: Path, name: str) -> None:
     for each in ("B", name):
-        assert make(tmp_path, texts, each).train() == "finished"
+        assert start(tmp_path, texts, each).train() == "finished"
     runs = read_runs(tmp_path)
     assert [(run.variant, run.used, run.why_not) for run in runs] == [("B", True, ""), (name, True, "")]
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", CUSTOM)
 def test_initial_weights_depend_on_variant_and_seed_and_not_on_the_random_state(
     tmp_path: Path, texts: Path, name: str
 ) -> None:
     torch.manual_seed(1)
-    one = make(tmp_path / "one", texts, name).stepper.model.state_dict()
+    one = start(tmp_path / "one", texts, name).stepper.model.state_dict()
     torch.manual_seed(2)
     before = torch.get_rng_state()
-    again = make(tmp_path / "again", texts, name).stepper.model.state_dict()
+    second = start(tmp_path / "second", texts, name).stepper.model.state_dict()
     assert torch.equal(torch.get_rng_state(), before)
-    assert same(dict(one), dict(again))
-    other = make(tmp_path / "other", texts, name, seed=1).stepper.model.state_dict()
+    assert same(dict(one), dict(second))
+    other = start(tmp_path / "other", texts, name, seed=1).stepper.model.state_dict()
     differing = {key for key in one if not torch.equal(one[key], other[key])}
-    own = {"RICH": "scale", "WIDER": "qkv.weight", "ANOTHER": "mix.weight"}[name]
-    assert f"blocks.0.attention.{own}" in differing
-    assert not torch.equal(one[f"blocks.0.attention.{own}"], one[f"blocks.1.attention.{own}"])
+    custom = {"RICH": "scale", "WIDER": "qkv.weight", "ANOTHER": "mix.weight"}[name]
+    assert f"blocks.0.attention.{custom}" in differing
+    assert not torch.equal(one[f"blocks.0.attention.{custom}"], one[f"blocks.1.attention.{custom}"])
 
 
 def test_a_run_with_custom_parameters_resumes_to_the_same_bits(tmp_path: Path, texts: Path) -> None:
-    whole = make(tmp_path / "whole", texts, "RICH")
+    whole = start(tmp_path / "whole", texts, "RICH")
     assert whole.train() == "finished"
-    assert make(tmp_path / "cut", texts, "RICH", StopAfter(3)).train() == "interrupted"
-    resumed = make(tmp_path / "cut", texts, "RICH")
+    assert start(tmp_path / "resumed", texts, "RICH", StopAfter(3)).train() == "interrupted"
+    resumed = start(tmp_path / "resumed", texts, "RICH")
     assert resumed.train() == "finished"
     assert same(dict(resumed.stepper.model.state_dict()), dict(whole.stepper.model.state_dict()))
 
@@ -127,9 +119,9 @@ def test_custom_parameters_retain_the_values_of_their_module_and_unset_ones_are_
     initialise(plain, 3)
     named = initialise(model, 3)
     after = dict(model.named_parameters())
-    own = [name for name in after if name not in dict(plain.named_parameters())]
-    assert len(own) == 2 * 8
-    for name in own:
+    custom = [name for name in after if name not in dict(plain.named_parameters())]
+    assert len(custom) == 2 * 8
+    for name in custom:
         if ".unset." in name:
             expected = (
                 0.02 * keyed_normal(3, name, after[name].shape) if "weight" in name else 0 * after[name]
@@ -148,8 +140,8 @@ def test_the_weights_digest_covers_exactly_the_shared_tensors(texts: Path) -> No
     plain = build_model(config.model, None)
     initialise(plain, 3)
     standard = weights_digest(plain, 3)
-    for make_own in OWN.values():
-        model = build_model(config.model, lambda layer, make_own=make_own: make_own())  # type: ignore[misc]
+    for create in CUSTOM.values():
+        model = build_model(config.model, lambda layer, create=create: create())  # type: ignore[misc]
         initialise(model, 3)
         assert weights_digest(model, 3) == standard
         shared = set(shared_names(model))
@@ -159,14 +151,14 @@ def test_the_weights_digest_covers_exactly_the_shared_tensors(texts: Path) -> No
                 parameter.view(-1)[0] += 1
                 assert (weights_digest(model, 3) != standard) == (name in shared), name
                 parameter.view(-1)[0] = value
-    assert weights_digest(plain, 4) == standard  # nothing is drawn in the place of what is there
+    assert weights_digest(plain, 4) == standard  # present values are not drawn
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", CUSTOM)
 def test_the_memory_of_a_variant_with_custom_parameters_is_predicted(texts: Path, name: str) -> None:
     config = small_runs.configuration(texts, 4)
     before = torch.get_rng_state()
     standard = predict(StepWorkload(config.model, config.optimizer, None, 2, 2, "cpu", "float32"))
-    work = StepWorkload(config.model, config.optimizer, lambda layer: OWN[name](), 2, 2, "cpu", "float32")
+    work = StepWorkload(config.model, config.optimizer, lambda layer: CUSTOM[name](), 2, 2, "cpu", "float32")
     assert (predict(work).peak_bytes > standard.peak_bytes) == (name != "ANOTHER")
     assert torch.equal(torch.get_rng_state(), before)
