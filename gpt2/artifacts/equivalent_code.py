@@ -59,7 +59,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
     "gpt2.optim": ("gpt2.train.optimizer",),
     "gpt2.prediction": ("gpt2.memory.prediction",),
     "gpt2.processor": ("gpt2.hardware.cpu",),
-    "gpt2.progress": ("gpt2.data.progress",),
+    "gpt2.progress": ("gpt2.system.progress",),
     "gpt2.record": ("gpt2.artifacts.run_record", "gpt2.system.files"),
     "gpt2.resuming": ("gpt2.train.resume",),
     "gpt2.revision": ("gpt2.artifacts.provenance",),

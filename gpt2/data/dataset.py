@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,6 @@ import numpy as np
 from gpt2.config.config import DataConfig
 from gpt2.data import tokenizer
 from gpt2.data.manifest import REBUILD, Manifest, read_manifest
-from gpt2.data.progress import Report, TokenMeter, format_rate
 from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encode_batches, split_tail
 from gpt2.data.sources import (
     DataError,
@@ -36,6 +36,7 @@ from gpt2.data.sources import (
     source_identity,
     validation_permille,
 )
+from gpt2.system.progress import LiveLine, Report, duration
 
 __all__ = [
     "Corpus",
@@ -53,6 +54,7 @@ __all__ = [
 
 SPLITS = ("train", "validation")
 BYTES_PER_TOKEN = 4  # of English text
+PLAIN_SECONDS = 5.0  # between plain lines of progress
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -272,25 +274,32 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
     count = total = 0
     permille, workers = validation_permille(config.dataset), config.workers or len(os.sched_getaffinity(0))
     expected = document_count(config)
-    with TokenMeter("data", report) as meter:
+    began = time.monotonic()
+    with LiveLine(PLAIN_SECONDS, report) as line:
         for part in encode_batches(batches(documents(config)), permille, workers):
             for split, tokens in zip(SPLITS, part[:2], strict=True):
                 writers[split].write(tokens)
             count += part[2]
             total = sum(writer.tokens for writer in writers.values())
-            meter.update(total, _share(total, config.max_tokens, count, expected))
+            share, seconds = _share(total, config.max_tokens, count, expected), time.monotonic() - began
+            done = f"  {share:.0%}  {duration(seconds / share - seconds)} left" if share else ""
+            line.update(f"data: {format_rate(total, seconds)}{done}", share)
             if config.max_tokens and total >= config.max_tokens:
                 break
-        seconds = meter.seconds
-    report(f"data: {format_rate(total, seconds, f' of {count} documents')}")
+    report(f"data: {format_rate(total, time.monotonic() - began, f' of {count} documents')}")
     return count
+
+
+def format_rate(tokens: int, seconds: float, of: str = "") -> str:
+    """Return "1.5M tokens, 0.30M tokens/s". of: text after "tokens"."""
+    return f"{tokens / 1e6:.1f}M tokens{of}, {tokens / max(seconds, 1e-9) / 1e6:.2f}M tokens/s"
 
 
 def _share(tokens: int, most: int, count: int, expected: int | None) -> float | None:
     """Return the finished share of the work, which ends at `most` tokens (0: no limit) or at the last document."""
     shares = [tokens / most] if most else []
     shares += [count / expected] if expected else []
-    return max(shares, default=None)
+    return min(1.0, max(shares)) if shares else None
 
 
 def _sha256(path: Path) -> str:

@@ -7,7 +7,7 @@ import errno
 import sys
 from collections.abc import Callable
 
-from gpt2.system.stdout import LastingOutput
+from gpt2.system.stdout import LastingOutput, printable
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -24,18 +24,20 @@ def one_line(error: BaseException) -> str:
 def run_command(main: Callable[[], int | None]) -> None:
     """Run a command's `main` and exit with its status. A UserError becomes one line on stderr and status 1.
 
-    The command continues when the reader of its output ends, as in `make memory | head`.
+    Everything that the command prints is escaped. It continues when the reader of its output ends, as in
+    `make memory | head`.
     """
-    with contextlib.redirect_stdout(LastingOutput(sys.stdout)):  # type: ignore[type-var]
+    out, err = LastingOutput(sys.stdout), LastingOutput(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):  # type: ignore[type-var]
         try:
             status = main()
         except UserError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
             status = 1
         except OSError as error:
             if error.errno not in DISK_FULL:
                 raise
-            name = error.filename or "the disk"
+            name = printable(str(error.filename or "the disk"))
             print(
                 f"error: {name}: {error.strerror}; fix: free some space, or write elsewhere", file=sys.stderr
             )

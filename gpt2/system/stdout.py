@@ -1,29 +1,59 @@
-"""Wrap standard output so that a command continues after its reader ends."""
+"""Print to a terminal: no control character passes, any encoding will do, and a reader that ends does no harm."""
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
+import unicodedata
 from typing import Any, TextIO
 
 CLOSED = (errno.EPIPE, errno.EIO)  # the reader of a pipe ended; the terminal closed
+ASCII = {"±": "+-", "\u2212": "-", "→": "->", "·": ".", "†": "+", "─": "-", "━": "=", "\u00a0": " "}
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Escape control and direction characters and lone surrogates, except those in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        sign
+        if sign.isprintable() or sign in keep or unicodedata.category(sign) == "Zs"
+        else sign.encode("unicode_escape").decode()
+        for sign in text
+    )
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    """Replace what the stream's encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(ASCII.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("similar", _replace)
 
 
 class LastingOutput:
-    """Forward writes to `stream`; after the stream closes, discard them."""
+    """Forward writes to `stream`, escaped; after the stream closes, discard them.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    unescaped: the same for a writer that escapes its texts and sends control sequences itself.
+    """
+
+    def __init__(self, stream: TextIO, escape: bool = True) -> None:
+        self._stream, self._escape = stream, escape
+        if escape:
+            self.unescaped = LastingOutput(stream, escape=False)
+            stream.reconfigure(errors="similar")  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            self._stream.write(printable(text, keep="\n\t") if self._escape else text)
         except OSError as error:
             self._discard(error)
-            return len(text)
+        return len(text)
 
     def flush(self) -> None:
         try:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from gpt2.hardware.cpu import memory_bytes
+from gpt2.system.errors import run_command
 
 PROCESS_BYTES = 2 * 2**30  # peak memory of a test process
 MOST_PROCESSES = 8
@@ -33,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

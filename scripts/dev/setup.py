@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpt2.system.errors import run_command
+
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
 CORE = ["kconfiglib", "torch", "numpy", "scipy", "tiktoken", "rich"]
@@ -222,4 +224,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_command(lambda: main(sys.argv[1:]))

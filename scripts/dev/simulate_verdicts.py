@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpt2.system.errors import run_command
 from study.analysis.verdict import BETTER, EQUIVALENT, WORSE, judge
 from study.stats.statistics import perplexity_percent
 
@@ -99,4 +100,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt2.artifacts import run_record
+from gpt2.system.progress import duration
 from study.records.plan_file import Plan
-from study.runner.terminal import duration, short
+from study.runner.terminal import short
 from study.stats.statistics import mean
 
 SLOW = 1.2  # times the planned training seconds: a slower machine is reported

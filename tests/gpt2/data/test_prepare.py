@@ -134,3 +134,29 @@ def test_the_manifest_records_source_files_and_tokenizer(tmp_path: Path) -> None
     manifest = json.loads((directory / "manifest.json").read_text())
     assert len(manifest["source"]["files"]) == 60
     assert manifest["tokenizer"] == tokenizer.SHA256
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1000])
+def test_the_finished_share_grows_to_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    shown: list[tuple[str, float | None]] = []
+    monkeypatch.setattr(dataset.LiveLine, "update", lambda self, text, share: shown.append((text, share)))
+    monkeypatch.setattr(dataset, "batches", lambda texts: ([text] for text in texts))
+    prepare(source(tmp_path / "data", write_documents(tmp_path / "texts"), max_tokens=max_tokens), ignore)
+    known = [share for _, share in shown if share is not None]
+    assert len(known) == len(shown) > 10
+    assert known == sorted(known)
+    assert known[-1] == 1.0 > known[-2]
+    assert all(f"tokens/s  {share:.0%}  " in text for text, share in shown)
+    assert shown[-1][0].endswith("  100%  0s left")
+
+
+def test_without_a_known_share_no_percentage_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, float | None]] = []
+    monkeypatch.setattr(dataset.LiveLine, "update", lambda self, text, share: shown.append((text, share)))
+    prepare(source(tmp_path / "data", write_documents(tmp_path / "texts", 5)), ignore)
+    assert shown
+    assert all(share is None and text.endswith("tokens/s") for text, share in shown)

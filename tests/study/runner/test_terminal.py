@@ -1,15 +1,13 @@
-"""The live line never wraps, plain lines carry no control characters, and what is estimated has a reason."""
+"""The line of a run, and the estimate of the study's remaining time."""
 
 import io
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 
+from gpt2.system.progress import LiveLine
 from study.runner import terminal
 from study.runner.child_process import Event
-from study.runner.terminal import Estimate, LiveLine, Terminal, fitting, wrapped
+from study.runner.terminal import Estimate, Terminal
 
 
 class Clock:
@@ -30,110 +28,49 @@ def train(iteration: int) -> Event:
     )  # fmt: skip
 
 
-def rendered(line: LiveLine, width: int) -> str:
-    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    with console.capture() as capture:
-        console.print(line)
-    return capture.get().removesuffix("\n")
-
-
-def told_at(width: int, name: str = "RALEARN2") -> str:
+def lines_of(monkeypatch: pytest.MonkeyPatch, *events: Event, name: str = "RALEARN2") -> list[str]:
+    """Return the texts of the live line after its start."""
+    shown: list[str] = []
+    monkeypatch.setattr(LiveLine, "update", lambda self, text, share: shown.append(text))
     made = Terminal(Estimate(11, 7200.0), 15, io.StringIO())
     made.begin(name, 5)
-    made.update(Event("validation", perplexity=17457.78))
-    made.update(train(30))
-    return rendered(made._line, width)
+    for event in events:
+        made.update(event)
+    return shown
 
 
-@pytest.mark.parametrize("width", range(10, 200, 7))
-def test_the_live_line_is_one_line_and_narrower_than_the_terminal(width: int) -> None:
-    line = told_at(width, "RA:0-3,5,7-9,11" * 3)
-    assert "\n" not in line
-    assert len(line) < width
+def test_the_line_shows_the_most_important_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = lines_of(monkeypatch, Event("validation", perplexity=17457.78), train(30))
+    assert line.split("  ") == [
+        "[5/15] RALEARN2", " 30%", "loss 8.310", "study 21h 24m left", "val ppl 17458", "run 23s left",
+        "23.5k tok/s", "1.5 GiB",
+    ]  # fmt: skip
 
 
-def test_a_wide_terminal_shows_everything_and_a_bar() -> None:
-    line = told_at(140)
-    for piece in ("[5/15] RALEARN2", "━━━", " 30%", "loss 8.310", "val ppl 17458", "23.5k tok/s", "1.5 GiB"):
-        assert piece in line
-    assert "run 23s left" in line
-    assert "study 21h 24m left" in line
+def test_an_evaluation_takes_no_number_from_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    training, phase = lines_of(monkeypatch, train(30), Event("phase", phase="validating"))
+    assert phase.replace("validating  ", "") == training
 
 
-def test_an_evaluation_takes_no_number_from_the_line() -> None:
-    made = Terminal(Estimate(1, 60.0), 1, io.StringIO())
-    made.begin("B0", 1)
-    made.update(train(30))
-    training = rendered(made._line, 120)
-    made.update(Event("phase", phase="validating"))
-    phase = rendered(made._line, 120)
-    assert "validating" in phase
-    assert phase.partition("run ")[0].startswith(training.partition("  run ")[0])
-
-
-def test_eighty_columns_show_name_progress_and_time_left() -> None:
-    line = told_at(80)
-    for piece in ("[5/15] RALEARN2", " 30%", "loss 8.310", "study 21h 24m left"):
-        assert piece in line
-    assert "GiB" not in line
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 20)), min_size=1), st.integers(1, 90))
-def test_parts_are_dropped_by_importance_and_the_rest_is_in_order(
-    drawn: list[tuple[int, int]], width: int
-) -> None:
-    parts = [(str(rank) * length, rank) for rank, length in drawn]  # a text tells its rank
-    kept = fitting(parts, width)
-    assert len("  ".join(kept)) <= width
-    texts = iter(text[:width] for text, _ in parts)
-    assert all(text in texts for text in kept)  # a subsequence
-    assert sorted(int(text[0]) for text in kept) == sorted(rank for _, rank in parts)[: len(kept)]
-
-
-@given(st.text("ab -:\n", max_size=200), st.integers(20, 90))
-def test_wrapping_changes_nothing_but_white_space(text: str, width: int) -> None:
-    lines = wrapped(text, width).split("\n")
-    assert " ".join(lines).split() == text.split()
-    own = set(text.split("\n"))
-    assert all(len(line) <= width or line in own or " " not in line.strip() for line in lines)
-
-
-def test_a_command_is_not_wrapped() -> None:
-    command = (
-        "  .venv/bin/python -m wandb sync results/a-study-with-a-long-name/runs/RALEARN0/wandb/offline-run-2"
+def test_before_the_first_step_the_line_shows_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lines_of(monkeypatch, Event("phase", phase="compiling"))[0].startswith(
+        "[5/15] RALEARN2  compiling  study"
     )
-    assert wrapped(f"to send it:\n{command}", 40).splitlines() == ["to send it:", command]
 
 
-def test_without_a_terminal_lines_are_plain_complete_and_infrequent(clock: Clock) -> None:
+def test_without_a_terminal_lines_are_plain_and_rare(clock: Clock) -> None:
     stream = io.StringIO()
     made = Terminal(Estimate(1, None), 1, stream)
-    made.say("a note of more than eighty columns: " + "word " * 30)
     made.begin("B0", 1)
     for second in range(40):
         clock.now = float(second)
         made.update(train(second + 1))
+    made.update(Event("note", message="a note"))
     made.end("perplexity 12.00")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4
-    assert "\x1b" not in stream.getvalue()
-    assert "\r" not in stream.getvalue()
-    assert lines[1].startswith("[1/1] B0   16%  loss 8.310")
-    assert lines[-1] == "[1/1] B0  perplexity 12.00"
-
-
-def test_a_terminal_without_cursor_control_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dumb(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "dumb")
-    stream = Dumb()
-    made = Terminal(Estimate(1, None), 1, stream)
-    made.begin("B0", 1)
-    made.update(train(1))
-    made.end("done")
-    assert stream.getvalue() == "[1/1] B0  done\n"
+    assert lines[0].startswith("[1/1] B0   16%  loss 8.310")
+    assert lines[2:] == ["[1/1] B0: a note", "[1/1] B0  perplexity 12.00"]
 
 
 # -- estimates --------------------------------------------------------------------------------------------------
