@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 
 from pages.document import (
@@ -10,7 +9,6 @@ from pages.document import (
     Block,
     BulletList,
     Details,
-    Facts,
     Figure,
     Finding,
     Findings,
@@ -37,10 +35,9 @@ def palette_index(name: str, names: Sequence[str]) -> int:
     return (len(FIXED_COLORS) + (others.index(name) if name in others else 0)) % COLORS
 
 
-def color(name: str, names: Sequence[str], alpha: float | None = None) -> str:
+def color(name: str, names: Sequence[str]) -> str:
     """The color of a name as page.js reads it, the same on every page."""
-    variable = f"--v{palette_index(name, names)}"
-    return f"var({variable})" if alpha is None else f"var({variable}, {alpha:g})"
+    return f"var(--v{palette_index(name, names)})"
 
 
 def color_label(name: str, names: Sequence[str]) -> ColorLabel:
@@ -73,9 +70,6 @@ def _block(block: Block) -> str:
             return _table(block)
         case Figure():
             return _figure(block)
-        case Facts(rows):
-            listed = "".join(f"<dt>{to_html(name)}</dt><dd>{_value(value)}</dd>" for name, value in rows)
-            return f"<dl>{listed}</dl>" if listed else ""
         case Legend(labels):
             return _legend(labels)
         case Findings(items):
@@ -101,13 +95,9 @@ def _table(table: Table) -> str:
     return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
-def _value(value: Text | Details) -> str:
-    return render_blocks([value]) if isinstance(value, Details) else to_html(value)
-
-
 def _legend(labels: Sequence[ColorLabel]) -> str:
     buttons = "".join(
-        f'<button type="button" aria-pressed="true" data-variant="{escape_html(label.text)}">'
+        f'<button type="button" aria-pressed="true" data-name="{escape_html(label.text)}">'
         f"{to_html(label)}</button>"
         for label in labels
     )
@@ -118,7 +108,7 @@ def _finding(finding: Finding) -> str:
     numbers = "".join(f'<span class="numbers">{to_html(text)}</span>' for text in finding.numbers)
     reason = f'<span class="reason">{to_html(finding.reason)}</span>' if finding.reason else ""
     return (
-        f'<li class="{escape_html(finding.kind)}" style="--variant: var(--v{finding.label.index:d})">'
+        f'<li class="{escape_html(finding.kind)}" style="--color: var(--v{finding.label.index:d})">'
         f"<span><strong>{escape_html(finding.label.text)}</strong>"
         f'<span class="said">{to_html(finding.statement)}</span></span>{numbers}{reason}</li>'
     )
@@ -126,7 +116,7 @@ def _finding(finding: Finding) -> str:
 
 def _figure(figure: Figure) -> str:
     """The place of a figure, its switches above it and its caption below."""
-    height = float(figure.spec["layout"].get("height", 400))
+    height = float(figure.spec["layout"]["height"])
     caption = f"<figcaption>{to_html(figure.caption)}</figcaption>" if figure.caption else ""
     return (
         f'<figure>{_switches(figure)}<div class="plot" id="{figure.name}" style="--height:{height:g}px"></div>'
@@ -137,15 +127,15 @@ def _figure(figure: Figure) -> str:
 def _switches(figure: Figure) -> str:
     """A row of radio buttons for each choice of more than one option."""
     name, rows = figure.name, ""
-    for number, choice in enumerate(figure.spec.get("choices", [])):
+    for number, choice in enumerate(figure.spec["choices"]):
         if len(choice["options"]) < 2:
             continue
         options = "".join(
             f'<input type="radio" id="{name}-{number}-{value}" name="{name}-{number}" value="{value}" '
             f'data-figure="{name}" data-choice="{number}"{" checked" if value == 0 else ""}>'
-            f'<label for="{name}-{number}-{value}">{html.escape(option["name"])}</label>'
+            f'<label for="{name}-{number}-{value}">{escape_html(option["name"])}</label>'
             for value, option in enumerate(choice["options"])
         )
-        label = html.escape(choice["label"])
+        label = escape_html(choice["label"])
         rows += f'<fieldset class="choice"><legend>{label}</legend>{options}</fieldset>'
     return f'<div class="choices">{rows}</div>' if rows else ""

@@ -7,8 +7,8 @@ other blocks to some of the forms.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pages.markup import (
@@ -83,13 +83,6 @@ class Details:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Names with a value each, which may lie behind a fold."""
-
-    rows: Sequence[tuple[str, Text | Details]]
-
-
-@dataclass(frozen=True)
 class Legend:
     """Buttons that show and hide a name in every figure of an HTML page."""
 
@@ -137,18 +130,7 @@ class Section:
 
 
 Block = (
-    Paragraph
-    | Note
-    | Warning
-    | BulletList
-    | Table
-    | Figure
-    | Details
-    | Facts
-    | Legend
-    | Findings
-    | Only
-    | Section
+    Paragraph | Note | Warning | BulletList | Table | Figure | Details | Legend | Findings | Only | Section
 )
 
 
@@ -157,7 +139,7 @@ class Document:
     title: str
     blocks: Sequence[Block]
     subtitle: Text = ""
-    page_title: str = field(default="")  # of the browser's tab; the title where it is empty
+    page_title: str = ""  # of the browser's tab; the title where it is empty
 
 
 def figures(blocks: Iterable[Block]) -> dict[str, dict[str, Any]]:
@@ -173,57 +155,58 @@ def figures(blocks: Iterable[Block]) -> dict[str, dict[str, Any]]:
     return found
 
 
-# ---- Markdown
+# ---- Markdown and terminal
+
+
+@dataclass(frozen=True)
+class _TextForm:
+    """How a form of text shows each part. gap: between blocks within a section or below a summary."""
+
+    name: str
+    paragraph: Callable[[Text], str]
+    item: Callable[[Text], str]
+    warning: Inline
+    table: Callable[[Table], str]
+    heading: Callable[[Text, int], str]
+    gap: str
 
 
 def render_markdown(document: Document) -> str:
     """The document as Markdown."""
     head = [f"# {escape_markdown(document.title).strip()}"] if document.title else []
     head += [to_markdown(document.subtitle)] if document.subtitle else []
-    return "\n\n".join([*head, *_markdown_blocks(document.blocks)]) + "\n"
+    return "\n\n".join([*head, *_text_blocks(document.blocks, _MARKDOWN)]) + "\n"
 
 
-def _markdown_blocks(blocks: Iterable[Block]) -> list[str]:
-    rendered = [_markdown_block(block) for block in blocks]
-    return [block for block in rendered if block]
+def render_terminal(document: Document) -> str:
+    """The document in lines of at most WIDTH columns."""
+    head = [wrap(text) for text in (document.title, document.subtitle) if text]
+    return "\n\n".join([*head, *_text_blocks(document.blocks, _TERMINAL)])
 
 
-def _markdown_block(block: Block) -> str:
+def _text_blocks(blocks: Iterable[Block], form: _TextForm) -> list[str]:
+    return [text for block in blocks if (text := _text_block(block, form))]
+
+
+def _text_block(block: Block, form: _TextForm) -> str:
     match block:
         case Paragraph(text) | Note(text):
-            return to_markdown(text)
+            return form.paragraph(text)
         case Warning(text):
-            return f"**Warning:** {to_markdown(text)}"
+            return form.paragraph((form.warning, " ", *pieces(text)))
         case BulletList(items):
-            return "\n".join(f"- {to_markdown(item)}" for item in items)
-        case Facts(rows):
-            return "\n".join(f"- {to_markdown(name)}: {to_markdown(_summary(value))}" for name, value in rows)
+            return "\n".join(map(form.item, items))
         case Findings(items):
-            return "\n".join(f"- {to_markdown(sentence)}" for sentence in map(finding_sentence, items))
+            return "\n".join(form.item(finding_sentence(finding)) for finding in items)
         case Table():
-            return markdown_table(block)
+            return form.table(block)
         case Details(summary, inner):
-            return "\n\n".join([to_markdown(summary), *_markdown_blocks(inner)])
-        case Only(forms, inner):
-            return "\n\n".join(_markdown_blocks(inner)) if MARKDOWN in forms else ""
-        case Section(heading, inner, level):
-            shown = _markdown_blocks(inner)
-            return "\n\n".join([f"{'#' * level} {to_markdown(heading)}", *shown]) if shown else ""
-    return ""  # figures and legends
-
-
-def _summary(value: Text | Details) -> Text:
-    return value.summary if isinstance(value, Details) else value
-
-
-def markdown_table(table: Table) -> str:
-    """One line a row; a cell is one line whatever it holds."""
-    lines = [_markdown_row(table.headings), "|" + "---|" * len(table.headings)]
-    return "\n".join([*lines, *map(_markdown_row, table.rows)])
-
-
-def _markdown_row(cells: Sequence[Text]) -> str:
-    return "| " + " | ".join(map(markdown_cell, cells)) + " |"
+            return form.gap.join([form.paragraph(summary), *_text_blocks(inner, form)])
+        case Only(forms, inner) if form.name in forms:
+            return "\n\n".join(_text_blocks(inner, form))
+        case Section(heading, inner, level) if shown := _text_blocks(inner, form):
+            return form.gap.join([form.heading(heading, level), *shown])
+    return ""  # figures, legends, blocks of other forms, sections without content
 
 
 def finding_sentence(finding: Finding) -> Text:
@@ -236,58 +219,26 @@ def finding_sentence(finding: Finding) -> Text:
     return (*sentence, " ", *pieces(finding.reason))
 
 
-# ---- terminal
+def markdown_table(table: Table) -> str:
+    """One line a row; a cell is one line whatever it holds."""
+    rows = [f"| {' | '.join(map(markdown_cell, row))} |" for row in (table.headings, *table.rows)]
+    return "\n".join([rows[0], "|" + "---|" * len(table.headings), *rows[1:]])
 
 
-def render_terminal(document: Document) -> str:
-    """The document in lines of at most WIDTH columns."""
-    head = [wrap(text) for text in (document.title, document.subtitle) if text]
-    return "\n\n".join([*head, *_terminal_blocks(document.blocks)])
-
-
-def _terminal_blocks(blocks: Iterable[Block]) -> list[str]:
-    rendered = [_terminal_block(block) for block in blocks]
-    return [block for block in rendered if block]
-
-
-def _terminal_block(block: Block) -> str:
-    match block:
-        case Paragraph(text) | Note(text):
-            return wrap(text, hanging="")
-        case Warning(text):
-            return wrap(("warning: ", *pieces(text)))
-        case BulletList(items):
-            return "\n".join(wrap(item, "- ", "") for item in items)
-        case Facts(rows):
-            return "\n".join(wrap((f"{name}: ", *pieces(_summary(value)))) for name, value in rows)
-        case Findings(items):
-            return "\n".join(wrap(finding_sentence(item), "- ", "") for item in items)
-        case Table():
-            return "\n".join(terminal_table(block))
-        case Details(summary, inner):
-            return "\n".join([wrap(summary), *_terminal_blocks(inner)])
-        case Only(forms, inner):
-            return "\n\n".join(_terminal_blocks(inner)) if TERMINAL in forms else ""
-        case Section(heading, inner, _):
-            shown = _terminal_blocks(inner)
-            return "\n".join([wrap(heading), *shown]) if shown else ""
-    return ""  # figures and legends
-
-
-def terminal_table(table: Table) -> list[str]:
+def terminal_table(table: Table) -> str:
     """Aligned columns; where they are wider than the terminal, the cells of a row below each other."""
     headings = [to_plain(cell) for cell in table.headings]
     rows = [[to_plain(cell) for cell in row] for row in table.rows]
     for gap in (2, 1):
         lines = align_columns([headings, *rows], {0, *table.text_columns}, gap)
         if max(map(len, lines)) <= WIDTH:
-            return lines
+            return "\n".join(lines)
     lines = []
     for row in rows:
         lines.append(wrap(row[0]))
         pairs = zip(headings[1:], row[1:], strict=True)
         lines += [wrap(f"{head}: {cell}" if head else cell, "  ") for head, cell in pairs]
-    return lines
+    return "\n".join(lines)
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: Collection[int], gap: int = 2) -> list[str]:
@@ -301,3 +252,23 @@ def align_columns(rows: Sequence[Sequence[str]], left: Collection[int], gap: int
         for row in rows
     ]
     return [(" " * gap).join(cells).rstrip() for cells in padded]
+
+
+_MARKDOWN = _TextForm(
+    name=MARKDOWN,
+    paragraph=to_markdown,
+    item=lambda text: f"- {to_markdown(text)}",
+    warning=Strong("Warning:"),
+    table=markdown_table,
+    heading=lambda text, level: f"{'#' * level} {to_markdown(text)}",
+    gap="\n\n",
+)
+_TERMINAL = _TextForm(
+    name=TERMINAL,
+    paragraph=lambda text: wrap(text, hanging=""),
+    item=lambda text: wrap(text, "- ", ""),
+    warning="warning:",
+    table=terminal_table,
+    heading=lambda text, _: wrap(text),
+    gap="\n",
+)

@@ -18,10 +18,10 @@ WIDTH = 100  # columns of the terminal
 
 @dataclass(frozen=True)
 class Strong:
-    """Bold text. tone: "bad" or "good" adds a color in HTML."""
+    """Bold text. bad: in the color of a warning in HTML."""
 
     text: str
-    tone: str = ""
+    bad: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,7 @@ class Detail:
     text: str
 
 
-@dataclass(frozen=True)
-class LineBreak:
-    """A new line in HTML; a comma elsewhere."""
-
-
-Inline = str | Strong | Code | Link | ColorLabel | Detail | LineBreak
+Inline = str | Strong | Code | Link | ColorLabel | Detail
 Text = Inline | tuple[Inline, ...]
 
 
@@ -94,13 +89,8 @@ def format_numbers(value: str) -> str:
 
 
 def escape_html(value: str) -> str:
-    """Escape one line of data for HTML text and for quoted attributes."""
+    """Escape one line of data for HTML text, quoted attributes and texts of figures (plotly reads a few tags)."""
     return html.escape(single_line(value).strip())
-
-
-def escape_figure(value: str) -> str:
-    """Escape one line of data for a text of a figure: plotly reads a few tags."""
-    return escape_html(value)
 
 
 def escape_markdown(value: str) -> str:
@@ -121,21 +111,21 @@ def to_html(text: Text) -> str:
 
 
 def _html(part: Inline) -> str:
-    if isinstance(part, str):
-        return html.escape(format_numbers(single_line(part)))
-    if isinstance(part, LineBreak):
-        return "<br>"
-    if isinstance(part, Code):
-        return f"<code>{html.escape(single_line(part.text))}</code>"
-    inner = html.escape(single_line(part.text))
-    if isinstance(part, Strong):
-        tone = f' class="{part.tone}"' if part.tone in ("bad", "good") else ""
-        return f"<strong{tone}>{html.escape(format_numbers(single_line(part.text)))}</strong>"
-    if isinstance(part, Link):
-        return f'<a href="{html.escape(_address(part.address))}">{inner}</a>'
-    if isinstance(part, ColorLabel):
-        return f'<span class="swatch" style="background:var(--v{part.index:d})"></span>{inner}'
-    return f"<small>{html.escape(format_numbers(single_line(part.text)))}</small>"
+    match part:
+        case Strong(text, bad):
+            tone = ' class="bad"' if bad else ""
+            return f"<strong{tone}>{_html(text)}</strong>"
+        case Code(text):
+            return f"<code>{html.escape(single_line(text))}</code>"
+        case Link(text, address):
+            return f'<a href="{html.escape(_address(address))}">{html.escape(single_line(text))}</a>'
+        case ColorLabel(text, index):
+            dot = f'<span class="swatch" style="background:var(--v{index:d})"></span>'
+            return dot + html.escape(single_line(text))
+        case Detail(text):
+            return f"<small>{_html(text)}</small>"
+        case str():
+            return html.escape(format_numbers(single_line(part)))
 
 
 def to_markdown(text: Text) -> str:
@@ -160,20 +150,17 @@ def _escape_bare(pattern: str, line: str) -> str:
 
 
 def _markdown(part: Inline) -> str:
-    if isinstance(part, str):
-        return escape_markdown(part)
-    if isinstance(part, LineBreak):
-        return ", "
-    if isinstance(part, Strong):
-        inner = escape_markdown(part.text).strip()
-        return f"**{inner}**" if inner else ""
-    if isinstance(part, Code):
-        return _markdown_code(single_line(part.text))
-    if isinstance(part, Link):
-        return f"[{_escape_bare(r'[][]', escape_markdown(part.text))}](<{_address(part.address)}>)"
-    if isinstance(part, Detail):
-        return f" {escape_markdown(part.text)}"
-    return escape_markdown(part.text)
+    match part:
+        case Strong(text):
+            inner = escape_markdown(text).strip()
+            return f"**{inner}**" if inner else ""
+        case Code(text):
+            return _markdown_code(single_line(text))
+        case Link(text, address):
+            return f"[{_escape_bare(r'[][]', escape_markdown(text))}](<{_address(address)}>)"
+        case Detail(text):
+            return f" {escape_markdown(text)}"
+    return escape_markdown(part if isinstance(part, str) else part.text)
 
 
 def _markdown_code(value: str) -> str:
@@ -193,26 +180,19 @@ def to_plain(text: Text) -> str:
 def _plain(part: Inline) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, LineBreak):
-        return ", "
     return f" {part.text}" if isinstance(part, Detail) else part.text
 
 
 def wrap(text: Text, indent: str = "", hanging: str = "  ") -> str:
     """Render inline text for the terminal in lines of WIDTH columns; a number keeps its percent sign."""
     line = to_plain(text).replace(" %", "\u00a0%")
-    wrapped = textwrap.fill(
-        line,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=" " * len(indent) + hanging,
-        break_on_hyphens=False,
+    rest = " " * len(indent) + hanging
+    wrapped = textwrap.wrap(
+        line, WIDTH, initial_indent=indent, subsequent_indent=rest, break_on_hyphens=False
     )
-    return wrapped.replace("\u00a0", " ")
+    return "\n".join(wrapped).replace("\u00a0", " ")
 
 
 def _address(address: str) -> str:
     """A relative path or an https address with everything else quoted: no other scheme survives."""
-    if address.startswith("https://"):
-        return "https://" + quote(address.removeprefix("https://"), safe="/:?#=&%.,~+-_")
-    return quote(address, safe="/")
+    return quote(address, safe="/:?#=&%.,~+-_" if address.startswith("https://") else "/")

@@ -1,8 +1,8 @@
-// Draw the figures of the page. A figure is plain data: {data, layout, choices, labelled}; see pages/page.py.
+// Draw the figures of the page. A figure is plain data: {data, layout, choices, narrow}; see pages/page.py.
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const hidden = new Set(); // variants that the reader switched off
+  const hidden = new Set(); // names that the reader switched off
   const narrow = matchMedia("(max-width: 640px)");
   const schemes = matchMedia("(prefers-color-scheme: dark)");
   const print = matchMedia("print");
@@ -36,18 +36,18 @@
 
   const withChoices = (spec, chosen) => {
     let data = spec.data, layout = spec.layout;
-    (spec.choices || []).forEach((choice, number) => {
+    spec.choices.forEach((choice, number) => {
       const option = choice.options[chosen[number]];
       if (option.data) data = data.map((trace, index) => merge(trace, option.data[index] || {}));
       layout = merge(layout, option.layout || {});
     });
-    if (narrow.matches && spec.narrow) layout = merge(layout, spec.narrow);
-    data = data.map(trace => ({ ...trace, visible: !hidden.has(trace.meta && trace.meta.variant) }));
+    if (narrow.matches) layout = merge(layout, spec.narrow);
+    data = data.map(trace => ({ ...trace, visible: !hidden.has(trace.legendgroup) }));
     const full = merge({
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: "var(--ink)" },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: narrow.matches ? false : "zoom",
       hoverlabel: { bgcolor: "var(--raised)", bordercolor: "var(--line)", font: { color: "var(--ink)" }, namelength: -1 },
-    }, layout);
+    }, merge({ xaxis: {}, yaxis: {} }, layout));
     for (const key of Object.keys(full).filter(key => /^[xy]axis\d*$/.test(key))) full[key] = merge(axisDefaults(), full[key]);
     return resolveColors({ data, layout: full }, getComputedStyle(document.documentElement));
   };
@@ -57,8 +57,8 @@
     const axis = plot.layout.yaxis, margin = drawn.layout.margin;
     const height = drawn.layout.height - margin.t - margin.b;
     const at = value => ((axis.type === "log" ? Math.log10(value) : value) - axis.range[0]) / (axis.range[1] - axis.range[0]);
-    const ends = drawn.data.filter(trace => trace.visible && trace.meta && trace.meta.label && trace.y.length)
-      .map(trace => ({ text: trace.meta.label, color: trace.line.color, y: at(trace.y[trace.y.length - 1]) }))
+    const ends = drawn.data.filter(trace => trace.visible && trace.meta && trace.y.length)
+      .map(trace => ({ text: trace.meta, color: trace.line.color, y: at(trace.y[trace.y.length - 1]) }))
       .filter(end => end.y >= 0 && end.y <= 1).sort((a, b) => a.y - b.y);
     const step = Math.min(15 / height, 1 / Math.max(1, ends.length - 1));
     for (let pass = 0; pass < 100; pass += 1) {
@@ -81,7 +81,7 @@
     const drawn = withChoices(spec, chosen[name]);
     const annotations = drawn.layout.annotations || [];
     await Plotly.react(plot, drawn.data, { ...drawn.layout, annotations }, { displayModeBar: false, responsive: true });
-    if (!spec.labelled) return;
+    if (!spec.data.some(trace => trace.meta)) return;
     const relabel = () => Plotly.relayout(plot, { annotations: [...annotations, ...endLabels(plot, drawn)] });
     plot.removeAllListeners("plotly_relayout");
     await relabel();
@@ -89,14 +89,14 @@
   };
   const drawAll = () => Promise.all(Object.keys(figures).map(draw));
 
-  for (const name of Object.keys(figures)) chosen[name] = (figures[name].choices || []).map(() => 0);
+  for (const name of Object.keys(figures)) chosen[name] = figures[name].choices.map(() => 0);
   document.querySelectorAll("[data-choice]").forEach(input => input.addEventListener("change", () => {
     chosen[input.dataset.figure][Number(input.dataset.choice)] = Number(input.value);
     draw(input.dataset.figure);
   }));
   document.querySelectorAll(".legend button").forEach(button => button.addEventListener("click", () => {
-    const variant = button.dataset.variant, shown = hidden.delete(variant);
-    if (!shown) hidden.add(variant);
+    const name = button.dataset.name, shown = hidden.delete(name);
+    if (!shown) hidden.add(name);
     button.setAttribute("aria-pressed", String(shown));
     drawAll();
   }));

@@ -1,14 +1,14 @@
 """Render a document as one HTML file that loads nothing: style, figures, their data and plotly.js are inside.
 
-A figure is plain data, drawn by page.js with plotly.js:
+A figure is plain data (`pages.plots`), drawn by page.js with plotly.js:
 
     data, layout  as in plotly.js; a color may be "var(--v1)" or "var(--v1, 0.2)", a color of page.css
     choices       switches, one option of each in force (a single option always is):
                   [{"label": ..., "options": [{"name": ..., "data": [a patch a trace], "layout": a patch}]}]
-    labelled      whether lines carry their name (meta.label) at the right end
     narrow        a patch of the layout for narrow screens
 
-The page's legend hides and shows a trace with meta.variant. Texts of figures pass through `markup.escape_figure`.
+The page's legend hides and shows traces by their legendgroup. A line carries its `meta`, a text, at its right end.
+Texts of figures pass through `markup.escape_html`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import functools
 import gzip
 import html
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,9 @@ from pages.markup import escape_html, to_html
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data: blob:; form-action 'none'"
+)
+NO_SCRIPT = (
+    '<noscript><p class="note">The figures need JavaScript. The tables hold every number.</p></noscript>'
 )
 
 
@@ -54,27 +56,19 @@ def render_html(document: Document) -> str:
     subtitle = f"<p>{to_html(document.subtitle)}</p>" if document.subtitle else ""
     header = f"<header><h1>{escape_html(document.title)}</h1>{subtitle}</header>"
     body = f"{header}\n{render_blocks(document.blocks)}"
-    return shell(document.page_title or document.title, body, figures(document.blocks))
-
-
-def shell(title: str, body: str, drawn: Mapping[str, Any]) -> str:
-    """The file around `body`, which is HTML and has a place for each of the figures."""
-    scripts = (
-        f"<script>{plotly_library()}</script>\n"
-        f'<script type="application/json" id="figures">{script_json(dict(drawn))}</script>\n'
-        f"<script>{asset('page.js')}</script>\n"
-        if drawn
-        else ""
-    )
-    no_script = (
-        '<noscript><p class="note">The figures need JavaScript. The tables hold every number.</p></noscript>\n'
-        if drawn
-        else ""
-    )
+    scripts = ""
+    if drawn := figures(document.blocks):
+        body += f"\n{NO_SCRIPT}"
+        scripts = (
+            f"<script>{plotly_library()}</script>\n"
+            f'<script type="application/json" id="figures">{script_json(drawn)}</script>\n'
+            f"<script>{asset('page.js')}</script>\n"
+        )
+    title = escape_html(document.page_title or document.title)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape_html(title)}</title>\n<style>\n{asset('page.css')}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n{no_script}</main>\n{scripts}</body>\n</html>\n"
+        f"<title>{title}</title>\n<style>\n{asset('page.css')}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n{scripts}</body>\n</html>\n"
     )

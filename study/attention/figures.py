@@ -1,19 +1,29 @@
-"""Attention maps of chosen heads as heat maps for plotly, both paths side by side. Needs no torch."""
+"""Attention of trained runs as figures for plotly: statistics by layer, and maps of heads. Needs no torch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pages.markup import escape_figure
-from study.attention.data import PATHS, InputText, Picture, RunAttention, used_path
+from pages.components import color
+from pages.markup import escape_html
+from pages.plots import Plain, axis, figure, line
+from study.attention.data import (
+    PATHS,
+    STATISTICS,
+    InputText,
+    Picture,
+    RunAttention,
+    layer_means,
+    used_path,
+)
 
+Matrix = NDArray[np.float64]
 FLOOR = 1e-4  # smaller masses share the darkest color
-SIDE, GAP = 330, 84  # pixels on the screen
+SIDE = 330  # pixels on the screen
 SPANS = (1, 6)  # limits of the color scale against an even spread, in powers of two
 DIVERGING = [[0, "#2166ac"], [0.25, "#92c5de"], [0.5, "#f4f4f2"], [0.75, "#f4a582"], [1, "#b2182b"]]
 SCALES = ("against an even spread", "mass")
@@ -22,6 +32,37 @@ ABOUT_MAPS = (
     "less mass and red is more mass than uniform attention gives. In long texts one cell is a block of tokens."
 )
 ABOUT_MASS = f'Under "mass", dark is {FLOOR:g} or less and bright is 1, on a logarithmic scale.'
+SHORT = {
+    "total_variation": "total variation", "jensen_shannon": "Jensen-Shannon", "entropy": "entropy",
+    "distance": "distance", "previous": "previous token", "first": "first token",
+}  # fmt: skip
+
+
+def layer_figure(runs: Sequence[RunAttention], variants: Sequence[str]) -> Plain:
+    """One line for each run and path against the layer. The reader chooses the statistic."""
+    lines = [(run, path) for run in runs for path in PATHS]
+    data = [
+        line(
+            f"{run.name}, {path}",
+            color(run.variant, variants),
+            run.variant,
+            label=run.variant if path == PATHS[0] else "",
+            dash="solid" if path == PATHS[0] else "dash",
+            marker={"size": 6},
+            x=list(run.layers),
+            y=[],
+        )
+        for run, path in lines
+    ]
+    options = []
+    for name, (title, by_path) in STATISTICS.items():
+        shown = [layer_means(run, name, path) if by_path or path == PATHS[0] else {} for run, path in lines]
+        values = [{"y": [float(f"{value:.4g}") for value in means.values()]} for means in shown]
+        options.append({"name": SHORT[name], "data": values, "layout": {"yaxis": axis(title)}})
+    narrow = {"margin": {"l": 62, "r": 74}, "height": 320}
+    choices = [{"label": "Statistic", "options": options}]
+    across, upwards = axis("layer", dtick=1), {"rangemode": "tozero"}
+    return figure(data, 380, (66, 84, 12, 48), narrow, choices, xaxis=across, yaxis=upwards)
 
 
 def heads_with_maps(runs: Sequence[RunAttention]) -> dict[tuple[int, int], list[RunAttention]]:
@@ -34,140 +75,95 @@ def heads_with_maps(runs: Sequence[RunAttention]) -> dict[tuple[int, int], list[
     return dict(sorted(found.items()))
 
 
-def maps_of_runs(
-    runs: Sequence[RunAttention], layer: int, head: int, text: InputText
-) -> tuple[dict[str, Any], int]:
-    """One row of heat maps for each run, and the powers of two that the colors reach."""
+def map_figure(
+    runs: Sequence[RunAttention], layer: int, head: int, text: InputText, scales: Sequence[str] = SCALES
+) -> tuple[Plain, int]:
+    """The two paths of one run at a time as heat maps, and the powers of two that the colors reach.
+
+    Switches choose the run and the color scale. The color scales are those of all runs.
+    """
     even = even_spread(text.tokens, runs[0].block)
-    reach = _reach(runs, layer, head, even)
-    data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"height": (SIDE + GAP) * len(runs) + 20, "annotations": []}
-    layout["margin"] = {"l": 56, "r": 12, "t": 8, "b": 24}
-    options: list[dict[str, Any]] = [{"name": name, "data": []} for name in SCALES]
-    high = 1 / len(runs)
-    for row, run in enumerate(runs):
-        bottom = 1 - (row + 1) * high
-        top = bottom + high * SIDE / (SIDE + GAP)
-        for column, path in enumerate(PATHS):
-            number = 2 * row + column + 1
-            masses = run.layers[layer].pictures[head][column]
-            scales = _color_scales(masses, even, reach)
-            data.append(_heat(masses, run.block, text, number) | scales[0])
-            for option, scale in zip(options, scales, strict=True):
-                option["data"].append(scale)
-            layout |= _axes(number, column, bottom, top)
-            layout["annotations"].append(_title(run, layer, column, path, top))
-    return {
-        "data": data,
-        "layout": layout,
-        "narrow": {"font": {"size": 10}, "margin": {"l": 36, "r": 4}},
-        "choices": [{"label": "Color", "options": options}],
-    }, reach
-
-
-def _axes(number: int, column: int, bottom: float, top: float) -> dict[str, Any]:
-    """Axes of heat map `number`, in its column and between two heights."""
-    suffix, left = _suffix(number), 0.53 * column
-    axis = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 6}
-    return {
-        f"xaxis{suffix}": axis | {"domain": [left, left + 0.47], "anchor": f"y{suffix}"},
-        f"yaxis{suffix}": axis | {
-            "domain": [bottom, top], "anchor": f"x{suffix}", "autorange": "reversed", "scaleanchor": f"x{suffix}",
-        },
-    }  # fmt: skip
-
-
-def _suffix(number: int) -> str:
-    """The suffix of plotly's axis `number`."""
-    return "" if number == 1 else str(number)
-
-
-def _title(run: RunAttention, layer: int, column: int, path: str, top: float) -> dict[str, Any]:
-    share = run.layers[layer].share
-    mark = " (used)" if share is not None and share == float(column) else ""
-    return {
-        "text": f"{escape_figure(run.name)}: {path}{mark}", "xref": "paper", "yref": "paper",
-        "x": 0.53 * column + 0.235, "xanchor": "center", "y": top, "yanchor": "bottom", "showarrow": False, "yshift": 6,
-    }  # fmt: skip
-
-
-def _heat(masses: Picture, block: int, text: InputText, number: int) -> dict[str, Any]:
-    """Positions and hover texts. `_color_scales` adds the values."""
-    at = [place * block for place in range(len(masses))]
-    trace: dict[str, Any] = {
-        "type": "heatmap", "x": at, "y": at, "xaxis": f"x{_suffix(number)}", "yaxis": f"y{_suffix(number)}",
-        "showscale": False, "hoverongaps": False, "hovertemplate": "query %{y}, key %{x}: %{z}<extra></extra>",
-    }  # fmt: skip
-    if len(text.pieces) == len(masses):
-        pieces = [escape_figure(piece) or "·" for piece in text.pieces]
-        trace["text"] = [[f"{query} → {key}" for key in pieces] for query in pieces]
-        trace["hovertemplate"] = "%{text}: %{z}<extra></extra>"
-    return trace
-
-
-def map_by_variant(runs: Sequence[RunAttention], layer: int, head: int, text: InputText) -> dict[str, Any]:
-    """The two paths of one run at a time, on one color scale. A switch selects the run."""
-    even = even_spread(text.tokens, runs[0].block)
-    reach = _reach(runs, layer, head, even)
-    options = []
-    for run in runs:
-        pair = run.layers[layer].pictures[head]
-        shown = [_color_scales(masses, even, reach)[0] for masses in pair]
-        titles = [_title(run, layer, column, path, 1.0) for column, path in enumerate(PATHS)]
-        uses = used_path(run.layers[layer].share)
-        name = f"{run.variant} ({uses})" if "%" in uses else run.variant
-        options.append({"name": name, "data": shown, "layout": {"annotations": titles}})
-    first = runs[0].layers[layer].pictures[head]
-    data = [_heat(masses, runs[0].block, text, number) for number, masses in enumerate(first, 1)]
-    layout = {"height": SIDE + 60, "margin": {"l": 56, "r": 12, "t": 32, "b": 24}}
-    for column in range(2):
-        layout |= _axes(column + 1, column, 0.0, 1.0)
-    return {
-        "data": data,
-        "layout": layout,
-        "narrow": {"font": {"size": 10}, "margin": {"l": 36, "r": 4}},
-        "choices": [{"label": "Variant", "options": options}],
+    maps = [run.layers[layer].pictures[head] for run in runs]
+    lower = np.tril_indices(len(even))
+    distances = np.sort([abs(ratios(masses, even)[lower]) for pair in maps for masses in pair], axis=None)
+    reach = min(max(math.ceil(distances[int(0.99 * (len(distances) - 1))]), SPANS[0]), SPANS[1])
+    colors: dict[str, Plain] = {
+        SCALES[0]: {"zmin": -reach, "zmax": reach, "colorscale": DIVERGING},
+        SCALES[1]: {"zmin": math.log10(FLOOR), "zmax": 0, "colorscale": "Viridis"},
     }
+    drawn = [(scale, column) for scale in scales for column in range(2)]
+    data = [_heat(column, len(even), runs[0].block, text) | colors[scale] for scale, column in drawn]
+    options = []
+    for run, pair in zip(runs, maps, strict=True):
+        share = run.layers[layer].share
+        uses = used_path(share)
+        options.append({
+            "name": f"{run.name} ({uses})" if "%" in uses else run.name,
+            "data": [{"z": _cells(pair[column], even, scale)} for scale, column in drawn],
+            "layout": {"annotations": [_title(run.name, column, share) for column in range(2)]},
+        })  # fmt: skip
+    shown = [{"name": scale, "data": [{"visible": other == scale} for other, _ in drawn]} for scale in scales]
+    choices = [{"label": "Run", "options": options}, {"label": "Color", "options": shown}]
+    narrow = {"font": {"size": 10}, "margin": {"l": 36, "r": 4}}
+    axes = {name: values for column in range(2) for name, values in _axes(column).items()}
+    return figure(data, SIDE + 60, (56, 12, 32, 24), narrow, choices, **axes), reach
 
 
-# ---- color scales
+def _axes(column: int) -> dict[str, Plain]:
+    number, left = "2" if column else "", 0.53 * column
+    both = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 6}
+    across = both | {"domain": [left, left + 0.47], "anchor": f"y{number}"}
+    down = both | {"anchor": f"x{number}", "autorange": "reversed", "scaleanchor": f"x{number}"}
+    return {f"xaxis{number}": across, f"yaxis{number}": down}
 
 
-def even_spread(tokens: int, block: int) -> NDArray[np.float64]:
+def _title(run: str, column: int, share: float | None) -> Plain:
+    text = f"{escape_html(run)}: {PATHS[column]}{' (used)' if share == column else ''}"
+    place = {"x": 0.53 * column + 0.235, "xanchor": "center", "y": 1, "yanchor": "bottom", "yshift": 6}
+    return {"text": text, "xref": "paper", "yref": "paper", "showarrow": False} | place
+
+
+def _heat(column: int, cells: int, block: int, text: InputText) -> Plain:
+    """Positions and hover texts of a map."""
+    at, number = [place * block for place in range(cells)], "2" if column else ""
+    heat: Plain = {"type": "heatmap", "x": at, "y": at, "xaxis": f"x{number}", "yaxis": f"y{number}"}
+    heat |= {
+        "showscale": False,
+        "hoverongaps": False,
+        "hovertemplate": "query %{y}, key %{x}: %{z}<extra></extra>",
+    }
+    if len(text.pieces) == cells:
+        pieces = [escape_html(piece) or "·" for piece in text.pieces]
+        heat["text"] = [[f"{query} → {key}" for key in pieces] for query in pieces]
+        heat["hovertemplate"] = "%{text}: %{z}<extra></extra>"
+    return heat
+
+
+def even_spread(tokens: int, block: int) -> Matrix:
     """The map (N, N) of uniform causal attention, `block` tokens a cell."""
     rows = np.tril(np.ones((tokens, tokens))) / np.arange(1, tokens + 1)[:, None]
     starts = np.arange(0, tokens, block)
-    sums: NDArray[np.float64] = np.add.reduceat(np.add.reduceat(rows, starts, axis=1), starts, axis=0)
+    sums: Matrix = np.add.reduceat(np.add.reduceat(rows, starts, axis=1), starts, axis=0)
     return sums / np.diff(np.append(starts, tokens))[:, None]
 
 
-def ratios(masses: Picture, even: NDArray[np.float64]) -> Picture:
-    """log2 of the mass over that of an even spread."""
-    return [
-        [math.log2(max(mass, 1e-30) / max(float(even[i, j]), 1e-30)) for j, mass in enumerate(row)]
-        for i, row in enumerate(masses)
-    ]
+def ratios(masses: Picture, even: Matrix) -> Matrix:
+    """log2 of the mass over that of an even spread; 0 above the diagonal."""
+    ratio: Matrix = np.log2(np.maximum(_matrix(masses), 1e-30) / np.maximum(even, 1e-30))
+    return ratio
 
 
-def _reach(runs: Sequence[RunAttention], layer: int, head: int, even: NDArray[np.float64]) -> int:
-    """Powers of two that cover 99 % of the cells."""
-    drawn = [path for run in runs for path in run.layers[layer].pictures[head]]
-    values = sorted(abs(value) for masses in drawn for row in ratios(masses, even) for value in row)
-    needed = math.ceil(values[int(0.99 * (len(values) - 1))])
-    return min(max(needed, SPANS[0]), SPANS[1])
+def _matrix(rows: Picture) -> Matrix:
+    matrix = np.zeros((len(rows), len(rows)))
+    matrix[np.tril_indices(len(rows))] = [mass for row in rows for mass in row]
+    return matrix
 
 
-def _color_scales(masses: Picture, even: NDArray[np.float64], reach: int) -> list[dict[str, Any]]:
-    """Values and color scale for each of SCALES. Cells above the diagonal (the future) are empty."""
-    bound = 2 * SPANS[1]
-    ratio = [[min(max(value, -bound), bound) for value in row] for row in ratios(masses, even)]
-    mass = [[math.log10(max(value, FLOOR)) for value in row] for row in masses]
-    return [
-        {"z": _square(ratio), "zmin": -reach, "zmax": reach, "colorscale": DIVERGING},
-        {"z": _square(mass), "zmin": math.log10(FLOOR), "zmax": 0, "colorscale": "Viridis"},
-    ]
-
-
-def _square(rows: Picture) -> list[list[float | None]]:
-    empty: list[None] = [None] * len(rows)
-    return [[*(round(value, 2) for value in row), *empty[len(row) :]] for row in rows]
+def _cells(masses: Picture, even: Matrix, scale: str) -> list[list[float | None]]:
+    """The values of a color scale. Cells above the diagonal (the future) are empty."""
+    if scale == SCALES[0]:
+        values = np.clip(ratios(masses, even), -2 * SPANS[1], 2 * SPANS[1])
+    else:
+        values = np.log10(np.maximum(_matrix(masses), FLOOR))
+    rows = np.round(values, 2).tolist()
+    return [[*row[: place + 1], *[None] * (len(rows) - place - 1)] for place, row in enumerate(rows)]

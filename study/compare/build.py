@@ -56,6 +56,12 @@ class StudyComparison:
     rankings: list[Ranking]
     across: list[Across]
 
+    def changes(self) -> list[tuple[str, Sequence[Interval | None]]]:
+        """Variant and changes of the main table: to the first study, or to each study's baseline."""
+        if self.absolute:
+            return [(row.variant, row.differences) for row in self.absolute]
+        return [(row.variant, row.against_baseline) for row in self.relative]
+
 
 def build_comparison(paths: Sequence[Path]) -> StudyComparison:
     """Read and compare studies. CompareError if a path is not a study."""

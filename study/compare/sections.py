@@ -96,7 +96,7 @@ def _checklist_section(comparison: StudyComparison) -> Section:
 
 
 def _status(check: Check) -> Text:
-    status = Strong(FATAL, "bad") if check.status == FATAL else check.status
+    status = Strong(FATAL, bad=True) if check.status == FATAL else check.status
     return (status, Detail(f"({check.reason})")) if check.reason else status
 
 

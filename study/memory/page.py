@@ -9,7 +9,7 @@ from typing import Any
 from gpt2.config.batch import BatchPlan
 from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.memory.allocation_tracker import KINDS, Timeline
+from gpt2.memory.allocation_tracker import Timeline
 from gpt2.memory.prediction import Prediction
 from pages.document import (
     HTML,
@@ -22,7 +22,8 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import escape_figure
+from pages.markup import escape_html
+from pages.plots import Plain, axis, figure, trace
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")
 MODULES = 12  # rows of the module table
@@ -170,60 +171,61 @@ def _caption(row: MemoryRow) -> str:
     )
 
 
-def timeline_figure(timeline: Timeline) -> dict[str, Any]:
+def timeline_figure(timeline: Timeline) -> Plain:
     """Allocated memory by kind as a stacked area over allocations and frees, with the phases and the peak."""
     first, last = timeline.phases[0][1], timeline.phases[-1][2]
     peak = timeline.peak_event()
-    size, unit = _unit(timeline.curve()[peak])
+    top = timeline.curve()[peak]
+    size, unit = _unit(top)
     events = drawn_events(timeline, first, last)
-    series = timeline.by_kind_over_time()
     data = [
-        {
-            "type": "scatter", "mode": "lines", "name": kind, "stackgroup": "memory", "x": events,
-            "y": [float(f"{series[kind][event] / size:.5g}") for event in events],
-            "line": {"width": 0, "color": COLORS[kind], "shape": "hv"}, "fillcolor": COLORS[kind],
-            "hovertemplate": f"{kind}: %{{y:.4g}} {unit}<extra></extra>",
-        }
-        for kind in KINDS
-        if any(series[kind][event] for event in events)
+        trace(
+            kind,
+            mode="lines",
+            line={"width": 0, "color": COLORS[kind], "shape": "hv"},
+            x=events,
+            y=[float(f"{values[event] / size:.5g}") for event in events],
+            stackgroup="memory",
+            fillcolor=COLORS[kind],
+            hovertemplate=f"{kind}: %{{y:.4g}} {unit}<extra></extra>",
+        )
+        for kind, values in timeline.by_kind_over_time().items()
+        if any(values[event] for event in events)
+    ]
+    soft = "var(--soft)"
+    starts = [
+        {"type": "line", "x0": start, "x1": start, "yref": "paper", "y0": 0, "y1": 1,
+         "line": {"color": soft, "width": 1, "dash": "dot"}}
+        for _, start, _ in timeline.phases
     ]  # fmt: skip
-    label = f"peak {format_bytes(timeline.curve()[peak])}, in {escape_figure(timeline.phase_at(peak))}"
-    right = peak - first > (last - first) / 2
-    return {
-        "data": data,
-        "layout": {
-            "height": 420,
-            "margin": {"l": 62, "r": 16, "t": 40, "b": 60},
-            "hovermode": "x",
-            "showlegend": True,
-            "legend": {"orientation": "h", "x": 0, "y": -0.14, "yanchor": "top"},
-            "xaxis": {"range": [first, max(last, first + 1)], "showticklabels": False, "showgrid": False},
-            "yaxis": {"title": {"text": unit}, "range": [0, 1.12 * timeline.curve()[peak] / size], "nticks": 8},
-            "shapes": [_phase_line(start) for _, start, _ in timeline.phases],
-            "annotations": [
-                *(_phase_name(name, a, b) for name, a, b in timeline.phases if b - a > 0.12 * (last - first)),
-                {"x": peak, "y": timeline.curve()[peak] / size, "text": label, "ax": -30 if right else 30, "ay": -14,
-                 "xanchor": "right" if right else "left", "arrowhead": 6, "arrowcolor": "var(--ink)",
-                 "bgcolor": "var(--page, 0.8)"},
-            ],
-        },
-        "narrow": {"margin": {"l": 48, "r": 6}, "font": {"size": 11}, "height": 380},
-        "choices": [],
-    }  # fmt: skip
-
-
-def _phase_line(start: int) -> dict[str, Any]:
-    return {
-        "type": "line", "x0": start, "x1": start, "yref": "paper", "y0": 0, "y1": 1,
-        "line": {"color": "var(--soft)", "width": 1, "dash": "dot"},
-    }  # fmt: skip
-
-
-def _phase_name(name: str, start: int, end: int) -> dict[str, Any]:
-    return {
-        "x": (start + end) / 2, "yref": "paper", "y": 0, "yanchor": "top", "text": escape_figure(name),
-        "showarrow": False, "font": {"color": "var(--soft)", "size": 12},
-    }  # fmt: skip
+    notes: list[Plain] = [
+        {"x": (start + end) / 2, "yref": "paper", "y": 0, "yanchor": "top", "text": escape_html(name),
+         "showarrow": False, "font": {"color": soft, "size": 12}}
+        for name, start, end in timeline.phases
+        if end - start > 0.12 * (last - first)
+    ]  # fmt: skip
+    left, offset = ("right", -30) if peak - first > (last - first) / 2 else ("left", 30)
+    label = f"peak {format_bytes(top)}, in {escape_html(timeline.phase_at(peak))}"
+    arrow = {
+        "ax": offset,
+        "ay": -14,
+        "arrowhead": 6,
+        "arrowcolor": "var(--ink)",
+        "bgcolor": "var(--page, 0.8)",
+    }
+    return figure(
+        data,
+        420,
+        (62, 16, 40, 60),
+        {"margin": {"l": 48, "r": 6}, "font": {"size": 11}, "height": 380},
+        hovermode="x",
+        showlegend=True,
+        legend={"orientation": "h", "x": 0, "y": -0.14, "yanchor": "top"},
+        xaxis={"range": [first, max(last, first + 1)], "showticklabels": False, "showgrid": False},
+        yaxis=axis(unit, range=[0, 1.12 * top / size], nticks=8),
+        shapes=starts,
+        annotations=[*notes, {"x": peak, "y": top / size, "text": label, "xanchor": left} | arrow],
+    )
 
 
 def drawn_events(timeline: Timeline, first: int, last: int) -> list[int]:

@@ -58,9 +58,13 @@ def read_runs(study_dir: Path, length: Length | None = None) -> list[Run]:
     runs = [_read(path, length) for path in names]
     runs += _missing(study_dir, {run.name for run in runs})
     _refuse_other_experiments(runs)
-    order = {name: place for place, name in enumerate(PATTERNS)}
-    runs.sort(key=lambda run: (-1 if run.seed is None else run.seed, order.get(run.variant, 99), run.name))
+    runs.sort(key=lambda run: (-1 if run.seed is None else run.seed, variant_order(run.variant), run.name))
     return runs
+
+
+def variant_order(name: str) -> tuple[int, str]:
+    """The sort key of variants: the built-in ones as the project lists them, then the others by name."""
+    return list(PATTERNS).index(name) if name in PATTERNS else len(PATTERNS), name
 
 
 def _read(folder: Path, length: Length | None) -> Run:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.run_record import FinishedRecord, RunRecord
-from ra.names import PATTERNS, is_control_arm
+from gpt2.artifacts.run_record import FinishedRecord
+from ra.names import is_control_arm
 from study.analysis.equivalence import (
     Losses,
     VarianceCheck,
@@ -30,7 +30,16 @@ from study.records import plan_file
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.records.lengths import shown_length
 from study.records.plan_file import Plan
-from study.records.runs import BASELINE, UNREAD, Run, losses, not_configured, provenance, read_runs
+from study.records.runs import (
+    BASELINE,
+    UNREAD,
+    Run,
+    losses,
+    not_configured,
+    provenance,
+    read_runs,
+    variant_order,
+)
 from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 
 PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
@@ -92,6 +101,16 @@ class Report:
     cut: list[str]
     not_configured: list[str]
 
+    @property
+    def used(self) -> list[Run]:
+        """The runs that count."""
+        return [run for run in self.runs if run.used]
+
+    @property
+    def variants(self) -> list[str]:
+        """The variants that have such a run, in the order of the rows."""
+        return [row.variant for row in self.rows]
+
 
 def paired(table: Losses, variant: str) -> Interval | None:
     """The variant minus the baseline at the seeds that both have."""
@@ -105,14 +124,11 @@ def build_report(study_dir: Path) -> Report:
     shown = shown_length(study_dir)
     runs = read_runs(study_dir, shown.length)
     used = [run for run in runs if run.used]
-    order = list(PATTERNS)
-    variants = sorted(
-        {run.variant for run in used}, key=lambda name: (order.index(name) if name in order else 99, name)
-    )
+    variants = sorted({run.variant for run in used}, key=variant_order)
     first = used[0].record if used else None
     plan, unreadable = _plan(study_dir, shown.length.plan if shown.length else plan_file.FILE)
     ends = {run.record.progress.tokens for run in used}
-    short = [run for run in used if was_cut(run.record)] if len(ends) > 1 else []
+    short = [run for run in used if run.record.truncated] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
     final = _table(ended, variants, lambda record: record.validation.loss)
     controls = control_losses(final)
@@ -171,11 +187,6 @@ def _table(used: list[Run], variants: list[str], value: Callable[[FinishedRecord
     }
 
 
-def was_cut(record: RunRecord) -> bool:
-    """Whether the training clock ended the run before its schedule did."""
-    return record.schedule is not None and record.schedule.cut
-
-
 def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:
     """Summarize the runs that ended their schedule; without one, what does not depend on the end."""
     own = [run for run in used if run.variant == name]
@@ -201,15 +212,14 @@ def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Ite
         tokens_per_second=mean(speeds) if speeds else None,
         mfu=mean(mfu) if mfu else None,
         peak_memory_bytes=max(known("memory", "peak_allocated_bytes"), default=None),
-        cut=sum(was_cut(run.record) for run in own),
+        cut=sum(run.record.truncated for run in own),
     )
 
 
 def ended_runs(report: Report) -> list[Run]:
     """The counted runs that ended their schedule; of a variant that has none, those that were cut."""
-    ended = [run for run in report.runs if run.used and run.name not in report.cut]
-    known = {run.variant for run in ended}
-    return [run for run in report.runs if run.used and (run in ended or run.variant not in known)]
+    known = {run.variant for run in report.used if run.name not in report.cut}
+    return [run for run in report.used if run.name not in report.cut or run.variant not in known]
 
 
 def _learned(used: list[Run]) -> dict[str, dict[str, list[float]]]:

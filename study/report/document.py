@@ -40,21 +40,8 @@ from study.report.sections import (
     seeds_cell,
     training_section,
 )
-from study.report.sentences import (
-    percent,
-    perplexity,
-    score,
-    shown,
-    status_text,
-)
-from study.report.summary import (
-    context,
-    control_findings,
-    findings,
-    next_step,
-    no_verdict,
-    run_names,
-)
+from study.report.sentences import percent, perplexity, score, seeds_text, shown, status_text
+from study.report.summary import context, control_findings, findings, next_step, no_verdict, run_names
 
 LONG = 40  # runs, above which their list is folded
 MANY = 8  # notes, above which they are folded
@@ -63,22 +50,23 @@ NOTHING = "No finished run yet: there is nothing to compare."
 
 def report_document(report: Report, study_dir: Path) -> Document:
     """report.html and report.md."""
-    names = [row.variant for row in report.rows]
-    blocks = _first_screen(report)
+    blocks = [
+        *_verdict(report),
+        Only((HTML,), [Findings(control_findings(report))]),
+        BulletList(context(report), small=True),
+    ]
     if report.rows:
+        differences = figure("differences", figures_final.differences(report), ABOUT_DIFFERENCES)
         blocks += [
-            results_section(report, names),
-            legend(names),
-            Section(
-                "Final differences",
-                figure("differences", figures_final.differences(report), ABOUT_DIFFERENCES),
-            ),
+            results_section(report),
+            legend(report.variants),
+            Section("Final differences", differences),
             Only((HTML,), [training_section(report, study_dir)]),
             Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
-            hellaswag_section(report, names),
-            cost_section(report, names),
+            hellaswag_section(report),
+            cost_section(report),
             alternation_section(report),
-            Only((HTML,), attention_sections(study_dir, names)),
+            Only((HTML,), attention_sections(study_dir, report.variants)),
         ]
     blocks += [
         _runs(report),
@@ -97,19 +85,9 @@ def terminal_document(report: Report) -> Document:
 
 
 def _subtitle(report: Report) -> str:
-    counted = sum(run.used for run in report.runs)
-    seeds = len({run.seed for run in report.runs if run.used})
-    target = report.target or {}
-    where = ", ".join(str(target[key]) for key in ("device", "dtype") if target.get(key))
-    parts = [
-        f"GPT-2 attention on {where}" if where else "GPT-2 attention",
-        f"{counted} of {len(report.runs)} runs counted",
-        f"{seeds} seed{'' if seeds == 1 else 's'}",
-    ]
-    return " · ".join(parts)
-
-
-# ---- the first screen
+    where = f" on {report.target['device']}, {report.target['dtype']}" if report.target else ""
+    counted = f"{len(report.used)} of {len(report.runs)} runs counted"
+    return f"GPT-2 attention{where} · {counted} · {seeds_text(len({run.seed for run in report.used}))}"
 
 
 def _verdict(report: Report) -> list[Block]:
@@ -120,29 +98,18 @@ def _verdict(report: Report) -> list[Block]:
     return [*blocks, *(Paragraph(text) for text in (no_verdict(report), next_step(report)) if text)]
 
 
-def _first_screen(report: Report) -> list[Block]:
-    """The verdicts, the next step, the control arms, and the limits of the verdicts."""
-    return [
-        *_verdict(report),
-        Only((HTML,), [Findings(control_findings(report))]),
-        BulletList(context(report), small=True),
-    ]
-
-
 def _runs(report: Report) -> Section:
-    """Every run with a link to its record, folded where they are many."""
+    """Every run with a link to its record."""
     headings = ["run", "status", "counted", "perplexity", "tokens", "training s"]
-    table: Block = Table(headings, [_run(run) for run in report.runs], (2,))
-    if len(report.runs) > LONG:
-        table = Details(f"{len(report.runs):,} runs", [table])
+    table = Table(headings, [_run(run) for run in report.runs], (2,))
     example = run_names(report)
-    return Section("Runs", [*([Note(example)] if example else []), table])
+    blocks: list[Block] = [Note(example)] if example else []
+    return Section("Runs", [*blocks, *_folded(table, len(report.runs), LONG, "runs")])
 
 
 def _run(run: Run) -> list[Text]:
     record: RunRecord = run.record  # not complete where the run is not used
-    loss = record.validation.loss if record.validation else None
-    progress = record.progress
+    loss, progress = record.validation.loss if record.validation else None, record.progress
     return [
         run.name if run.status == "missing" else Link(run.name, f"runs/{run.name}/run.json"),
         status_text(run),
@@ -154,14 +121,13 @@ def _run(run: Run) -> list[Text]:
 
 
 def _notes(report: Report) -> Section:
-    """The notes of the plan and of the runs, folded where they are many."""
-    notes: list[Block] = [BulletList(report.notes)] if report.notes else []
-    if len(report.notes) > MANY:
-        notes = [Details(f"{len(report.notes):,} notes", notes)]
-    return Section("Notes", notes)
+    """The notes of the plan and of the runs."""
+    notes = BulletList(report.notes)
+    return Section("Notes", _folded(notes, len(report.notes), MANY, "notes") if report.notes else [])
 
 
-# ---- terminal
+def _folded(block: Block, count: int, most: int, what: str) -> list[Block]:
+    return [Details(f"{count:,} {what}", [block])] if count > most else [block]
 
 
 def _terminal_table(report: Report) -> Table:

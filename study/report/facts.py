@@ -3,92 +3,74 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpt2.artifacts.run_record import Environment, FinishedRecord
-from pages.document import BulletList, Details, Facts, Section
-from pages.markup import Code, LineBreak, Text, pieces
+from pages.document import Block, BulletList, Details, Section, Table
+from pages.markup import Code, Text
+from study.records.runs import SHARED
 from study.report.build import Report
 
 MOST_SEEDS = 40  # with their initial weights
-ENVIRONMENT = {  # keys of the record's environment and their names on the page
-    "python": "Python",
-    "numpy": "NumPy",
-    "cuda": "CUDA",
-    "rocm": "ROCm",
-    "cudnn": "cuDNN or MIOpen",
-    "float32_matmul": "float32 products",
-    "threads": "CPU threads",
-    "platform": "platform",
-}
-Fact = tuple[str, Text | Details]
+TARGET = {
+    "name": "target", "device": "device", "dtype": "dtype", "attention_backend": "attention backend",
+    "torch": "torch", "driver": "driver",
+}  # fmt: skip
+ENVIRONMENT = {
+    "python": "Python", "numpy": "NumPy", "cuda": "CUDA", "rocm": "ROCm", "cudnn": "cuDNN or MIOpen",
+    "float32_matmul": "float32 products", "threads": "CPU threads", "platform": "platform",
+}  # fmt: skip
 
 
 def facts_section(report: Report) -> Section:
     """Each value once, with the number of runs where not all have it."""
-    used = [run for run in report.runs if run.used]
-    if not used:
+    records = [run.record for run in report.used]
+    if not records:
         return Section("", [])
-    records = [run.record for run in used]
-    facts = _experiment(report, records)
-    for entry in dict.fromkeys(key for record in records for key in record.fingerprint):
-        if entry != "initial_weights":
-            values = [record.fingerprint.get(entry) for record in records]
-            facts.append((f"fingerprint: {entry}", _lines(values, Code)))
-    weights = {run.seed: run.record.fingerprint.initial_weights for run in used}
-    shown = [f"seed {seed}: {value}" for seed, value in list(weights.items())[:MOST_SEEDS]]
-    facts.append(("fingerprint: initial weights", join_lines([Code(line) for line in shown])))
-    facts += _environment([record.environment for record in records])
-    filled = [fact for fact in facts if isinstance(fact[1], Details) or pieces(fact[1])]
-    return Section("Experiment and fingerprint", [Facts(filled)])
-
-
-def _experiment(report: Report, records: Sequence[FinishedRecord]) -> list[Fact]:
-    """Target, batch, budget, commit and configuration."""
-    keys = {"name": "target", "attention_backend": "attention backend"}
-    facts: list[Fact] = [
-        (keys.get(key, key), _lines([record.target.get(key) for record in records]))
-        for key in ("name", "device", "dtype", "attention_backend", "torch", "driver")
+    environments = [record.environment for record in records]
+    facts: list[tuple[str, Iterable[Text]]] = [
+        (name, _counted([getattr(record.target, key) for record in records])) for key, name in TARGET.items()
     ]
-    batches = [
-        " · ".join(
-            f"{key.replace('_', ' ')} {value:,}"
-            for key, value in record.batch.to_json().items()
-            if isinstance(value, int)
-        )
-        for record in records
+    facts += [
+        ("batch", _counted([_listed(record.batch.to_json()) for record in records])),
+        ("parameters", _counted([record.parameters and f"{record.parameters:,}" for record in records])),
+        ("budget", [_listed(report.budget)]),
+        ("validation tokens", [f"{records[0].validation.tokens:,}"]),
+        ("commit", _code([_commit(record.commit, record.dirty) for record in records])),
+        ("config SHA-256", _code([record.config_sha256 for record in records])),
     ]
-    commits = [
-        f"{record.commit}{' with uncommitted changes' if record.dirty else ''}" if record.commit else None
-        for record in records
+    prints = [record.fingerprint.to_json() for record in records]
+    facts += [(f"fingerprint: {key}", _code([values[key] for values in prints])) for key in SHARED]
+    weights = {run.seed: run.record.fingerprint.initial_weights for run in report.used}
+    shown = [Code(f"seed {seed}: {value}") for seed, value in list(weights.items())[:MOST_SEEDS]]
+    facts.append(("fingerprint: initial weights", shown))
+    facts += [
+        (name, _counted([found and getattr(found, key) for found in environments]))
+        for key, name in ENVIRONMENT.items()
     ]
-    budget = " · ".join(f"{str(key).replace('_', ' ')} {value}" for key, value in report.budget.items())
-    parameters = [record.parameters and f"{record.parameters:,}" for record in records]
-    return [
-        *facts,
-        ("batch", _lines(batches)),
-        ("parameters", _lines(parameters)),
-        ("budget", budget),
-        ("validation tokens", f"{report.validation_tokens:,}" if report.validation_tokens else ""),
-        ("commit", _lines(commits, Code)),
-        ("config SHA-256", _lines([record.config_sha256 for record in records], Code)),
-    ]
-
-
-def _environment(runs: Sequence[Environment | None]) -> list[Fact]:
-    """Versions, variables and code that numbers may depend on besides the settings."""
-    facts: list[Fact] = [
-        (name, _lines([run and run.get(key) for run in runs])) for key, name in ENVIRONMENT.items()
-    ]
-    variables = _named([run.variables if run else {} for run in runs], "=")
-    none_set = "none set that changes numbers" if any(runs) else ""
-    facts.append(("variables", join_lines([Code(line) for line in variables]) if variables else none_set))
-    modules = _named([run.code if run else {} for run in runs], " ")
+    variables = _named([found.variables if found else {} for found in environments], "=")
+    none_set = ["none set that changes numbers"] if any(environments) else []
+    facts.append(("variables", variables or none_set))
+    rows: list[list[Text]] = []
+    for name, values in facts:
+        found = [value for value in values if value]
+        rows += [[name if number == 0 else "", value] for number, value in enumerate(found)]
+    blocks: list[Block] = [Table(["entry", "value"], rows, (1,))]
+    modules = _named([found.code if found else {} for found in environments], " ")
     if modules:
-        listed = BulletList([Code(line) for line in modules], small=True)
-        facts.append(("code, SHA-256", Details(f"{len(modules)} modules", [listed])))
-    return facts
+        blocks.append(
+            Details(f"SHA-256 of {len(modules)} modules of code", [BulletList(modules, small=True)])
+        )
+    return Section("Experiment and fingerprint", blocks)
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    """Names and values in a line."""
+    return " · ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+
+
+def _commit(commit: str | None, dirty: bool | None) -> str | None:
+    return f"{commit}{' with uncommitted changes' if dirty else ''}" if commit else None
 
 
 def _counted(values: Sequence[Any]) -> list[str]:
@@ -100,24 +82,14 @@ def _counted(values: Sequence[Any]) -> list[str]:
     ]
 
 
-def _lines(values: Sequence[Any], kind: type[Code] | type[str] = str) -> Text:
-    return join_lines([kind(line) for line in _counted(values)])
+def _code(values: Sequence[Any]) -> list[Code]:
+    return [Code(value) for value in _counted(values)]
 
 
-def join_lines(lines: Sequence[Text]) -> Text:
-    """The lines below each other."""
-    joined: list[Any] = []
-    for number, line in enumerate(lines):
-        joined += [LineBreak()] if number else []
-        joined += pieces(line)
-    return tuple(joined)
-
-
-def _named(tables: Sequence[Mapping[str, Any]], sign: str) -> list[str]:
+def _named(tables: Sequence[Mapping[str, Any]], sign: str) -> list[Code]:
     """Lines of name, sign and value over the tables of all runs, by name."""
-    names = sorted({name for table in tables for name in table})
     return [
         line
-        for name in names
-        for line in _counted([f"{name}{sign}{table[name]}" if name in table else None for table in tables])
+        for name in sorted({name for table in tables for name in table})
+        for line in _code([f"{name}{sign}{table[name]}" if name in table else None for table in tables])
     ]

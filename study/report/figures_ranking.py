@@ -3,168 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from pages.components import color
-from pages.markup import escape_figure
+from pages.plots import Plain, axis, band, figure
 from ra.names import is_control_arm
 from study.analysis.equivalence import Losses, control_losses, noise_band
 from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, judge
-from study.records.runs import Run, losses
+from study.records.runs import losses
 from study.report.build import Report
-from study.report.figures import MARGIN, NARROW, SCALES, rounded, symbol
+from study.report.figures import MARGIN, NARROW, SCALES, rounded, variant_line
 from study.stats.statistics import mean, noise_floor, perplexity_percent
 
 
-def over_training(report: Report, places: Sequence[int]) -> dict[str, Any] | None:
+def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, str]:
     """Each variant's difference to the mean of the control arms during training, with their noise; and ranks.
 
     places: the tokens at which every counted run was evaluated. Means are over the seeds that all variants have;
-    ranks need as many as a verdict. None where there is nothing to compare.
+    ranks need as many as a verdict. None where there is nothing to compare. Also returns a sentence on the ranks.
     """
-    used = [run for run in report.runs if run.used]
-    tables = [_table_at(used, tokens) for tokens in places]
-    seeds = sorted(set.intersection(*(set(own) for own in tables[0].values()))) if tables else []
-    variants = [row.variant for row in report.rows]
-    arms = [name for name in variants if is_control_arm(name)]
-    if not seeds or len(variants) < 2 or not arms:
-        return None
-    means = [{name: mean([table[name][seed] for seed in seeds]) for name in variants} for table in tables]
-    band = [_band(places)] if (halves := _noise(tables, seeds)) else []
-    upright = {"title": {"text": "% of perplexity"}, "zeroline": True, "nticks": 7}
-    views = [{"name": "difference", "data": _differences(means, arms, halves), "layout": {"yaxis": upright}}]
+    by_run = {(run.variant, run.seed): losses(run.record) for run in report.runs if run.used}
+    names = report.variants
+    every = [{seed for name, seed in by_run if name == variant and seed is not None} for variant in names]
+    seeds = sorted(set.intersection(*every)) if places else []
+    if not seeds or len(names) < 2 or not any(map(is_control_arm, names)):
+        return None, ""
+    tables = [{name: {seed: by_run[name, seed][at] for seed in seeds} for name in names} for at in places]
+    centres = [mean([mean(arms) for arms in control_losses(table)]) for table in tables]
+    hover = "%{y:+.3f} % at %{x:.4s} tokens"
+    lines = []
+    for name in names:
+        means = [mean(list(table[name].values())) for table in tables]
+        percents = [perplexity_percent(loss - centre) for loss, centre in zip(means, centres, strict=True)]
+        lines.append({"y": rounded(percents), "hovertemplate": hover})
+    data = [variant_line(name, names, 7, x=list(places)) for name in names]
+    if halves := _noise(tables):
+        edges = [perplexity_percent(half) for half in halves + [-half for half in reversed(halves)]]
+        lines.insert(0, {"y": rounded(edges)})
+        data.insert(0, band("noise", "var(--noise)", 0.16, x=[*places, *reversed(places)]))
+    upright = axis("% of perplexity", zeroline=True, nticks=7)
+    views = [{"name": "difference", "data": lines, "layout": {"yaxis": upright}}]
+    said = ""
     if len(seeds) >= VERDICT_SEEDS:
-        ladder = {"title": {"text": "rank (1 is best)"}, "dtick": 1, "range": [len(variants) + 0.5, 0.5]}
-        hide: list[dict[str, Any]] = [{"x": [], "y": []}] if band else []
-        ranks = _ranks(tables, means, arms, seeds)
-        views.append({"name": "rank", "data": hide + ranks, "layout": {"yaxis": ladder}})
-    return {
-        "data": band + [_line(name, variants, places) for name in variants],
-        "layout": {
-            "height": 380,
-            "margin": MARGIN,
-            "xaxis": {"title": {"text": "tokens"}, "tickformat": "~s"},
-        },
-        "narrow": NARROW,
-        "labelled": True,
-        "choices": [{"label": "What", "options": views}, {"label": "Horizontal scale", "options": SCALES}],
-    }
+        words = [_words(table) for table in tables]
+        ladder = axis("rank (1 is best)", dtick=1, range=[len(names) + 0.5, 0.5])
+        hover = "rank %{y} at %{x:.4s} tokens"
+        ranks = [_ranks(table, found) for table, found in zip(tables, words, strict=True)]
+        lines = [{"y": [rank[name] for rank in ranks], "hovertemplate": hover} for name in names]
+        hidden: list[Plain] = [{"x": [], "y": []}] if halves else []
+        views.append({"name": "rank", "data": hidden + lines, "layout": {"yaxis": ladder}})
+        said = " ".join(_sentence(name, [found[name] for found in words]) for name in words[0])
+    choices = [{"label": "What", "options": views}, {"label": "Horizontal scale", "options": SCALES}]
+    across = axis("tokens", tickformat="~s")
+    return figure(data, 380, MARGIN, NARROW, choices, xaxis=across), said
 
 
-def in_words(report: Report, figure: dict[str, Any] | None) -> str:
-    """How often a real change differs from the control arms during training; "" without ranks."""
-    views = figure["choices"][0]["options"] if figure else []
-    ranks = next((view["data"] for view in views if view["name"] == "rank"), None)
-    if figure is None or ranks is None:
-        return ""
-    rows = {
-        trace["meta"]["variant"]: rank["y"]
-        for trace, rank in zip(figure["data"], ranks, strict=True)
-        if "meta" in trace
-    }
-    arms = next(places for name, places in rows.items() if is_control_arm(name))
-    said = []
-    for name, places in rows.items():
-        if not is_control_arm(name):
-            better = sum(a < b for a, b in zip(places, arms, strict=True))
-            worse = sum(a > b for a, b in zip(places, arms, strict=True))
-            said.append(
-                f"{name} is better than the control arms at {better}, worse at {worse} and not different at "
-                f"{len(places) - better - worse} of {len(places)} points of evaluation, each tested alone."
-            )
-    return " ".join(said)
-
-
-def _table_at(used: Sequence[Run], tokens: int) -> Losses:
-    found: dict[str, dict[int, float]] = {}
-    for run in used:
-        if run.seed is not None:
-            found.setdefault(run.variant, {})[run.seed] = losses(run.record)[tokens]
-    return found
-
-
-def _noise(tables: Sequence[Losses], seeds: Sequence[int]) -> list[float]:
+def _noise(tables: Sequence[Losses]) -> list[float]:
     """At each place half the width (nats) of the band that holds a variant without effect; empty without a floor."""
     halves = []
     for table in tables:
-        at_seeds = control_losses(table, seeds)
-        floor = noise_floor(at_seeds)
+        arms = control_losses(table)
+        floor = noise_floor(arms)
         if floor is None:
             return []
-        halves.append(noise_band(floor, [len(arms) for arms in at_seeds]))
+        halves.append(noise_band(floor, list(map(len, arms))))
     return halves
 
 
-def _centre(at: dict[str, float], arms: Sequence[str]) -> float:
-    """The mean of the arms; those that agree to the last bit are one."""
-    return mean(list(dict.fromkeys(at[name] for name in arms)))
+def _words(table: Losses) -> dict[str, str]:
+    """The verdict on each real change, by the rule for one variant alone."""
+    arms = {name: by_seed for name, by_seed in table.items() if is_control_arm(name)}
+    real = {name: by_seed for name, by_seed in table.items() if name not in arms}
+    return {name: judge(arms | {name: by_seed})[0].word for name, by_seed in real.items()}
 
 
-def _differences(
-    means: Sequence[dict[str, float]], arms: Sequence[str], halves: list[float]
-) -> list[dict[str, Any]]:
-    centre = [_centre(at, arms) for at in means]
-    hover = "%{y:+.3f} % at %{x:.4s} tokens"
-    band = [perplexity_percent(half) for half in halves] + [
-        perplexity_percent(-half) for half in reversed(halves)
-    ]
-    lines = [
-        [perplexity_percent(at[name] - middle) for at, middle in zip(means, centre, strict=True)]
-        for name in means[0]
-    ]
-    return ([{"y": rounded(band)}] if halves else []) + [
-        {"y": rounded(y), "hovertemplate": hover} for y in lines
-    ]
-
-
-def _differs(table: Losses, name: str, seeds: Sequence[int]) -> bool:
-    """Whether the rule of the verdict, for this variant alone, finds a difference to the control arms."""
-    alone = {
-        other: {seed: by_seed[seed] for seed in seeds}
-        for other, by_seed in table.items()
-        if other == name or is_control_arm(other)
-    }
-    return any(verdict.word in (BETTER, WORSE) for verdict in judge(alone))
-
-
-def _ranks(
-    tables: Sequence[Losses], means: Sequence[dict[str, float]], arms: Sequence[str], seeds: Sequence[int]
-) -> list[dict[str, Any]]:
+def _ranks(table: Losses, words: dict[str, str]) -> dict[str, float]:
     """The middle of the places that a variant shares: control arms share theirs with what does not differ from them."""
-    hover = "rank %{y} at %{x:.4s} tokens"
-    rows: dict[str, list[float]] = {name: [] for name in means[0]}
-    for table, at in zip(tables, means, strict=True):
-        centre = _centre(at, arms)
-        apart = [name for name in at if name not in arms and _differs(table, name, seeds)]
-        ordered = sorted(apart, key=at.__getitem__)
-        better = [name for name in ordered if at[name] < centre]
-        shared = len(better) + (len(at) - len(apart) + 1) / 2
-        for name, places in rows.items():
-            place = ordered.index(name) + 1 if name in apart else shared
-            places.append(place if name in better or name not in apart else place + len(at) - len(apart))
-    return [{"y": ranks, "hovertemplate": hover} for ranks in rows.values()]
+    means = {name: mean(list(by_seed.values())) for name, by_seed in table.items()}
+    better, worse = (
+        sorted((name for name, word in words.items() if word == side), key=means.__getitem__)
+        for side in (BETTER, WORSE)
+    )
+    shared = len(better) + (len(table) - len(better) - len(worse) + 1) / 2
+    ranks = dict.fromkeys(table, shared)
+    ranks |= {name: place for place, name in enumerate(better, 1)}
+    return ranks | {name: place for place, name in enumerate(worse, len(table) - len(worse) + 1)}
 
 
-def _line(name: str, variants: Sequence[str], places: Sequence[int]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": escape_figure(name),
-        "x": list(places),
-        "line": {"color": color(name, variants), "width": 2},
-        "marker": {"symbol": symbol(name, variants), "size": 7},
-        "meta": {"variant": escape_figure(name), "label": escape_figure(name)},
-    }
-
-
-def _band(places: Sequence[int]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "noise",
-        "x": [*places, *reversed(places)],
-        "fill": "toself",
-        "fillcolor": "var(--noise, 0.16)",
-        "line": {"width": 0, "color": "var(--noise, 0)"},
-        "hoverinfo": "skip",
-    }
+def _sentence(name: str, words: Sequence[str]) -> str:
+    """How often a real change differs from the control arms."""
+    better, worse = words.count(BETTER), words.count(WORSE)
+    return (
+        f"{name} is better than the control arms at {better}, worse at {worse} and not different at "
+        f"{len(words) - better - worse} of {len(words)} points of evaluation, each tested alone."
+    )

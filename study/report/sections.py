@@ -18,7 +18,7 @@ from pages.document import (
     Table,
 )
 from pages.markup import Text, number_with_detail
-from study.attention.data import read_study
+from study.attention.data import InputText, read_study
 from study.attention.page import report_section
 from study.records.curves import probabilities, thinned, training_curves, validation_curves
 from study.records.runs import BASELINE, losses
@@ -28,8 +28,8 @@ from study.report.sentences import (
     difference,
     hours_text,
     item_result,
-    reason_text,
     score,
+    seeds_text,
     shown,
 )
 
@@ -74,10 +74,10 @@ def seeds_cell(row: Row) -> str:
     return str(ended) if ended == len(row.seeds) else f"{ended} of {len(row.seeds)}"
 
 
-def results_section(report: Report, names: Sequence[str]) -> Section:
+def results_section(report: Report) -> Section:
     rows: list[list[Text]] = [
         [
-            color_label(row.variant, names),
+            color_label(row.variant, report.variants),
             seeds_cell(row),
             number_with_detail(shown(row.final_loss, len(row.seeds))),
             number_with_detail(shown(row.best_loss, len(row.seeds))),
@@ -93,49 +93,48 @@ def results_section(report: Report, names: Sequence[str]) -> Section:
     about = [ABOUT_RESULTS, *([ABOUT_VERDICT] if report.verdicts else [])]
     if any(max(verdict.controls) > 1 for verdict in report.verdicts):
         about.append(ABOUT_CONTROLS)
-    several = len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1
-    return Section(
-        "Results", [Table(headings, rows), Note(" ".join(about)), *([Note(OTHER_SEEDS)] if several else [])]
-    )
+    notes = [Note(" ".join(about))]
+    if len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1:
+        notes.append(Note(OTHER_SEEDS))
+    return Section("Results", [Table(headings, rows), *notes])
 
 
 def training_section(report: Report, study_dir: Path) -> Section:
     """Curves over training."""
-    used = [run for run in report.runs if run.used]
     batch, block = report.effective_batch, report.block_size
     tokens_per_update = batch * block if batch and block else None
-    several = len({run.seed for run in used}) > 1
+    several = len({run.seed for run in report.used}) > 1
     band = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. " if several else ""
     together = (
         "Seeds move all variants together; the differences below do not contain that. " if several else ""
     )
-    places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in used))), 100)
-    ranks = figures_ranking.over_training(report, places)
-    order = figures_ranking.in_words(report, ranks)
-    validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, used)
-    ranking = figure("ranking", ranks, ABOUT_RANKING) or [
-        Note("No ranking: the variants share no seed and point of evaluation.")
-    ]
-    parts = [
-        Section("Validation", figure(
-            "validation", figures.loss_curves(validation, tokens_per_update, "validation", True),
-            f"{band}{together}{figures.coinciding(validation)}"), level=3),
-        Section("Differences and ranking", [*ranking, *([Note(order)] if order else [])], level=3),
-        Section("Training loss", figure(
-            "training", figures.loss_curves(training, tokens_per_update, "training", False),
-            f"{band}Means over spans of training steps, from metrics.jsonl."), level=3),
-    ]  # fmt: skip
-    return Section("Over training", parts)
+    validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, report.used)
+    coinciding = figures.coinciding(validation)
+    places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in report.used))), 100)
+    ranking, order = figures_ranking.over_training(report, places)
+    none = "No ranking: the variants share no seed and point of evaluation."
+    curves = figures.loss_curves(validation, tokens_per_update, "validation", True)
+    steps = figures.loss_curves(training, tokens_per_update, "training", False)
+    about_steps = f"{band}Means over spans of training steps, from metrics.jsonl."
+    parts = {
+        "Validation": figure("validation", curves, f"{band}{together}{coinciding}"),
+        "Differences and ranking": [
+            *(figure("ranking", ranking, ABOUT_RANKING) or [Note(none)]),
+            *([Note(order)] if order else []),
+        ],
+        "Training loss": figure("training", steps, about_steps),
+    }
+    return Section("Over training", [Section(heading, blocks, level=3) for heading, blocks in parts.items()])
 
 
-def hellaswag_section(report: Report, names: Sequence[str]) -> Section:
+def hellaswag_section(report: Report) -> Section:
     """Accuracies with chance, and the paired test of the items where the runs have kept them."""
     if all(row.hellaswag.acc is None for row in report.rows):
         reasons = dict.fromkeys(row.hellaswag.absent for row in report.rows)
-        return Section("HellaSwag", [Paragraph(f"Not run: {reason_text(reason)}") for reason in reasons])
+        return Section("HellaSwag", [Paragraph(f"Not run: {reason.rstrip('. ')}.") for reason in reasons])
     rows: list[list[Text]] = [
         [
-            color_label(row.variant, names),
+            color_label(row.variant, report.variants),
             score(row.hellaswag),
             score(row.hellaswag, norm=True),
             f"{row.hellaswag.items:,}" if row.hellaswag.items else "-",
@@ -144,7 +143,7 @@ def hellaswag_section(report: Report, names: Sequence[str]) -> Section:
         for row in report.rows
     ]
     absent = [
-        Note(f"{row.variant} not run: {reason_text(row.hellaswag.absent)}")
+        Note(f"{row.variant} not run: {row.hellaswag.absent.rstrip('. ')}.")
         for row in report.rows
         if row.hellaswag.acc is None
     ]
@@ -155,23 +154,19 @@ def hellaswag_section(report: Report, names: Sequence[str]) -> Section:
         Note("± one standard error of the items, which more seeds do not shrink. Chance is 25 %."),
         *near_chance_notes(report),
         *absent,
-        _items(report, names),
+        _items(report),
     ])  # fmt: skip
 
 
 def near_chance_notes(report: Report) -> list[Block]:
-    near = [row.variant for row in report.rows if row.hellaswag.near_chance]
-    return (
-        [Note(f"† Within two standard errors of chance, so no sign of skill: {', '.join(near)}.")]
-        if near
-        else []
-    )
+    near = ", ".join(row.variant for row in report.rows if row.hellaswag.near_chance)
+    return [Note(f"† Within two standard errors of chance, so no sign of skill: {near}.")] if near else []
 
 
-def _items(report: Report, names: Sequence[str]) -> Section:
+def _items(report: Report) -> Section:
     results = {(test.variant, test.measure): item_result(test) for test in report.items}
     rows: list[list[Text]] = [
-        [color_label(name, names), *(results.get((name, key), "-") for key in ("acc", "acc_norm"))]
+        [color_label(name, report.variants), *(results.get((name, key), "-") for key in ("acc", "acc_norm"))]
         for name in dict.fromkeys(variant for variant, _ in results)
     ]
     table = Table(["variant", "acc: items won / lost", "acc_norm: items won / lost"], rows)
@@ -183,10 +178,10 @@ def gibibytes(row: Row) -> str:
     return "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 2**30:.2f}"
 
 
-def cost_section(report: Report, names: Sequence[str]) -> Section:
+def cost_section(report: Report) -> Section:
     rows: list[list[Text]] = [
         [
-            color_label(row.variant, names),
+            color_label(row.variant, report.variants),
             f"{row.iterations:,.0f}",
             f"{row.tokens:,.0f}",
             f"{row.train_seconds:,.1f} s" if row.train_seconds < 90 else hours_text(row.train_seconds / 3600),
@@ -212,21 +207,17 @@ def cost_section(report: Report, names: Sequence[str]) -> Section:
     cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
     notes = [Note(ABOUT_TIMES)] if report.speeds else []
     notes += [Note(f"Cut short (the learning rate did not finish its decay): {cut}.")] if cut else []
-    return Section(
-        "Speed and memory",
-        [*figure("cost", figures_final.cost(report), ABOUT_COST), Table(headings, rows), *notes],
-    )
+    drawn = figure("cost", figures_final.cost(report), ABOUT_COST)
+    return Section("Speed and memory", [*drawn, Table(headings, rows), *notes])
 
 
 def alternation_section(report: Report) -> Section:
     """The learned probabilities of the reciprocal path."""
     blocks: list[Block] = []
-    for number, found in enumerate(probabilities([run for run in report.runs if run.used])):
-        caption = (
-            f"{found.variant}: mean over {found.seeds} seed{'' if found.seeds == 1 else 's'}. "
-            "From blue, the first layer, to orange, the last."
-        )
-        blocks += figure(f"alternation{number}", figures.alternation(found), caption)
+    for number, found in enumerate(probabilities(report.used)):
+        seeds = seeds_text(found.seeds)
+        caption = f"{found.variant}: mean over {seeds}. From blue, the first layer, to orange, the last."
+        blocks.append(Figure(f"alternation{number}", figures.alternation(found), caption))
     tables: list[Block] = []
     for name, moments in report.learned.items():
         layers = [str(layer) for layer in range(len(moments["last"]))]
@@ -239,9 +230,5 @@ def alternation_section(report: Report) -> Section:
 
 
 def attention_sections(study_dir: Path, names: Sequence[str]) -> list[Block]:
-    found = read_study(study_dir)
-    return (
-        [report_section([look for look in found[0] if look.variant in names], found[1], names)]
-        if found
-        else []
-    )
+    runs, text = read_study(study_dir) or ([], InputText("", 0))
+    return [report_section([run for run in runs if run.variant in names], text, names)]

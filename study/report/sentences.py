@@ -81,11 +81,6 @@ def score(value: HellaSwagScore, norm: bool = False) -> str:
     return f"{100 * rate:.1f} ± {100 * error:.1f} %{' †' if near_chance(rate, error) else ''}"
 
 
-def reason_text(text: str) -> str:
-    """A reason of a record with exactly one full stop."""
-    return text.rstrip(". ") + "."
-
-
 def status_text(run: Run) -> str:
     """The status of a run; "pending" where it has not been run."""
     return "pending" if run.status == "missing" else run.status

@@ -29,11 +29,10 @@ NAMED = 8  # runs listed by name, above which they are counted
 
 def findings(report: Report) -> list[Finding]:
     """The verdict of each real change with its number and its reason."""
-    names = [row.variant for row in report.rows]
     verdicts = {verdict.variant: verdict for verdict in report.verdicts}
     found = []
     for row in report.rows:
-        label = color_label(row.variant, names)
+        label = color_label(row.variant, report.variants)
         if verdict := verdicts.get(row.variant):
             when = at_equal_time(report, row.variant)
             found.append(
@@ -60,7 +59,6 @@ def against_baseline(row: Row) -> str:
 
 def control_findings(report: Report) -> list[Finding]:
     """The control arms with their numbers, which are noise."""
-    names = [row.variant for row in report.rows]
     found = []
     for row in report.rows:
         if row.variant == BASELINE:
@@ -69,7 +67,7 @@ def control_findings(report: Report) -> list[Finding]:
             said = f"{BASELINE} with W_Q and W_K renamed: noise"
             measured = against_baseline(row)
         if row.control:
-            found.append(Finding(color_label(row.variant, names), "same", said, [measured]))
+            found.append(Finding(color_label(row.variant, report.variants), "same", said, [measured]))
     return found
 
 
