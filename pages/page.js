@@ -42,7 +42,7 @@
       layout = merge(layout, option.layout || {});
     });
     if (narrow.matches) layout = merge(layout, spec.narrow);
-    data = data.map(trace => ({ ...trace, visible: !hidden.has(trace.legendgroup) }));
+    data = data.map(trace => ({ ...trace, visible: trace.visible !== false && !hidden.has(trace.legendgroup) }));
     const full = merge({
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: "var(--ink)" },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, dragmode: narrow.matches ? false : "zoom",

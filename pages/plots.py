@@ -68,6 +68,7 @@ def points(
     bars = {"type": "data", "symmetric": False, "color": ink, "thickness": 2, "width": 5}
     bars["arrayminus"] = [None if low is None else middle - low for middle, low, _ in estimates]
     bars["array"] = [None if high is None else high - middle for middle, _, high in estimates]
+    bars["visible"] = any(low is not None for _, low, _ in estimates)
     marker = {"symbol": symbol, "size": 10, "color": ink, "line": {"color": ink, "width": 2}}
     attributes |= {"x": [middle for middle, _, _ in estimates], "y": list(y)}
     return trace(name, mode="markers", marker=marker, error_x=bars, **attributes)

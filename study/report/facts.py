@@ -58,9 +58,7 @@ def facts_section(report: Report) -> Section:
     blocks: list[Block] = [Table(["entry", "value"], rows, (1,))]
     modules = _named([found.code if found else {} for found in environments], " ")
     if modules:
-        blocks.append(
-            Details(f"SHA-256 of {len(modules)} modules of code", [BulletList(modules, small=True)])
-        )
+        blocks.append(Details("SHA-256 of the modules of code", [BulletList(modules, small=True)]))
     return Section("Experiment and fingerprint", blocks)
 
 

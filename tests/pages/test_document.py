@@ -16,7 +16,6 @@ from pages.document import (
     BulletList,
     Details,
     Document,
-    Facts,
     Figure,
     Finding,
     Findings,
@@ -36,7 +35,7 @@ from pages.markup import WIDTH, ColorLabel, Detail, Strong, single_line, to_plai
 from pages.page import render_html
 from tests.pages.test_markup import HOSTILE, words
 
-SPEC: dict[str, Any] = {"data": [], "layout": {"height": 300}}
+SPEC: dict[str, Any] = {"data": [], "layout": {"height": 300}, "choices": []}
 
 
 def everything(word: str) -> Document:
@@ -52,7 +51,6 @@ def everything(word: str) -> Document:
                 BulletList([word, (word, Strong(word))]),
                 Table([word, word], [[ColorLabel(word, 2), (word, Detail(word))]], (1,)),
                 Figure("one", SPEC, word),
-                Facts([(word, word)]),
                 Legend([ColorLabel(word, 3)]),
                 Details(word, [Section(word, [Paragraph(word)], level=3)]),
             ],
@@ -120,9 +118,11 @@ def test_columns_are_aligned_and_a_wide_table_becomes_blocks() -> None:
 @pytest.mark.parametrize("second", range(44, 54))
 def test_columns_move_together_before_a_table_becomes_blocks(second: int) -> None:
     shown = terminal_table(Table(["name", "value"], [["a" * 50, "b" * second]]))
-    assert max(map(len, shown)) <= WIDTH
+    assert max(map(len, shown.splitlines())) <= WIDTH
     gap = 2 if second <= 48 else 1
-    assert shown[1] == ("a" * 50 + " " * gap + "b" * second if second <= 49 else f"  value: {'b' * second}")
+    assert shown.splitlines()[1] == (
+        "a" * 50 + " " * gap + "b" * second if second <= 49 else f"  value: {'b' * second}"
+    )
 
 
 def test_a_sentence_appears_in_all_three_forms() -> None:

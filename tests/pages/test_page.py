@@ -15,7 +15,7 @@ from pages.page import plotly_library, render_html, script_json
 
 FOLDER = Path(pages.page.__file__).parent
 VOID = {"meta", "br", "input"}
-SPEC = {"data": [{"type": "bar", "name": "</script><b>"}], "layout": {"height": 300}}
+SPEC = {"data": [{"type": "bar", "name": "</script><b>"}], "layout": {"height": 300}, "choices": []}
 
 
 class Elements(HTMLParser):

@@ -35,7 +35,7 @@ addEventListener("load", async () => {
       };
       const error = trace.error_x || {}, area = drag.getBoundingClientRect();
       return {
-        variant: trace.meta && trace.meta.variant, label: trace.meta && trace.meta.label, name: trace.name,
+        variant: trace.legendgroup, label: trace.meta, name: trace.name,
         visible: trace.visible, symbol: trace.marker && trace.marker.symbol, axis: names[0],
         x: trace.x, y: trace.y, z: trace.z, reach: [trace.zmin, trace.zmax], plus: error.array, minus: error.symmetric === false ? error.arrayminus : error.array,
         marks: all(".points path, .js-line, .js-fill, .xerror, image").filter(mark => painted(mark, area)).length,
@@ -62,7 +62,7 @@ addEventListener("load", async () => {
   seen.background = getComputedStyle(document.body).backgroundColor;
   seen.width = [document.documentElement.scrollWidth, innerWidth];
   // Figures, and texts outside the boxes that scroll by themselves, that reach beyond the right edge.
-  seen.beyond = [...document.querySelectorAll(".main-svg, main > *, .verdicts *, dl *, li, p, figcaption, summary")]
+  seen.beyond = [...document.querySelectorAll(".main-svg, main > *, .verdicts *, li, p, figcaption, summary")]
     .filter(element => element.getBoundingClientRect().right > innerWidth + 0.5)
     .map(element => `${element.localName}.${element.getAttribute("class")}: ${element.textContent.slice(0, 40)}`);
   seen.verdicts = [...document.querySelectorAll(".verdicts li")].map(line => line.innerText);
@@ -92,7 +92,7 @@ addEventListener("load", async () => {
     seen.switched[input.id] = look(plot);
     seen.painted[input.id] = painting(plot);
   }
-  const button = document.querySelector(".legend button[data-variant=RAALL]");
+  const button = document.querySelector(".legend button[data-name=RAALL]");
   if (button) {
     button.click();
     await pause(200);

@@ -32,7 +32,7 @@ from study.attention.data import (
     read_study,
     write_study,
 )
-from study.attention.figures import even_spread, maps_of_runs, ratios
+from study.attention.figures import even_spread, map_figure, ratios
 from study.attention.page import attention_document
 from study.report import write
 from tests.study.sample_records import a_record, edit
@@ -203,7 +203,7 @@ def test_uniform_attention_has_the_neutral_colour(tokens: int, pixels: int) -> N
     drawn, _ = attention_maps.layer_maps(nothing_HTD, nothing_HTD, [0], pixels).pictures[0]
     torch.testing.assert_close(torch.tensor(even), drawn)
     lower = [row[: place + 1] for place, row in enumerate(drawn.tolist())]
-    assert max(abs(value) for row in ratios(lower, even) for value in row) < 1e-12
+    assert abs(ratios(lower, even)).max() < 1e-12
 
 
 def test_the_page_shows_every_run_and_escapes_its_texts(tmp_path: Path, config_file: Path) -> None:
@@ -214,12 +214,18 @@ def test_the_page_shows_every_run_and_escapes_its_texts(tmp_path: Path, config_f
     made = render_html(attention_document([run_attention for run_attention, _ in shown], shown[0][1]))
     assert "<script>alert" not in made
     assert "<b>note" not in made
-    assert all(name in made for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "map0-1"))
-    figure, _ = maps_of_runs([run_attention for run_attention, _ in shown], 0, 1, shown[0][1])
+    assert all(name in made for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "attention-map0-1"))
+    figure, _ = map_figure([run_attention for run_attention, _ in shown], 0, 1, shown[0][1])
     assert len(figure["data"]) == 4
-    for trace in figure["data"]:
+    runs, colors = (choice["options"] for choice in figure["choices"])
+    assert [option["name"] for option in runs] == ["B0", "RALEARN0 (50.0 % reciprocal)"]
+    for trace in (trace for option in runs for trace in option["data"]):
         for i, row in enumerate(trace["z"]):
             assert all((value is None) == (j > i) for j, value in enumerate(row))
+    assert [[trace["visible"] for trace in option["data"]] for option in colors] == [
+        [True, True, False, False],
+        [False, False, True, True],
+    ]
     json.dumps(figure, allow_nan=False)
 
 
@@ -231,7 +237,7 @@ def test_a_layer_of_another_kind_is_not_on_the_page(tmp_path: Path, config_file:
     run_attention = inspect.inspect_run(run, ids, [0, 1], [0])
     assert list(run_attention.layers) == [1]
     assert early_late_means(run_attention, "entropy", "standard")[0] is None
-    assert "map1-0" in render_html(attention_document([run_attention], text))
+    assert "attention-map1-0" in render_html(attention_document([run_attention], text))
 
 
 def test_the_command_writes_the_numbers_of_each_run_and_one_page(tmp_path: Path, config_file: Path) -> None:
@@ -292,7 +298,7 @@ def test_the_report_has_an_attention_section_and_ignores_a_damaged_file(
     inspect.inspect_study(study)
     write.write_report(study)
     plain = (study / "report.html").read_text()
-    assert all(part in plain for part in ("Where attention goes", "attention-layers", "attention-map1"))
+    assert all(part in plain for part in ("Where attention goes", "attention-layers", "attention-map1-0"))
     runs, text = read_study(study) or ([], InputText("", 0))
     runs[0].notes.append("<img src=x onerror=alert(1)>")
     write_study(study, runs, InputText("</script><b>words</b>", text.tokens))

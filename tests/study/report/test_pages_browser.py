@@ -139,7 +139,7 @@ def test_the_attention_maps_are_drawn_and_fit(tmp_path: Path, phone: bool, token
     attentions = [a_run_attention("B0", "B", 0.0, tokens), a_run_attention("RAALL0", "RAALL", 1.0, tokens)]
     (tmp_path / "attention.html").write_text(render_html(attention_document(attentions, a_text(tokens))))
     seen = faultless(as_report(tmp_path, "attention.html"), phone=phone)
-    assert set(seen["drawn"]) == {"layers", "map0-0", "map1-0"}
+    assert set(seen["drawn"]) == {"attention-layers", "attention-map0-0", "attention-map1-0"}
     assert seen["width"][0] <= seen["width"][1]
     assert seen["beyond"] == []
 
@@ -175,7 +175,7 @@ def _towards_the_first(rows: list[list[float]], share: float) -> list[list[float
 def test_a_report_shows_the_attention_maps(tmp_path: Path, phone: bool) -> None:
     study, _ = with_attention(tmp_path / "study")
     seen = faultless(study, phone=phone)
-    assert {"attention-layers", "attention-map0", "attention-map1"} < set(seen["drawn"])
+    assert {"attention-layers", "attention-map0-0", "attention-map1-0"} < set(seen["drawn"])
     assert seen["width"][0] <= seen["width"][1]
     assert seen["beyond"] == []
 
@@ -226,9 +226,9 @@ def test_attention_maps_are_coloured_relative_to_uniform_attention_and_blank_abo
     study, attentions = with_attention(tmp_path / "study")
     seen = faultless(study)
     block = attentions[0].block
-    for number, layer in enumerate(attentions[0].layers):
+    for layer in attentions[0].layers:
         for place, one in enumerate(attentions):
-            name = f"attention-map{number}-0-{place}"
+            name = f"attention-map{layer}-0-0-{place}"
             for path, (trace, masses) in enumerate(
                 zip(seen["switched"][name], one.layers[layer].pictures[0], strict=True)
             ):
