@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from gpt2.config.config import EvaluationConfig
 from gpt2.data import tokenizer
 from gpt2.eval import hellaswag, validation
+from gpt2.eval.validation import perplexity_of
 from gpt2.model.transformer import GPT2, learned_scalars
 from gpt2.system.resource_errors import out_of_memory
 from gpt2.system.signals import Stop
@@ -39,12 +38,7 @@ class Evaluator:
         note: Callable[[str], None],
     ) -> None:
         self.model, self.device, self.autocast = model, device, autocast
-        self.windows, self.settings, self.stop, self.note = (
-            windows,
-            settings,
-            stop,
-            note,
-        )
+        self.windows, self.settings, self.stop, self.note = windows, settings, stop, note
         self.losses: list[list[float]] = []
         self.window_losses: list[float] = []  # of the last validation: mean nats per window
         self.learned: list[list[Any]] = []
@@ -106,11 +100,9 @@ class Evaluator:
         """Return the record's `validation` and `learned`."""
         best = min((loss for _, _, loss in self.losses), default=None)
         last = self.losses[-1][2] if self.losses else None
-        learned = (
-            {"alternation_probability": self.learned[-1][1], "history": self.learned}
-            if self.learned
-            else None
-        )
+        learned = None
+        if self.learned:
+            learned = {"alternation_probability": self.learned[-1][1], "history": self.learned}
         return {
             "validation": {
                 "loss": last,
@@ -138,11 +130,5 @@ class Evaluator:
 
 def hellaswag_entry(score: hellaswag.HellaSwag) -> dict[str, Any]:
     """Return the record's `hellaswag`."""
-    value = dataclasses.asdict(score)
-    kept = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items", "items_sha256")
-    return {key: value[key] for key in kept}
-
-
-def perplexity_of(loss: float | None) -> float | None:
-    """Return exp(loss); None without a loss or if the result exceeds a float."""
-    return math.exp(loss) if loss is not None and loss < 700 else None
+    names = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items", "items_sha256")
+    return {name: getattr(score, name) for name in names}

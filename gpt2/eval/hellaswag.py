@@ -67,9 +67,6 @@ class HellaSwag:
     log_likelihoods: list[list[float]]
 
 
-# --- getting the file
-
-
 # --- reading the items
 
 
@@ -101,35 +98,30 @@ def _parse(line: bytes, where: str) -> Item:
         raise HellaSwagError(f"{where}: not JSON in UTF-8 ({one_line(error)})") from error
     if not isinstance(raw, dict):
         raise HellaSwagError(f"{where}: {type(raw).__name__} instead of a JSON object")
-    for key in ("activity_label", "ctx_a", "ctx_b", "endings", "label"):
+
+    def value(key: str, wanted: str, valid: Callable[[Any], bool]) -> Any:
         if key not in raw:
             raise HellaSwagError(f'{where}: "{key}" is missing')
-    for key in ("activity_label", "ctx_a", "ctx_b"):
-        if not isinstance(raw[key], str):
-            raise HellaSwagError(f'{where}: "{key}" is {json.dumps(raw[key])[:60]}; fix: a text')
-    context = raw["ctx_a"] + " " + raw["ctx_b"].capitalize()
-    return Item(
-        query=prepare(raw["activity_label"] + ": " + context),
-        endings=_endings(raw["endings"], where),
-        label=_label(raw["label"], where),
+        if not valid(raw[key]):
+            raise HellaSwagError(f'{where}: "{key}" is {json.dumps(raw[key])[:60]}; fix: {wanted}')
+        return raw[key]
+
+    activity, ctx_a, ctx_b = (value(key, "a text", _is_text) for key in ("activity_label", "ctx_a", "ctx_b"))
+    texts = value(
+        "endings",
+        f"a list of {ENDINGS} texts",
+        lambda found: isinstance(found, list) and len(found) == ENDINGS and all(map(_is_text, found)),
     )
-
-
-def _endings(raw: object, where: str) -> tuple[str, ...]:
-    if not isinstance(raw, list) or len(raw) != ENDINGS or not all(isinstance(text, str) for text in raw):
-        raise HellaSwagError(f'{where}: "endings" is {json.dumps(raw)[:60]}; fix: a list of {ENDINGS} texts')
-    endings = tuple(prepare(text) for text in raw)
+    endings = tuple(map(prepare, texts))
     if not all(endings):
         raise HellaSwagError(f'{where}: "endings"[{endings.index("")}] has no text outside square brackets')
-    return endings
+    labels = [*range(ENDINGS), *map(str, range(ENDINGS))]  # copies on the Hub have digits
+    label = value("label", f"0 .. {ENDINGS - 1}", lambda found: type(found) in (int, str) and found in labels)
+    return Item(prepare(f"{activity}: {ctx_a} {ctx_b.capitalize()}"), endings, int(label))
 
 
-def _label(raw: object, where: str) -> int:
-    """Parse a label: a number, or its digits, which copies on the Hub have."""
-    known = {str(label): label for label in range(ENDINGS)}
-    if isinstance(raw, bool) or not isinstance(raw, int | str) or str(raw) not in known:
-        raise HellaSwagError(f'{where}: "label" is {json.dumps(raw)[:60]}; fix: 0 .. {ENDINGS - 1}')
-    return known[str(raw)]
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def prepare(text: str) -> str:
@@ -222,13 +214,18 @@ def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> Hella
     for number, values in enumerate(log_likelihoods):
         if any(math.isnan(value) for value in values):
             raise HellaSwagError(f"HellaSwag item {number}: log-likelihoods {values} contain NaN")
-    choices = [_largest(values) for values in log_likelihoods]
-    choices_norm = [
-        _largest([value / len(ending) for value, ending in zip(values, item.endings, strict=True)])
+    by_length = [
+        [value / len(ending) for value, ending in zip(values, item.endings, strict=True)]
         for item, values in zip(items, log_likelihoods, strict=True)
     ]
-    correct = [choice == item.label for choice, item in zip(choices, items, strict=True)]
-    correct_norm = [choice == item.label for choice, item in zip(choices_norm, items, strict=True)]
+    choices, choices_norm = (
+        [max(range(ENDINGS), key=values.__getitem__) for values in scores]  # the first of equal ones
+        for scores in (log_likelihoods, by_length)
+    )
+    correct, correct_norm = (
+        [choice == item.label for choice, item in zip(chosen, items, strict=True)]
+        for chosen in (choices, choices_norm)
+    )
     acc, acc_stderr = _accuracy(correct)
     acc_norm, acc_norm_stderr = _accuracy(correct_norm)
     return HellaSwag(
@@ -244,11 +241,6 @@ def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> Hella
         correct_norm=correct_norm,
         log_likelihoods=log_likelihoods,
     )
-
-
-def _largest(values: Sequence[float]) -> int:
-    """Return the index of the largest value; the first of equal ones."""
-    return max(range(len(values)), key=values.__getitem__)
 
 
 def _accuracy(correct: Sequence[bool]) -> tuple[float, float | None]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import queue
-import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 
 from gpt2.config.config import EvaluationConfig
@@ -31,10 +30,6 @@ class Absent:
     reason: str
 
 
-class DownloadError(RuntimeError):
-    """The server sent no complete file in time."""
-
-
 def obtain(
     evaluation: EvaluationConfig,
     data_dir: Path,
@@ -45,8 +40,8 @@ def obtain(
 ) -> Path | Absent:
     """Return the path of the items, downloading the original if necessary.
 
-    A download ends after `timeout_seconds` in all, or after STALL_SECONDS without a byte. A failed download gives
-    Absent. A configured file that does not exist is a HellaSwagError.
+    A download ends after `timeout_seconds`, or after STALL_SECONDS without a byte. A failed download gives Absent. A
+    configured file that does not exist is a HellaSwagError.
     """
     configured = evaluation.hellaswag_file
     if configured is not None:
@@ -60,52 +55,25 @@ def obtain(
     try:
         if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
             return path
-        report(f"HellaSwag: downloading {url} (at most {timeout_seconds:g} s)")
+        report(f"HellaSwag: downloading {url} (timeout {timeout_seconds:g} s)")
         content = _download(url, timeout_seconds)
         found = hashlib.sha256(content).hexdigest()
         if found != sha256:
             return Absent(f"{url} has SHA-256 {found[:12]}..., not {sha256[:12]}...; {REMEDY}")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)
-    except (DownloadError, OSError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         return Absent(f"HellaSwag cannot be downloaded from {url}: {one_line(error)}; {REMEDY}")
     return path
 
 
 def _download(url: str, timeout_seconds: float) -> bytes:
-    """Return the whole body, or raise DownloadError after `timeout_seconds` at most.
-
-    A daemon thread downloads: name resolution and slow headers have no deadline of their own.
-    """
-    outcome: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
+    """Return the whole body. OSError if it is too large or not complete within `timeout_seconds`."""
     deadline = time.monotonic() + timeout_seconds
-
-    def work() -> None:
-        try:
-            outcome.put(_read_body(url, deadline, min(STALL_SECONDS, timeout_seconds)))
-        except Exception as error:
-            outcome.put(error)
-
-    threading.Thread(target=work, name="hellaswag-download", daemon=True).start()
-    try:
-        result = outcome.get(timeout=timeout_seconds)
-    except queue.Empty:
-        raise DownloadError(f"no complete answer within {timeout_seconds:g} s") from None
-    if isinstance(result, Exception):
-        raise DownloadError(one_line(result)) from result
-    return result
-
-
-def _read_body(url: str, deadline: float, stall_seconds: float) -> bytes:
     content = bytearray()
-    with urllib.request.urlopen(url, timeout=stall_seconds) as response:
-        expected = response.headers.get("Content-Length")
+    with urllib.request.urlopen(url, timeout=min(STALL_SECONDS, timeout_seconds)) as response:
         while chunk := response.read1(1 << 16):
             content += chunk
-            if len(content) > MAX_BYTES:
-                raise DownloadError(f"more than {MAX_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise DownloadError(f"only {len(content)} bytes when time was up")
-    if expected is not None and len(content) != int(expected):
-        raise DownloadError(f"the connection ended after {len(content)} of {expected} bytes")
+            if len(content) > MAX_BYTES or time.monotonic() > deadline:
+                raise OSError(f"{len(content)} bytes and no end within {timeout_seconds:g} s")
     return bytes(content)

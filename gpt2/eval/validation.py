@@ -22,15 +22,16 @@ EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # per evaluation batch
 
 @dataclass(frozen=True)
 class Validation:
-    """loss: mean nats per token. perplexity: exp(loss), None if not finite. tokens: number scored.
-
-    window_losses: mean nats per token of each window, in order.
-    """
+    """loss: mean nats per token. tokens: number scored. window_losses: mean nats per token of each window, in order."""
 
     loss: float
-    perplexity: float | None
     tokens: int
     window_losses: list[float]
+
+    @property
+    def perplexity(self) -> float | None:
+        """Return exp(loss), None if it is not finite."""
+        return perplexity_of(self.loss)
 
 
 @contextmanager
@@ -75,12 +76,9 @@ def perplexity(
     tokens = windows.shape[0] * (windows.shape[1] - 1)
     loss = math.fsum(window_losses) / tokens
     means = [total / (windows.shape[1] - 1) for total in window_losses]
-    return Validation(loss=loss, perplexity=_finite_exp(loss), tokens=tokens, window_losses=means)
+    return Validation(loss=loss, tokens=tokens, window_losses=means)
 
 
-def _finite_exp(loss: float) -> float | None:
-    try:
-        value = math.exp(loss)
-    except OverflowError:
-        return None
-    return value if math.isfinite(value) else None
+def perplexity_of(loss: float | None) -> float | None:
+    """Return exp(loss); None without a loss, or if the result exceeds a float."""
+    return math.exp(loss) if loss is not None and loss < 700 else None

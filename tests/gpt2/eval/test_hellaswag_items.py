@@ -209,10 +209,10 @@ def test_a_damaged_file_is_replaced(server: Server, tmp_path: Path) -> None:
     ("path", "timeout_seconds", "reason"),
     [
         ("other", 10, "has SHA-256"),
-        ("truncated", 10, f"after 500 of {len(CONTENT)} bytes"),
+        ("truncated", 10, "has SHA-256"),
         ("missing", 10, "404"),
-        ("silent", 1, "timed out|within 1 s"),
-        ("trickle", 1, "within 1 s|time was up"),
+        ("silent", 1, "timed out"),
+        ("trickle", 1, "within 1 s"),
     ],
 )
 def test_a_failed_download_is_recorded_as_absent_with_its_reason(
