@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -54,79 +54,70 @@ def check_attention(
     (compared without dropout). Uses a separate random generator.
     """
     import torch
+    import torch.nn.functional as F
 
     dtype = getattr(torch, resolved.dtype)
-    tokens = min(block_size, 64)
     draw = torch.Generator().manual_seed(0)
-    qkv_BTC = torch.randn(1, tokens, 3 * heads * head_size, generator=draw, dtype=torch.float64)
+    qkv_BTC = torch.randn(
+        1, min(block_size, 64), 3 * heads * head_size, generator=draw, dtype=torch.float64
+    ).to(dtype)
+
+    def fused(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
+
     reasons: list[str] = []
     try:
         with attention_context(resolved, dropout), _reasons(reasons):
-            y, gradient, kernel = _attend(qkv_BTC.to(resolved.device, dtype), heads, dropout)
+            y, gradient, name = _attend(qkv_BTC.to(resolved.device, dtype), heads, fused)
     except RuntimeError as error:
         reason = next(iter(reasons), str(error).strip().splitlines()[0])
         raise TargetError(
             f"{resolved.device_name}: no fused attention kernel supports {heads} heads of {head_size} in "
             f"{resolved.dtype} (torch: {reason}); the T x T path is disabled; {_fix(resolved)}"
         ) from error
+    kernels = [kernel for kernel in ("flash", "efficient", "cudnn") if f"{kernel}attention" in name.lower()]
+    kernel = kernels[0] if kernels else "math"
     if not dropout:
-        _compare(resolved, kernel, (y, gradient), _reference(qkv_BTC.to(dtype).double(), heads))
-    note = resolved.note
+        exact_y, exact_gradient, _ = _attend(qkv_BTC.double(), heads, _definition)
+        _compare(resolved, f"{kernel} attention kernel's result", y, exact_y)
+        _compare(resolved, f"{kernel} attention kernel's gradient", gradient, exact_gradient)
+    notes = [resolved.note] if resolved.note else []
     if kernel == "math":
-        quadratic = (
+        notes.append(
             "attention stores T x T scores: torch's fused CPU kernel supports no CONFIG_GPT2_DROPOUT above 0"
         )
-        note = f"{note}; {quadratic}" if note else quadratic
-    return dataclasses.replace(resolved, attention_backend=kernel, note=note)
+    return dataclasses.replace(resolved, attention_backend=kernel, note="; ".join(notes) or None)
 
 
-def _attend(qkv_BTC: Tensor, heads: int, dropout: float) -> tuple[Tensor, Tensor, str]:
-    """Return causal attention, the gradient of half its squared sum, and the kernel that ran."""
-    import torch.nn.functional as F
+def _attend(qkv_BTC: Tensor, heads: int, attention: Callable[..., Tensor]) -> tuple[Tensor, Tensor, str]:
+    """Compute attention on views of one projection, as in the model.
 
+    Returns the result, the gradient of half its squared sum, and autograd's name of the operation.
+    """
     qkv_BTC = qkv_BTC.detach().requires_grad_()
-    q_BHTD, k_BHTD, v_BHTD = _split(qkv_BTC, heads)
-    y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
+    views = [part.unflatten(2, (heads, -1)).transpose(1, 2) for part in qkv_BTC.chunk(3, dim=2)]
+    y_BHTD = attention(*views)
     name = y_BHTD.grad_fn.name() if y_BHTD.grad_fn else ""
-    kernel = next(
-        (kernel for kernel in ("flash", "efficient", "cudnn") if f"{kernel}attention" in name.lower()), "math"
-    )
     (y_BHTD.float().square().sum() / 2).backward()
     assert qkv_BTC.grad is not None
-    return y_BHTD.detach(), qkv_BTC.grad, kernel
+    return y_BHTD.detach(), qkv_BTC.grad, name
 
 
-def _reference(qkv_BTC: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Return the same from the definition, on the CPU."""
-    import torch
-
-    qkv_BTC = qkv_BTC.detach().requires_grad_()
-    q_BHTD, k_BHTD, v_BHTD = _split(qkv_BTC, heads)
-    scores = q_BHTD @ k_BHTD.transpose(2, 3) / q_BHTD.shape[3] ** 0.5
-    later = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)
-    y_BHTD = scores.masked_fill(later, float("-inf")).softmax(3) @ v_BHTD
-    (y_BHTD.square().sum() / 2).backward()
-    assert qkv_BTC.grad is not None
-    return y_BHTD.detach(), qkv_BTC.grad
+def _definition(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+    scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / q_BHTD.shape[3] ** 0.5
+    later_TT = scores_BHTT.new_ones(scores_BHTT.shape[2:]).triu(1).bool()
+    y_BHTD: Tensor = scores_BHTT.masked_fill(later_TT, float("-inf")).softmax(3) @ v_BHTD
+    return y_BHTD
 
 
-def _split(qkv_BTC: Tensor, heads: int) -> list[Tensor]:
-    """Return three views (B, H, T, D) of one projection with the model's strides."""
-    return [part.unflatten(2, (heads, -1)).transpose(1, 2) for part in qkv_BTC.chunk(3, dim=2)]
-
-
-def _compare(
-    resolved: ResolvedTarget, kernel: str, found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]
-) -> None:
-    for name, value, reference in zip(("result", "gradient"), found, expected, strict=True):
-        error = float((value.cpu().double() - reference).abs().max() / reference.abs().max())
-        limit = TOLERANCE[resolved.dtype]
-        if not error <= limit:  # true for NaN as well
-            raise TargetError(
-                f"{resolved.device_name}: the {kernel} attention kernel's {name} differs by {error:.1%} from the "
-                f"definition in {resolved.dtype}; the limit is {limit:.0%}; fix: use another version of torch or of "
-                "the driver"
-            )
+def _compare(resolved: ResolvedTarget, what: str, found: Tensor, exact: Tensor) -> None:
+    error = float((found.cpu().double() - exact).abs().max() / exact.abs().max())
+    limit = TOLERANCE[resolved.dtype]
+    if not error <= limit:  # true for NaN as well
+        raise TargetError(
+            f"{resolved.device_name}: the {what} differs by {error:.1%} from the definition in {resolved.dtype}; the "
+            f"limit is {limit:.0%}; fix: use another version of torch or of the driver"
+        )
 
 
 def _fix(resolved: ResolvedTarget) -> str:

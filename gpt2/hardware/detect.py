@@ -15,8 +15,7 @@ from pathlib import Path
 
 from gpt2.hardware import cpu
 from gpt2.hardware.cpu import PROC, SYS, read_integer, read_text
-from gpt2.hardware.gpu_specs import GIB, TARGETS, match_target
-from gpt2.system.errors import UserError
+from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError, match_target
 
 TIMEOUT_SECONDS = 8  # of nvidia-smi, which may need seconds to load the driver
 NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
@@ -24,20 +23,9 @@ QUERY = "--query-gpu=uuid,name,memory.total,mig.mode.current,driver_version"
 
 # Processor graphics by LLVM target, from LLVM's AMDGPU guide. Datacentre APUs (gfx94x) count as cards.
 INTEGRATED = {
-    *(
-        "gfx801",
-        "gfx810",
-        "gfx902",
-        "gfx909",
-        "gfx90c",
-        "gfx1013",
-        "gfx1033",
-        "gfx1035",
-        "gfx1036",
-        "gfx1037",
-    ),
-    *("gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"),
-}
+    "gfx801", "gfx810", "gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1037",
+    "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153",
+}  # fmt: skip
 LEAST_MEMORY_BYTES = 2 * GIB  # an AMD GPU with less counts as processor graphics
 AMD_NAMES = {  # PCI device -> name, for the cards of the target table; sysfs seldom has names
     0x7448: "AMD Radeon PRO W7900",
@@ -47,10 +35,6 @@ AMD_NAMES = {  # PCI device -> name, for the cards of the target table; sysfs se
 }
 
 Run = Callable[[Sequence[str]], str]
-
-
-class HardwareError(UserError, ValueError):
-    """RA_DETECTED names no row of the table."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +64,11 @@ class Card:
     integrated: bool = False
 
 
-def detected_target_name(environment: Mapping[str, str] | None = None) -> str:
+def detected_target_name(environment: Mapping[str, str] = os.environ) -> str:
     """Return the row of the target table for this machine. RA_DETECTED in the environment overrides it."""
-    environment = os.environ if environment is None else environment
     if name := environment.get("RA_DETECTED"):
         if name not in TARGETS:
-            raise HardwareError(f"RA_DETECTED={name} is no target; fix: use one of {', '.join(TARGETS)}")
+            raise TargetError(f"RA_DETECTED={name} is no target; fix: use one of {', '.join(TARGETS)}")
         return name
     found = detect_hardware(environment=environment)
     return match_target(found.name, found.memory_bytes, found.kind).name
@@ -110,10 +93,9 @@ def run_tool(command: Sequence[str]) -> str:
 
 
 def detect_hardware(
-    sys: Path = SYS, proc: Path = PROC, run: Run = run_tool, environment: Mapping[str, str] | None = None
+    sys: Path = SYS, proc: Path = PROC, run: Run = run_tool, environment: Mapping[str, str] = os.environ
 ) -> Hardware:
     """Return the first visible discrete GPU (NVIDIA before AMD), else the CPU. A missing tool is no error."""
-    environment = os.environ if environment is None else environment
     ignored: list[str] = []
     nvidia, nvidia_driver = _nvidia(proc, run, ignored)
     if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -201,9 +183,8 @@ def _from_nvidia_smi(output: str, tool: str, run: Run) -> tuple[list[Card], str]
             slices = run([tool, "-L"]) if slices is None else slices
             cards += _mig_slices(slices, index, uuid, name)
         else:
-            size = (
-                int(memory) * 2**20 if memory.isdecimal() else 0
-            )  # "[N/A]" where it shares the CPU's memory
+            # "[N/A]" where it shares the CPU's memory
+            size = int(memory) * 2**20 if memory.isdecimal() else 0
             cards.append(Card("cuda", index, name, size, uuid))
     return cards, driver
 

@@ -64,7 +64,7 @@ def resolve(
         return _plan(config, hardware)
     asked = config.name
     if asked == "cpu":
-        return _resolve_cpu(config, hardware, [], (devices or list_torch_devices()).torch)
+        return _resolve_cpu(config, hardware, None, (devices or list_torch_devices()).torch)
     select = devices is None
     devices = devices or list_torch_devices()
     discrete = [device for device in devices.gpus if not device.integrated]
@@ -75,7 +75,7 @@ def resolve(
             raise TargetError(
                 f"{_symbol(asked)}=y, but this machine has no GPU: {_ignored_gpus(hardware) or hardware.name}; {_AUTO}"
             )
-        return _resolve_cpu(config, hardware, [_why_cpu(hardware, config)], devices.torch)
+        return _resolve_cpu(config, hardware, _why_cpu(hardware, config), devices.torch)
     rows = [_row_of(device, devices.kind, hardware) for device in discrete]
     fits = [(device, row) for device, row in zip(discrete, rows, strict=True) if asked in ("auto", row.name)]
     if not fits:
@@ -138,18 +138,15 @@ def _why_cpu(hardware: Hardware, config: TargetConfig) -> str | None:
 
 
 def _resolve_cpu(
-    config: TargetConfig, hardware: Hardware, notes: list[str | None], torch: str | None
+    config: TargetConfig, hardware: Hardware, note: str | None, torch: str | None
 ) -> ResolvedTarget:
     row = TARGETS["cpu"]
     dtype = row.dtype if config.dtype == "auto" else config.dtype
-    if dtype == "bfloat16":
-        notes = [
-            *notes,
-            "bfloat16 is tens of times slower than float32 on a CPU without bfloat16 instructions",
-        ]
+    slow = "bfloat16 is tens of times slower than float32 on a CPU without bfloat16 instructions"
+    note = _join([note, slow if dtype == "bfloat16" else None])
     name, memory = (hardware.name, hardware.memory_bytes) if hardware.kind == "cpu" else (cpu.cpu_name(), 0)
     memory = memory or cpu.memory_bytes()
-    return ResolvedTarget(row, "cpu", name, memory, dtype, row.attention_backend, None, torch, _join(notes))
+    return ResolvedTarget(row, "cpu", name, memory, dtype, row.attention_backend, None, torch, note)
 
 
 def _resolve_gpu(
@@ -186,17 +183,12 @@ def _precision(
             f"CONFIG_DTYPE_BFLOAT16=y, but {device.name} (compute capability {major}.{minor}) has no bfloat16; "
             "fix: set CONFIG_DTYPE_AUTO=y, which selects float32 there"
         )
-    notes: list[str | None] = []
-    dtype = row.dtype if able else "float32"
-    if config.dtype != "auto":
-        dtype = config.dtype
-    if dtype == "float32":
-        reason = "is configured" if able else "is used, since the card has no bfloat16"
-        notes.append(
-            f"float32 {reason}; flash attention supports half precision only, so the efficient kernel is used"
-        )
-        return dtype, "efficient", notes
-    return dtype, row.attention_backend, notes
+    dtype = config.dtype if config.dtype != "auto" else row.dtype if able else "float32"
+    if dtype != "float32":
+        return dtype, row.attention_backend, []
+    reason = "is configured" if able else "is used, since the card has no bfloat16"
+    note = f"float32 {reason}; flash attention supports half precision only, so the efficient kernel is used"
+    return dtype, "efficient", [note]
 
 
 def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
@@ -206,7 +198,7 @@ def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
     if row is None:
         raise TargetError(f"CONFIG_DETECTED={name} is no target; fix: use one of {', '.join(TARGETS)}")
     if row.kind == "cpu":
-        return _resolve_cpu(config, hardware, [], None)
+        return _resolve_cpu(config, hardware, None, None)
     memory, title = row.memory_bytes, row.title
     if memory is None:
         if hardware.kind != row.kind or not hardware.memory_bytes:

@@ -9,13 +9,12 @@ import pytest
 from gpt2.hardware import detect as hardware
 from gpt2.hardware.detect import (
     Hardware,
-    HardwareError,
     detect_hardware,
     detected_target_name,
     is_integrated,
     run_tool,
 )
-from gpt2.hardware.gpu_specs import GIB, TARGETS, match_target
+from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError, match_target
 
 A100 = "GPU-aaaa, NVIDIA A100-SXM4-40GB, 40960, Disabled, 550.54.15"
 RTX4090 = "GPU-bbbb, NVIDIA GeForce RTX 4090, 24564, [N/A], 550.54.15"
@@ -333,7 +332,7 @@ def test_integrated_graphics_are_distinguished_from_cards(
 def test_the_environment_overrides_detection_with_a_row_of_the_table() -> None:
     for name in TARGETS:
         assert detected_target_name({"RA_DETECTED": name}) == name
-    with pytest.raises(HardwareError, match=r"RA_DETECTED=h900 is no target; fix: use one of a100-40g, "):
+    with pytest.raises(TargetError, match=r"RA_DETECTED=h900 is no target; fix: use one of a100-40g, "):
         detected_target_name({"RA_DETECTED": "h900"})
 
 
