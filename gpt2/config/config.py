@@ -133,7 +133,7 @@ class BudgetConfig:
 class OptimizerConfig:
     """AdamW and its schedule. warmup_fraction, decay_fraction: of the budget. grad_clip: global norm, 0 for none.
 
-    schedule: a row of gpt2.train.optimizer.SCHEDULES. Only "wsd" uses decay_fraction.
+    schedule: see gpt2.train.optimizer.learning_rate. Only "wsd" uses decay_fraction.
     """
 
     learning_rate: float

@@ -19,9 +19,9 @@ from gpt2.model.transformer import GPT2, CausalSelfAttention, UnsetEmbedding, Un
 INITIAL_STD = 0.02  # GPT-2's; residual projections get 0.02 / sqrt(2 * layers)
 
 
-def derive_seed(seed: int, name: str) -> int:
-    """Derive a generator's seed from (seed, name)."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
+def derive_seed(*key: int | str) -> int:
+    """Derive a generator's seed from a key, such as (seed, parameter name)."""
+    return int.from_bytes(hashlib.sha256(":".join(map(str, key)).encode()).digest()[:8], "big") >> 1
 
 
 def keyed_normal(seed: int, name: str, shape: torch.Size) -> Tensor:

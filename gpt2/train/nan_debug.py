@@ -66,40 +66,13 @@ def first_not_finite(stepper: Stepper, ids_ET: Tensor, iteration: int) -> NotFin
 
 
 def _repeat(stepper: Stepper, micro_ids: Tensor, number: int) -> NotFinite | None:
-    model, found = stepper.model, _FirstFault()
-    handles = [
-        module.register_forward_hook(found.hook(name)) for name, module in model.named_modules() if name
-    ]
-    try:
-        with stepper.autocast():
-            hidden = model.hidden(micro_ids[:, :-1])
-            loss = linear_cross_entropy(hidden, model.head, micro_ids[:, 1:], model.vocabulary)
-        if found.first:
-            return NotFinite("output", found.first, number)
-        if not _finite(loss):
-            return NotFinite("loss", "", number)
-        loss.backward()
-    finally:
-        for handle in handles:
-            handle.remove()
-    if found.first:
-        return NotFinite("gradient", found.first, number)
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not _finite(parameter.grad):
-            return NotFinite("gradient", name, number)
-    return None
+    model, first = stepper.model, ""  # first: the module whose output, or gradient of it, was the first fault
 
-
-class _FirstFault:
-    """Records the first module whose output, or whose output's gradient, is not finite."""
-
-    def __init__(self) -> None:
-        self.first = ""
-
-    def hook(self, name: str) -> Any:
+    def watch(name: str) -> Any:
         def check(value: Tensor) -> None:
-            if not self.first and not _finite(value):
-                self.first = name
+            nonlocal first
+            if not first and not _finite(value):
+                first = name
 
         def forward_hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor):
@@ -108,6 +81,26 @@ class _FirstFault:
                     output.register_hook(check)
 
         return forward_hook
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    try:
+        with stepper.autocast():
+            hidden = model.hidden(micro_ids[:, :-1])
+            loss = linear_cross_entropy(hidden, model.head, micro_ids[:, 1:], model.vocabulary)
+        if first:
+            return NotFinite("output", first, number)
+        if not _finite(loss):
+            return NotFinite("loss", "", number)
+        loss.backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if first:
+        return NotFinite("gradient", first, number)
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not _finite(parameter.grad):
+            return NotFinite("gradient", name, number)
+    return None
 
 
 def _finite(value: Tensor) -> bool:
@@ -129,27 +122,24 @@ class FaultLog:
     ) -> NotFiniteError:
         """Return the error with its source and whether it recurred. sequences: the window numbers of ids_ET."""
         found = first_not_finite(stepper, ids_ET, iteration)
-        recurred = [
-            number
-            for number, fault in enumerate(self.faults)
-            if fault.iteration == iteration and fault.repeated is not False
-        ]
         micro, involved = stepper.batch.micro, []
         if found.micro_batch is not None:
             involved = sequences[found.micro_batch * micro : (found.micro_batch + 1) * micro]
-        for number in recurred:
-            self.faults[number] = dataclasses.replace(self.faults[number], repeated=True)
-        if not recurred:
-            self.faults.append(
-                Fault(iteration, found.what, found.name, found.micro_batch, tuple(involved), repeated=None)
-            )
         message = f"{error}; {found}" + (f", sequences {involved} of the training data" if involved else "")
-        if recurred:
-            message += "; the iteration failed before from the same checkpoint, so the fault is repeatable"
-        retry = not recurred and len(self.faults) <= MAX_RETRIES
-        if not recurred and not retry:
-            message += f"; not retried automatically after {len(self.faults) - 1} other faults in this run"
-        return NotFiniteError(message, retry=retry)
+        for number, fault in enumerate(self.faults):
+            if fault.iteration == iteration and fault.repeated is not False:
+                self.faults[number] = dataclasses.replace(fault, repeated=True)
+                message += (
+                    "; the iteration failed before from the same checkpoint, so the fault is repeatable"
+                )
+                return NotFiniteError(message)
+        self.faults.append(
+            Fault(iteration, found.what, found.name, found.micro_batch, tuple(involved), repeated=None)
+        )
+        if len(self.faults) <= MAX_RETRIES:
+            return NotFiniteError(message, retry=True)
+        others = len(self.faults) - 1
+        return NotFiniteError(f"{message}; not retried automatically after {others} other faults in this run")
 
     def passed(self, iterations: int) -> None:
         """Mark faults before `iterations` that were not retried yet: the retry was finite."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -39,19 +39,6 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(
-    model: nn.Module,
-    *,
-    learning_rate: float,
-    betas: tuple[float, float],
-    epsilon: float,
-    weight_decay: float,
-) -> torch.optim.AdamW:
-    """Create a fused AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
-    groups = parameter_groups(model, weight_decay)
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
-
-
 Progress = float | Fraction
 
 
@@ -64,43 +51,26 @@ def learning_rate(
     schedule: str = "cosine",
     decay_fraction: Progress = 0.0,
 ) -> float:
-    """Return the learning rate: linear warm-up, then `schedule` down to `peak * minimum_ratio`.
+    """Return the learning rate: linear warm-up, then a fall to `peak * minimum_ratio`.
 
-    A pure function of progress in (0, 1]: (iteration + 1) / planned iterations, so the first step has a positive rate
-    and the last step the minimum. Values outside are clamped. decay_fraction: the part at the end in which "wsd" falls.
-    With Fractions the result is exact: runs of two lengths have bitwise equal rates wherever their rates are equal.
+    "cosine" falls from the warm-up on. "wsd" is stable, then falls as 1 - sqrt in the last `decay_fraction` (Hu et al.
+    2024, arXiv:2404.06395; arXiv:2405.18392). progress: (iteration + 1) / planned iterations, so the first step has a
+    positive rate and the last step the minimum. With Fractions, runs of two lengths have bitwise equal rates wherever
+    their rates are equal.
     """
     progress = min(max(progress, 0.0), 1.0)
-    return SCHEDULES[schedule](progress, peak, warmup_fraction, minimum_ratio, decay_fraction)
-
-
-def _cosine(
-    progress: Progress, peak: float, warmup_fraction: Progress, minimum_ratio: float, _: Progress
-) -> float:
+    wsd = schedule == "wsd"
     if progress < warmup_fraction:
-        return float(peak * progress / warmup_fraction)
-    decay = (progress - warmup_fraction) / (1.0 - warmup_fraction) if warmup_fraction < 1.0 else 1.0
-    cosine = 0.5 * (1.0 + math.cos(math.pi * decay))
-    return peak * (minimum_ratio + (1.0 - minimum_ratio) * cosine)
-
-
-def _wsd(
-    progress: Progress, peak: float, warmup_fraction: Progress, minimum_ratio: float, decay_fraction: Progress
-) -> float:
-    """Warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395); the decay is 1 - sqrt (arXiv:2405.18392)."""
-    if progress < warmup_fraction:
-        return peak * float(progress / warmup_fraction)
-    decayed = progress - (1 - decay_fraction)
-    if decayed <= 0:
-        return peak
-    fall = 1.0 - math.sqrt(min(decayed / decay_fraction, 1.0))
+        return peak * float(progress / warmup_fraction) if wsd else float(peak * progress / warmup_fraction)
+    if wsd:
+        decayed = progress - (1 - decay_fraction)
+        if decayed <= 0:
+            return peak
+        fall = 1.0 - math.sqrt(min(decayed / decay_fraction, 1.0))
+    else:
+        decayed = (progress - warmup_fraction) / (1.0 - warmup_fraction) if warmup_fraction < 1.0 else 1.0
+        fall = 0.5 * (1.0 + math.cos(math.pi * decayed))
     return peak * (minimum_ratio + (1.0 - minimum_ratio) * fall)
-
-
-SCHEDULES: dict[str, Callable[[Progress, float, Progress, float, Progress], float]] = {
-    "cosine": _cosine,
-    "wsd": _wsd,
-}
 
 
 def warmup_iterations(iterations: int, warmup_fraction: float) -> int:

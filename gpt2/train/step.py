@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.model.init import initialise, keyed_attention
+from gpt2.model.init import derive_seed, initialise, keyed_attention
 from gpt2.model.loss import chunk_loss, linear_cross_entropy
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
@@ -27,7 +26,7 @@ from gpt2.train.optimizer import (
     Progress,
     decay_start,
     learning_rate,
-    make_optimizer,
+    parameter_groups,
     set_learning_rate,
     warmup_iterations,
 )
@@ -117,19 +116,23 @@ class Stepper:
         self.device = device
         self.dtype = dtype
         self.compile = compile
-        self.loss = loss or self._default_loss()
+        if loss is None:
+            loss = linear_cross_entropy
+            if compile:  # the first step compiles it
+                loss = functools.partial(loss, chunk=torch.compile(chunk_loss))
+        self.loss = loss
         self.model = build_model(model_config, attention, seed)
         initialise(self.model, seed)
         if alter:
             alter(self.model)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
-        self.optimizer = make_optimizer(
-            self.model,
-            learning_rate=optimizer_config.learning_rate,
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.model, optimizer_config.weight_decay),
+            lr=optimizer_config.learning_rate,
             betas=(optimizer_config.beta1, optimizer_config.beta2),
-            epsilon=optimizer_config.epsilon,
-            weight_decay=optimizer_config.weight_decay,
+            eps=optimizer_config.epsilon,
+            fused=True,
         )
         modules: list[Any] = list(self.model.modules())
         self._begin_step_modules = [module for module in modules if hasattr(module, "begin_step")]
@@ -137,12 +140,6 @@ class Stepper:
         self._finished_kinds: set[Hashable] = set()  # kinds of steps that this process has run
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
-
-    def _default_loss(self) -> Loss:
-        """Return linear_cross_entropy, with chunk_loss compiled if the model is. The first step compiles it."""
-        if not self.compile:
-            return linear_cross_entropy
-        return functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of forward passes."""
@@ -232,8 +229,7 @@ class Stepper:
         With dropout, another micro-batch size gives other draws. Without dropout the split does not matter.
         """
         if self.model.dropout:
-            digest = hashlib.sha256(f"dropout:{self.seed}:{iteration}".encode()).digest()
-            torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            torch.manual_seed(derive_seed("dropout", self.seed, iteration))
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

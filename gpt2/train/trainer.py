@@ -146,12 +146,9 @@ class Run:
         try:
             result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
         except NotFiniteError as error:
+            size, batch = len(self.corpus.train), self.plan.batch
             numbers = dataset.window_numbers(
-                len(self.corpus.train),
-                self.config.model.block_size,
-                self.plan.batch.effective,
-                self.plan.seed,
-                self.iteration,
+                size, batch.block_size, batch.effective, self.plan.seed, self.iteration
             )
             raise self.faults.explain(error, self.stepper, ids_ET, self.iteration, numbers) from None
         self.iteration += 1
@@ -186,11 +183,8 @@ class Run:
             self.log.notes = [*meta.notes, *loaded.skipped]
             self.spike_detector, self.spikes = SpikeDetector(meta.watch), to_plain(meta.spikes)
             before = clocks_before(meta, self.log.last_record())
-            spent = self.clocks.seconds()
-            self.clocks = Clocks(
-                {name: before[name] + spent[name] for name in spent},
-                device_synchroniser(self.device),
-            )
+            seconds = {name: before[name] + spent for name, spent in self.clocks.seconds().items()}
+            self.clocks = Clocks(seconds, device_synchroniser(self.device))
         previous = self.log.last_record()
         self.faults = FaultLog(previous.faults if previous else ())
         evaluated = [int(row[0]) for row in self.evaluator.losses]
@@ -206,13 +200,14 @@ class Run:
 
     def feed(self) -> BatchPrefetcher:
         """Return the prefetcher of the batches that remain."""
-        block, batch = self.config.model.block_size, self.plan.batch
-        return BatchPrefetcher(
-            lambda k: dataset.global_batch(self.corpus.train, block, batch.effective, self.plan.seed, k),
-            self.iteration,
-            self.plan.iterations,
-            self.device,
-        )
+        plan = self.plan
+
+        def make(k: int) -> Any:
+            return dataset.global_batch(
+                self.corpus.train, plan.batch.block_size, plan.batch.effective, plan.seed, k
+            )
+
+        return BatchPrefetcher(make, self.iteration, plan.iterations, self.device)
 
     def checkpoint_due(self) -> bool:
         """Whether enough time has passed; at most SAVE_SHARE of the time goes into saving, on a slow disk too."""
