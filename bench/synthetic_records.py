@@ -49,7 +49,7 @@ def synthetic_record(variant: str, seed: int, steps: int) -> dict[str, Any]:
     if variant == "RALEARN":
         path = [[point, [0.5 + 0.01 * draw.random() for _ in range(12)]] for point in points]
         values["learned"] = {"alternation_probability": path[-1][1], "history": path}
-    return run_record.blank(run_record.run_name(variant, seed), variant, seed) | values
+    return run_record.blank(run_record.run_name(variant, seed), variant, seed).to_json() | values
 
 
 def write_runs(study_dir: Path, variants: tuple[str, ...], seeds: int, steps: int) -> int:

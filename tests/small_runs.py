@@ -86,10 +86,10 @@ def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]
     assert loaded is not None
     record = run_record.load(directory)
     timeless = {
-        "losses": [[tokens, loss] for tokens, _, loss in record["validation"]["history"]],
-        "learned": record["learned"],
-        "progress": [record["progress"]["iterations"], record["progress"]["tokens"]],
-        "fingerprint": record["fingerprint"],
+        "losses": [[tokens, loss] for tokens, _, loss in record.validation.history],
+        "learned": record.learned,
+        "progress": [record.progress.iterations, record.progress.tokens],
+        "fingerprint": record.fingerprint,
     }
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     losses = [[line["iteration"], line["loss"]] for line in lines if line["event"] == "train"]

@@ -12,7 +12,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -51,39 +51,16 @@ MissingOrNull = Annotated[T | None, LeftOut(nullable=True)]
 
 
 class JsonObject:
-    """Base of the dataclasses. Values are readable by JSON key too; keys left out are missing."""
-
-    def __getitem__(self, key: str) -> Any:
-        mark, value = _fields(_class_of(self))[key][2], getattr(self, key)
-        if mark and value == mark.value:
-            raise KeyError(key)
-        return value
-
-    def __or__(self, other: Mapping[str, Any]) -> dict[str, Any]:
-        return self.to_json() | dict(other)
-
-    def __iter__(self) -> Iterator[str]:
-        for name, (_, _, mark) in _fields(_class_of(self)).items():
-            if not (mark and getattr(self, name) == mark.value):
-                yield name
-
-    def __contains__(self, key: str) -> bool:
-        return key in list(self)
-
-    def keys(self) -> list[str]:
-        """Return the JSON keys."""
-        return list(self)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a JSON key, or the default where the key is left out."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    """Base of the dataclasses."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        return {name: to_plain(getattr(self, name)) for name in self}
+        values = {
+            name: (getattr(self, name), mark) for name, (_, _, mark) in _fields(_class_of(self)).items()
+        }
+        return {
+            name: to_plain(value) for name, (value, mark) in values.items() if not mark or value != mark.value
+        }
 
 
 def parse(kind: type[T], value: Any, where: str) -> T:

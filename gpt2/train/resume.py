@@ -115,5 +115,6 @@ def clocks_before(meta: Meta, written: RunRecord | None) -> dict[str, float]:
     """Return the clocks at the checkpoint in seconds. The record written after it includes the time of saving."""
     clocks = meta.clocks.to_json()
     if written and written.clock and written.progress and written.progress.iterations == meta.iteration:
-        return {name: max(clocks[name], written.clock[name]) for name in clocks}
+        recorded = written.clock.to_json()
+        return {name: max(clocks[name], recorded[name]) for name in clocks}
     return clocks

@@ -53,7 +53,7 @@ def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
         same = (
             scored is not None
             and len(values) == scored.items
-            and abs(sum(values) / len(values) - scored[MEASURES[key]]) < 1e-6
+            and abs(sum(values) / len(values) - getattr(scored, MEASURES[key])) < 1e-6
         )
         return values if same else []
 

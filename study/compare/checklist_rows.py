@@ -33,11 +33,11 @@ class Rule:
 
 def fingerprint(entry: str) -> Callable[[Member], Values | None]:
     """An entry of the fingerprint, shortened."""
-    return lambda member: _one(_short(member.record.fingerprint[entry]))
+    return lambda member: _one(_short(getattr(member.record.fingerprint, entry)))
 
 
 def _target(key: str) -> Callable[[Member], Values | None]:
-    return lambda member: _one(member.record.target[key])
+    return lambda member: _one(getattr(member.record.target, key))
 
 
 def _environment(*keys: str) -> Callable[[Member], Values | None]:
@@ -47,14 +47,15 @@ def _environment(*keys: str) -> Callable[[Member], Values | None]:
         environment = member.record.environment
         if not environment:
             return None
-        return {"": next((str(environment[key]) for key in keys if environment.get(key) is not None), "none")}
+        values = (getattr(environment, key) for key in keys)
+        return {"": next((str(value) for value in values if value is not None), "none")}
 
     return read
 
 
 def _triton(member: Member) -> Values | None:
     environment = member.record.environment
-    return {"": environment.triton or "none"} if environment and "triton" in environment else None
+    return {"": environment.triton or "none"} if environment and environment.triton != "" else None
 
 
 def _one(value: Any) -> Values | None:
@@ -76,8 +77,8 @@ def _schedule(member: Member) -> Values | None:
     if not planned:
         return None
     done = member.record.progress.iterations
-    warmup = f", {planned['warmup_iterations']:,} of warm-up" if "warmup_iterations" in planned else ""
-    return {member.run.variant: f"{done:,} of {planned['iterations']:,} iterations{warmup}"}
+    warmup = f", {planned.warmup_iterations:,} of warm-up" if planned.warmup_iterations is not None else ""
+    return {member.run.variant: f"{done:,} of {planned.iterations:,} iterations{warmup}"}
 
 
 def _parameters(member: Member) -> Values | None:
@@ -86,7 +87,7 @@ def _parameters(member: Member) -> Values | None:
 
 
 def _batch(*keys: str) -> Callable[[Member], Values | None]:
-    return lambda member: {"": " x ".join(f"{member.record.batch[key]:,}" for key in keys)}
+    return lambda member: {"": " x ".join(f"{getattr(member.record.batch, key):,}" for key in keys)}
 
 
 def _hellaswag(member: Member) -> Values | None:

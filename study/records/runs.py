@@ -146,7 +146,7 @@ def _refuse_other_experiments(runs: list[Run]) -> None:
 
 def _refuse(runs: list[Run], entries: tuple[str, ...], of: str) -> None:
     """Exclude runs with another fingerprint than most runs, or than the baseline where no fingerprint has the most."""
-    prints = {run.name: tuple(run.record.fingerprint[entry] for entry in entries) for run in runs}
+    prints = {run.name: tuple(getattr(run.record.fingerprint, entry) for entry in entries) for run in runs}
     count = Counter(prints.values())
     with_baseline = {prints[run.name] for run in runs if run.variant == BASELINE}
     usual = max(count, key=lambda seen: (count[seen], seen in with_baseline), default=())

@@ -7,12 +7,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.run_record import FinishedRecord
+from gpt2.artifacts.run_record import FinishedRecord, Target
 from ra.names import is_control_arm
 from study.analysis.equivalence import (
     Losses,
@@ -96,7 +96,7 @@ class Report:
     effective_batch: int | None
     block_size: int | None
     validation_tokens: int | None
-    target: dict[str, Any] | None
+    target: Target | None
     notes: list[str]
     cut: list[str]
     not_configured: list[str]
@@ -157,10 +157,10 @@ def build_report(study_dir: Path) -> Report:
         equal_time=plan is not None and plan.budget.equal_time,
         learned=_learned(used),
         budget=dataclasses.asdict(plan.budget) if plan else {},
-        effective_batch=first["batch"]["effective"] if first else None,
-        block_size=first["batch"]["block_size"] if first else None,
-        validation_tokens=first["validation"]["tokens"] if first else None,
-        target=first["target"] if first else None,
+        effective_batch=first.batch.effective if first else None,
+        block_size=first.batch.block_size if first else None,
+        validation_tokens=first.validation.tokens if first else None,
+        target=first.target if first else None,
         notes=_notes([*filter(None, [shown.note]), *unreadable, *(plan.notes if plan else ())], used),
         cut=[run.name for run in short],
         not_configured=not_configured(study_dir, used),
@@ -192,11 +192,9 @@ def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Ite
     own = [run for run in used if run.variant == name]
     ended = [run.record for run in own if run not in short]
     records = ended or [run.record for run in own]
-
-    def known(part: str, key: str) -> list[Any]:
-        return [seen[part][key] for seen in records if seen[part] and seen[part][key] is not None]
-
-    speeds, mfu = known("throughput", "tokens_per_second"), known("throughput", "mfu")
+    speeds = [seen.throughput.tokens_per_second for seen in records if seen.throughput]
+    mfu = [seen.throughput.mfu for seen in records if seen.throughput]
+    peaks = [seen.memory.peak_allocated_bytes for seen in records if seen.memory]
     best = [min([*losses(seen).values(), seen.validation.loss]) for seen in ended]
     return Row(
         variant=name,
@@ -206,14 +204,20 @@ def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Ite
         best_loss=mean_interval(best) if ended else None,
         against_baseline=paired(final, name),
         hellaswag=hellaswag(records, items),
-        iterations=mean(known("progress", "iterations")),
-        tokens=mean(known("progress", "tokens")),
-        train_seconds=mean(known("progress", "train_seconds")),
-        tokens_per_second=mean(speeds) if speeds else None,
-        mfu=mean(mfu) if mfu else None,
-        peak_memory_bytes=max(known("memory", "peak_allocated_bytes"), default=None),
+        iterations=mean([seen.progress.iterations for seen in records]),
+        tokens=mean([seen.progress.tokens for seen in records]),
+        train_seconds=mean([seen.progress.train_seconds for seen in records]),
+        tokens_per_second=mean_of_known(speeds),
+        mfu=mean_of_known(mfu),
+        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
         cut=sum(run.record.truncated for run in own),
     )
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None without one."""
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None
 
 
 def ended_runs(report: Report) -> list[Run]:

@@ -85,7 +85,7 @@ def terminal_document(report: Report) -> Document:
 
 
 def _subtitle(report: Report) -> str:
-    where = f" on {report.target['device']}, {report.target['dtype']}" if report.target else ""
+    where = f" on {report.target.device}, {report.target.dtype}" if report.target else ""
     counted = f"{len(report.used)} of {len(report.runs)} runs counted"
     return f"GPT-2 attention{where} · {counted} · {seeds_text(len({run.seed for run in report.used}))}"
 

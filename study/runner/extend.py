@@ -76,7 +76,7 @@ def extend(config: Config, settings: StudySettings, config_text: str, factor: Fr
         for folder in runs:
             _refuse_run(folder, plan, config.optimizer)
         longer = _longer(plan, config, factor)
-        counts = [longer.variants[run_record.load(folder)["variant"]].iterations for folder in runs]
+        counts = [longer.variants[run_record.load(folder).variant].iterations for folder in runs]
         require_space(directory, config.model, counts, config.optimizer.schedule)
         saved = directory / f"plan-{max(before.values())}.json"
         files.write_text(saved, (directory / "plan.json").read_text(encoding="utf-8"))
@@ -149,12 +149,13 @@ def _complete_undo(directory: Path) -> tuple[Path, Plan]:
 def _restore(folder: Path, plan: Plan, into: Path) -> None:
     """Restore the run to its length in `plan`; move what it has beyond that length to `into`."""
     record, counts = _record(folder), saved_counts(folder, "run")
-    row = plan.variants.get(record["variant"]) if record else None
+    row = plan.variants.get(record.variant) if record else None
     if (
         record
         and row
-        and (record["schedule"] or {}).get("iterations") == row.iterations
-        and (record["status"] == "finished" or not counts)
+        and record.schedule
+        and record.schedule.iterations == row.iterations
+        and (record.status == "finished" or not counts)
     ):
         return  # restored already, or not yet set back
     beyond = into / "runs" / folder.name
@@ -254,7 +255,7 @@ def _runs(directory: Path, settings: StudySettings) -> list[Path]:
 def _finished(directory: Path) -> dict[Path, run_record.RunRecord]:
     """Records of the finished runs, by folder."""
     found = {path: _record(path) for path in sorted((directory / "runs").glob("*/"))}
-    return {path: value for path, value in found.items() if value and value["status"] == "finished"}
+    return {path: value for path, value in found.items() if value and value.status == "finished"}
 
 
 def _record(folder: Path) -> run_record.RunRecord | None:
@@ -267,22 +268,22 @@ def _record(folder: Path) -> run_record.RunRecord | None:
 def _refuse_run(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> None:
     """ExtendError if the run is not equal to a longer run up to the decay."""
     record = _record(folder)
-    status = record["status"] if record else "missing"
+    status = record.status if record else "missing"
     if not record or status != "finished":
         raise ExtendError(
             f"{folder.name} is {status}; only finished runs are extended; fix: `make`, then `make extend`"
         )
-    row = plan.variants.get(record["variant"])
-    schedule = record["schedule"] or {}
-    if row is None or schedule.get("iterations") != row.iterations:
+    row = plan.variants.get(record.variant)
+    planned = record.schedule.iterations if record.schedule else None
+    if row is None or planned != row.iterations:
         raise ExtendError(
-            f"{folder.name} was planned with {schedule.get('iterations')} iterations, plan.json has "
+            f"{folder.name} was planned with {planned} iterations, plan.json has "
             f"{row.iterations if row else 'none'}; fix: restore the run's plan, or choose a new CONFIG_STUDY_NAME"
         )
-    if schedule["cut"]:
+    if record.truncated:
         raise ExtendError(
-            f"a time limit cut the schedule of {folder.name} at iteration {record['progress']['iterations']} of "
-            f"{row.iterations}; fix: choose a new CONFIG_STUDY_NAME without CONFIG_GPT2_HARD_LIMIT"
+            f"a time limit cut {folder.name} before its {row.iterations} iterations; fix: choose a new "
+            "CONFIG_STUDY_NAME without CONFIG_GPT2_HARD_LIMIT"
         )
     _refuse_stable(folder, decay_start(row.iterations, optimizer.decay_fraction, row.warmup_iterations or 0))
 
@@ -340,9 +341,9 @@ def _behind(directory: Path, plan: Plan) -> list[Path]:
     return [
         folder
         for folder, record in _finished(directory).items()
-        if record["variant"] in plan.variants
-        and record["schedule"]
-        and record["schedule"]["iterations"] < plan.variants[record["variant"]].iterations
+        if record.variant in plan.variants
+        and record.schedule
+        and record.schedule.iterations < plan.variants[record.variant].iterations
     ]
 
 
@@ -352,7 +353,8 @@ def _set_back(folder: Path) -> None:
     run.json says "finished" until the end, so that each step can be interrupted and repeated.
     """
     record = run_record.load(folder)
-    count = record["schedule"]["iterations"]
+    assert record.schedule  # _behind read it
+    count = record.schedule.iterations
     for path in (folder / name for name in SAVED):
         if path.exists():
             files.write_text(saved_name(path, count), path.read_text(encoding="utf-8"))
@@ -362,9 +364,8 @@ def _set_back(folder: Path) -> None:
         (folder / "checkpoint").rename(folder / f"checkpoint-{count}")
     _link_tree(folder / "stable", folder / f"stable-{count}")
     note = f"finished at {count} iterations and extended; that record is run-{count}.json"
-    files.write_json(
-        folder / "run.json", record | {"status": "interrupted", "notes": [*record["notes"], note]}
-    )
+    behind = dataclasses.replace(record, status="interrupted", notes=(*record.notes, note))
+    files.write_json(folder / "run.json", behind.to_json())
 
 
 def _link_tree(source: Path, target: Path) -> None:

@@ -44,17 +44,19 @@ def outcome(run_dir: Path) -> str:
         record = run_record.load(run_dir)
     except run_record.RecordError as error:
         return str(error)
-    if record["status"] != "finished":
-        return f"{record['status']}: {record['error']}"
-    parts = [f"perplexity {record['validation']['perplexity'] or float('nan'):.2f}"]
-    if record["hellaswag"] and "acc" in record["hellaswag"]:
-        parts.append(f"HellaSwag {record['hellaswag']['acc']:.1%} +- {record['hellaswag']['acc_stderr']:.1%}")
-    parts.append(
-        f"{short(record['progress']['tokens'])} tokens in {duration(record['clock']['train'])} of training"
-    )
-    if record["throughput"]["tokens_per_second"]:
-        parts.append(f"{record['throughput']['tokens_per_second']:,.0f} tok/s")
-    parts.append(f"{record['memory']['peak_allocated_bytes'] / 2**30:.2f} GiB")
+    if record.status != "finished":
+        return f"{record.status}: {record.error}"
+    validation, score, progress = record.validation, record.hellaswag, record.progress
+    parts = [f"perplexity {validation.perplexity:.2f}"] if validation and validation.perplexity else []
+    if score and score.acc is not None:
+        spread = "" if score.acc_stderr is None else f" +- {score.acc_stderr:.1%}"
+        parts.append(f"HellaSwag {score.acc:.1%}{spread}")
+    if progress:
+        parts.append(f"{short(progress.tokens)} tokens in {duration(progress.train_seconds)} of training")
+    if record.throughput and record.throughput.tokens_per_second:
+        parts.append(f"{record.throughput.tokens_per_second:,.0f} tok/s")
+    if record.memory and record.memory.peak_allocated_bytes is not None:
+        parts.append(f"{record.memory.peak_allocated_bytes / 2**30:.2f} GiB")
     return "  ".join(parts)
 
 

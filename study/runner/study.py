@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import functools
 import sys
@@ -87,7 +88,7 @@ class Study:
     def status(self, name: str, seed: int) -> str:
         """Return the recorded status, or "missing"."""
         try:
-            return str(run_record.load(self.run_dir(name, seed))["status"])
+            return run_record.load(self.run_dir(name, seed)).status
         except run_record.RecordError:
             return "missing"
 
@@ -344,8 +345,9 @@ class Study:
             record = run_record.load(directory)
         except run_record.RecordError:
             record = run_record.blank(run_record.run_name(*run), *run)
-        if record["status"] not in ("failed", "finished") or record_text(directory) == before:
-            files.write_json(directory / "run.json", record | {"status": "failed", "error": reason})
+        if record.status not in ("failed", "finished") or record_text(directory) == before:
+            failed = dataclasses.replace(record, status="failed", error=reason)
+            files.write_json(directory / "run.json", failed.to_json())
 
     def inspect_attention(self) -> None:
         """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""

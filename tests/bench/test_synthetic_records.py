@@ -18,7 +18,7 @@ def test_synthetic_records_follow_the_schema_count_and_are_marked(tmp_path: Path
     assert "RALEARN" in built.learned
     for run in built.runs:
         assert run.used
-        assert run_record.load(tmp_path / "runs" / run.name)["notes"] == (synthetic_records.NOTE,)
+        assert run_record.load(tmp_path / "runs" / run.name).notes == (synthetic_records.NOTE,)
     assert synthetic_records.NOTE in markdown(built)
 
 

@@ -87,11 +87,11 @@ class Workplace:
         return self.command(**injected(fault), **extra)
 
     def record(self, name: str = "B0") -> dict[str, Any]:
-        return run_record.load(self.run_dir(name))
+        return run_record.load(self.run_dir(name)).to_json()
 
     def status(self, name: str = "B0") -> str:
         try:
-            return str(self.record(name)["status"])
+            return run_record.load(self.run_dir(name)).status
         except run_record.RecordError as error:
             return str(error)
 

@@ -42,7 +42,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
     hashes = dict.fromkeys(
         ("model", "data", "tokenizer", "batch", "schedule", "validation"), "0123456789abcdef"
     )
-    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
+    return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
         "status": "finished", "commit": "c" * 40, "dirty": False, "config_sha256": "d" * 64,
         "fingerprint": hashes | {"initial_weights": f"{seed}23456789abcdef"},
         "target": {
@@ -132,7 +132,7 @@ def published(folder: Path) -> list[Path]:
     folders = []
     for label, study in told["studies"].items():
         for name, perplexity in study["perplexity"].items():
-            value = run_record.blank(run_record.run_name(name, 0), name, 0)
+            value = run_record.blank(run_record.run_name(name, 0), name, 0).to_json()
             iterations, loss = study["iterations"], math.log(perplexity)
             tokens = iterations * study["effective_batch"] * told["block_size"]
             value |= {

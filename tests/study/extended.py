@@ -85,7 +85,7 @@ class Place:
 
     def alter(self, name: str = "B", **entries: Any) -> None:
         seen = run_record.load(self.folder(name))
-        files.write_json(self.folder(name) / "run.json", seen | entries)
+        files.write_json(self.folder(name) / "run.json", seen.to_json() | entries)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -107,8 +107,8 @@ def outcome(folder: Path) -> tuple[Any, ...]:
             for line in lines
             if line["event"] == "train"
         ],
-        [[tokens, loss] for tokens, _, loss in seen["validation"]["history"]],
-        seen["learned"],
-        [seen["status"], seen["progress"]["iterations"]],
+        [[tokens, loss] for tokens, _, loss in seen.validation.history],
+        seen.learned,
+        [seen.status, seen.progress.iterations],
         json.loads((folder / "validation_windows.json").read_text()),
     )

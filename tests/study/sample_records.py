@@ -27,7 +27,7 @@ def a_record(name: str, seed: int, loss: float, steps: int = STEPS) -> dict[str,
     keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
     grid = [UPDATE * step for step in range(STEPS // 6, steps, STEPS // 6)] + [UPDATE * steps]
     history = [[tokens, tokens / UPDATE * 10.0, loss + 5 * (1 - tokens / grid[-1]) ** 2] for tokens in grid]
-    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
+    return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
         "status": "finished",
         "commit": "c" * 40,
         "dirty": False,

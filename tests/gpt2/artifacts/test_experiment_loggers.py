@@ -51,7 +51,7 @@ def run_dir(tmp_path: Path) -> Path:
     ] + [{"event": "validation", "iteration": 2, "tokens": 16, "loss": 7.5, "perplexity": 1808.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config").write_text('# comment\nCONFIG_STUDY_NAME="study"\n')
-    files.write_json(folder / "run.json", run_record.blank("B0", "B", 0) | {"status": "finished"})
+    files.write_json(folder / "run.json", run_record.blank("B0", "B", 0).to_json() | {"status": "finished"})
     return folder
 
 
@@ -87,7 +87,7 @@ def test_metric_names_are_unique(run_dir: Path) -> None:
 
 
 def test_a_failed_run_is_logged_as_failed(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0) | {"status": "failed"})
+    files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0).to_json() | {"status": "failed"})
     start("good", run_dir, monkeypatch).finish(60)
     assert json.loads((run_dir / "seen").read_text().splitlines()[-1]) == ["finish", 1]
 

@@ -16,7 +16,7 @@ ROOT = Path(run_record.__file__).parents[2]
 
 def test_the_environment_has_every_key_of_the_schema() -> None:
     found = provenance.environment_record({})
-    value = run_record.blank("B0", "B", 0) | {"environment": found.to_json()}
+    value = run_record.blank("B0", "B", 0).to_json() | {"environment": found.to_json()}
     assert set(value["environment"]) == set(SCHEMA["properties"]["environment"]["properties"])
     jsonschema.Draft202012Validator(SCHEMA).validate(value)
     assert (found.numpy, found.threads) == (np.__version__, torch.get_num_threads())

@@ -20,7 +20,7 @@ SCHEMA = json.loads((Path(run_record.__file__).with_name("run.schema.json")).rea
 
 def full() -> dict[str, Any]:
     hashes = dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "ab")
-    return run_record.blank("RALEARN0", "RALEARN", 0) | {
+    return run_record.blank("RALEARN0", "RALEARN", 0).to_json() | {
         "status": "finished",
         "fingerprint": hashes,
         "target": {

@@ -49,7 +49,7 @@ def test_a_run_stopped_at_any_check_resumes_to_the_same_bits(
         directory = tmp_path / f"stopped{check}"
         assert start(directory, config, name, StopAfter(check)).train() == "interrupted", check
         record = run_record.load(directory)
-        assert (record["status"], record["progress"]["iterations"]) == ("interrupted", iteration), check
+        assert (record.status, record.progress.iterations) == ("interrupted", iteration), check
         assert start(directory, config, name).train() == "finished"
         assert same(outcome(directory), expected)
 
@@ -71,7 +71,7 @@ def test_every_process_of_a_run_reports_its_start_even_without_training(
     monkeypatch.setattr(
         metrics_log,
         "print_event",
-        lambda line: events.append((line["event"], run_record.load(tmp_path)["status"])),
+        lambda line: events.append((line["event"], run_record.load(tmp_path).status)),
     )
     resumed = start(tmp_path, config)
     assert resumed.train() == "finished"
@@ -84,9 +84,9 @@ def test_every_process_of_a_run_reports_its_start_even_without_training(
 def test_clocks_continue_after_an_interruption(tmp_path: Path, texts: Path) -> None:
     config = configuration(texts)
     start(tmp_path, config, stop=StopAfter(12)).train()
-    before = run_record.load(tmp_path)["clock"]
+    before = run_record.load(tmp_path).clock.to_json()
     start(tmp_path, config).train()
-    after = run_record.load(tmp_path)["clock"]
+    after = run_record.load(tmp_path).clock.to_json()
     assert before["train"] > 0
     assert all(after[name] >= before[name] for name in before)
 
@@ -94,22 +94,20 @@ def test_clocks_continue_after_an_interruption(tmp_path: Path, texts: Path) -> N
 def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> None:
     start(tmp_path, configuration(texts), "RALEARN").train()
     record = run_record.load(tmp_path)
-    assert record["schedule"].to_json() == {"iterations": ITERATIONS, "cut": False}
-    assert record["progress"]["tokens"] == ITERATIONS * 4 * 16
-    assert [row[0] for row in record["validation"]["history"]] == [128, 256, 384, 512]
-    assert len(record["learned"]["alternation_probability"]) == 2
-    assert record["memory"]["peak_reserved_bytes"] > 0
+    assert record.schedule.to_json() == {"iterations": ITERATIONS, "cut": False}
+    assert record.progress.tokens == ITERATIONS * 4 * 16
+    assert [row[0] for row in record.validation.history] == [128, 256, 384, 512]
+    assert len(record.learned.alternation_probability) == 2
+    assert record.memory.peak_reserved_bytes > 0
     assert json.loads((tmp_path / "memory.json").read_text())["by_phase"]["backward"] is not None
     windows = json.loads((tmp_path / "validation_windows.json").read_text())
-    assert windows["tokens"] == record["progress"]["tokens"]
-    assert sum(windows["losses"]) / len(windows["losses"]) == pytest.approx(
-        record["validation"]["loss"], rel=1e-12
-    )
+    assert windows["tokens"] == record.progress.tokens
+    assert sum(windows["losses"]) / len(windows["losses"]) == pytest.approx(record.validation.loss, rel=1e-12)
 
 
 def test_the_alternation_logits_change_and_their_history_is_recorded(tmp_path: Path, texts: Path) -> None:
     start(tmp_path, configuration(texts), "RALEARN").train()
-    history = run_record.load(tmp_path)["learned"]["history"]
+    history = run_record.load(tmp_path).learned.history
     assert len(history) == 4
     assert all(abs(p - 0.5) > 1e-4 for p in history[-1][1])
     assert history[0][1] != history[-1][1]
@@ -126,8 +124,8 @@ def test_a_slow_run_finishes_its_count_beyond_the_time_limit(tmp_path: Path, tex
     run.clocks._seconds["train"] = 10_000.0  # as on a machine that is far slower than when steps were timed
     assert run.train() == "finished"
     record = run_record.load(tmp_path)
-    assert record["schedule"]["cut"] is False
-    assert record["progress"]["iterations"] == ITERATIONS
+    assert record.schedule.cut is False
+    assert record.progress.iterations == ITERATIONS
 
 
 @pytest.mark.parametrize("clock", ["train", "evaluate", "compile"])
@@ -138,9 +136,9 @@ def test_a_hard_limit_of_wall_time_ends_the_run_with_a_note(tmp_path: Path, text
     run.clocks._seconds[clock] = 5001.0
     assert run.train() == "finished"
     record = run_record.load(tmp_path)
-    assert record["schedule"]["cut"] is True
-    assert record["progress"]["iterations"] == 1
-    assert any("CONFIG_GPT2_HARD_LIMIT (5000 s)" in note for note in record["notes"])
+    assert record.schedule.cut is True
+    assert record.progress.iterations == 1
+    assert any("CONFIG_GPT2_HARD_LIMIT (5000 s)" in note for note in record.notes)
 
 
 def test_a_hard_limit_is_no_part_of_the_schedule(tmp_path: Path, texts: Path) -> None:
@@ -159,8 +157,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: 
     after = run.stepper.model.state_dict()
     assert all(torch.equal(before[name], after[name]) or name == "blocks.1.mlp.fc.weight" for name in before)
     record = run_record.load(tmp_path)
-    assert record["status"] == "failed"
-    assert "NotFiniteError" in record["error"]
+    assert record.status == "failed"
+    assert "NotFiniteError" in record.error
 
 
 def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
@@ -196,7 +194,7 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path: Path, texts: Path) -> None
     before = {path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")}
     with pytest.raises(RunError, match=r"B0 was started with another data, validation"):
         start(tmp_path / "run", changed).train()
-    assert run_record.load(tmp_path / "run")["status"] == "failed"
+    assert run_record.load(tmp_path / "run").status == "failed"
     assert before == {
         path.name: path.read_bytes() for path in (tmp_path / "run" / "checkpoint").rglob("*.pt")
     }
@@ -270,8 +268,8 @@ def test_a_run_that_exceeds_its_time_at_the_last_step_is_not_cut(tmp_path: Path,
     run.one_step = late_at_the_end  # type: ignore[method-assign]
     assert run.train() == "finished"
     record = run_record.load(tmp_path)
-    assert record["progress"]["iterations"] == ITERATIONS
-    assert record["schedule"]["cut"] is False
+    assert record.progress.iterations == ITERATIONS
+    assert record.schedule.cut is False
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -293,5 +291,5 @@ def test_uneven_step_times_are_noted_in_the_record(
     (seconds,) = measured
     assert len(seconds) == 5 * ITERATIONS
     assert sum(value > 0.4 for value in seconds) == (5 * ITERATIONS // 2 if slow else 0)
-    notes = [note for note in run_record.load(tmp_path)["notes"] if "step times" in note]
+    notes = [note for note in run_record.load(tmp_path).notes if "step times" in note]
     assert len(notes) == slow

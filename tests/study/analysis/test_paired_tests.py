@@ -19,7 +19,7 @@ ITEMS = 400
 
 def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
     keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
-    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
+    return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
         "status": "finished",
         "fingerprint": dict.fromkeys(keys, "same") | {"initial_weights": f"seed{seed}"},
         "target": {"name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",

@@ -183,7 +183,7 @@ def test_a_run_under_extension_is_inspected_at_its_finished_checkpoint(
     record = run_record.blank("B0", "B", 0)
     weights = {name: torch.zeros_like(value) for name, value in finished.model.state_dict().items()}
     for status, steps in (("interrupted", 0), ("running", 11), ("finished", 14)):
-        files.write_json(run_dir / "run.json", record | {"status": status})
+        files.write_json(run_dir / "run.json", record.to_json() | {"status": status})
         if steps:
             checkpoint.save(run_dir / "checkpoint", steps, {"model": weights}, {})
         run = inspect.load_run(run_dir)
@@ -191,7 +191,7 @@ def test_a_run_under_extension_is_inspected_at_its_finished_checkpoint(
         assert any("finished run of 7 iterations" in note for note in run.notes) == (status != "finished")
         assert inspect.load_run(run_dir, 7).iteration == 7
     shutil.rmtree(run_dir / "checkpoint-7")
-    files.write_json(run_dir / "run.json", record | {"status": "running"})
+    files.write_json(run_dir / "run.json", record.to_json() | {"status": "running"})
     assert inspect.load_run(run_dir).iteration == 14
 
 

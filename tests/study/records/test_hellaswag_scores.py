@@ -54,7 +54,7 @@ def test_a_study_on_one_set_of_items_excludes_no_score(tmp_path: Path) -> None:
 
 
 def scored(score: dict[str, Any] | None) -> run_record.RunRecord:
-    return run_record.from_json(run_record.blank("B0", "B", 0) | {"hellaswag": score})
+    return run_record.from_json(run_record.blank("B0", "B", 0).to_json() | {"hellaswag": score})
 
 
 def test_the_items_of_most_runs_count_and_ties_go_to_the_first() -> None:
@@ -75,7 +75,7 @@ def test_only_equal_items_are_paired(tmp_path: Path) -> None:
     """As many on either side: by their number alone they would be taken for the same."""
     study = a_study_by_item(tmp_path)
     for path in (study / "runs").iterdir():
-        score = run_record.load(path)["hellaswag"]
+        score = run_record.load(path).to_json()["hellaswag"]
         other = path.name in ("RALEARN1", "RAALL0", "RAALL1", "RAALL2")
         edit(study, path.name, hellaswag=score | {"items_sha256": OTHER if other else ONE})
     tests = {test.variant: test for test in build.build_report(study).items if test.measure == "acc"}

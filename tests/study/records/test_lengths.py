@@ -48,7 +48,7 @@ def finish(study: Path, seeds: int, names: tuple[str, ...] = VARIANTS) -> None:
 
 def lengths(study: Path) -> list[int]:
     """Iterations of the runs that count in the report."""
-    return [run.record["progress"]["iterations"] for run in build_report(study).runs if run.used]
+    return [run.record.progress.iterations for run in build_report(study).runs if run.used]
 
 
 @pytest.mark.parametrize("seeds", range(9))

@@ -19,7 +19,7 @@ Change = Callable[[dict[str, Any]], None]
 
 def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
     hashes = dict.fromkeys(("model", "data", "tokenizer", "batch", "schedule", "validation"), "same")
-    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
+    return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
         "status": "finished",
         "fingerprint": hashes | {"initial_weights": f"seed{seed}"},
         "target": {
@@ -69,7 +69,7 @@ def a_study(
 
 
 def losses(made: build.Report, name: str) -> dict[int, float]:
-    return {r.seed: r.record["validation"]["loss"] for r in made.runs
+    return {r.seed: r.record.validation.loss for r in made.runs
             if r.used and r.variant == name and r.record and r.seed is not None}  # fmt: skip
 
 

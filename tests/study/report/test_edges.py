@@ -22,7 +22,7 @@ VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 
 def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
     keys = ("model", "data", "tokenizer", "batch", "schedule", "validation")
-    return run_record.blank(run_record.run_name(name, seed), name, seed) | {
+    return run_record.blank(run_record.run_name(name, seed), name, seed).to_json() | {
         "status": "finished",
         "commit": "c" * 40,
         "dirty": False,
@@ -131,7 +131,7 @@ def test_one_arm_under_two_names_does_not_shrink_the_noise(tmp_path: Path) -> No
     study = a_study(tmp_path, seeds=1)
     before = build.build_report(study).floor
     twin = next(run.record for run in build.build_report(study).runs if run.name == "RALATE0")
-    put(study, a_record("RAALT", 0, twin["validation"]["loss"]))
+    put(study, a_record("RAALT", 0, twin.validation.loss))
     assert build.build_report(study).floor == before
 
 

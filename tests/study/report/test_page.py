@@ -224,7 +224,7 @@ def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_f
 ) -> None:
     study = a_study(tmp_path, effect=-0.05)
     figure = specified(page(study))["ranking"]
-    made = {run.name: run.record["validation"]["history"] for run in build.build_report(study).runs}
+    made = {run.name: run.record.validation.history for run in build.build_report(study).runs}
     by_seed = np.array(
         [[[row[2] for row in made[f"{name}{seed}"]] for seed in range(3)] for name in VARIANTS]
     )
@@ -338,7 +338,7 @@ def test_the_page_needs_no_torch(tmp_path: Path) -> None:
 def test_validation_curves_are_the_records_means_and_ranges(tmp_path: Path) -> None:
     used = [run for run in build.build_report(a_study(tmp_path)).runs if run.used]
     seen = next(curve for curve in curves.validation_curves(used) if curve.variant == "RAALL")
-    histories = [run.record["validation"]["history"] for run in used if run.variant == "RAALL"]
+    histories = [run.record.validation.history for run in used if run.variant == "RAALL"]
     for place, rows in enumerate(zip(*histories, strict=True)):
         losses = [row[2] for row in rows]
         assert seen.tokens[place] == rows[0][0]

@@ -64,7 +64,7 @@ def wsd(config: Config) -> Config:
 def on_record(folder: Path, name: str, **schedule: Any) -> None:
     run = folder / "runs" / f"{name}0"
     run.mkdir(parents=True)
-    seen = run_record.blank(f"{name}0", name, 0) | {"schedule": {"cut": False} | schedule}
+    seen = run_record.blank(f"{name}0", name, 0).to_json() | {"schedule": {"cut": False} | schedule}
     files.write_json(run / "run.json", seen)
 
 

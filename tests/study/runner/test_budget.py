@@ -156,7 +156,7 @@ class Study:
             run.clocks = Clocks(now=machine.now)
             patch.setattr(run.stepper, "step", machine.step)
             assert run.train() == "finished"
-        return run_record.load(folder)
+        return run_record.load(folder).to_json()
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def ended(study: Study, status: int, written: str | None, before: str | None = N
 
     study.session = Fake()
     study.execute_run(("B", 0), PLAN, Terminal(Estimate(1, None), 1))
-    return run_record.load(folder)
+    return run_record.load(folder).to_json()
 
 
 @pytest.fixture

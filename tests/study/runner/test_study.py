@@ -74,9 +74,9 @@ def test_all_sessions_of_a_study_use_one_set_of_hellaswag_items(place: Workplace
     configure(place, **few)
     run(place, "scripts.study", expect=0)
     found = json.loads((place.study / "hellaswag.json").read_text())
-    scored = run_record.load(place.study / "runs/B0")["hellaswag"]
-    assert scored["items"] == 3
-    assert found == {"path": str(items), "items_sha256": scored["items_sha256"]}
+    scored = run_record.load(place.study / "runs/B0").hellaswag
+    assert scored.items == 3
+    assert found == {"path": str(items), "items_sha256": scored.items_sha256}
     configure(place, SEEDS="2", **few)
     edited = json.loads(lines[0])
     edited["label"] = (int(edited["label"]) + 1) % 4
@@ -87,7 +87,7 @@ def test_all_sessions_of_a_study_use_one_set_of_hellaswag_items(place: Workplace
     assert not (place.study / "runs/B1").exists()
     items.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8")  # the same questions
     run(place, "scripts.study", expect=0)
-    assert run_record.load(place.study / "runs/B1")["hellaswag"]["items_sha256"] == scored["items_sha256"]
+    assert run_record.load(place.study / "runs/B1").hellaswag.items_sha256 == scored.items_sha256
 
 
 def test_a_failed_run_is_recorded_and_the_others_continue(place: Workplace) -> None:
@@ -96,8 +96,8 @@ def test_a_failed_run_is_recorded_and_the_others_continue(place: Workplace) -> N
     (study / "runs" / "B0" / "checkpoint").write_text("in the way")  # its checkpoint cannot be written
     told = run(place, "scripts.study", expect=1)
     assert "not finished: B0" in told
-    assert run_record.load(study / "runs/B0")["status"] == "failed"
-    assert run_record.load(study / "runs/RALEARN0")["status"] == "finished"
+    assert run_record.load(study / "runs/B0").status == "failed"
+    assert run_record.load(study / "runs/RALEARN0").status == "finished"
 
 
 def test_without_a_config_the_fix_is_named(place: Workplace) -> None:

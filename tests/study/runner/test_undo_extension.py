@@ -81,9 +81,9 @@ def test_extensions_are_undone_one_at_a_time_and_last_first(finished: Place) -> 
         undo(finished.settings)
         states.pop()
         assert study_of(finished) == states[-1]
-        assert {
-            run_record.load(finished.folder(name))["schedule"]["iterations"] for name in ("B", "RALEARN")
-        } == {count}
+        assert {run_record.load(finished.folder(name)).schedule.iterations for name in ("B", "RALEARN")} == {
+            count
+        }
     with pytest.raises(ExtendError, match="has not been extended"):
         undo(finished.settings)
     assert study_of(finished) == states[-1]
@@ -95,7 +95,7 @@ def test_a_run_that_was_started_after_the_extension_moves_with_the_longer_result
     record = run_record.load(finished.folder("B"))
     schedule = {"iterations": 2 * FIRST, "cut": False}
     started.mkdir()
-    files.write_json(started / "run.json", record | {"run": "B1", "seed": 1, "schedule": schedule})
+    files.write_json(started / "run.json", record.to_json() | {"run": "B1", "seed": 1, "schedule": schedule})
     undo(finished.settings)
     assert not started.exists()
     assert (finished.directory / f"undone-{2 * FIRST}" / "runs" / "B1" / "run.json").exists()
