@@ -197,7 +197,7 @@ INERT = "shown as text in every report"
 def html_in_a_record(bench: Bench) -> str:
     place = bench.workplace()
     assert place.command("scripts.study").returncode == 0
-    seen = place.record().to_json()
+    seen = place.record()
     attack = "<script>alert(1)</script><img src=x onerror=alert(1)> [a](javascript:alert(1)) | b"
     seen["target"]["device"] = attack
     seen["notes"] = [attack]
