@@ -1,7 +1,8 @@
 """Read JSON values as frozen dataclasses, and write them back. Standard library only.
 
-The annotations of a dataclass are its schema: names are keys, a field without a default is required, Annotated carries
-Range or NonEmpty. Classes without further keys only. Missing marks a key that is left out instead of null.
+The annotations of a dataclass are its schema: names are keys (or `metadata["key"]`), a field without a default is
+required, Annotated carries Range or NonEmpty. Missing marks a key that is left out instead of null. Unknown keys are
+refused.
 A reader is built once per type, so that a thousand records are read in a second.
 """
 
@@ -14,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
@@ -55,12 +56,8 @@ class JsonObject:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data."""
-        values = {
-            name: (getattr(self, name), mark) for name, (_, _, mark) in _fields(_class_of(self)).items()
-        }
-        return {
-            name: to_plain(value) for name, (value, mark) in values.items() if not mark or value != mark.value
-        }
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
 
 def parse(kind: type[T], value: Any, where: str) -> T:
@@ -73,9 +70,12 @@ def parse(kind: type[T], value: Any, where: str) -> T:
 
 def to_plain(value: Any) -> Any:
     """Return plain JSON data, with objects and tuples inside converted."""
-    if isinstance(value, JsonObject):
-        return value.to_json()
-    if isinstance(value, dict):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        values = {
+            key: (getattr(value, field.name), field.mark) for key, field in _fields(_class_of(value)).items()
+        }
+        return {key: to_plain(item) for key, (item, mark) in values.items() if not mark or item != mark.value}
+    if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
@@ -86,16 +86,25 @@ def _mismatch(value: Any, where: str, expected: str) -> InvalidJsonError:
     return InvalidJsonError(f"{where} is {json.dumps(value)[:60]}; {expected} expected")
 
 
-def _class_of(value: JsonObject) -> Any:
+def _class_of(value: Any) -> Any:
     return type(value)
 
 
+class _Field(NamedTuple):
+    """A field of a dataclass. mark: None if its key is always written."""
+
+    name: str
+    read: Reader
+    required: bool
+    mark: LeftOut | None
+
+
 @functools.cache
-def _fields(kind: Any) -> dict[str, tuple[Reader, bool, LeftOut | None]]:
-    """Return field -> (reader, whether it is required, its LeftOut mark)."""
+def _fields(kind: Any) -> dict[str, _Field]:
+    """Return JSON key -> field."""
     hints = typing.get_type_hints(kind, include_extras=True)
     found = {}
-    for one in dataclasses.fields(kind):  # type: ignore[arg-type]
+    for one in dataclasses.fields(kind):
         hint, annotations = hints[one.name], getattr(hints[one.name], "__metadata__", ())
         required = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
         mark = next((part for part in annotations if isinstance(part, LeftOut)), None)
@@ -103,7 +112,7 @@ def _fields(kind: Any) -> dict[str, tuple[Reader, bool, LeftOut | None]]:
             hint = get_args(hint)[0]
         if mark and not mark.nullable:
             (hint,) = (part for part in get_args(hint) if part is not type(None))
-        found[one.name] = (_reader(hint), required, mark)
+        found[one.metadata.get("key", one.name)] = _Field(one.name, _reader(hint), required, mark)
     return found
 
 
@@ -124,7 +133,7 @@ def _reader(hint: Any) -> Reader:
     if hasattr(hint, "_fields"):
         return _row(hint)
     if origin is not None and issubclass(origin, Mapping):
-        return _plain_object
+        return _plain_object if arguments[1] is Any else _mapping(_reader(arguments[1]))
     return _scalar(hint)
 
 
@@ -209,19 +218,27 @@ def _plain_object(value: Any, where: str) -> Any:
     return value
 
 
-def _object(kind: type) -> Reader:
+def _mapping(inner: Reader) -> Reader:
     def read(value: Any, where: str) -> Any:
-        if not isinstance(value, dict):
-            raise _mismatch(value, where, "object")
+        return {key: inner(item, f"{where}.{key}") for key, item in _plain_object(value, where).items()}
+
+    return read
+
+
+def _object(kind: Callable[..., Any]) -> Reader:
+    def read(value: Any, where: str) -> Any:
         known = _fields(kind)
-        for name, (_, required, _) in known.items():
-            if required and name not in value:
-                raise InvalidJsonError(f"{where}.{name} is missing")
+        for key, field in known.items():
+            if field.required and key not in _plain_object(value, where):
+                raise InvalidJsonError(f"{where}.{key} is missing")
         arguments = {}
-        for name, item in value.items():
-            if name not in known:
-                raise InvalidJsonError(f"{where}.{name} is not part of the schema")
-            arguments[name] = known[name][0](item, f"{where}.{name}")
-        return kind(**arguments)
+        for key, item in _plain_object(value, where).items():
+            if key not in known:
+                raise InvalidJsonError(f"{where}.{key} is not part of the schema")
+            arguments[known[key].name] = known[key].read(item, f"{where}.{key}")
+        try:
+            return kind(**arguments)
+        except ValueError as error:  # of __post_init__
+            raise InvalidJsonError(f"{where}: {error}") from error
 
     return read

@@ -7,12 +7,12 @@ checkpoint-N/, and plan-N.json of the study. A report never mixes lengths.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.artifacts import run_record
+from study.records import plan_file
 
 ENOUGH_SEEDS = 3  # complete seeds from which a report shows the longer runs
 
@@ -22,7 +22,7 @@ class Length:
     """One length of a study. iterations: of each variant's runs; plan: the name of its plan file."""
 
     iterations: dict[str, int]
-    plan: str = "plan.json"
+    plan: str = plan_file.FILE
 
     @property
     def text(self) -> str:
@@ -66,7 +66,7 @@ def saved_counts(folder: Path, stem: str) -> list[int]:
 
 def shown_length(study_dir: Path) -> Shown:
     """Choose the longest length that min(ENOUGH_SEEDS, all) seeds have completed."""
-    names = ["plan.json", *(f"plan-{count}.json" for count in reversed(saved_counts(study_dir, "plan")))]
+    names = [plan_file.FILE, *(f"plan-{count}.json" for count in reversed(saved_counts(study_dir, "plan")))]
     lengths = [length for name in names if (length := _read(study_dir, name))]
     if len(lengths) < 2:
         return Shown()
@@ -96,10 +96,10 @@ def shown_length(study_dir: Path) -> Shown:
 def _read(study_dir: Path, name: str) -> Length | None:
     """The length of a plan file; None if it cannot be read."""
     try:
-        rows = json.loads((study_dir / name).read_text(encoding="utf-8"))["variants"]
-        return Length({str(variant): int(row["iterations"]) for variant, row in rows.items()}, name)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        plan = plan_file.read(study_dir, name)
+    except plan_file.PlanFileError:
         return None
+    return Length({variant: row.iterations for variant, row in plan.variants.items()}, name) if plan else None
 
 
 def _finished(study_dir: Path, length: Length) -> dict[int, set[str]]:

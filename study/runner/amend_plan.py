@@ -18,7 +18,7 @@ from gpt2.config.config import OptimizerConfig
 from ra.variants import Variant
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanRow
-from study.runner.plan import SAME_SPEED_RATIO, PlanError, extended_row, planned_row, with_grid
+from study.runner.plan import SAME_SPEED_RATIO, PlanError, extended_row, planned_row
 
 
 def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
@@ -62,7 +62,7 @@ def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], optimizer: Opt
     recorded = next((rows[name] for name in rows if name in schedules), None)
     if recorded and not plan.budget.equal_time:
         rows |= {name: _share_count(row, recorded) for name, row in rows.items() if name not in schedules}
-    return with_grid(dataclasses.replace(plan, variants=rows, notes=tuple(notes)))
+    return dataclasses.replace(plan, variants=rows, notes=tuple(notes))
 
 
 def with_variants(
@@ -101,7 +101,7 @@ def with_variants(
         rows[name] = row
     plan = dataclasses.replace(plan, variants=rows)
     notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
-    return plan_file.write(study_dir, with_grid(dataclasses.replace(plan, notes=notes)))
+    return plan_file.write(study_dir, dataclasses.replace(plan, notes=notes))
 
 
 def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:

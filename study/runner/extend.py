@@ -30,7 +30,7 @@ from gpt2.train.optimizer import decay_start
 from study.records import plan_file
 from study.records.lengths import saved_counts, saved_name
 from study.records.plan_file import Plan, PlanRow
-from study.runner.plan import extended_row, with_grid
+from study.runner.plan import extended_row
 from study.runner.preconditions import locked, refuse_another_configuration, require_space
 from study.runner.settings import StudySettings
 
@@ -320,14 +320,13 @@ def _longer(plan: Plan, config: Config, factor: Fraction) -> Plan:
         f"extended to {float(total):g} times the first budget: each run continued from the start of its decay "
         f"(from {_counts(plan.variants)} to {_counts(rows)} iterations), with the first budget's warm-up"
     )
-    longer = dataclasses.replace(
+    return dataclasses.replace(
         plan,
         extended=float(total),
         variants=rows,
         budget=dataclasses.replace(plan.budget, **budget),
         notes=(*plan.notes, note),
     )
-    return with_grid(longer)
 
 
 def _counts(rows: Mapping[str, PlanRow]) -> str:

@@ -11,7 +11,7 @@ from gpt2.config.config import BudgetConfig, OptimizerConfig
 from gpt2.system.errors import UserError
 from gpt2.train.optimizer import warmup_iterations
 from gpt2.train.run_plan import WARM_UP_STEPS
-from study.records.plan_file import Plan, PlanRow
+from study.records.plan_file import PlanRow
 
 SAME_SPEED_RATIO = 1.02  # cost classes with step times within this ratio get one count at equal time
 SENSIBLE_STEPS = 5  # recommended under a time limit; fewer than 2 WARM_UP_STEPS + 1 are refused
@@ -92,11 +92,3 @@ def extended_row(row: PlanRow, factor: Fraction) -> PlanRow:
     iterations = int(first * factor)
     tokens = row.tokens // row.iterations * iterations
     return dataclasses.replace(row, iterations=iterations, tokens=tokens, first_iterations=first)
-
-
-def with_grid(plan: Plan) -> Plan:
-    """Return the plan with its evaluations: every multiple of interval_tokens up to the end of the longest run."""
-    last = max(row.tokens for row in plan.variants.values())
-    interval = plan.interval_tokens
-    grid = tuple(range(interval, last + 1, interval)) if interval else ()
-    return dataclasses.replace(plan, grid_tokens=grid)

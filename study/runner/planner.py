@@ -10,13 +10,14 @@ import dataclasses
 import datetime
 from collections.abc import Mapping
 
+from gpt2.artifacts.run_record import Target
 from gpt2.config.batch import BatchPlan, next_smaller
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import ResolvedTarget, target_record
 from ra.variants import Variant
 from study.memory.micro_batch import Predictions
 from study.records.plan_file import CostClass, Plan, PlanBudget
-from study.runner.plan import PlanError, iteration_counts, planned_row, with_grid
+from study.runner.plan import PlanError, iteration_counts, planned_row
 from study.runner.settings import StudySettings
 from study.runner.step_timing import (
     DoesNotFitError,
@@ -62,11 +63,11 @@ def make_plan(
     }
     counts = iteration_counts(config.budget, batch.tokens, seconds, list(examples), settings.equal_time)
     baseline = variants.get(BASELINE, next(iter(variants.values()))).cost_class
-    plan = Plan(
+    return Plan(
         study=settings.name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         config_sha256=config.sha256,
-        target=target_record(resolved),
+        target=Target(**target_record(resolved)),
         batch=batch,
         budget=PlanBudget(**dataclasses.asdict(config.budget), equal_time=settings.equal_time),
         classes={
@@ -86,11 +87,9 @@ def make_plan(
             )
             for name, variant in variants.items()
         },
-        interval_tokens=config.evaluation.interval_tokens,
         equivalence_margin=settings.equivalence_margin,
         notes=tuple(reason for reason in unpredictable.values() if reason),
     )
-    return with_grid(plan)
 
 
 def _time_classes(

@@ -49,7 +49,6 @@ class Place:
             variants={
                 name: PlanRow("any", first, first * TOKENS, warmup_iterations=WARMUP) for name in names
             },
-            interval_tokens=128,
         )
         plan_file.write(self.directory, plan)
 

@@ -117,7 +117,7 @@ def test_a_verdict_at_equal_time_states_so_first_and_gives_the_number_of_updates
 def test_an_old_plan_under_a_time_limit_with_different_counts_is_read_as_equal_time(tmp_path: Path) -> None:
     content = plan(None)
     content["budget"] = {"max_time_seconds": 40, "max_tokens": 0, "max_iterations": 0, "equal_tokens": False}
-    content["variants"]["RALEARN"]["iterations"] = 285
+    content["variants"]["RALEARN"] |= {"iterations": 285, "tokens": 285 * UPDATE}
     study = a_study(tmp_path, effect=0.1, ends={"RALEARN": 285})
     files.write_json(study / "plan.json", content)
     text = rendered.markdown(build.build_report(study))

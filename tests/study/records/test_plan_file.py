@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.artifacts.run_record import Target
 from gpt2.config.batch import BatchPlan
 from study.records import plan_file
 from study.records.plan_file import CostClass, Plan, PlanBudget, PlanFileError, PlanRow, StepTimeRatio
@@ -19,14 +20,12 @@ PLAN = Plan(
     },
     classes={"standard": CostClass(0.5, (0.4, 0.6), 10), "learned-output": CostClass(0.55, (0.55,))},
     step_time_ratios={"learned-output": StepTimeRatio("standard", 1.1, 1.05, 1.15)},
-    interval_tokens=128,
-    grid_tokens=(128, 256),
     notes=("a note",),
     extended=1.5,
     study="s",
     created="2026-11-22T00:00:00+00:00",
     config_sha256="0" * 64,
-    target={"name": "cpu"},
+    target=Target("cpu", "a processor", 2**34, "float32", "flash", "2.13.0", None),
 )
 
 
