@@ -32,7 +32,10 @@ class ReciprocalAttention(CausalSelfAttention):
 class LearnedAttention(CausalSelfAttention):
     """Mix standard and reciprocal attention by a learned share, one logit per layer.
 
-    p = sigmoid(alternation_logit);  y = (1 - p) y_standard + p y_reciprocal
+    p = sigmoid(alternation_logit);  y = y_standard + p (y_reciprocal - y_standard)
+
+    The gradient of p is <dL/dy, y_reciprocal - y_standard>, one sum. From (1 - p) y_standard + p y_reciprocal autograd
+    would compute the difference of two larger sums, each rounded to the dtype of y.
 
     Training and evaluation compute the same function. Compared with standard attention, backward also needs the
     second call's output and softmax statistics. Backward recomputes the mix from the two stored outputs, bitwise
@@ -65,6 +68,10 @@ class LearnedAttention(CausalSelfAttention):
         """Return the share p of the reciprocal path, a scalar in (0, 1)."""
         return torch.sigmoid(self.alternation_logit)
 
+    def gate(self) -> Tensor:
+        """Return the factor of the reciprocal path, a float32 scalar."""
+        return self.probability()
+
     def optimizer_settings(self) -> dict[str, float]:
         """Give the logit a separate parameter group: no weight decay, a multiple of the learning rate."""
         return {"alternation_logit": self.learning_rate_multiplier}
@@ -93,8 +100,7 @@ class LearnedAttention(CausalSelfAttention):
     def mix(self, *paths: Tensor) -> Tensor:
         """Mix the paths into y (B, H, T, D)."""
         standard, reciprocal = paths
-        p = self.probability()  # a float32 scalar; the product has v's dtype
-        return (1 - p) * standard + p * reciprocal
+        return torch.lerp(standard, reciprocal, self.gate().to(standard.dtype))
 
 
 class LearnedScoreAttention(LearnedAttention):
@@ -190,7 +196,6 @@ class LearnedHardAttention(LearnedAttention):
         reciprocal = bool(self.probability() > 0.5)
         return self.fused(k_BHTD, q_BHTD, v_BHTD) if reciprocal else self.fused(q_BHTD, k_BHTD, v_BHTD)
 
-    def mix(self, *paths: Tensor) -> Tensor:
-        standard, reciprocal = paths
+    def gate(self) -> Tensor:
         gate: Tensor = _StraightThrough.apply(self.probability())
-        return (1 - gate) * standard + gate * reciprocal
+        return gate

@@ -137,19 +137,29 @@ def is_project_computing(name: str) -> bool:
     return name.startswith(COMPUTING) and not name.startswith(CUSTOM)
 
 
-def changed_code(code: Mapping[str, str]) -> dict[str, str]:
+def changed_code(code: Mapping[str, str], changed_after: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the modules of a record that are in no equivalent version, under their present names.
 
     Two runs compute the same if these are equal: both empty, or the same changes.
+
+    changed_after: for a run whose numbers a listed change of a module did change, module -> its last digest before the
+    change. All versions up to that one compute the same and are returned as that one.
     """
-    known = {pair for version in equivalent_versions().values() for pair in version.items()}
-    known |= {(name, digest) for name, digests in former_digests().items() for digest in digests}
-    return {
+    versions, former = equivalent_versions(), former_digests()
+    known = {pair for version in versions.values() for pair in version.items()}
+    known |= {(name, digest) for name, digests in former.items() for digest in digests}
+    changed = {
         present: digest
         for name, digest in code.items()
         if (name, digest) not in known
         for present in present_names(name)
     }
+    for name, last in (changed_after or {}).items():
+        older = former.get(name, [])
+        older = older[: older.index(last)] if last in older else []
+        if code.get(name) in (versions["reference"].get(name), *older, last):
+            changed[name] = last
+    return changed
 
 
 def present_names(name: str) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
         return StudyComparison(studies, [], empty, [], [], [], [], [])
     checks = checklist(studies)
     reasons = _reasons(checks)
-    absolute = [] if reasons else _absolute(studies)
+    absolute = [] if reasons else _absolute(studies, {check.excludes for check in checks})
     if not absolute and not reasons:
         reasons = ["the shared runs were never evaluated at the same number of tokens"]
     return StudyComparison(
@@ -96,10 +96,10 @@ def _reasons(checks: list[Check]) -> list[str]:
     return reasons
 
 
-def _absolute(studies: Sequence[LoadedStudy]) -> list[AbsoluteRow]:
-    """Return a row for each shared variant, and one for the mean of the control arms."""
+def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[AbsoluteRow]:
+    """Return a row for each shared variant that is not excluded, and one for the mean of the control arms."""
     tables = [study.keyed() for study in studies]
-    shared = set.intersection(*(set(table) for table in tables))
+    shared = {key for key in set.intersection(*(set(table) for table in tables)) if key[0] not in excluded}
     names = ordered({name for name, _ in shared})
     groups = {name: [name] for name in names}
     arms = [name for name in names if is_control_arm(name)]

@@ -23,6 +23,7 @@ from study.compare.checklist_rows import (
     LEARNED_PREFIX,
     NOT_RECORDED,
     NOT_SET,
+    NUMBER_CHANGES,
     RULES,
     WITHOUT_EFFECT,
     Rule,
@@ -38,7 +39,10 @@ LISTED = 4  # modules that a check names
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the checklist. values: one for each study. blocks: whether the row forbids comparing losses."""
+    """One row of the checklist. values: one for each study. blocks: whether the row forbids comparing losses.
+
+    excludes: the variant whose losses the row forbids to compare, if it is only one.
+    """
 
     group: str
     subject: str
@@ -46,6 +50,7 @@ class Check:
     values: tuple[str, ...]
     reason: str
     blocks: bool
+    excludes: str = ""
 
     @property
     def evidence(self) -> str:
@@ -180,14 +185,27 @@ def _code(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Compare the modules that the runs had loaded, by digest.
 
     Modules that compute the same count as equal (gpt2.artifacts.equivalent_code). Records without digests are compared
-    by commit: equal if all have one commit and no uncommitted change.
+    by commit: equal if all have one commit and no uncommitted change. A variant whose code differs is excluded if the
+    code of another variant is equal.
     """
+
+    def runs(variants: set[str]) -> list[list[Member]]:
+        return [[member for member in study.members if member.run.variant in variants] for study in studies]
+
     shared = set.intersection(*(study.variants for study in studies))
-    members = [[member for member in study.members if member.run.variant in shared] for study in studies]
+    members, meaning = runs(shared), "the runs may compute something else"
     if not all(_digests(member) for study in members for member in study):
         return [_commits(members)]
+    alone = {name: _modules(runs({name}), f"code of {name}", COMPUTING, FATAL, meaning) for name in shared}
+    equal = {name for name, check in alone.items() if check.status == EQUAL}
+    checks = [
+        dataclasses.replace(alone[name], blocks=False, excludes=name)
+        for name in sorted(shared - equal)
+        if equal
+    ]
     return [
-        _modules(members, "code that computes", COMPUTING, FATAL, "the runs may compute something else"),
+        *checks,
+        _modules(runs(equal or shared), "code that computes", COMPUTING, FATAL, meaning),
         _modules(members, "code that plans and reports", PLANNING, HARMLESS, "its decisions are recorded"),
     ]
 
@@ -200,7 +218,7 @@ def _modules(
         {
             (name, digest[:6])
             for member in study
-            for name, digest in changed_code(_digests(member)).items()
+            for name, digest in _changes(member).items()
             if name.startswith(packages)
         }
         for study in members
@@ -225,6 +243,11 @@ def _listed(names: list[str]) -> str:
     """Join names; of many, the first ones and the number of the others."""
     more = [f"and {len(names) - LISTED} more"] if len(names) > LISTED else []
     return ", ".join([*names[:LISTED], *more]) or "-"
+
+
+def _changes(member: Member) -> dict[str, str]:
+    """Return the modules of a run that compute other numbers than the present ones."""
+    return changed_code(_digests(member), NUMBER_CHANGES.get(member.run.variant, {}))
 
 
 def _digests(member: Member) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ra.names import LEARNED
 from study.compare.load import Member
 from study.records.hellaswag_scores import scored_items
 
@@ -174,3 +175,7 @@ WITHOUT_EFFECT = {
     "TRACKIO": ASIDE,
 }  # fmt: skip
 LEARNED_PREFIX = "ALTERNATION_"
+
+# Changes of code that changed the numbers of one variant only: variant -> module -> its last digest before the change.
+# They are in no fingerprint, because a study excludes runs with another fingerprint than its baseline.
+NUMBER_CHANGES = {LEARNED: {"ra.attention": "6263fc97ba25014b"}}  # the mix, see docs/results/README.md

@@ -36,10 +36,14 @@ def comparability(comparison: StudyComparison) -> Text:
     if not comparison.checks:
         return f"There is nothing to compare: {listed}."
     if comparison.absolute:
+        excluded = [
+            f" {check.excludes} is excluded: {check.reason}." for check in comparison.checks if check.excludes
+        ]
         return (
             Strong("Comparable."),
             " Data, model, batch, schedule, settings and code agree wherever they change a loss, so losses can be "
             "compared at equal tokens.",
+            *excluded,
         )
     return (
         Strong("Not comparable."),

@@ -168,6 +168,45 @@ def test_the_initial_probability_is_the_configured_one() -> None:
             LearnedAttention(WIDTH, H, initial_probability=p, learning_rate_multiplier=1.0)
 
 
+def logit_gradient(mix: Callable[..., Tensor], logit: Tensor, paths: list[Tensor], upstream: Tensor) -> float:
+    logit = logit.detach().requires_grad_()
+    mix(*paths, torch.sigmoid(logit)).backward(upstream)
+    assert logit.grad is not None
+    return float(logit.grad)
+
+
+@pytest.mark.parametrize("kind", ["learned", "hard"])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("distance", "cancelled"), [(1.0, 0.01), (0.1, 0.05), (0.01, 1.0)])
+def test_the_logit_gradient_in_bfloat16_has_no_cancellation_error(
+    kind: str, p: float, distance: float, cancelled: float
+) -> None:
+    """Compare with float64 on paths of relative `distance`. `cancelled`: the error of (1 - p) s + p r, at least."""
+    module = MAKERS[kind]()
+    assert isinstance(module, LearnedAttention)
+    logit = torch.tensor(p).logit()
+    errors, before = [], []
+    for seed in range(4):
+        draw = torch.Generator().manual_seed(seed)
+        noise_BHTD, standard, difference = (torch.randn(2, 6, 64, 64, generator=draw) for _ in range(3))
+        paths = [standard.bfloat16(), (standard + distance * difference).bfloat16()]
+        upstream = (0.3 * noise_BHTD + 0.5 * standard + 0.1 * difference).bfloat16()
+        exact = logit_gradient(
+            lambda s, r, p: s + p * (r - s),
+            logit.double(),
+            [path.double() for path in paths],
+            upstream.double(),
+        )
+        cancelling = logit_gradient(lambda s, r, p: (1 - p) * s + p * r, logit, paths, upstream)
+        module.alternation_logit = nn.Parameter(logit.clone())
+        module.mix(*paths).backward(upstream)
+        assert module.alternation_logit.grad is not None
+        errors.append(abs(float(module.alternation_logit.grad) / exact - 1))
+        before.append(abs(cancelling / exact - 1))
+    assert max(errors) < 0.005
+    assert max(before) > cancelled
+
+
 @pytest.mark.parametrize("logit", [-1.0, 1.0])
 def test_a_hard_gate_without_its_gradient_runs_one_attention_call_with_the_same_values(
     logit: float, monkeypatch: pytest.MonkeyPatch

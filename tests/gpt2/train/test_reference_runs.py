@@ -1,7 +1,8 @@
 """Runs agree with those of commit 8aabecd, so that studies from before and after a rewrite can be compared.
 
-Losses are equal to the bit on the processor that recorded the fixture. Another processor or torch may sum in another
-order, so the tolerance is a few float32 roundings. Fingerprints are equal on every machine.
+Losses are equal to the bit on the processor that recorded them. Another processor or torch may sum in another order, so
+the tolerance is a few float32 roundings. Fingerprints are equal on every machine. The losses of RALEARN were recorded
+after a change of its mix, which moved them by less than that (docs/results/README.md).
 """
 
 import json

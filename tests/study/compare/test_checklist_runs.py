@@ -1,11 +1,23 @@
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpt2.artifacts.equivalent_code import equivalent_versions
-from study.compare import build
-from tests.study.compared import SCORE, Change, Settings, a_study, recorded, setting, terminal, unchanged
+from gpt2.artifacts import equivalent_code
+from gpt2.artifacts.equivalent_code import changed_code, equivalent_versions, former_digests
+from study.compare import build, checklist
+from tests.study.compared import (
+    SCORE,
+    VARIANTS,
+    Change,
+    Settings,
+    a_study,
+    recorded,
+    setting,
+    terminal,
+    unchanged,
+)
 
 
 def schedule(value: dict[str, Any], config: Settings) -> None:
@@ -134,17 +146,64 @@ def loading(version: str, **changed: str) -> Change:
     return recorded("environment", "code", to=code)
 
 
-def test_records_with_former_module_names_compare_with_new_ones(tmp_path: Path) -> None:
+def code_checks(made: build.StudyComparison) -> dict[str, str]:
+    """Return subject -> status of the rows on code, without those that are equal in every test here."""
+    subjects = ("commit", "uncommitted changes", "code that plans and reports")
+    found = {check.subject: check.status for check in made.checks if check.group == "code"}
+    assert {found.pop(subject) for subject in subjects} == {"equal"}
+    return found
+
+
+def test_records_with_former_module_names_compare_with_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checklist, "NUMBER_CHANGES", {})
     old = a_study(tmp_path / "old", loading("reference"))
     new = a_study(tmp_path / "new", loading("present"))
     made = build.build_comparison([old, new])
-    assert {check.subject: check.status for check in made.checks if check.group == "code"} == {
-        "commit": "equal",
-        "uncommitted changes": "equal",
-        "code that computes": "equal",
-        "code that plans and reports": "equal",
-    }
-    assert made.absolute
+    assert code_checks(made) == {"code that computes": "equal"}
+    assert {"B", "RALEARN"} <= {row.variant for row in made.absolute}
+
+
+def test_a_change_of_the_numbers_of_one_variant_excludes_only_that_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def study(name: str, code: Change, variants: tuple[str, ...] = VARIANTS) -> Path:
+        return a_study(tmp_path / name, code, variants=variants)
+
+    digests = {number: number * 16 for number in "123"}
+    monkeypatch.setattr(equivalent_code, "former_digests", lambda: {"ra.attention": [*digests.values()]})
+    monkeypatch.setattr(checklist, "NUMBER_CHANGES", {"RALEARN": {"ra.attention": digests["2"]}})
+    former = {number: loading("present", ra__attention=digest) for number, digest in digests.items()}
+    before = [study("reference", loading("reference")), study("1", former["1"]), study("2", former["2"])]
+    after = [study("3", former["3"]), study("present", loading("present"))]
+    for same in (before, after):
+        made = build.build_comparison(same)
+        assert code_checks(made) == {"code that computes": "equal"}
+        assert "RALEARN" in {row.variant for row in made.absolute}
+    for one, other in itertools.product(before, after):
+        made = build.build_comparison([one, other])
+        assert code_checks(made) == {"code of RALEARN": "fatal", "code that computes": "equal"}
+        assert {row.variant for row in made.absolute} == {"B", "RAEARLY", "RALATE", "RAALL", "control arms"}
+        shown = " ".join(terminal(made).split())
+        assert "RALEARN is excluded: ra.attention: the runs may compute something else" in shown
+    alone = [study(f"{number} alone", former[number], ("RALEARN",)) for number in "23"]
+    made = build.build_comparison(alone)
+    assert code_checks(made) == {"code that computes": "fatal"}
+    assert not made.absolute
+
+
+def test_the_former_mix_of_ralearn_is_listed_as_a_change_of_its_numbers() -> None:
+    """The versions up to the listed digest have the mix of the reference commit, later ones another."""
+    changes = checklist.NUMBER_CHANGES["RALEARN"]
+    last, present = changes["ra.attention"], equivalent_versions()["present"]["ra.attention"]
+    listed = [*former_digests().get("ra.attention", []), present]
+    outdated = listed[: listed.index(last) + 1]
+    for digest in [*outdated, equivalent_versions()["reference"]["ra.attention"]]:
+        assert changed_code({"ra.attention": digest}, changes) == changes
+        assert changed_code({"ra.attention": digest}) == {}
+    for digest in listed[len(outdated) :]:
+        assert changed_code({"ra.attention": digest}, changes) == {}
 
 
 @pytest.mark.parametrize(
