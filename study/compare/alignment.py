@@ -7,12 +7,16 @@ the differences between control arms of one study at the same seed, which are no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations
+from itertools import combinations
+
+import numpy as np
 
 from ra.names import is_control_arm
-from study.compare.load import LoadedStudy, read_curve
+from study.compare.load import LoadedStudy, TrainingCurve, read_curve
+from study.records.curves import thinned
 from study.stats.statistics import mean
 
 TOLERANCE = 0.01  # relative difference of the loss
@@ -20,7 +24,7 @@ TENTH = 0.1  # of the shared iterations: the early and the late part
 WINDOWS = 50  # a running mean spans 1 / WINDOWS of the shared iterations, at least SMALLEST_WINDOW
 SMALLEST_WINDOW = 5
 POINTS = 200  # of a curve in a figure
-Curve = dict[int, float]  # iteration -> value
+Curve = dict[int, float]  # iteration -> value, ascending
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Errors:
     @classmethod
     def largest(cls, errors: Iterable[Errors]) -> Errors:
         """Return the largest value of each part."""
-        return cls(*map(max, zip(*((one.first, one.early, one.late) for one in errors), strict=True)))
+        return cls(*map(max, zip(*map(dataclasses.astuple, errors), strict=True)))
 
     def within(self, limit: Errors) -> bool:
         """Whether every part is at most the limit's."""
@@ -84,17 +88,17 @@ def relative_difference(one: Curve, other: Curve) -> Curve:
 
 def summarize(difference: Curve) -> Errors:
     """Summarize a curve of at least one relative difference."""
-    values = [difference[k] for k in sorted(difference)]
+    values = list(difference.values())
     part = max(1, round(TENTH * len(values)))
     return Errors(values[0], mean(values[:part]), mean(values[-part:]))
 
 
 def running_means(difference: Curve) -> Curve:
     """Return iteration k -> mean over the full window that starts at k."""
-    places = sorted(difference)
-    width = min(len(places), max(SMALLEST_WINDOW, len(places) // WINDOWS))
-    sums = [0.0, *accumulate(difference[k] for k in places)]
-    return {places[n]: max(sums[n + width] - sums[n], 0.0) / width for n in range(len(places) - width + 1)}
+    width = min(len(difference), max(SMALLEST_WINDOW, len(difference) // WINDOWS))
+    sums = np.cumsum([0.0, *difference.values()])
+    means = np.maximum(sums[width:] - sums[:-width], 0.0) / width
+    return dict(zip(difference, means.tolist(), strict=False))
 
 
 def parts_at(difference: Curve, limit: Curve | float) -> int | None:
@@ -111,29 +115,24 @@ def parts_at(difference: Curve, limit: Curve | float) -> int | None:
 
 def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
     """Compare every run that counts in both studies and shares an iteration; seed by seed."""
-    runs = [one.keyed(), other.keyed()]
     curves = [
-        {key: read_curve(member.run.file(study.path, "metrics.jsonl")) for key, member in members.items()}
-        for study, members in zip((one, other), runs, strict=True)
+        {key: read_curve(run.file(study.path, "metrics.jsonl")) for key, run in study.runs().items()}
+        for study in (one, other)
     ]
-    envelopes: dict[int, tuple[Errors | None, Curve]] = {}
+    names = {key: run.name for key, run in one.runs().items()}
+    shared = sorted(curves[0].keys() & curves[1].keys(), key=lambda key: (key[1], key[0]))
+    envelopes = {seed: _envelope(curves, seed) for _, seed in shared}
     found = []
-    for variant, seed in sorted(runs[0].keys() & runs[1].keys(), key=lambda key: (key[1], key[0])):
+    for variant, seed in shared:
         a, b = (table[variant, seed] for table in curves)
         difference = relative_difference(a.losses, b.losses)
         if not difference:
             continue
-        if seed not in envelopes:
-            arms = [
-                [c.losses for (name, at), c in table.items() if at == seed and is_control_arm(name)]
-                for table in curves
-            ]
-            envelopes[seed] = _envelope(arms)
         envelope, envelope_curve = envelopes[seed]
         found.append(
             Alignment(
                 studies=(one.label, other.label),
-                run=runs[0][variant, seed].run.name,
+                run=names[variant, seed],
                 variant=variant,
                 seed=seed,
                 iterations=len(difference),
@@ -142,28 +141,28 @@ def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
                 parts_from_tolerance=parts_at(difference, TOLERANCE),
                 parts_from_envelope=parts_at(difference, envelope_curve),
                 unreadable=a.unreadable + b.unreadable,
-                curve=thinned(running_means(difference)),
-                envelope_curve=thinned(envelope_curve),
+                curve=thin_curve(running_means(difference)),
+                envelope_curve=thin_curve(envelope_curve),
             )
         )
     return found
 
 
-def _envelope(arms: list[list[Curve]]) -> tuple[Errors | None, Curve]:
+def _envelope(
+    curves: Sequence[Mapping[tuple[str, int], TrainingCurve]], seed: int
+) -> tuple[Errors | None, Curve]:
     """Return the largest errors, and the largest running mean at each iteration, of two arms of one study."""
-    pairs = [pair for own in arms for x, y in combinations(own, 2) if (pair := relative_difference(x, y))]
-    if not pairs:
-        return None, {}
+    pairs = []
+    for table in curves:
+        arms = [curve.losses for (name, at), curve in table.items() if at == seed and is_control_arm(name)]
+        pairs += [difference for x, y in combinations(arms, 2) if (difference := relative_difference(x, y))]
     highest: Curve = {}
     for pair in pairs:
         for k, value in running_means(pair).items():
             highest[k] = max(highest.get(k, 0.0), value)
-    return Errors.largest(map(summarize, pairs)), highest
+    return Errors.largest(map(summarize, pairs)) if pairs else None, dict(sorted(highest.items()))
 
 
-def thinned(curve: Curve) -> Curve:
+def thin_curve(curve: Curve) -> Curve:
     """Return at most POINTS points, evenly spread, with the first and the last."""
-    places = sorted(curve)
-    if len(places) <= POINTS:
-        return curve
-    return {k: curve[k] for k in (places[round(n * (len(places) - 1) / (POINTS - 1))] for n in range(POINTS))}
+    return {k: curve[k] for k in thinned(list(curve), POINTS)}

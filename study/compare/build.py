@@ -10,10 +10,11 @@ from typing import Any
 
 from ra.names import is_control_arm
 from study.compare.alignment import Alignment, align
-from study.compare.checklist import FATAL, Check, blocking, checklist
+from study.compare.checklist import Check, blocking, checklist
+from study.compare.checklist_rows import FATAL
 from study.compare.load import LoadedStudy, read_studies
-from study.compare.ranking import Across, Ranking, across, ordered, rank
-from study.records.runs import BASELINE, losses
+from study.compare.ranking import Across, Ranking, across, rank
+from study.records.runs import BASELINE, losses, variant_order
 from study.stats.statistics import Interval, mean, mean_interval
 
 ARMS = "control arms"
@@ -56,6 +57,14 @@ class StudyComparison:
     rankings: list[Ranking]
     across: list[Across]
 
+    def pairs(self) -> dict[str, list[Alignment]]:
+        """The runs of the first study and each other one, by the names of both."""
+        first, *others = (study.label for study in self.studies)
+        return {
+            f"{first} and {other}": [line for line in self.alignments if line.studies == (first, other)]
+            for other in others
+        }
+
     def changes(self) -> list[tuple[str, Sequence[Interval | None]]]:
         """Variant and changes of the main table: to the first study, or to each study's baseline."""
         if self.absolute:
@@ -66,7 +75,7 @@ class StudyComparison:
 def build_comparison(paths: Sequence[Path]) -> StudyComparison:
     """Read and compare studies. CompareError if a path is not a study."""
     studies = read_studies(paths)
-    empty = [f"{study.label} has no finished run" for study in studies if not study.members]
+    empty = [f"{study.label} has no finished run" for study in studies if not study.report.used]
     if empty:
         return StudyComparison(studies, [], empty, [], [], [], [], [])
     checks = checklist(studies)
@@ -98,43 +107,36 @@ def _reasons(checks: list[Check]) -> list[str]:
 
 def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[AbsoluteRow]:
     """Return a row for each shared variant that is not excluded, and one for the mean of the control arms."""
-    tables = [study.keyed() for study in studies]
-    shared = {key for key in set.intersection(*(set(table) for table in tables)) if key[0] not in excluded}
-    names = ordered({name for name, _ in shared})
-    groups = {name: [name] for name in names}
+    tables = [study.runs() for study in studies]
+    shared = {key for key in set.intersection(*map(set, tables)) if key[0] not in excluded}
+    names = sorted({name for name, _ in shared}, key=variant_order)
     arms = [name for name in names if is_control_arm(name)]
-    if len(arms) > 1:
-        groups[ARMS] = arms
+    groups = {name: [name] for name in names} | ({ARMS: arms} if len(arms) > 1 else {})
     rows = []
     for name, variants in groups.items():
-        by_variant = [{seed for variant, seed in shared if variant == one} for one in variants]
-        seeds = sorted(set.intersection(*by_variant))
+        seeds = sorted(
+            seed
+            for seed in {seed for _, seed in shared}
+            if shared.issuperset((one, seed) for one in variants)
+        )
         # by study, seed and variant: tokens -> loss
         curves = [
             [[losses(table[one, seed].record) for one in variants] for seed in seeds] for table in tables
         ]
         evaluated = [set(curve) for study in curves for seed in study for curve in seed]
-        if evaluated and (tokens := max(set.intersection(*evaluated), default=None)):
+        tokens = max(set.intersection(*evaluated), default=0) if evaluated else 0
+        if tokens:
             values = [[mean([curve[tokens] for curve in seed]) for seed in study] for study in curves]
-            rows.append(
-                AbsoluteRow(
-                    variant=name,
-                    control=is_control_arm(variants[0]),
-                    seeds=seeds,
-                    tokens=tokens,
-                    losses=[mean_interval(study) for study in values],
-                    differences=[
-                        mean_interval([b - a for a, b in zip(values[0], study, strict=True)])
-                        for study in values[1:]
-                    ],
-                )
-            )
+            differences = [[b - a for a, b in zip(values[0], study, strict=True)] for study in values[1:]]
+            control = is_control_arm(variants[0])
+            means, changes = map(mean_interval, values), map(mean_interval, differences)
+            rows.append(AbsoluteRow(name, control, seeds, tokens, list(means), list(changes)))
     return rows
 
 
 def _relative(studies: Sequence[LoadedStudy]) -> list[RelativeRow]:
     tables = [{row.variant: row.against_baseline for row in study.report.rows} for study in studies]
-    names = ordered({name for table in tables for name in table} - {BASELINE})
+    names = sorted({name for table in tables for name in table} - {BASELINE}, key=variant_order)
     return [RelativeRow(name, is_control_arm(name), [table.get(name) for table in tables]) for name in names]
 
 

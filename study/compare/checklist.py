@@ -27,11 +27,9 @@ from study.compare.checklist_rows import (
     RULES,
     WITHOUT_EFFECT,
     Rule,
-    fingerprint,
 )
-from study.compare.load import LoadedStudy, Member
-
-__all__ = ["EQUAL", "FATAL", "HARMLESS", "NOT_RECORDED", "Check", "blocking", "checklist"]
+from study.compare.load import LoadedStudy
+from study.records.runs import Run
 
 PLANNING = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
 LISTED = 4  # modules that a check names
@@ -60,7 +58,8 @@ class Check:
 
 def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Check every entry, in the order of the groups."""
-    checks = [_common(studies, "variants"), _common(studies, "seeds")]
+    checks = [_common("variants", [set(study.report.variants) for study in studies])]
+    checks.append(_common("seeds", [study.seeds for study in studies]))
     checks += [check for rule in RULES if (check := _apply(rule, studies))]
     checks += [*_settings(studies), *_variables(studies), *_code(studies)]
     order = list(dict.fromkeys(check.group for check in checks))
@@ -79,10 +78,9 @@ def _compare(group: str, subject: str, found: Sequence[set[str]], severity: str,
     return Check(group, subject, severity, values, reason, severity == FATAL)
 
 
-def _common(studies: Sequence[LoadedStudy], kind: str) -> Check:
+def _common(kind: str, sets: Sequence[set[Any]]) -> Check:
     """Compare the variants or the seeds of the studies."""
-    sets: list[set[Any]] = [getattr(study, kind) for study in studies]
-    texts = [{", ".join(str(name) for name in sorted(names)) or "none"} for names in sets]
+    texts = [{", ".join(map(str, sorted(names))) or "none"} for names in sets]
     if set.intersection(*sets):
         return _compare("study", kind, texts, HARMLESS, "only the common ones are compared")
     return _compare("study", kind, texts, FATAL, f"the studies share no {kind.rstrip('s')}")
@@ -90,22 +88,25 @@ def _common(studies: Sequence[LoadedStudy], kind: str) -> Check:
 
 def _apply(rule: Rule, studies: Sequence[LoadedStudy]) -> Check | None:
     """Compare the keys that all studies have. A study with several values is equal to no other."""
-    if rule.recent and not any(rule.read(member) for study in studies for member in study.members):
-        return None
-    found: list[dict[str, set[str]]] = [{} for _ in studies]
-    for table, study in zip(found, studies, strict=True):
-        for member in study.members:
-            for key, value in (rule.read(member) or {"": NOT_RECORDED}).items():
-                table.setdefault(key, set()).add(value)
-    unknown = any(NOT_RECORDED in values for table in found for values in table.values())
+    found: list[dict[str, set[str]]] = []  # of each study: seed, variant or "" -> values
+    for study in studies:
+        table: dict[str, set[str]] = {}
+        for run in study.report.used:
+            value = rule.read(run.record)
+            key = {"": "", "seed": f"seed {run.seed}", "variant": run.variant}[rule.by]
+            table.setdefault(key, set()).add(NOT_RECORDED if value is None else str(value))
+        found.append(table)
+    every = set().union(*(values for table in found for values in table.values()))
     shared = set.intersection(*(set(table) for table in found))
     differing = {
         key for key in shared if len(set.union(*(table[key] for table in found)) - {NOT_RECORDED}) > 1
     }
     values = tuple(_shown(table, differing or set(table)) for table in found)
+    if rule.recent and every == {NOT_RECORDED}:
+        return None
     if differing:
         return Check(rule.group, rule.subject, rule.severity, values, rule.reason, rule.severity == FATAL)
-    if unknown:
+    if NOT_RECORDED in every:
         # Older records lack the setting of float32 products.
         blocks = rule.severity == FATAL and rule.subject != "float32 products"
         reason = "agreement cannot be shown" if blocks else rule.unknown
@@ -115,21 +116,22 @@ def _apply(rule: Rule, studies: Sequence[LoadedStudy]) -> Check | None:
 
 
 def _shown(table: dict[str, set[str]], keys: set[str]) -> str:
-    texts = {key: " and ".join(sorted(table[key])) for key in keys & table.keys()}
+    texts = {key: " and ".join(sorted(table[key])) for key in sorted(keys & table.keys())}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
-    return ", ".join(f"{key} {text}".strip() for key, text in sorted(texts.items())) or "-"
+    return ", ".join(f"{key} {text}".strip() for key, text in texts.items()) or "-"
 
 
 def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Compare each symbol of the saved settings that no rule covers, and the hash of the schedule."""
     group, checks = "hyper-parameters", []
-    configs = [[member.config for member in study.members] for study in studies]
+    learned = all(LEARNED in study.report.variants for study in studies)
+    configs = [list(study.configs.values()) for study in studies]
     if all(config is not None for study in configs for config in study):
         names = {name for study in configs for config in study for name in config or {}} - set(COVERED)
         for name in sorted(names):
             found = [{_value(config or {}, name) for config in study} for study in configs]
-            checks.append(_compare(group, name, found, *_meaning(name, studies)))
+            checks.append(_compare(group, name, found, *_meaning(name, learned)))
         if any(check.status != EQUAL and check.subject in HASHED for check in checks):
             return checks  # they explain the hash
         reason = (
@@ -137,14 +139,14 @@ def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
         )
     else:
         reason = "the differing setting is unknown: saved settings are missing or unreadable"
-        if all(LEARNED in study.variants for study in studies):
+        if learned:
             values = tuple("recorded" if all(study) else NOT_RECORDED for study in configs)
             unknown = f"agreement of the settings of {LEARNED} cannot be shown"
-            checks.append(Check(group, LEARNED_PREFIX + "...", NOT_RECORDED, values, unknown, True))
-    hashed = _apply(
-        Rule(group, "optimizer and budget (hash)", fingerprint("schedule"), FATAL, reason), studies
+            checks.append(Check(group, f"{LEARNED_PREFIX}*", NOT_RECORDED, values, unknown, True))
+    rule = Rule(
+        group, "optimizer and budget (hash)", lambda record: record.fingerprint.schedule[:12], FATAL, reason
     )
-    return [*checks, hashed] if hashed else checks
+    return [*checks, *filter(None, [_apply(rule, studies)])]
 
 
 def _value(config: dict[str, str], name: str) -> str:
@@ -153,12 +155,12 @@ def _value(config: dict[str, str], name: str) -> str:
     return NOT_SET if value == "n" else value or '""'
 
 
-def _meaning(name: str, studies: Sequence[LoadedStudy]) -> tuple[str, str]:
-    """Return the severity of a differing symbol and the reason."""
+def _meaning(name: str, learned: bool) -> tuple[str, str]:
+    """Return the severity of a differing symbol and the reason. learned: whether all studies have LEARNED."""
     if name in WITHOUT_EFFECT:
         return HARMLESS, WITHOUT_EFFECT[name]
     if name.startswith(LEARNED_PREFIX):
-        if all(LEARNED in study.variants for study in studies):
+        if learned:
             return FATAL, f"{LEARNED} differs between the studies"
         return HARMLESS, f"it affects {LEARNED} alone, which not all studies have"
     return FATAL, "a setting of training differs"
@@ -167,7 +169,7 @@ def _meaning(name: str, studies: Sequence[LoadedStudy]) -> tuple[str, str]:
 def _variables(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Compare each environment variable that any run has."""
     group, subject = "environment", "environment variables"
-    recorded = [[member.record.environment for member in study.members] for study in studies]
+    recorded = [[run.record.environment for run in study.report.used] for study in studies]
     if not all(entry for study in recorded for entry in study):
         values = tuple("recorded" if all(study) else NOT_RECORDED for study in recorded)
         reason = "older records lack the variables that change numbers, so a difference cannot be excluded"
@@ -189,52 +191,55 @@ def _code(studies: Sequence[LoadedStudy]) -> list[Check]:
     code of another variant is equal.
     """
 
-    def runs(variants: set[str]) -> list[list[Member]]:
-        return [[member for member in study.members if member.run.variant in variants] for study in studies]
+    def runs(variants: set[str]) -> list[list[Run]]:
+        return [[run for run in study.report.used if run.variant in variants] for study in studies]
 
-    shared = set.intersection(*(study.variants for study in studies))
-    members, meaning = runs(shared), "the runs may compute something else"
-    if not all(_digests(member) for study in members for member in study):
-        return [_commits(members)]
-    alone = {name: _modules(runs({name}), f"code of {name}", COMPUTING, FATAL, meaning) for name in shared}
+    shared = set.intersection(*(set(study.report.variants) for study in studies))
+    if not all(_digests(run) for study in runs(shared) for run in study):
+        return [_commits(runs(shared))]
+    reason = "the runs may compute something else"
+    alone = {name: _modules(runs({name}), f"code of {name}", COMPUTING, FATAL, reason) for name in shared}
     equal = {name for name, check in alone.items() if check.status == EQUAL}
-    checks = [
-        dataclasses.replace(alone[name], blocks=False, excludes=name)
-        for name in sorted(shared - equal)
-        if equal
-    ]
+    differing = sorted(shared - equal) if equal else []
     return [
-        *checks,
-        _modules(runs(equal or shared), "code that computes", COMPUTING, FATAL, meaning),
-        _modules(members, "code that plans and reports", PLANNING, HARMLESS, "its decisions are recorded"),
+        *(dataclasses.replace(alone[name], blocks=False, excludes=name) for name in differing),
+        _modules(runs(equal or shared), "code that computes", COMPUTING, FATAL, reason),
+        _modules(
+            runs(shared), "code that plans and reports", PLANNING, HARMLESS, "its decisions are recorded"
+        ),
     ]
+
+
+def _digests(run: Run) -> dict[str, str]:
+    environment = run.record.environment
+    return {name: str(digest) for name, digest in environment.code.items()} if environment else {}
+
+
+def _changes(run: Run) -> dict[str, str]:
+    """Return the modules of a run that compute other numbers than the present ones."""
+    return changed_code(_digests(run), NUMBER_CHANGES.get(run.variant, {}))
 
 
 def _modules(
-    members: list[list[Member]], subject: str, packages: tuple[str, ...], severity: str, reason: str
+    studies: list[list[Run]], subject: str, packages: tuple[str, ...], severity: str, reason: str
 ) -> Check:
     """Compare the modules of some packages. A module that only some of the studies loaded counts as different."""
     changed = [
         {
-            (name, digest[:6])
-            for member in study
-            for name, digest in _changes(member).items()
+            f"{name} {digest[:6]}"
+            for run in study
+            for name, digest in _changes(run).items()
             if name.startswith(packages)
         }
-        for study in members
+        for study in studies
     ]
     common = set.intersection(*changed)
-    differing = sorted({name for study in changed for name, _ in study - common})
-    if differing:
-        values = [
-            _listed([f"{name} {digest}" for name, digest in sorted(study - common)]) for study in changed
-        ]
-        return Check(
-            "code", subject, severity, tuple(values), f"{_listed(differing)}: {reason}", severity == FATAL
-        )
+    own = [sorted(study - common) for study in changed]
+    if differing := sorted({line.split()[0] for study in own for line in study}):
+        values = tuple(map(_listed, own))
+        return Check("code", subject, severity, values, f"{_listed(differing)}: {reason}", severity == FATAL)
     loaded = [
-        {name for member in study for name in _digests(member) if name.startswith(packages)}
-        for study in members
+        {name for run in study for name in _digests(run) if name.startswith(packages)} for study in studies
     ]
     return Check("code", subject, EQUAL, tuple(f"{len(names)} modules" for names in loaded), "", False)
 
@@ -245,30 +250,19 @@ def _listed(names: list[str]) -> str:
     return ", ".join([*names[:LISTED], *more]) or "-"
 
 
-def _changes(member: Member) -> dict[str, str]:
-    """Return the modules of a run that compute other numbers than the present ones."""
-    return changed_code(_digests(member), NUMBER_CHANGES.get(member.run.variant, {}))
-
-
-def _digests(member: Member) -> dict[str, str]:
-    environment = member.record.environment
-    return {name: str(digest) for name, digest in environment.code.items()} if environment else {}
-
-
-def _commits(members: list[list[Member]]) -> Check:
+def _commits(studies: list[list[Run]]) -> Check:
     """Compare commits. Code without digests is equal only if one clean commit made all runs."""
+    records = [[run.record for run in study] for study in studies]
     marks = [
         {
-            f"{(member.record.commit or NOT_RECORDED)[:12]}{' and changes' if member.record.dirty else ''}"
-            for member in study
+            f"{(record.commit or NOT_RECORDED)[:12]}{' and changes' if record.dirty else ''}"
+            for record in study
         }
-        for study in members
+        for study in records
     ]
-    clean = all(
-        member.record.commit and member.record.dirty is False for study in members for member in study
-    )
     check = _compare("code", "code that computes", marks, NOT_RECORDED, "")
+    clean = all(record.commit and record.dirty is False for study in records for record in study)
     if clean and check.status == EQUAL:
         return check
     reason = "it differs or is unknown, and the records have no digests of it"
-    return dataclasses.replace(check, status=NOT_RECORDED, reason=reason, blocks=True)
+    return Check(check.group, check.subject, NOT_RECORDED, check.values, reason, True)

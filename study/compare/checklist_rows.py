@@ -6,136 +6,115 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpt2.artifacts.run_record import Environment, FinishedRecord
 from ra.names import LEARNED
-from study.compare.load import Member
 from study.records.hellaswag_scores import scored_items
 
 EQUAL, HARMLESS, FATAL, NOT_RECORDED = "equal", "harmless", "fatal", "not recorded"
 NOT_SET = "not set"
-Values = dict[str, str]  # key (a seed, a variant; "" where there is one value) -> value of a run
+Read = Callable[[FinishedRecord], Any]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry to compare. read: a run's values by key, None where its record lacks them. severity: of a difference.
+    """One entry to compare. read: its value, None where the record lacks it. severity: of a difference.
 
-    recent: older records lack the entry; the row is left out where no record has it.
-    unknown: the reason shown where a harmless entry is not recorded.
+    by: "seed" or "variant" for an entry that may differ between them. unknown: the reason shown where a harmless entry
+    is not recorded. recent: older records lack the entry; the row is left out where no record has it.
     """
 
     group: str
     subject: str
-    read: Callable[[Member], Values | None]
+    read: Read
     severity: str
     reason: str
-    recent: bool = False
+    by: str = ""
     unknown: str = "only the losses can show a difference"
+    recent: bool = False
 
 
-def fingerprint(entry: str) -> Callable[[Member], Values | None]:
-    """An entry of the fingerprint, shortened."""
-    return lambda member: _one(_short(getattr(member.record.fingerprint, entry)))
+def _environment(read: Callable[[Environment], Any]) -> Read:
+    """An entry of the environment; "none" where it has no value."""
+    return lambda record: str(read(record.environment) or "none") if record.environment else None
 
 
-def _target(key: str) -> Callable[[Member], Values | None]:
-    return lambda member: _one(getattr(member.record.target, key))
-
-
-def _environment(*keys: str) -> Callable[[Member], Values | None]:
-    """The first of the keys that has a value; "none" where the record has the environment and none of them."""
-
-    def read(member: Member) -> Values | None:
-        environment = member.record.environment
-        if not environment:
-            return None
-        values = (getattr(environment, key) for key in keys)
-        return {"": next((str(value) for value in values if value is not None), "none")}
-
-    return read
-
-
-def _triton(member: Member) -> Values | None:
-    environment = member.record.environment
-    return {"": environment.triton or "none"} if environment and environment.triton != "" else None
-
-
-def _one(value: Any) -> Values | None:
-    return None if value is None or value == NOT_RECORDED else {"": str(value)}
-
-
-def _short(digest: str) -> str:
+def _short(text: str | None) -> str | None:
     """The first digits of a hash."""
-    return digest if digest == NOT_RECORDED else digest[:12]
+    return text if text is None or text == NOT_RECORDED else text[:12]
 
 
-def _weights(member: Member) -> Values | None:
-    value = member.record.fingerprint.initial_weights
-    return None if value == NOT_RECORDED else {f"seed {member.run.seed}": _short(value)}
-
-
-def _schedule(member: Member) -> Values | None:
-    planned = member.record.schedule
+def _schedule(record: FinishedRecord) -> str | None:
+    planned = record.schedule
     if not planned:
         return None
-    done = member.record.progress.iterations
-    warmup = f", {planned.warmup_iterations:,} of warm-up" if planned.warmup_iterations is not None else ""
-    return {member.run.variant: f"{done:,} of {planned.iterations:,} iterations{warmup}"}
+    warmup = "" if planned.warmup_iterations is None else f", {planned.warmup_iterations:,} of warm-up"
+    return f"{record.progress.iterations:,} of {planned.iterations:,} iterations{warmup}"
 
 
-def _parameters(member: Member) -> Values | None:
-    count = member.record.parameters
-    return None if count is None else {member.run.variant: f"{count:,}"}
+def _split(record: FinishedRecord) -> str:
+    batch = record.batch
+    return f"{batch.micro:,} x {batch.accumulation:,} x {batch.world_size:,}"
 
 
-def _batch(*keys: str) -> Callable[[Member], Values | None]:
-    return lambda member: {"": " x ".join(f"{getattr(member.record.batch, key):,}" for key in keys)}
-
-
-def _hellaswag(member: Member) -> Values | None:
-    items = scored_items(member.record)
+def _hellaswag(record: FinishedRecord) -> str | None:
+    items = scored_items(record)
     if items is None:
-        return _one("not scored")
-    return _one(str(items)) if items.sha256 else None
+        return "not scored"
+    return str(items) if items.sha256 else None
+
+
+def _triton(record: FinishedRecord) -> str | None:
+    """The version of triton; older records lack the entry and have an empty string."""
+    environment = record.environment
+    return None if not environment or environment.triton == "" else environment.triton or "none"
 
 
 VERSION = "another version may use other kernels and another order of sums; the computed function is the same"
 RULES = (
-    Rule("data", "data", fingerprint("data"), FATAL, "the runs trained on different text"),
-    Rule("data", "tokenizer", fingerprint("tokenizer"), FATAL, "losses per token refer to different tokens"),
-    Rule("data", "validation set", fingerprint("validation"), FATAL, "losses refer to different text"),
+    Rule("data", "data", lambda r: _short(r.fingerprint.data), FATAL, "the runs trained on different text"),
+    Rule("data", "tokenizer", lambda r: _short(r.fingerprint.tokenizer), FATAL,
+        "losses per token refer to different tokens"),
+    Rule("data", "validation set", lambda r: _short(r.fingerprint.validation), FATAL,
+        "losses refer to different text"),
     Rule("data", "HellaSwag items", _hellaswag, HARMLESS,
         "losses do not depend on them; HellaSwag accuracies refer to different questions: do not compare them",
         unknown="losses do not depend on them; whether HellaSwag accuracies refer to the same questions is unknown"),
-    Rule("model", "model", fingerprint("model"), FATAL, "size, block size or dropout differ"),
-    Rule("model", "parameters", _parameters, FATAL, "the variants are different models"),
-    Rule("model", "initial weights", _weights, FATAL, "one seed gives different initial weights"),
-    Rule("batch", "effective batch", _batch("effective"), FATAL,
+    Rule("model", "model", lambda r: _short(r.fingerprint.model), FATAL, "size, block size or dropout differ"),
+    Rule("model", "parameters", lambda r: r.parameters and f"{r.parameters:,}", FATAL,
+        "the variants are different models", by="variant"),
+    Rule("model", "initial weights", lambda r: _short(r.fingerprint.initial_weights), FATAL,
+        "one seed gives different initial weights", by="seed"),
+    Rule("batch", "effective batch", lambda r: f"{r.batch.effective:,}", FATAL,
         "an optimizer step averages over a different number of sequences"),
-    Rule("batch", "sequence length", _batch("block_size"), FATAL, "the context lengths differ"),
-    Rule("batch", "micro-batch x accumulation x processes", _batch("micro", "accumulation", "world_size"), HARMLESS,
+    Rule("batch", "sequence length", lambda r: f"{r.batch.block_size:,}", FATAL, "the context lengths differ"),
+    Rule("batch", "micro-batch x accumulation x processes", _split, HARMLESS,
         "the gradient is a mean over the same sequences however they are split; only rounding differs"),
     Rule("schedule", "schedule", _schedule, FATAL,
-        "the learning rate is a function of iteration / planned iterations: the runs end at different points of it"),
-    Rule("precision", "precision", _target("dtype"), FATAL, "the number formats differ"),
-    Rule("precision", "float32 products", _environment("float32_matmul"), FATAL,
+        "the learning rate is a function of iteration / planned iterations: the runs end at different points of it",
+        by="variant"),
+    Rule("precision", "precision", lambda r: r.target.dtype, FATAL, "the number formats differ"),
+    Rule("precision", "float32 products", _environment(lambda e: e.float32_matmul), FATAL,
         "torch's setting: TF32 keeps 10 bits of a float32's 23"),
-    Rule("precision", "attention backend", _target("attention_backend"), HARMLESS,
+    Rule("precision", "attention backend", lambda r: r.target.attention_backend, HARMLESS,
         "every backend computes exact softmax attention; the order of sums differs"),
-    Rule("machine", "device", _target("device"), HARMLESS, "rounding differs between cards; times and memory too"),
-    Rule("machine", "driver", lambda member: {"": member.record.target.driver or "none"}, HARMLESS, VERSION),
-    Rule("machine", "CUDA or ROCm", _environment("cuda", "rocm"), HARMLESS, VERSION),
-    Rule("machine", "cuDNN or MIOpen", _environment("cudnn"), HARMLESS, VERSION),
-    Rule("machine", "CPU threads", _environment("threads"), HARMLESS, "sums are split among threads: rounding only"),
-    Rule("machine", "platform", _environment("platform"), HARMLESS, VERSION),
-    Rule("libraries", "torch", _target("torch"), HARMLESS, VERSION),
+    Rule("machine", "device", lambda r: r.target.device, HARMLESS,
+        "rounding differs between cards; times and memory too"),
+    Rule("machine", "driver", lambda r: r.target.driver or "none", HARMLESS, VERSION),
+    Rule("machine", "CUDA or ROCm", _environment(lambda e: e.cuda or e.rocm), HARMLESS, VERSION),
+    Rule("machine", "cuDNN or MIOpen", _environment(lambda e: e.cudnn), HARMLESS, VERSION),
+    Rule("machine", "CPU threads", _environment(lambda e: e.threads), HARMLESS,
+        "sums are split among threads: rounding only"),
+    Rule("machine", "platform", _environment(lambda e: e.platform), HARMLESS, VERSION),
+    Rule("libraries", "torch", lambda r: r.target.torch, HARMLESS, VERSION),
     Rule("libraries", "triton", _triton, HARMLESS, "it compiles kernels: " + VERSION, recent=True),
-    Rule("libraries", "numpy", _environment("numpy"), HARMLESS,
+    Rule("libraries", "numpy", _environment(lambda e: e.numpy), HARMLESS,
         "it shuffles the batches: if the order changed, the losses part at the first step"),
-    Rule("libraries", "python", _environment("python"), HARMLESS, "the text it prepares is compared under data"),
-    Rule("code", "commit", lambda member: _one(member.record.commit and member.record.commit[:12]), HARMLESS,
+    Rule("libraries", "python", _environment(lambda e: e.python), HARMLESS,
+        "the text it prepares is compared under data"),
+    Rule("code", "commit", lambda r: _short(r.commit), HARMLESS,
         "the rows on code show the differences"),
     Rule("code", "uncommitted changes",
-        lambda member: None if member.record.dirty is None else _one("yes" if member.record.dirty else "no"),
+        lambda r: None if r.dirty is None else "yes" if r.dirty else "no",
         HARMLESS, "the rows on code show the differences"),
 )  # fmt: skip
 

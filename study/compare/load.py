@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.artifacts.run_record import FinishedRecord
 from gpt2.config.dotconfig import ConfigError, parse_lines
 from gpt2.system.errors import UserError
 from study.records.runs import Run
@@ -24,7 +23,7 @@ CHOICES = (
     "DTYPE_",
     "GPT2_MODEL_",
     "TARGET_",
-)  # prefixes of choices; the member that is y is the value
+)  # prefixes; the member that is y is the value
 
 
 class CompareError(UserError, ValueError):
@@ -32,42 +31,25 @@ class CompareError(UserError, ValueError):
 
 
 @dataclass
-class Member:
-    """A run that counts. config: the run's saved settings by symbol, None where they cannot be read."""
-
-    run: Run
-    config: dict[str, str] | None
-
-    @property
-    def record(self) -> FinishedRecord:
-        return self.run.record
-
-
-@dataclass
 class LoadedStudy:
-    """One side of the comparison; label is its name, unique among the studies compared."""
+    """One side of the comparison; label is its name, unique among the studies compared.
+
+    configs: run -> its saved settings by symbol, None where they cannot be read.
+    """
 
     label: str
     path: Path
     report: Report
-    members: list[Member]
+    configs: dict[str, dict[str, str] | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
-    def variants(self) -> set[str]:
-        return {member.run.variant for member in self.members}
-
-    @property
     def seeds(self) -> set[int]:
-        return {member.run.seed for member in self.members if member.run.seed is not None}
+        return {seed for _, seed in self.runs()}
 
-    def keyed(self) -> dict[tuple[str, int], Member]:
+    def runs(self) -> dict[tuple[str, int], Run]:
         """(variant, seed) -> the run that counts."""
-        return {
-            (member.run.variant, member.run.seed): member
-            for member in self.members
-            if member.run.seed is not None
-        }
+        return {(run.variant, run.seed): run for run in self.report.used if run.seed is not None}
 
 
 def read_studies(paths: Sequence[Path]) -> list[LoadedStudy]:
@@ -100,23 +82,22 @@ def labels(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, label: str) -> LoadedStudy:
-    report = build.build_report(path)
-    notes: list[str] = []
-    members = [Member(run, _config(path, run.name, notes)) for run in report.runs if run.used]
-    return LoadedStudy(label, path, report, members, list(dict.fromkeys(notes)))
+    study = LoadedStudy(label, path, build.build_report(path))
+    for run in study.report.used:
+        try:
+            study.configs[run.name] = _config(path, run.name)
+        except (OSError, ValueError, ConfigError) as error:
+            study.configs[run.name] = None
+            study.notes.append(f"{run.name}: its settings cannot be read: {error}")
+    return study
 
 
-def _config(study_dir: Path, run: str, notes: list[str]) -> dict[str, str] | None:
+def _config(study_dir: Path, run: str) -> dict[str, str] | None:
     """The run's saved settings, or the study's; choices as one symbol, without the ending underscore."""
     for path in (study_dir / "runs" / run / "config", study_dir / "config"):
-        try:
+        if path.exists():
             entries = parse_lines(path.read_text(encoding="utf-8"), str(path))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, ConfigError) as error:
-            notes.append(f"{run}: its settings cannot be read: {error}")
-            return None
-        return folded({name: entry.value for name, entry in entries.items()})
+            return folded({name: entry.value for name, entry in entries.items()})
     return None
 
 

@@ -5,13 +5,14 @@ Needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ra.names import PATTERNS, is_control_arm
+from ra.names import is_control_arm
 from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.load import LoadedStudy
+from study.records.runs import variant_order
 from study.stats.statistics import Interval, NoiseFloor, holm, mean, mean_interval, paired_t
 
 NO_ORDER = "one seed: no ranking"
@@ -26,9 +27,6 @@ NONE = "no study can tell"
 ALONE = "-"  # fewer than two studies rank it
 
 Losses = dict[str, dict[int, float]]  # variant -> seed -> final loss in nats
-Signs = dict[
-    tuple[str, str], int
-]  # -1: the first has the lower loss beyond noise, 1: the higher; else absent
 
 
 @dataclass
@@ -76,12 +74,6 @@ class Across:
     agreement: str
 
 
-def ordered(names: Iterable[str]) -> list[str]:
-    """The variants as the project lists them, others after them by name."""
-    order = list(PATTERNS)
-    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
-
-
 def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     """Order the variants (those in `among`) by mean loss, with the places that noise permits each.
 
@@ -89,30 +81,24 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     report's verdict, and from another real change by a paired t test over the seeds, adjusted by Holm over the pairs;
     in both cases only towards the side on which its mean lies, and from VERDICT_SEEDS on.
     """
-    names = ordered(study.variants if among is None else study.variants & set(among))
-    table = {name: _final_losses(study, name) for name in names}
+    report = study.report
+    table: Losses = {name: {} for name in report.variants if among is None or name in among}
+    for (name, seed), run in study.runs().items():
+        if name in table and run.name not in report.cut:
+            table[name][seed] = run.record.validation.loss
     seeds = _seeds(table)
-    ranked = [name for name in names if seeds and table[name].keys() >= set(seeds)]
+    ranked = [name for name in table if seeds and table[name].keys() >= set(seeds)]
     why_not = "" if len(seeds) > 1 else NO_ORDER if seeds else ALL_CUT
     return Ranking(
         study=study.label,
         seeds=seeds,
-        places=[] if why_not else _places(ranked, seeds, table, study.report.verdicts),
+        places=[] if why_not else _places(ranked, seeds, table, report.verdicts),
         why_not=why_not,
-        left_out=[name for name in names if name not in ranked],
-        cut=list(study.report.cut),
-        floor=study.report.floor,
-        verdicts=study.report.verdicts,
+        left_out=[name for name in table if name not in ranked],
+        cut=list(report.cut),
+        floor=report.floor,
+        verdicts=report.verdicts,
     )
-
-
-def _final_losses(study: LoadedStudy, variant: str) -> dict[int, float]:
-    """Final losses of the variant by seed, without the runs that were cut short."""
-    return {
-        seed: float(member.record.validation.loss)
-        for (name, seed), member in study.keyed().items()
-        if name == variant and member.run.name not in study.report.cut
-    }
 
 
 def _seeds(table: Losses) -> list[int]:
@@ -132,83 +118,71 @@ def _places(
     ranked: Sequence[str], seeds: Sequence[int], table: Losses, verdicts: Sequence[Verdict]
 ) -> list[Place]:
     losses = {name: [table[name][seed] for seed in seeds] for name in ranked}
-    signs = _signs(losses, {verdict.variant: verdict for verdict in verdicts})
-    level = _levels(losses)
-    order = sorted(ranked, key=lambda name: (level[name], is_control_arm(name), mean(losses[name])))
-    return [
-        Place(
-            variant=name,
-            control=is_control_arm(name),
-            loss=mean_interval(losses[name]),
-            place=place,
-            low=1 + sum(signs.get((name, other)) == 1 for other in ranked),
-            high=len(ranked) - sum(signs.get((name, other)) == -1 for other in ranked),
-            better_than=[other for other in ranked if signs.get((name, other)) == -1],
-            worse_than=[other for other in ranked if signs.get((name, other)) == 1],
-        )
-        for place, name in enumerate(order, 1)
-    ]
-
-
-def _levels(losses: dict[str, list[float]]) -> dict[str, float]:
-    """The mean loss of each variant. A control arm has the mean of its class."""
     arms = [mean(values) for name, values in losses.items() if is_control_arm(name)]
-    return {name: mean(arms) if is_control_arm(name) else mean(values) for name, values in losses.items()}
+    level = {name: mean(arms if is_control_arm(name) else values) for name, values in losses.items()}
+    better = {(x, y) for x, y in _better(losses, verdicts) if level[x] < level[y]}
+    order = sorted(ranked, key=lambda name: (level[name], is_control_arm(name), mean(losses[name])))
+    places = []
+    for place, name in enumerate(order, 1):
+        better_than = [other for other in ranked if (name, other) in better]
+        worse_than = [other for other in ranked if (other, name) in better]
+        places.append(
+            Place(
+                variant=name,
+                control=is_control_arm(name),
+                loss=mean_interval(losses[name]),
+                place=place,
+                low=1 + len(worse_than),
+                high=len(ranked) - len(better_than),
+                better_than=better_than,
+                worse_than=worse_than,
+            )
+        )
+    return places
 
 
-def _signs(losses: dict[str, list[float]], verdicts: dict[str, Verdict]) -> Signs:
-    """Signs of each pair in both orders, where the means over these seeds agree with the test."""
-    level = _levels(losses)
+def _better(losses: dict[str, list[float]], verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
+    """Pairs of which the tests call the first better than the second."""
+    words = {verdict.variant: verdict.word for verdict in verdicts}
     real = [name for name in losses if not is_control_arm(name)]
-    signs: Signs = {}
+    found = set()
     for name in real:
-        word = verdicts[name].word if name in verdicts else ""
-        if word in (BETTER, WORSE):
-            sign = -1 if word == BETTER else 1
-            signs |= {(name, other): sign for other in losses if is_control_arm(other)}
+        for arm in (other for other in losses if is_control_arm(other)):
+            found |= {BETTER: {(name, arm)}, WORSE: {(arm, name)}}.get(words.get(name, ""), set())
     pairs = list(combinations(real, 2))
     tests = [paired_t([a - b for a, b in zip(losses[x], losses[y], strict=True)]) for x, y in pairs]
     adjusted = holm([1.0 if test.p_value is None else test.p_value for test in tests])
-    for pair, test, p in zip(pairs, tests, adjusted, strict=True):
+    for (x, y), test, p in zip(pairs, tests, adjusted, strict=True):
         if p < LEVEL and test.difference.count >= VERDICT_SEEDS:
-            signs[pair] = -1 if test.difference.mean < 0 else 1
-    signs = {(x, y): sign for (x, y), sign in signs.items() if sign * (level[x] - level[y]) > 0}
-    return signs | {(y, x): -sign for (x, y), sign in signs.items()}
+            found.add((x, y) if test.difference.mean < 0 else (y, x))
+    return found
 
 
 def across(studies: Sequence[LoadedStudy]) -> list[Across]:
     """Rank the variants that all studies have, within each study and among these variants alone."""
-    shared = set.intersection(*(study.variants for study in studies))
+    shared = sorted(set.intersection(*(set(study.report.variants) for study in studies)), key=variant_order)
     tables = [{place.variant: place for place in rank(study, shared).places} for study in studies]
-    found = []
-    for name in ordered(shared):
-        places = [table.get(name) for table in tables]
-        found.append(
-            Across(
-                variant=name,
-                control=is_control_arm(name),
-                places=[(place.low, place.high) if place else None for place in places],
-                agreement=_agreement(name, shared, tables),
-            )
+    return [
+        Across(
+            variant=name,
+            control=is_control_arm(name),
+            places=[(place.low, place.high) if (place := table.get(name)) else None for table in tables],
+            agreement=_agreement(name, shared, [table for table in tables if name in table]),
         )
-    return found
+        for name in shared
+    ]
 
 
-def _agreement(name: str, shared: Collection[str], tables: Sequence[dict[str, Place]]) -> str:
+def _agreement(name: str, shared: Sequence[str], ranked: Sequence[dict[str, Place]]) -> str:
     """Whether the variant differs from the same others, in the same direction, in the studies that rank it."""
-    ranked = [table for table in tables if name in table]
     if len(ranked) < 2:
         return ALONE
-    said = []
-    for other in sorted(shared):
-        signs = {
-            (other in table[name].worse_than) - (other in table[name].better_than)
-            for table in ranked
-            if other in table
-        }
-        said.append(signs)
-    if any({-1, 1} <= signs for signs in said):
+    signs = [
+        {(x in table[name].worse_than) - (x in table[name].better_than) for table in ranked if x in table}
+        for x in shared
+    ]
+    if any({-1, 1} <= found for found in signs):
         return CONTRADICT
-    if all(signs <= {0} for signs in said):
+    if all(found <= {0} for found in signs):
         return NONE
-    return AGREE if all(len(signs) <= 1 for signs in said) else SOME
+    return AGREE if all(len(found) <= 1 for found in signs) else SOME

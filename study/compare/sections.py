@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from pages.components import legend
 from pages.document import (
     HTML,
@@ -21,7 +23,8 @@ from pages.markup import Detail, Strong, Text, number_with_detail
 from study.compare import figures
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
-from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, Check
+from study.compare.checklist import Check
+from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
 from study.compare.ranking import Ranking
 from study.compare.sentences import counts, error, order_note, ranking_note, sentences, table_introduction
 from study.records.runs import BASELINE
@@ -67,14 +70,14 @@ def comparison_document(comparison: StudyComparison) -> Document:
 
 def _main_section(comparison: StudyComparison) -> Section:
     title = "At equal tokens" if comparison.absolute else f"Each study against its own {BASELINE}"
+    caption = (
+        "Change of perplexity with its 95 % interval. An open circle is one seed: no interval, no evidence."
+    )
+    drawn = figures.changes(comparison)
     blocks: list[Block] = [Paragraph(table_introduction(comparison))]
-    if drawn := figures.changes(comparison):
-        caption = "Change of perplexity with its 95 % interval. An open circle is one seed: no interval, no evidence."
-        blocks.append(Figure("changes", drawn, caption))
-    blocks += [
-        Only(PAGES, [_main_table(comparison)]),
-        Only((TERMINAL,), [_main_table(comparison, brief=True)]),
-    ]
+    blocks += [Figure("changes", drawn, caption)] if drawn else []
+    blocks.append(Only(PAGES, [_main_table(comparison)]))
+    blocks.append(Only((TERMINAL,), [_main_table(comparison, brief=True)]))
     return Section(title, blocks)
 
 
@@ -85,9 +88,7 @@ def _checklist_section(comparison: StudyComparison) -> Section:
     differing = [[check.subject, _status(check), *check.values] for check in checks if check.status != EQUAL]
     equal = [[check.subject, *check.values] for check in checks if check.status == EQUAL]
     columns = tuple(range(1, 2 + len(labels)))
-    tables: list[Block] = []
-    if differing:
-        tables.append(Table(["entry", "status", *labels], differing, columns))
+    tables: list[Block] = [Table(["entry", "status", *labels], differing, columns)] if differing else []
     if equal:
         table = Table(["entry", *labels], equal, columns[:-1])
         tables.append(Details(f"{len(equal)} entries that are equal", [table]))
@@ -115,9 +116,7 @@ def _check_lines(checks: list[Check]) -> list[str]:
 
 def _alignment_section(comparison: StudyComparison) -> Section:
     variants = list(dict.fromkeys(line.variant for line in comparison.alignments))
-    pairs: dict[str, list[Alignment]] = {}
-    for line in comparison.alignments:
-        pairs.setdefault(" and ".join(line.studies), []).append(line)
+    pairs = {names: lines for names, lines in comparison.pairs().items() if lines}
     blocks: list[Block] = [Only(PAGES, [Paragraph(ALIGNMENT)]), legend(variants)] if pairs else []
     for number, (names, lines) in enumerate(pairs.items()):
         caption = (
@@ -150,8 +149,7 @@ def _run_sections(comparison: StudyComparison) -> list[Section]:
     rows = [
         [study.label, run.name, run.status, run.why_not]
         for study in comparison.studies
-        for run in study.report.runs
-        if not run.used
+        for run in study.report.uncounted
     ]
     table = Table(["study", "run", "status", "reason"], rows, (0, 1, 2, 3))
     notes = [f"{study.label}: {note}" for study in comparison.studies for note in study.notes]
@@ -198,22 +196,13 @@ def alignment_table(lines: list[Alignment], brief: bool = False) -> Table:
     def parts(at: int | None) -> str:
         return f"{at:,}" if at else "never"
 
-    rows = [
-        [
-            line.run,
-            f"{line.iterations:,}",
-            *(error(value) for value in (line.errors.first, line.errors.early, line.errors.late)),
-            "yes" if line.within_tolerance else "no",
-            parts(line.parts_from_tolerance),
-            *(
-                [parts(line.parts_from_envelope)]
-                + [error(value) for value in (line.envelope.first, line.envelope.early, line.envelope.late)]
-                if line.envelope
-                else ["-"] * 4
-            ),
-        ]
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        row = [line.run, f"{line.iterations:,}", *map(error, dataclasses.astuple(line.errors))]
+        row += ["yes" if line.within_tolerance else "no", parts(line.parts_from_tolerance)]
+        if line.envelope:
+            row += [parts(line.parts_from_envelope), *map(error, dataclasses.astuple(line.envelope))]
+        rows.append(row + ["-"] * (len(headings) - len(row)))
     columns = 8 if brief else len(headings)
     return Table(headings[:columns], [row[:columns] for row in rows])
 

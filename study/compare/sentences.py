@@ -7,11 +7,11 @@ from ra.names import one_class
 from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE
 from study.compare.alignment import TOLERANCE, Alignment, Errors
 from study.compare.build import StudyComparison
-from study.compare.checklist import EQUAL, FATAL, HARMLESS, NOT_RECORDED, blocking
+from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
 from study.compare.load import LoadedStudy
-from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking, ordered
-from study.records.runs import BASELINE
-from study.report.sentences import ONE_SEED, dof_text, percent, seeds_text, uncounted
+from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
+from study.records.runs import BASELINE, variant_order
+from study.report.sentences import ONE_SEED, dof_text, percent, seeds_text, size, uncounted
 from study.report.summary import at_equal_time, finding, numbers
 
 
@@ -23,10 +23,10 @@ def sentences(comparison: StudyComparison) -> list[Text]:
         comparability(comparison),
         *agreements(comparison),
         *(line for study in studies for line in _seeds(study)),
-        *([one_class(ordered(controls))] if len(controls) > 1 else []),
+        *([one_class(sorted(controls, key=variant_order))] if len(controls) > 1 else []),
         *(line for study in studies for line in _cut(study)),
         *alignment_summary(comparison),
-        *(f"{study.label}: {line}" for study in studies if (line := uncounted(study.report.runs))),
+        *(f"{study.label}: {line}" for study in studies if (line := uncounted(study.report))),
     ]
 
 
@@ -47,8 +47,8 @@ def comparability(comparison: StudyComparison) -> Text:
         )
     return (
         Strong("Not comparable."),
-        f" Losses of these studies must not be compared with each other: {listed}. Each study's variants are compared "
-        f"with its own {BASELINE} instead.",
+        f" Losses must not be compared between these studies: {listed}. Each study's variants are compared with its "
+        f"own {BASELINE} instead.",
     )
 
 
@@ -60,15 +60,9 @@ def table_introduction(comparison: StudyComparison) -> str:
             "shared runs of a variant were evaluated. Lower is better. Changes are paired by seed; each has its own "
             "95 % interval."
         )
-    blocks = blocking(comparison.checks)
-    differing = [f"{check.subject}{check.evidence}" for check in blocks if check.status == FATAL]
-    unknown = [check.subject for check in blocks if check.status != FATAL]
-    differing += [f"{NOT_RECORDED}: {', '.join(unknown)}"] if unknown else []
-    because = "; ".join(differing or comparison.reasons)
     return (
-        f"Losses must not be compared between these studies because of {because}. The table compares"
-        f" each study's variants with its own {BASELINE}, paired by seed, in percent of perplexity. Lower is "
-        "better. If the studies are different experiments, true effects may differ too."
+        f"Each study's variants against its own {BASELINE}, paired by seed, in percent of perplexity. Lower is better. "
+        "If the studies are different experiments, true effects may differ too."
     )
 
 
@@ -81,14 +75,13 @@ def _seeds(study: LoadedStudy) -> list[Text]:
     if seeds == 1 and all(row.control for row in rows):
         return [(Strong(study.label), f": {ONE_SEED}.")]
     missing = f": {seeds_text(seeds)}; a verdict needs {VERDICT_SEEDS}; fix: "
-    return [
-        (Strong(study.label), missing, Code(f"CONFIG_SEEDS={VERDICT_SEEDS}"), ", then ", Code("make"), ".")
-    ]
+    fix = (Code(f"CONFIG_SEEDS={VERDICT_SEEDS}"), ", then ", Code("make"), ".")
+    return [(Strong(study.label), missing, *fix)]
 
 
 def _cut(study: LoadedStudy) -> list[Text]:
     """Report runs that ended before their schedule."""
-    names = [member.run.name for member in study.members if member.record.truncated]
+    names = [run.name for run in study.report.used if run.record.truncated]
     if not names:
         return []
     meaning = (
@@ -96,26 +89,26 @@ def _cut(study: LoadedStudy) -> list[Text]:
         if study.report.cut
         else "Differences may come from the length of training alone."
     )
-    count = f"{len(names)} of {len(study.members)} runs"
+    count = f"{len(names)} of {len(study.report.used)} runs"
     return [(Strong(study.label), f": the schedule was cut in {count}: {', '.join(names)}. {meaning}")]
 
 
 def agreements(comparison: StudyComparison) -> list[Text]:
     """Report the verdicts of the studies on each real change, and whether they agree."""
-    found: dict[str, list[tuple[str, str]]] = {}  # variant -> (verdict, text) of each study
+    words: dict[str, list[str]] = {}  # variant -> the verdict of each study
+    texts: dict[str, list[str]] = {}
     for study in comparison.studies:
         for verdict in study.report.verdicts:
             when = at_equal_time(study.report, verdict.variant)
             detail = ", ".join(filter(None, [percent(verdict.test.difference.mean), when]))
-            text = f"{study.label}: {verdict.word} ({detail})"
-            found.setdefault(verdict.variant, []).append((verdict.word, text))
+            words.setdefault(verdict.variant, []).append(verdict.word)
+            texts.setdefault(verdict.variant, []).append(f"{study.label}: {verdict.word} ({detail})")
     return [
         (
             Strong(name),
-            f" against its study's control arms: {'; '.join(text for _, text in verdicts)}; "
-            f"{_agreement([word for word, _ in verdicts])}.",
+            f" against its study's control arms: {'; '.join(texts[name])}; {_agreement(words[name])}.",
         )
-        for name, verdicts in sorted(found.items())
+        for name in sorted(words)
     ]
 
 
@@ -142,14 +135,12 @@ def error(value: float) -> str:
 
 def alignment_summary(comparison: StudyComparison) -> list[str]:
     """Compare training losses of each pair of studies with the tolerance and with the A/A envelope."""
+    if not comparison.checks:
+        return []
     lines = []
-    first = comparison.studies[0].label
-    for other in comparison.studies[1:]:
-        pair = [line for line in comparison.alignments if line.studies == (first, other.label)]
-        names = f"{first} and {other.label}"
+    for names, pair in comparison.pairs().items():
         if not pair:
-            if comparison.checks:
-                lines.append(f"Training losses of {names}: no run has a curve in both studies.")
+            lines.append(f"Training losses of {names}: no run has a curve in both studies.")
             continue
         within = sum(line.within_tolerance for line in pair)
         worst = Errors.largest(line.errors for line in pair)
@@ -168,31 +159,26 @@ def _envelope(pair: list[Alignment]) -> str:
     known = [line.within_envelope for line in pair if line.within_envelope is not None]
     if not known:
         return "No seed has two control arms, so there is no A/A envelope."
-    return (
-        f"{sum(known)} of {len(known)} differ by no more than control arms of one study do, at the first step and "
-        "over both tenths."
-    )
+    within = f"{sum(known)} of {len(known)} differ by no more than control arms of one study do"
+    return f"{within}, at the first step and over both tenths."
 
 
 def ranking_note(ranking: Ranking) -> Text:
     """Describe how certain the places of one study are. Without places, give its verdicts."""
-    floor = ranking.floor
-    noise = (
-        f"noise floor {floor.sigma:.2g} nats ({percent(floor.sigma).lstrip('+')} of perplexity, "
-        f"{dof_text(floor.dof)})"
-        if floor
-        else "no noise floor"
-    )
+    floor, noise = ranking.floor, "no noise floor"
+    if floor:
+        noise = (
+            f"noise floor {floor.sigma:.2g} nats ({size(floor.sigma)} of perplexity, {dof_text(floor.dof)})"
+        )
     parts = [ranking.why_not or f"{len(ranking.seeds)} seeds", noise]
     if ranking.cut:
         parts.append(f"excluded because their schedule was cut: {', '.join(ranking.cut)}")
     if ranking.left_out and not ranking.why_not:
         parts.append(f"excluded because they lack these seeds: {', '.join(ranking.left_out)}")
-    verdicts: list[Text] = [
-        (Strong(verdict.variant), f": {finding(verdict)} ({numbers(verdict)}).")
-        for verdict in (ranking.verdicts if ranking.why_not else [])
-    ]
-    return join(" ", [f"{ranking.study}: {'; '.join(parts)}.", *verdicts])
+    texts: list[Text] = [f"{ranking.study}: {'; '.join(parts)}."]
+    for verdict in ranking.verdicts if ranking.why_not else []:
+        texts.append((Strong(verdict.variant), f": {finding(verdict)} ({numbers(verdict)})."))
+    return join(" ", texts)
 
 
 def order_note(comparison: StudyComparison) -> str:

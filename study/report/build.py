@@ -107,6 +107,11 @@ class Report:
         return [run for run in self.runs if run.used]
 
     @property
+    def uncounted(self) -> list[Run]:
+        """The runs that do not count; pending ones are not among them."""
+        return [run for run in self.runs if not run.used and run.status not in PENDING]
+
+    @property
     def variants(self) -> list[str]:
         """The variants that have such a run, in the order of the rows."""
         return [row.variant for row in self.rows]

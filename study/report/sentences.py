@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from study.analysis.paired_tests import ItemTest
 from study.analysis.verdict import CANNOT_TELL
 from study.records.hellaswag_scores import HellaSwagScore, near_chance
 from study.records.runs import Run
-from study.report.build import PENDING
+from study.report.build import Report
 from study.stats.statistics import Interval, perplexity_percent
 
 ONE_SEED = "one seed, control arms, differences are not evidence"
@@ -86,12 +86,12 @@ def status_text(run: Run) -> str:
     return "pending" if run.status == "missing" else run.status
 
 
-def uncounted(runs: Sequence[Run]) -> str:
-    """Name the runs that are not counted, with the cause; "" without one. Pending runs are not among them."""
-    found = [run for run in runs if not run.used and run.status not in PENDING]
-    listed = ", ".join(f"{run.name} ({run.cause or run.status})" for run in found)
-    verb = "is" if len(found) == 1 else "are"
-    return f"{len(found)} of {len(runs)} runs {verb} not counted: {listed}." if found else ""
+def uncounted(report: Report) -> str:
+    """Name the runs that are not counted, with the cause; "" without one."""
+    runs = report.uncounted
+    listed = ", ".join(f"{run.name} ({run.cause or run.status})" for run in runs)
+    verb = "is" if len(runs) == 1 else "are"
+    return f"{len(runs)} of {len(report.runs)} runs {verb} not counted: {listed}." if runs else ""
 
 
 def p_text(p: float) -> str:

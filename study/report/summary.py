@@ -219,7 +219,7 @@ def context(report: Report) -> list[str]:
             f"{len(report.not_configured)} finished runs are counted though .config does not ask for their seed or "
             f"variant now: {some(report.not_configured)}."
         )
-    return [*lines, *filter(None, [uncounted(report.runs)])]
+    return [*lines, *filter(None, [uncounted(report)])]
 
 
 def speed_sentences(speed: Speed) -> list[str]:

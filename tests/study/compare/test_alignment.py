@@ -40,7 +40,7 @@ def test_running_means_equal_those_of_numpy(values: list[float]) -> None:
     seen = alignment.running_means(curve(np.array(values)))
     assert list(seen) == list(range(1, len(expected) + 1))
     assert list(seen.values()) == pytest.approx(expected, abs=1e-12)
-    kept = alignment.thinned(curve(np.array(values)))
+    kept = alignment.thin_curve(curve(np.array(values)))
     assert len(kept) <= alignment.POINTS
     assert {1, len(values)} <= kept.keys()
 

@@ -18,13 +18,13 @@ def test_the_published_study_is_refused_for_its_batch_and_its_schedule(tmp_path:
         "schedule": ("201 of 10,000 iterations", "601 of 10,000 iterations"),
     }
     text = markdown(made)
-    above = text.index("Losses must not be compared between these studies")
+    above = text.index("Losses must not be compared between these studies: ")
     assert (
         "effective batch (512" in text[above : text.index("\n|", above)]
     )  # the reason stands above the table
     for text in (markdown(made), terminal(made)):
         words = " ".join(text.split())
-        assert "must not be compared with each other" in words
+        assert "must not be compared between these studies" in words
         assert "effective batch (512 " in words
         assert "schedule (201 of 10,000 iterations" in words
 

@@ -87,7 +87,7 @@ def test_a_run_of_another_length_is_named_and_excluded(extended: Path) -> None:
     report = build_report(extended)
     run = next(run for run in report.runs if run.name == "B0")
     assert (run.used, run.why_not) == (False, "it has 600 iterations, and this report shows runs of 300")
-    assert "B0 (other length)" in uncounted(report.runs)
+    assert "B0 (other length)" in uncounted(report)
 
 
 def test_the_figures_are_those_of_the_length_shown(extended: Path) -> None:
