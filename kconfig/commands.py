@@ -78,7 +78,7 @@ def menuconfig() -> None:
             with rules.kconfig_environment(detected), contextlib.redirect_stdout(io.StringIO()):
                 os.environ["KCONFIG_CONFIG"] = str(draft)
                 menus.menuconfig(rules.load_kconfig(detected))
-            text = draft.read_text(encoding="utf-8")
+            text = read_text(draft)
             if text == start:
                 print(".config is unchanged")
                 return
@@ -192,7 +192,7 @@ def fragments() -> list[Path]:
 
 
 def first_comment(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
+    first = read_text(path).partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 

@@ -9,6 +9,7 @@ from gpt2.config.config import Config, detected
 from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
 from gpt2.system.errors import DISK_FULL, UserError
 from gpt2.system.files import write_bytes
+from gpt2.system.read_files import DamagedFileError, read_bytes
 from kconfig.rules import (
     Kconfig,
     apply_entries,
@@ -97,9 +98,9 @@ def back_up(path: Path, text: str) -> str:
     if not path.exists():
         return ""
     try:
-        before = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; fix: move it away") from None
+        before = read_bytes(path)
+    except DamagedFileError as error:
+        raise ConfigError(f"{error}; fix: move it away") from None
     if before == text.encode():
         return ", unchanged"
     old = path.with_name(f"{path.name}.old")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from gpt2.config.dotconfig import read_text
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
 from scripts.study import CONFIG, load
@@ -30,7 +31,7 @@ def main() -> int:
     if arguments.undo:
         messages = undo(settings)
     else:
-        messages = extend(config, settings, CONFIG.read_text(), parse_factor(arguments.factor))
+        messages = extend(config, settings, read_text(CONFIG), parse_factor(arguments.factor))
     print(*messages, sep="\n")
     write_report(settings.results_dir / settings.name)
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpt2.config.config import Config, TargetConfig
-from gpt2.config.dotconfig import Symbols, read_symbols
+from gpt2.config.dotconfig import Symbols, read_symbols, read_text
 from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import refuse_assignments
@@ -42,9 +42,7 @@ def load() -> tuple[Symbols, Config, StudySettings]:
     refuse_assignments()
     if not CONFIG.exists():
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
-    load_strictly(
-        CONFIG.read_text(encoding="utf-8"), str(CONFIG)
-    )  # an edited one goes by Kconfig's rules as well
+    load_strictly(read_text(CONFIG), str(CONFIG))  # an edited one follows Kconfig's rules, too
     symbols = read_symbols(CONFIG)
     return symbols, Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
 
@@ -54,7 +52,7 @@ def main() -> int:
     print(first_line(config, settings), flush=True)
     from study.runner.study import Study
 
-    return Study(symbols, CONFIG.read_text()).run()
+    return Study(symbols, read_text(CONFIG)).run()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from gpt2.system.errors import UserError
+from gpt2.system.read_files import open_regular, read_json
 
 KEEP = 2
 NAME = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -105,7 +106,7 @@ def complete(root: Path) -> list[Path]:
 def load(path: Path) -> Loaded:
     """Verify and read one checkpoint. CheckpointError names the file that is missing, short or altered."""
     try:
-        files = json.loads((path / MANIFEST).read_text())["files"]
+        files = read_json(path / MANIFEST)["files"]
         for name in (STATE, META):
             found = _describe(path / name)
             if found != files[name]:
@@ -114,7 +115,7 @@ def load(path: Path) -> Loaded:
                     f"manifest says {files[name]['bytes']} bytes, {files[name]['sha256'][:12]}..."
                 )
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-        meta = json.loads((path / META).read_text())
+        meta = read_json(path / META)
         iteration = _sequence(path)[0]
         if type(meta["iteration"]) is not int or meta["iteration"] != iteration:
             raise CheckpointError(f"checkpoint {path} has iteration {meta['iteration']!r} in its {META}")
@@ -149,7 +150,7 @@ def load_latest(root: Path, check: Callable[[Loaded], None] = lambda loaded: Non
 
 def _describe(path: Path) -> dict[str, Any]:
     """Return size and SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 

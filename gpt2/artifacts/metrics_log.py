@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.typed_json import to_plain
+from gpt2.artifacts.run_record import Amount, Count, Text
+from gpt2.artifacts.typed_json import InvalidJsonError, parse, to_plain
 from gpt2.system import files
+from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes
 
 NOT_METRICS = ("started", "phase")  # events without numbers, not written to metrics.jsonl
+SIZE_LIMIT = 4 * 2**30  # bytes of metrics.jsonl
 PRINT_SECONDS = 0.25  # least time between two lines on standard output; metrics.jsonl gets every line
+
+
+@dataclass(frozen=True)
+class Line:
+    """The part of a line of metrics.jsonl that is read again. loss: in nats."""
+
+    event: Text
+    iteration: Count = 0
+    tokens: Count = 0
+    train_seconds: Amount = 0.0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+
+
+KEYS = {field.name for field in dataclasses.fields(Line)}
 
 
 class MetricsLog:
@@ -28,7 +49,7 @@ class MetricsLog:
         self._printed_at = 0.0
 
     def __enter__(self) -> MetricsLog:
-        self._metrics = (self.directory / "metrics.jsonl").open("a")
+        self._metrics = files.open_append(self.directory / "metrics.jsonl")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -57,8 +78,8 @@ class MetricsLog:
 
     def speeds(self) -> list[float]:
         """Return the tokens per second of every logged step, over all processes of the run."""
-        lines = map(json.loads, (self.directory / "metrics.jsonl").read_text().splitlines())
-        return [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
+        steps, _ = read_steps(self.directory / "metrics.jsonl")
+        return [step.tokens_per_second for step in steps if step.tokens_per_second]
 
     def last_record(self) -> run_record.RunRecord | None:
         """Return the record of an earlier process of this run; None if there is none that is readable."""
@@ -68,24 +89,59 @@ class MetricsLog:
             return None
 
 
+def parse_line(text: bytes, where: Path) -> Line:
+    """Return a line of metrics.jsonl. DamagedFileError for any other text."""
+    content = parse_json(text, where)
+    if isinstance(content, dict):
+        content = {key: value for key, value in content.items() if key in KEYS}
+    try:
+        return parse(Line, content, "line")
+    except InvalidJsonError as error:
+        raise DamagedFileError(f"{where} cannot be read: {error}") from error
+
+
+def read_steps(path: Path, most: int | None = None) -> tuple[list[Line], int]:
+    """Return the training steps in a metrics.jsonl, and the number of damaged lines. A missing file has none.
+
+    most: lines to parse, evenly spread over the file; by default all.
+    """
+    try:
+        texts = read_bytes(path, SIZE_LIMIT).splitlines()
+    except FileNotFoundError:
+        return [], 0
+    steps, damaged = [], 0
+    for text in texts[:: max(1, len(texts) // most) if most else 1]:
+        try:
+            line = parse_line(text, path)
+        except DamagedFileError:
+            damaged += 1
+            continue
+        if line.event == "train" and line.loss is None:
+            damaged += 1
+        elif line.event == "train":
+            steps.append(line)
+    return steps, damaged
+
+
 def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> None:
     """Drop torn lines of metrics.jsonl and those that will be written again after resuming.
 
     These are lines after `iteration`, and validations at tokens other than `evaluated`.
     """
-    if not path.exists():
+    try:
+        texts = read_bytes(path, SIZE_LIMIT).splitlines()
+    except FileNotFoundError:
+        return
+    except DamagedFileError:
+        files.quarantine(path)
         return
     kept = []
-    for text in path.read_text(errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if not isinstance(line, dict) or line.get("iteration", 0) > iteration:
-            continue
-        if line.get("event") != "validation" or line.get("tokens") in evaluated:
-            kept.append(text)
-    files.write_text(path, "".join(text + "\n" for text in kept))
+    for text in texts:
+        with contextlib.suppress(DamagedFileError):
+            line = parse_line(text, path)
+            if line.iteration <= iteration and (line.event != "validation" or line.tokens in evaluated):
+                kept.append(text + b"\n")
+    files.write_bytes(path, b"".join(kept))
 
 
 def print_event(line: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from gpt2.artifacts.typed_json import (
 )
 from gpt2.system.errors import UserError
 from gpt2.system.files import finite
+from gpt2.system.read_files import DamagedFileError, read_json
 
 SCHEMA = 1
 CHECKPOINTS = ("checkpoint", "stable")  # folders of a run: the newest states, and the state before the decay
@@ -306,13 +307,11 @@ def load(run_dir: Path, name: str = "run.json") -> RunRecord:
     """
     path = run_dir / name
     try:
-        value = json.loads(
-            path.read_text(encoding="utf-8"), parse_float=_finite_number, parse_constant=_finite_number
-        )
+        value = read_json(path)
     except FileNotFoundError as error:
         raise RecordError(f"{path} does not exist") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
+    except DamagedFileError as error:
+        raise RecordError(f"{error}") from error
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         found = value.get("schema") if isinstance(value, dict) else type(value).__name__
         raise RecordError(f"{path} is of schema {found!r}; this version reads schema {SCHEMA}")
@@ -325,11 +324,3 @@ def load(run_dir: Path, name: str = "run.json") -> RunRecord:
 def from_json(value: Any) -> RunRecord:
     """Return plain JSON data as a record; InvalidJsonError names the first part that does not follow the schema."""
     return parse(RunRecord, value, "record")
-
-
-def _finite_number(text: str) -> float:
-    """Parse a number. Python also parses NaN, Infinity and 1e999, which JSON does not have."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not a finite number")
-    return value

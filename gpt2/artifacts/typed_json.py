@@ -15,7 +15,10 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from gpt2.system.read_files import DamagedFileError, read_json
 
 T = TypeVar("T")
 Reader = Callable[[Any, str], Any]
@@ -66,6 +69,14 @@ def parse(kind: type[T], value: Any, where: str) -> T:
     reader: Reader = _reader(hint)
     result: T = reader(value, where)
     return result
+
+
+def read_file(kind: type[T], path: Path) -> T:
+    """Return the JSON content of a file as `kind`. DamagedFileError for any defect but a missing file."""
+    try:
+        return parse(kind, read_json(path), "content")
+    except InvalidJsonError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
 
 
 def to_plain(value: Any) -> Any:

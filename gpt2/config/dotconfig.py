@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpt2.system import read_files
 from gpt2.system.errors import UserError
+from gpt2.system.read_files import DamagedFileError
 
+SIZE_LIMIT = 2**20  # bytes of a configuration
 SET = re.compile(r"CONFIG_([A-Za-z0-9_]+)=(.*)")
 UNSET = re.compile(r"# CONFIG_([A-Za-z0-9_]+) is not set")
 QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
@@ -93,19 +96,17 @@ def parse_lines(text: str, label: str) -> dict[str, Entry]:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file. ConfigError where it is absent or not text."""
+    """Read a configuration file. ConfigError where it is absent or damaged."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_files.read_text(path, SIZE_LIMIT)
     except FileNotFoundError:
         raise ConfigError(
             f"{path} does not exist; fix: make defconfig-gpt2-ra-ablation (it writes .config)"
         ) from None
-    except UnicodeDecodeError as error:
+    except DamagedFileError as error:
         raise ConfigError(
-            f"{path} is not UTF-8 text (byte {error.start}); fix: restore or replace it"
+            f"{error}; fix: restore it, or move it away and run `make defconfig-NAME`"
         ) from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
 class Symbols:

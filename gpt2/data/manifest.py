@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from gpt2.artifacts.run_record import Count, Text
+from gpt2.artifacts.typed_json import read_file
 from gpt2.data.sources import DataError
+from gpt2.system.read_files import DamagedFileError
 
-SCHEMA = 1
 REBUILD = "fix: make data (it checks the corpus and rebuilds it)"
 
 
@@ -19,30 +22,44 @@ REBUILD = "fix: make data (it checks the corpus and rebuilds it)"
 class Shard:
     """A file of uint16 tokens. file: its name in the corpus's folder."""
 
-    file: str
-    tokens: int
+    file: Text
+    tokens: Count
     sha256: str
+
+    def __post_init__(self) -> None:
+        if "/" in self.file or "\0" in self.file:
+            raise ValueError(f"a shard has the name {self.file!r}")
 
 
 @dataclass(frozen=True)
 class Split:
     """The shards of the training or the validation text. tokens: their sum."""
 
-    tokens: int
+    tokens: Count
     shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        if self.tokens != sum(shard.tokens for shard in self.shards):
+            raise ValueError(f"a split has {self.tokens} tokens, its shards have another number")
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The content of a prepared corpus. source: the identity of its text; end_of_text: token id."""
 
-    source: dict[str, Any]
+    source: Mapping[str, Any]
     tokenizer: str
-    documents: int
-    end_of_text: int
-    splits: dict[str, Split]  # "train" and "validation"
+    documents: Count
+    end_of_text: Count
+    splits: Mapping[str, Split]  # "train" and "validation"
     split_rule: str
-    schema: int = SCHEMA
+    schema: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        if set(self.splits) != {"train", "validation"}:
+            raise ValueError(f"its splits are {sorted(self.splits)}")
+        if type(self.source.get("validation_permille")) is not int or "dataset" not in self.source:
+            raise ValueError("its source has no dataset or no validation_permille")
 
     def write(self, directory: Path) -> None:
         """Write manifest.json and flush it to the disk."""
@@ -56,15 +73,8 @@ def read_manifest(directory: Path) -> Manifest:
     """Read manifest.json. DataError where it is missing or damaged."""
     path = directory / "manifest.json"
     try:
-        fields = json.loads(path.read_text())
-        fields["splits"] = {
-            name: Split(int(fields["splits"][name]["tokens"]), _shards(fields["splits"][name]["shards"]))
-            for name in ("train", "validation")
-        }
-        return Manifest(**fields)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); {REBUILD}") from error
-
-
-def _shards(rows: list[dict[str, Any]]) -> tuple[Shard, ...]:
-    return tuple(Shard(str(row["file"]), int(row["tokens"]), str(row["sha256"])) for row in rows)
+        return read_file(Manifest, path)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; {REBUILD}") from error
+    except DamagedFileError as error:
+        raise DataError(f"{error}; {REBUILD}") from error

@@ -186,7 +186,7 @@ def _jsonl_documents(path: Path) -> Iterator[str]:
             try:
                 value = json.loads(line)
                 text = value["text"] if "text" in value else value["content"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 text = None
             if not isinstance(text, str):
                 raise DataError(

@@ -28,9 +28,11 @@ import torch
 
 from gpt2.eval.validation import evaluating
 from gpt2.model.transformer import GPT2
-from gpt2.system.errors import UserError, one_line
+from gpt2.system.errors import UserError
+from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes
 
 ENDINGS = 4
+LINE_LIMIT = 2**16  # bytes of an item
 
 
 class HellaSwagError(UserError, RuntimeError):
@@ -80,9 +82,11 @@ def load_items(path: Path, limit: int) -> list[Item]:
     if limit < 0:
         raise ValueError(f"limit {limit}; fix: 0 for all items, or a positive number")
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise HellaSwagError(f"{path} cannot be read: {one_line(error)}") from error
+        lines = read_bytes(path).split(b"\n")
+    except FileNotFoundError as error:
+        raise HellaSwagError(f"{path} cannot be read: it does not exist") from error
+    except DamagedFileError as error:
+        raise HellaSwagError(f"{error}") from error
     items = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not items:
         raise HellaSwagError(f"{path} has no items; fix: one JSON object per line")
@@ -93,9 +97,11 @@ def load_items(path: Path, limit: int) -> list[Item]:
 
 def _parse(line: bytes, where: str) -> Item:
     try:
-        raw = json.loads(line)
-    except ValueError as error:
-        raise HellaSwagError(f"{where}: not JSON in UTF-8 ({one_line(error)})") from error
+        if len(line) > LINE_LIMIT:
+            raise DamagedFileError(f"{where} has {len(line):,} bytes; an item has at most {LINE_LIMIT:,}")
+        raw = parse_json(line, where)
+    except DamagedFileError as error:
+        raise HellaSwagError(f"{error}") from error
     if not isinstance(raw, dict):
         raise HellaSwagError(f"{where}: {type(raw).__name__} instead of a JSON object")
 
@@ -126,7 +132,9 @@ def _is_text(value: object) -> bool:
 
 def prepare(text: str) -> str:
     """Remove WikiHow's mark-up: [title] ends a sentence; other [brackets] go with their content."""
-    without = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    # an open bracket without its end is matched as well, so that the time is linear
+    ended = text.strip().replace(" [title]", ". ")
+    without = re.sub(r"\[[^\]\n]*(\]?)", lambda found: "" if found[1] else found[0], ended)
     return without.replace("  ", " ")
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def finite(value: Any) -> Any:
@@ -18,6 +19,23 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
+
+
+def open_append(path: Path) -> TextIO:
+    """Open a text file to append to it. What is not a regular file, such as a FIFO, is moved away first."""
+    if path.exists() and not path.is_file():
+        quarantine(path)
+    return path.open("a", encoding="utf-8")
+
+
+def quarantine(path: Path) -> Path:
+    """Move a damaged file into the folder damaged/ beside it, under a free name. Returns the new path."""
+    folder = path.parent / "damaged"
+    folder.mkdir(exist_ok=True)
+    names = (path.name if number == 1 else f"{path.name}.{number}" for number in itertools.count(1))
+    moved = next(folder / name for name in names if not (folder / name).exists())
+    path.rename(moved)
+    return moved
 
 
 def write_bytes(path: Path, content: bytes) -> None:

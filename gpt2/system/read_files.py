@@ -5,12 +5,13 @@ A missing file raises FileNotFoundError. Every other defect is a DamagedFileErro
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from gpt2.system.errors import UserError
 
@@ -25,7 +26,7 @@ class DamagedFileError(UserError):
     """A file cannot be read or its content is not valid."""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file for reading. A FIFO, which would block, a device or a folder raises DamagedFileError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -35,8 +36,8 @@ def open_regular(path: Path) -> BinaryIO:
         raise DamagedFileError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DamagedFileError(f"{path} is not a regular file")
-    return os.fdopen(descriptor, "rb")
+        raise DamagedFileError(f"{path} cannot be read: not a regular file")
+    return open(descriptor, "rb")
 
 
 def read_bytes(path: Path, limit: int = SIZE_LIMIT) -> bytes:
@@ -47,13 +48,14 @@ def read_bytes(path: Path, limit: int = SIZE_LIMIT) -> bytes:
         except OSError as error:
             raise DamagedFileError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > limit:
-        raise DamagedFileError(f"{path} is larger than {limit:,} bytes")
+        raise DamagedFileError(f"{path} cannot be read: larger than {limit:,} bytes")
     return content
 
 
 def read_text(path: Path, limit: int = SIZE_LIMIT) -> str:
-    """Return the content of a file in UTF-8."""
-    return _decode(read_bytes(path, limit), path)
+    """Return the content of a file in UTF-8. Line ends are as in Python's text files."""
+    text = _decode(read_bytes(path, limit), path)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_json(path: Path, limit: int = SIZE_LIMIT) -> Any:
@@ -74,9 +76,11 @@ def parse_json(content: bytes | str, where: Path | str) -> Any:
         if SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate raises ValueError
     except RecursionError as error:
-        raise DamagedFileError(f"{where} is nested more than {DEPTH_LIMIT} levels deep") from error
+        raise DamagedFileError(
+            f"{where} cannot be read: nested more than {DEPTH_LIMIT} levels deep"
+        ) from error
     except ValueError as error:
-        raise DamagedFileError(f"{where} is not valid JSON: {error}") from error
+        raise DamagedFileError(f"{where} cannot be read: not valid JSON: {error}") from error
     return value
 
 
@@ -84,7 +88,7 @@ def _decode(content: bytes, where: Path | str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DamagedFileError(f"{where} is not UTF-8 text at byte {error.start}") from error
+        raise DamagedFileError(f"{where} cannot be read: not UTF-8 text at byte {error.start}") from error
 
 
 def _check_depth(value: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from gpt2.system import files
+from gpt2.system.read_files import DamagedFileError, parse_json
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
 EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6
@@ -74,7 +76,7 @@ class Child:
         """lock: descriptor of the study's lock, which the process holds as long as it lives. module: for a bench."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
-        self._log_file = log.open("a")
+        self._log_file = files.open_append(log)
         self._log_start = log.stat().st_size
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())],
@@ -97,8 +99,8 @@ class Child:
         assert self.process.stdout
         for line in self.process.stdout:
             try:
-                event = json.loads(line)
-            except ValueError:
+                event = parse_json(line, "event")
+            except DamagedFileError:
                 event = None
             if isinstance(event, dict) and "event" in event:
                 yield event

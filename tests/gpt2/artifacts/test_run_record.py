@@ -158,8 +158,8 @@ def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
         ('{"schema": 2}', "is of schema 2; this version reads schema 1"),
         ('{"schema": 1}', "does not follow the schema: record.run is missing"),
         ("\x00\xff", "cannot be read"),
-        ('{"schema": 1, "seed": NaN}', "NaN is not a finite number"),
-        ('{"schema": 1, "seed": 1e999}', "1e999 is not a finite number"),
+        ('{"schema": 1, "seed": NaN}', "NaN is out of range"),
+        ('{"schema": 1, "seed": 1e999}', "1e999 is out of range"),
         ("[" * 100_000, "cannot be read"),
     ],
 )

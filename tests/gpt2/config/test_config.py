@@ -250,7 +250,7 @@ def test_a_missing_or_binary_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path)
     (tmp_path / ".config").write_bytes(b"CONFIG_A=\xff")
-    with pytest.raises(ConfigError, match=r"not UTF-8 text \(byte 9\)"):
+    with pytest.raises(ConfigError, match=r"not UTF-8 text at byte 9; fix: "):
         read_symbols(tmp_path / ".config")
 
 

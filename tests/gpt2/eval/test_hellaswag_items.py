@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpt2.config.config import EvaluationConfig
 from gpt2.eval import hellaswag, hellaswag_download
@@ -56,13 +58,16 @@ GOOD = json.loads(FIXTURE.read_text(encoding="utf-8").splitlines()[0])
         (json.dumps(GOOD | {"endings": ["a", "b", "[x]", "d"]}), '"endings"[2] has no text'),
         (json.dumps(GOOD | {"ctx_a": None}), '"ctx_a" is null; fix: a text'),
         ("[1, 2]", "list instead of a JSON object"),
-        ('{"ind": 3, "activity', "not JSON"),
+        ('{"ind": 3, "activity', "not valid JSON"),
+        ("[" * 100_000, "100,000 bytes; an item has at most 65,536"),
+        ("[" * 30_000, "nested more than 32 levels deep"),
+        (json.dumps(GOOD | {"ctx_a": "\ud800"}), "surrogates not allowed"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "items.jsonl"
     path.write_text(json.dumps(GOOD) + "\n" + line + "\n", encoding="utf-8")
-    with pytest.raises(HellaSwagError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(message)) as caught:
+    with pytest.raises(HellaSwagError, match=re.escape(f"{path}:2") + ".*" + re.escape(message)) as caught:
         hellaswag.load_items(path, 1)
     assert "\n" not in str(caught.value)
 
@@ -70,13 +75,19 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
 def test_a_binary_an_empty_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
     path.write_bytes(b'{"ctx_a": "\xff\xfe"}\n')
-    with pytest.raises(HellaSwagError, match=r"items\.jsonl:1: not JSON in UTF-8"):
+    with pytest.raises(HellaSwagError, match=r"items\.jsonl:1 cannot be read: not "):
         hellaswag.load_items(path, 0)
     path.write_bytes(b"\n")
     with pytest.raises(HellaSwagError, match="has no items"):
         hellaswag.load_items(path, 0)
     with pytest.raises(HellaSwagError, match="cannot be read"):
         hellaswag.load_items(tmp_path / "none.jsonl", 0)
+
+
+def test_thousands_of_open_brackets_in_a_text_are_read(tmp_path: Path) -> None:
+    path, text = tmp_path / "items.jsonl", "[" * 60_000
+    path.write_text(json.dumps(GOOD | {"ctx_a": text}), encoding="utf-8")
+    assert text in hellaswag.load_items(path, 0)[0].query
 
 
 def test_a_label_may_be_a_string_of_a_digit(tmp_path: Path) -> None:
@@ -250,3 +261,9 @@ def test_a_configured_file_is_used_unchanged_and_must_exist(tmp_path: Path) -> N
     assert hellaswag_download.obtain(evaluation(FIXTURE), tmp_path, unused) == FIXTURE
     with pytest.raises(HellaSwagError, match=r"CONFIG_HELLASWAG_FILE=.*none\.jsonl is not a file"):
         hellaswag_download.obtain(evaluation(tmp_path / "none.jsonl"), tmp_path, unused)
+
+
+@given(st.text(alphabet="[]a \n", max_size=30))
+def test_brackets_are_removed_as_by_the_harness(text: str) -> None:
+    without = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    assert hellaswag.prepare(text) == without.replace("  ", " ")

@@ -69,7 +69,7 @@ def test_a_missing_file_is_not_a_damaged_one(tmp_path):
 
 def test_a_byte_outside_utf_8_is_named_with_its_place(tmp_path):
     (tmp_path / "config").write_bytes(b"CONFIG_A=y\n\x80")
-    with pytest.raises(DamagedFileError, match="config is not UTF-8 text at byte 11"):
+    with pytest.raises(DamagedFileError, match="config cannot be read: not UTF-8 text at byte 11"):
         read_text(tmp_path / "config")
 
 
@@ -99,7 +99,7 @@ def test_only_regular_files_are_read_and_none_blocks(tmp_path, monkeypatch, make
     make(tmp_path / "run.json")
     signal.alarm(60)  # a reader that blocks ends the test
     try:
-        with pytest.raises(DamagedFileError, match=r"run\.json (is not a regular file|cannot be read: )"):
+        with pytest.raises(DamagedFileError, match=r"run\.json cannot be read: "):
             read_text(tmp_path / "run.json")
     finally:
         signal.alarm(0)
@@ -112,5 +112,5 @@ def test_an_impossible_name_is_refused(tmp_path, name):
 
 
 def test_text_that_is_parsed_is_named_by_its_caller():
-    with pytest.raises(DamagedFileError, match=r"^items:7 is not valid JSON"):
+    with pytest.raises(DamagedFileError, match=r"^items:7 cannot be read: not valid JSON"):
         parse_json(b"{", "items:7")
