@@ -1,7 +1,7 @@
 """Write, edit and check .config.
 
     python -m scripts.kconfig defconfig NAME[+FRAGMENT...] [CONFIG_X=v ...]
-    python -m scripts.kconfig menuconfig | olddefconfig | check | list
+    python -m scripts.kconfig menuconfig | olddefconfig | check
     python -m scripts.kconfig savedefconfig [FILE]
 
 Under make, `CONFIG_X=v` is read from MAKEFLAGS and NAME from DEFCONFIG, so that no shell interprets them.
@@ -31,13 +31,12 @@ CONFIG = Path(".config")
 DEFCONFIGS = rules.ROOT / "defconfigs"
 USAGE = (
     "usage: python -m scripts.kconfig defconfig NAME[+FRAGMENT...] [CONFIG_X=v ...] | menuconfig | "
-    "savedefconfig [FILE] | olddefconfig | check | list"
+    "savedefconfig [FILE] | olddefconfig | check"
 )
 
 
-def main(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Run one command. UserError for invalid input."""
-    environment = os.environ if environment is None else environment
     command, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if command == "defconfig" and not rest and "DEFCONFIG" in environment:
         rest = [environment["DEFCONFIG"]]
@@ -152,23 +151,12 @@ def check() -> Config:
     return load_strictly(read_text(CONFIG), str(CONFIG)).config
 
 
-def print_list() -> None:
-    for title, rows in listing().items():
-        width = max(len(entry) for entry, _ in rows)
-        print(f"{title}:", *(f"  {entry:<{width}}  {text}" for entry, text in rows), sep="\n")
-
-
 def listing() -> dict[str, list[tuple[str, str]]]:
     """Return the defconfigs and the fragments, each with its first comment line. Needs no kconfiglib."""
     bases = [path for path in sorted(DEFCONFIGS.iterdir()) if path.is_file()]
-    return {
-        "defconfigs (make defconfig-NAME)": [
-            (f"defconfig-{path.name}", first_comment(path)) for path in bases
-        ],
-        "fragments (make defconfig-NAME+FRAGMENT)": [
-            (f"+{path.name}", first_comment(path)) for path in fragments()
-        ],
-    }
+    rows = [(f"defconfig-{path.name}", first_comment(path)) for path in bases]
+    more = [(f"+{path.name}", first_comment(path)) for path in fragments()]
+    return {"defconfigs (make defconfig-NAME)": rows, "fragments (make defconfig-NAME+FRAGMENT)": more}
 
 
 # ---- defconfigs
@@ -206,26 +194,27 @@ def find_files(specification: str) -> list[Path]:
     base, *rest = specification.split("+")
     bases = {path.name: path for path in DEFCONFIGS.iterdir() if path.is_file()}
     parts = {path.name: path for path in fragments()}
-    if base in parts:
-        raise ConfigError(
-            f"{base} is a fragment and needs a defconfig before it; fix: make defconfig-{sorted(bases)[0]}+{base}"
-        )
     for part in rest:
-        if part in bases:
-            raise ConfigError(
-                f"{part} is a whole defconfig, not a fragment; fix: use fragments of {_names(parts)}"
-            )
         if rest.count(part) > 1:
             raise ConfigError(f"the fragment {part} is named twice; fix: name it once")
-    return [_lookup(bases, base, "defconfig"), *(_lookup(parts, part, "fragment") for part in rest)]
+    return [
+        _lookup(base, "defconfig", bases, parts),
+        *(_lookup(part, "fragment", parts, bases) for part in rest),
+    ]
 
 
-def _lookup(files: Mapping[str, Path], wanted: str, kind: str) -> Path:
+def _lookup(wanted: str, kind: str, files: Mapping[str, Path], others: Iterable[str]) -> Path:
+    """Return the file of that name. others: names of the other kind."""
     if wanted in files:
         return files[wanted]
+    hint = f"fix: use one of {_names(files)}"
+    if wanted in others:
+        other = "fragment" if kind == "defconfig" else "whole defconfig"
+        raise ConfigError(f"{wanted} is a {other}, not a {kind}; {hint}")
     longer = sorted(file for file in files if wanted and file.startswith(wanted))
     near = longer or difflib.get_close_matches(wanted, files, n=1)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"fix: use one of {_names(files)}"
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
     raise ConfigError(f'there is no {kind} "{wanted}"; {hint}')
 
 
@@ -246,14 +235,10 @@ def load_for_editing() -> rules.Kconfig:
 def scale_line(config: Config) -> str:
     """Describe the study's scale and its reason in one line."""
     target, found = config.target.name, config.target.detected
+    scale = "CPU" if config.target.scale_cpu else "GPU"
+    why = f"target {target} ({found} found here): a {scale} study"
     if target == "auto":
-        why = (
-            "no GPU found: scaled to a CPU study"
-            if config.target.scale_cpu
-            else f"found {found}: a GPU study"
-        )
-    else:
-        why = f"target {target} ({found} found here): a {'CPU' if config.target.scale_cpu else 'GPU'} study"
+        why = "no GPU found: scaled to a CPU study" if scale == "CPU" else f"found {found}: a GPU study"
     return (
         f"{why} (model {config.model.size}, sequences of {config.model.block_size}, effective batch "
         f"{config.batch.effective}, {config.budget.text} a run, data {config.data.dataset})"
@@ -264,5 +249,4 @@ COMMANDS: dict[str, Callable[[], object]] = {
     "menuconfig": menuconfig,
     "olddefconfig": olddefconfig,
     "check": check,
-    "list": print_list,
 }

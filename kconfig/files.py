@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.config.config import Config, detected
-from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
-from gpt2.system.errors import DISK_FULL, UserError
+from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines
+from gpt2.system.errors import DISK_FULL
 from gpt2.system.files import write_bytes
 from gpt2.system.read_files import DamagedFileError, read_bytes
 from kconfig.rules import (
@@ -56,8 +56,6 @@ def load_strictly(text: str, label: str) -> Loaded:
             )
     for name, entry in entries.items():
         if name not in expected and entry.value != "n":
-            if has_prompt(tree.syms[name]):
-                raise ConfigError(explain_rejection(tree.syms[name], entry))
             raise ConfigError(
                 f"{entry.where}: {entry} does not follow from the other symbols; fix: make olddefconfig"
             )
@@ -105,10 +103,6 @@ def back_up(path: Path, text: str) -> str:
         return ", unchanged"
     old = path.with_name(f"{path.name}.old")
     replace_file(old, before)
-    try:
-        load_strictly(read_text(path), str(path))
-    except UserError as error:
-        return f"; the previous one is {old.name}; it was not valid ({error})"
     return f"; the previous one is {old.name}"
 
 

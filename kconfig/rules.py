@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import os
 import re
 import tempfile
@@ -19,6 +20,11 @@ from gpt2.config.config import Config
 from gpt2.config.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines, quote
 from ra.settings import AlternationSettings
 from study.runner.settings import StudySettings
+
+try:
+    import kconfiglib
+except ImportError:  # load_kconfig explains it; `make help` needs none
+    kconfiglib = None
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = (
@@ -32,12 +38,8 @@ def load_kconfig(detected: str) -> Kconfig:
     """Load the tree of Kconfig files for the hardware `detected`."""
     if not re.fullmatch(r"[a-z0-9-]+", detected):
         raise ConfigError(f'invalid hardware name "{detected}"; fix: RA_DETECTED=cpu or RA_DETECTED=a100-40g')
-    try:
-        import kconfiglib
-    except ImportError:
-        raise ConfigError(
-            "this Python lacks kconfiglib; fix: install it, or run make without PYTHON="
-        ) from None
+    if kconfiglib is None:
+        raise ConfigError("this Python lacks kconfiglib; fix: install it, or run make without PYTHON=")
     with kconfig_environment(detected):
         tree = kconfiglib.Kconfig("Kconfig", warn_to_stderr=False)
     if tree.warnings:
@@ -76,8 +78,6 @@ def has_prompt(symbol: Symbol) -> bool:
 
 
 def type_name(symbol: Symbol) -> str:
-    import kconfiglib
-
     return str(kconfiglib.TYPE_TO_STR[symbol.orig_type])
 
 
@@ -93,29 +93,17 @@ def check_type(symbol: Symbol, entry: Entry) -> None:
             f'{entry.where}: {entry} is text and needs double quotes; fix: CONFIG_{entry.name}="{entry.value}"'
         )
     if kind == "int":
-        if entry.quoted or not INTEGER.fullmatch(entry.value):
-            raise ConfigError(f"{entry.where}: {entry} is not a whole number{_range_words(symbol)}")
-        check_range(symbol, entry)
-
-
-def check_range(symbol: Symbol, entry: Entry) -> None:
-    import kconfiglib
-
-    for low, high, condition in symbol.ranges:
-        if kconfiglib.expr_value(condition):
-            if not int(low.str_value) <= int(entry.value) <= int(high.str_value):
-                raise ConfigError(f"{entry.where}: {entry} is out of range{_range_words(symbol)}")
-            return
-
-
-def _range_words(symbol: Symbol) -> str:
-    import kconfiglib
-
-    for low, high, condition in symbol.ranges:
-        if kconfiglib.expr_value(condition):
-            example = symbol.str_value or low.str_value
-            return f"; fix: use {low.str_value} to {high.str_value}, such as {example}"
-    return ""
+        bounds = [
+            (int(low.str_value), int(high.str_value))
+            for low, high, condition in symbol.ranges
+            if kconfiglib.expr_value(condition)
+        ]
+        low, high = bounds[0] if bounds else (-math.inf, math.inf)
+        whole = not entry.quoted and INTEGER.fullmatch(entry.value)
+        if not whole or not low <= int(entry.value) <= high:
+            problem = "is out of range" if whole else "is not a whole number"
+            fix = f"; fix: use {low} to {high}, such as {symbol.str_value or low}" if bounds else ""
+            raise ConfigError(f"{entry.where}: {entry} {problem}{fix}")
 
 
 def check_entries(tree: Kconfig, entries: Iterable[Entry]) -> None:
@@ -194,8 +182,6 @@ def check_choices(tree: Kconfig, entries: Iterable[Entry]) -> None:
 
 def explain_rejection(symbol: Symbol, entry: Entry) -> str:
     """Explain why a value has no effect."""
-    import kconfiglib
-
     if not symbol.visibility:
         items = [item for part in _conditions(symbol) for item in kconfiglib.expr_items(part)]
         now = ", ".join(
@@ -211,15 +197,11 @@ def explain_rejection(symbol: Symbol, entry: Entry) -> str:
 
 def _conditions(symbol: Symbol) -> list[Any]:
     """Return the conditions of the symbol's prompt, without the choice that contains it."""
-    import kconfiglib
-
     parts = kconfiglib.split_expr(symbol.nodes[0].prompt[1], kconfiglib.AND)
     return [part for part in parts if not isinstance(part, kconfiglib.Choice)]
 
 
 def requirements(symbol: Symbol) -> str:
-    import kconfiglib
-
     return " and ".join(kconfiglib.expr_str(part, _with_prefix) for part in _conditions(symbol))
 
 

@@ -11,10 +11,10 @@ Shapes: H heads, T tokens, D head size, R rows of a slice, N side of a picture.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -134,33 +134,22 @@ def _draw(picture_HNN: Tensor, rows_HRT: Tensor, first: int, block: int) -> None
 
 
 @torch.no_grad()
-def queries_and_keys(
-    model: GPT2, ids_T: Tensor, layers: Iterable[int] | None = None
-) -> dict[int, tuple[Tensor, Tensor]]:
+def queries_and_keys(model: GPT2, ids_T: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
     """Compute layer -> (query, key), (H, T, D) each, on the sequence ids_T (T,) in evaluation mode.
 
     Layers whose attention is no CausalSelfAttention have no defined query and key; they are skipped.
     """
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    wanted = set(range(len(model.blocks)) if layers is None else layers)
-
-    def catch(layer: int) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            assert isinstance(module, CausalSelfAttention)
-            query_BHTD, key_BHTD, _ = module.project(inputs[0])
-            found[layer] = (query_BHTD[0], key_BHTD[0])
-
-        return hook
-
-    hooks = [
-        block.attention.register_forward_pre_hook(catch(layer))
-        for layer, block in enumerate(model.blocks)
-        if layer in wanted and isinstance(block.attention, CausalSelfAttention)
-    ]
-    try:
-        model.eval()
-        model.hidden(ids_T[None])
-    finally:
-        for hook in hooks:
-            hook.remove()
+    inputs: dict[nn.Module, Tensor] = {}
+    layers = {
+        n: b.attention for n, b in enumerate(model.blocks) if isinstance(b.attention, CausalSelfAttention)
+    }
+    with contextlib.ExitStack() as hooks:
+        for attention in layers.values():
+            hook = attention.register_forward_pre_hook(lambda module, x: inputs.update({module: x[0]}))
+            hooks.enter_context(hook)
+        model.eval().hidden(ids_T[None])
+    found = {}
+    for layer, attention in layers.items():
+        query_BHTD, key_BHTD, _ = attention.project(inputs[attention])
+        found[layer] = (query_BHTD[0], key_BHTD[0])
     return found

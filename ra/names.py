@@ -54,7 +54,7 @@ def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
     parts = [part for part in re.split(r"[,;]+(?=[A-Za-z]|$)", name) if part]
     if len(parts) > 1:
         raise VariantError(
-            f'{name} is no variant; spaces separate variants; did you mean "{" ".join(filter(None, parts))}"?'
+            f'{name} is no variant; spaces separate variants; did you mean "{" ".join(parts)}"?'
         )
     if not name.startswith("RA:"):
         known = [*PATTERNS, *custom_variants()]

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,16 +68,17 @@ class Timeline:
     def curve(self) -> list[int]:
         """Return the bytes alive after each event."""
         if not self._curve:
-            steps = [0] * (self.events + 1)
-            for block in self.blocks:
-                steps[block.allocated_at] += block.nbytes
-                if block.freed_at is not None:
-                    steps[block.freed_at] -= block.nbytes
-            total = 0
-            for step in steps:
-                total += step
-                self._curve.append(total)
+            self._curve = self._bytes_alive(self.blocks)
         return self._curve
+
+    def _bytes_alive(self, blocks: Iterable[Allocation]) -> list[int]:
+        """Return the bytes of these blocks that are alive after each event."""
+        changes = [0] * (self.events + 1)
+        for block in blocks:
+            changes[block.allocated_at] += block.nbytes
+            if block.freed_at is not None:
+                changes[block.freed_at] -= block.nbytes
+        return list(itertools.accumulate(changes))
 
     def alive(self, event: int) -> list[Allocation]:
         """Return the allocations alive after an event."""
@@ -86,10 +88,9 @@ class Timeline:
 
     def peak_event(self, phases: Iterable[str] | None = None) -> int:
         """Return the first event with the most bytes alive in the named phases (default: in any phase)."""
-        wanted = None if phases is None else set(phases)
-        spans = [(a, b) for name, a, b in self.phases if wanted is None or name in wanted]
-        curve = self.curve()
-        return max((e for a, b in spans for e in range(a, b + 1)), key=lambda event: (curve[event], -event))
+        wanted = {name for name, _, _ in self.phases} if phases is None else set(phases)
+        events = sorted({e for name, a, b in self.phases if name in wanted for e in range(a, b + 1)})
+        return max(events, key=self.curve().__getitem__)
 
     def peak_bytes(self, phases: Iterable[str] | None = None) -> int:
         """Return the most bytes alive in the named phases (default: in any phase)."""
@@ -108,21 +109,16 @@ class Timeline:
 
     def by_kind_over_time(self) -> dict[str, list[int]]:
         """Return the bytes alive after each event, by kind."""
-        series = {kind: [0] * (self.events + 2) for kind in KINDS}
-        for block in self.blocks:
-            row = series[block.label()]
-            row[block.allocated_at] += block.nbytes
-            if block.freed_at is not None:
-                row[block.freed_at] -= block.nbytes
-        return {kind: list(itertools.accumulate(row)) for kind, row in series.items()}
+        return {
+            kind: self._bytes_alive(block for block in self.blocks if block.label() == kind) for kind in KINDS
+        }
 
     def by_module(self, event: int) -> list[tuple[str, str, int]]:
         """Return (module, kind, bytes) alive at an event, largest first. `*` means all layers."""
-        sums: dict[tuple[str, str], int] = {}
+        sums: Counter[tuple[str, str]] = Counter()
         for block in self.alive(event):
-            key = (re.sub(r"\.\d+\b", ".*", block.module), block.label())
-            sums[key] = sums.get(key, 0) + block.nbytes
-        return sorted(((m, k, n) for (m, k), n in sums.items()), key=lambda row: -row[2])
+            sums[re.sub(r"\.\d+\b", ".*", block.module), block.label()] += block.nbytes
+        return [(module, kind, nbytes) for (module, kind), nbytes in sums.most_common()]
 
     def phase_at(self, event: int) -> str:
         """Return the phase of an event, "" outside every phase."""

@@ -153,5 +153,4 @@ def test_captured_queries_and_keys_are_those_of_the_attention_calls() -> None:
     for (query, key), (q, k) in zip(caught.values(), attended, strict=True):
         assert torch.equal(query, q)
         assert torch.equal(key, k)
-    assert list(attention_maps.queries_and_keys(model, ids, [1])) == [1]
     assert not any(block.attention._forward_pre_hooks for block in model.blocks)
