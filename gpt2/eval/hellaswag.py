@@ -25,6 +25,7 @@ from typing import Any
 
 import tiktoken
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from gpt2.eval.validation import evaluating
 from gpt2.model.transformer import GPT2
@@ -207,15 +208,12 @@ def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
 
 def _pad(rows: Sequence[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (ids_BT, targets_BT), int64. Right padding: id 0, which no earlier position attends to, and target -1."""
-    T = max(len(tokens) for tokens, _ in rows) - 1
-    ids_BT = torch.zeros(len(rows), T, dtype=torch.int64)
-    targets_BT = torch.full((len(rows), T), -1, dtype=torch.int64)
-    for row, (tokens, scored) in enumerate(rows):
-        last = len(tokens) - 1
-        first = max(0, last - scored)
-        ids_BT[row, :last] = torch.tensor(tokens[:-1])
-        targets_BT[row, first:last] = torch.tensor(tokens[first + 1 :])
-    return ids_BT, targets_BT
+    ids, targets = [], []
+    for tokens, scored in rows:
+        ids.append(torch.tensor(tokens[:-1]))
+        targets.append(torch.tensor(tokens[1:]))
+        targets[-1][: max(0, len(tokens) - 1 - scored)] = -1
+    return pad_sequence(ids, batch_first=True), pad_sequence(targets, batch_first=True, padding_value=-1)
 
 
 def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> HellaSwag:

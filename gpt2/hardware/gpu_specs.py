@@ -48,11 +48,11 @@ class Target:
     name: str
     title: str
     kind: str  # "cuda", "rocm" or "cpu"
-    memory_bytes: int | None
-    dtype: str
-    attention: tuple[str, ...]
-    peak_flops: float | None
-    peak_source: str
+    memory_bytes: int | None = None
+    peak_flops: float | None = None
+    peak_source: str = "none: the card has no row, so no utilisation is reported"
+    dtype: str = "bfloat16"
+    attention: tuple[str, ...] = FUSED_CUDA
     patterns: tuple[str, ...] = ()
     forms: tuple[FormFactor, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
@@ -80,8 +80,6 @@ _ROWS = (
         title="NVIDIA A100 40 GB",
         kind="cuda",
         memory_bytes=int(39.5 * GIB),
-        dtype="bfloat16",
-        attention=FUSED_CUDA,
         peak_flops=312e12,
         peak_source="NVIDIA A100 Tensor Core GPU datasheet: BFLOAT16 Tensor Core 312 TFLOPS (624 with sparsity)",
         patterns=(r"(NVIDIA )?A100-(SXM4?|PCIE)-40GB",),
@@ -91,8 +89,6 @@ _ROWS = (
         title="NVIDIA A100 80 GB",
         kind="cuda",
         memory_bytes=int(79.25 * GIB),
-        dtype="bfloat16",
-        attention=FUSED_CUDA,
         peak_flops=312e12,
         peak_source="NVIDIA A100 Tensor Core GPU datasheet: BFLOAT16 Tensor Core 312 TFLOPS (624 with sparsity)",
         patterns=(r"(NVIDIA )?A100-(SXM4?|PCIE)-80GB", r"(NVIDIA )?A100 80GB PCIe"),
@@ -102,8 +98,6 @@ _ROWS = (
         title="NVIDIA H100 80 GB",
         kind="cuda",
         memory_bytes=int(79.1 * GIB),
-        dtype="bfloat16",
-        attention=FUSED_CUDA,
         peak_flops=989.4e12,
         peak_source="NVIDIA H100 Tensor Core GPU Architecture paper: SXM5, BF16 Tensor Core 989.4 TFLOPS dense",
         patterns=(r"(NVIDIA )?H100( 80GB HBM3| SXM5?| PCIe| NVL)?",),
@@ -125,8 +119,6 @@ _ROWS = (
         title="NVIDIA H200 141 GB",
         kind="cuda",
         memory_bytes=int(139.8 * GIB),
-        dtype="bfloat16",
-        attention=FUSED_CUDA,
         peak_flops=989.5e12,
         peak_source="NVIDIA H200 datasheet: SXM, BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense",
         patterns=(r"(NVIDIA )?H200( SXM5?| NVL)?",),
@@ -143,8 +135,6 @@ _ROWS = (
         title="NVIDIA GeForce RTX 4090 24 GB",
         kind="cuda",
         memory_bytes=int(23.6 * GIB),
-        dtype="bfloat16",
-        attention=FUSED_CUDA,
         peak_flops=165.2e12,
         peak_source="NVIDIA Ada GPU Architecture paper: BF16 Tensor with FP32 accumulate 165.2 TFLOPS dense",
         patterns=(r"(NVIDIA )?GeForce RTX 4090",),
@@ -154,7 +144,6 @@ _ROWS = (
         title="AMD Radeon PRO W7900 48 GB",
         kind="rocm",
         memory_bytes=int(44.98 * GIB),
-        dtype="bfloat16",
         attention=FUSED_ROCM,
         peak_flops=122.6e12,
         peak_source="AMD Radeon PRO W7900 data sheet: half precision 122.6 TFLOPS; bfloat16 WMMA has the same rate",
@@ -166,7 +155,6 @@ _ROWS = (
         title="AMD Instinct MI300X 192 GB",
         kind="rocm",
         memory_bytes=int(191.5 * GIB),
-        dtype="bfloat16",
         attention=FUSED_ROCM,
         peak_flops=1307.4e12,
         peak_source="AMD Instinct MI300X data sheet: bfloat16 matrix 1,307.4 TFLOPS (2,614.9 with sparsity)",
@@ -176,31 +164,20 @@ _ROWS = (
         name="generic-cuda",
         title="an NVIDIA GPU that the table lacks",
         kind="cuda",
-        memory_bytes=None,
-        dtype="bfloat16",
-        attention=FUSED_CUDA,
-        peak_flops=None,
-        peak_source="none: the card has no row, so no utilisation is reported",
     ),
     Target(
         name="generic-rocm",
         title="an AMD GPU that the table lacks",
         kind="rocm",
-        memory_bytes=None,
-        dtype="bfloat16",
         attention=FUSED_ROCM,
-        peak_flops=None,
-        peak_source="none: the card has no row, so no utilisation is reported",
         environment=AOTRITON,
     ),
     Target(
         name="cpu",
         title="the CPU",
         kind="cpu",
-        memory_bytes=None,
         dtype="float32",
         attention=("flash",),
-        peak_flops=None,
         peak_source="none: a CPU's peak depends on clock and threads, so no utilisation is reported",
     ),
 )
