@@ -92,9 +92,8 @@ def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> lis
         if variable.startswith("CONFIG_"):
             found += [] if variable in taken else [f"{variable}={value}"]
             continue
-        meant = difflib.get_close_matches(variable, symbols, n=1, cutoff=0.9)
-        if f"CONFIG_{variable}" in symbols:
-            meant = [f"CONFIG_{variable}"]
+        meant = [name for name in symbols if name == f"CONFIG_{variable}"]
+        meant = meant or difflib.get_close_matches(variable, symbols, n=1, cutoff=0.9)
         if meant:
             raise ConfigError(
                 f"{COMMAND_LINE}: {variable}={value} sets no symbol; did you mean {meant[0]}={value}?"

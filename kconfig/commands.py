@@ -67,7 +67,8 @@ def defconfig(specification: str, assignments: Sequence[str] = (), makeflags: st
 def menuconfig() -> None:
     """Edit .config in menus. Only a valid result replaces it."""
     menus = menus_module()
-    tree = load_for_editing()
+    tree = load_strictly(read_text(CONFIG), str(CONFIG)).tree if CONFIG.exists() else None
+    tree = tree or rules.load_kconfig(detected_target_name())
     detected = tree.syms["DETECTED"].str_value
     start = rules.render(tree, minimal=True)  # without defaults, so that they follow the edited values
     with tempfile.TemporaryDirectory() as folder:
@@ -223,13 +224,6 @@ def _names(files: Iterable[str]) -> str:
 
 
 # ---- .config
-
-
-def load_for_editing() -> rules.Kconfig:
-    """Load the tree with .config's values, or with the defaults where there is no .config."""
-    if CONFIG.exists():
-        return load_strictly(read_text(CONFIG), str(CONFIG)).tree
-    return rules.load_kconfig(detected_target_name())
 
 
 def scale_line(config: Config) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +79,10 @@ class AllocatorListener:
 
 
 def allocated_bytes(stepper: Stepper) -> int:
-    """Sum the bytes of weights and optimizer state, each storage once."""
+    """Sum the bytes of weights and optimizer state."""
     state = [value for row in stepper.optimizer.state.values() for value in row.values()]
     tensors = [*stepper.model.parameters(), *(value for value in state if isinstance(value, torch.Tensor))]
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 @dataclass
@@ -93,8 +92,8 @@ class Measured:
     resident: on a CPU, growth of the resident set; on a GPU, bytes that the allocator reserved, over all phases.
     """
 
-    allocated: dict[str, int] = field(default_factory=dict)
-    resident: dict[str, int] = field(default_factory=dict)
+    allocated: dict[str, int]
+    resident: dict[str, int]
 
 
 def load_libraries(work: StepWorkload) -> None:
@@ -106,7 +105,6 @@ def load_libraries(work: StepWorkload) -> None:
 
 def measure(work: StepWorkload, device: str, snapshot_path: Path | None = None) -> Measured:
     """Run the work and measure it. Use a new process: on a CPU the resident set includes earlier memory."""
-    measured = Measured()
     gpu = torch.device(device).type == "cuda"
     if not gpu:
         load_libraries(work)
@@ -115,11 +113,7 @@ def measure(work: StepWorkload, device: str, snapshot_path: Path | None = None) 
     with snapshot(snapshot_path) if gpu and snapshot_path else contextlib.nullcontext():
         work.run(stepper, meter)
     if gpu:
-        measured.allocated = dict(meter.by_phase)
-        measured.resident = {"all": meter.peaks()["reserved"]}
-        return measured
-    measured.resident = dict(meter.by_phase)
+        return Measured(meter.by_phase, {"all": meter.peaks()["reserved"]})
     with AllocatorListener(allocated_bytes(stepper)) as listener:
         work.run(stepper, listener)
-    measured.allocated = listener.by_phase
-    return measured
+    return Measured(listener.by_phase, meter.by_phase)

@@ -90,8 +90,6 @@ def linear(x: Tensor, weight_MC: Tensor, bias_M: Tensor) -> Tensor:
     """Compute x (..., C) @ weight_MC.T + bias_M -> (..., M)."""
     if not use_onednn(x):
         return F.linear(x, weight_MC, bias_M)
-    if not torch.is_grad_enabled():
-        return onednn_matmul(x, weight_MC, bias_M)
     y: Tensor = _Linear.apply(x, weight_MC, bias_M)
     return y
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpt2.model.transformer import GPT2, CausalSelfAttention, UnsetEmbedding, UnsetLinear
 
@@ -41,20 +41,6 @@ def keyed_generator(seed: int, name: str) -> Iterator[None]:
         # torch.manual_seed would seed every GPU as well
         torch.default_generator.manual_seed(derive_seed(seed, name))
         yield
-
-
-def keyed_attention(
-    attention: Callable[[int], nn.Module] | None, seed: int
-) -> Callable[[int], nn.Module] | None:
-    """Wrap an attention factory: random draws of its constructors become a pure function of (seed, layer)."""
-    if attention is None:
-        return None
-
-    def make(layer: int) -> nn.Module:
-        with keyed_generator(seed, f"blocks.{layer}.attention"):
-            return attention(layer)
-
-    return make
 
 
 def standard_shapes(model: GPT2) -> dict[str, torch.Size]:

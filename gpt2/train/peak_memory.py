@@ -36,21 +36,18 @@ class PeakMeter:
         self.device = torch.device(device)
         self.by_phase: dict[str, int] = {}
         self._base = 0 if self.device.type == "cuda" else resident_bytes(peak=False)
-        self._highest = {"allocated": 0, "reserved": 0}
+        self._allocated = self._reserved = 0
 
-    def _read(self) -> dict[str, int]:
+    def _update(self) -> int:
+        """Update the highest bytes. Returns the allocated peak since the last reset."""
         if self.device.type == "cuda":
-            return {
-                "allocated": torch.cuda.max_memory_allocated(self.device),
-                "reserved": torch.cuda.max_memory_reserved(self.device),
-            }
-        peak = resident_bytes(peak=True)
-        return {"allocated": max(peak - self._base, 0), "reserved": peak}
-
-    def _update(self) -> dict[str, int]:
-        current = self._read()
-        self._highest = {name: max(value, current[name]) for name, value in self._highest.items()}
-        return current
+            allocated = torch.cuda.max_memory_allocated(self.device)
+            reserved = torch.cuda.max_memory_reserved(self.device)
+        else:
+            reserved = resident_bytes(peak=True)
+            allocated = max(reserved - self._base, 0)
+        self._allocated, self._reserved = max(self._allocated, allocated), max(self._reserved, reserved)
+        return allocated
 
     def _reset(self) -> bool:
         """Reset the high-water mark; False if the system does not support it."""
@@ -70,9 +67,9 @@ class PeakMeter:
         supported = self._reset()
         yield
         if supported:
-            self.by_phase[name] = max(self._update()["allocated"], self.by_phase.get(name, 0))
+            self.by_phase[name] = max(self._update(), self.by_phase.get(name, 0))
 
     def peaks(self) -> dict[str, int]:
         """Return {"allocated", "reserved"}: the highest bytes in this process so far."""
         self._update()
-        return dict(self._highest)
+        return {"allocated": self._allocated, "reserved": self._reserved}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.model.init import derive_seed, initialise, keyed_attention
+from gpt2.model.init import derive_seed, initialise, keyed_generator
 from gpt2.model.loss import chunk_loss, linear_cross_entropy
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
@@ -55,8 +55,14 @@ class NotFiniteError(UserError, ArithmeticError):
 def build_model(config: ModelConfig, attention: Attention | None, seed: int = 0) -> GPT2:
     """Build the configured model on the CPU with unset weights.
 
-    seed: keys the random draws of attention constructors; torch's global generator is unchanged.
+    Random draws of an attention's constructor are a function of (seed, layer); torch's generator is unchanged.
     """
+
+    def keyed_attention(layer: int) -> nn.Module:
+        assert attention is not None
+        with keyed_generator(seed, f"blocks.{layer}.attention"):
+            return attention(layer)
+
     return GPT2(
         layers=config.layers,
         heads=config.heads,
@@ -65,7 +71,7 @@ def build_model(config: ModelConfig, attention: Attention | None, seed: int = 0)
         vocabulary=config.vocabulary,
         padded_vocabulary=config.padded_vocabulary,
         dropout=config.dropout,
-        attention=keyed_attention(attention, seed),
+        attention=keyed_attention if attention else None,
     )
 
 
