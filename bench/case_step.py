@@ -7,10 +7,11 @@ k-th step.
 from __future__ import annotations
 
 import contextlib
-import sys
+import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes
 from bench.reference_gpt import PlainStep
-from gpt2.config.batch import BatchPlan, plan_batch
+from gpt2.config.batch import plan_batch
 from gpt2.config.config import ANY_TARGET, PADDED_VOCABULARY, VOCABULARY, ModelConfig, OptimizerConfig
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
@@ -29,67 +30,84 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 
 WARM_UP_STEPS = 3  # compile and allocate
+SMALLEST = Shape("smallest", 1, 1, 8, 2)
 Step = Callable[[int], Any]  # takes an iteration
+Synchronise = Callable[[], None]
 
 
-def serve(shape: dict[str, Any], case: str, micro: int) -> Iterator[dict[str, Any]]:
-    """Warm up, then time steps for each line of seconds on stdin. Yield the measurement of each line.
+@dataclass(frozen=True)
+class PreparedCase:
+    """A case after its warm-up. meter: created before its model. FLOPs: of one token."""
 
-    shape: the fields of a Shape.
-    """
-    sizes = Shape(**shape)
-    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(sizes))
-    synchronise = device_synchroniser(resolved.device) if resolved.device != "cpu" else None
-    meter = PeakMeter(resolved.device)
-    step, flops, nanogpt = case_step(sizes, case, micro, resolved)
-    tokens = batch_plan(sizes, micro, sizes.effective).tokens
+    step: Step
+    resolved: ResolvedTarget
+    meter: PeakMeter
+    flops_per_token: float
+    nanogpt_flops_per_token: float
+
+
+@functools.cache
+def prepare_case(shape: Shape, case: str, micro: int) -> PreparedCase:
+    """Build a case and run its warm-up steps, once in a process."""
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
     with kernels(case, resolved):
-        for seconds, peak in timed_requests(step, case, sys.stdin, meter, synchronise):
-            yield {
-                "step_seconds": seconds,
-                "tokens_per_second": tokens / seconds,
-                "peak_bytes": peak,
-                "flops_per_token": flops,
-                "nanogpt_flops_per_token": nanogpt,
-            }
+        if resolved.device == "cpu":
+            case_step(SMALLEST, case, 1, resolved)[0](
+                0
+            )  # loads torch's libraries, which are no memory of the case
+        meter = PeakMeter(resolved.device)
+        step, flops, nanogpt_flops = case_step(shape, case, micro, resolved)
+        for iteration in range(WARM_UP_STEPS):
+            step(iteration)
+    device_synchroniser(resolved.device)()
+    return PreparedCase(step, resolved, meter, flops, nanogpt_flops)
 
 
-def timed_requests(
+def time_case(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+    """Time steps of a case for so many seconds, at least one step. The first call in a process warms the case up.
+
+    Returns the fields of bench.runner.Sample except case, micro and round.
+    """
+    prepared = prepare_case(shape, case, micro)
+    device, meter = prepared.resolved.device, prepared.meter
+    samples: list[float] = []
+    with kernels(case, prepared.resolved), meter.phase("steps"):
+        began = time.perf_counter()
+        while not samples or time.perf_counter() - began < seconds:
+            samples.append(timed_step(prepared.step, case, device_synchroniser(device), device != "cpu"))
+    step_seconds = median(samples)
+    return {
+        "step_seconds": step_seconds,
+        "tokens_per_second": (shape.effective or micro) * shape.block_size / step_seconds,
+        # of all steps if the system cannot reset its high-water mark
+        "peak_bytes": meter.by_phase.get("steps", meter.peaks()["allocated"]),
+        "flops_per_token": prepared.flops_per_token,
+        "nanogpt_flops_per_token": prepared.nanogpt_flops_per_token,
+    }
+
+
+def timed_step(
     step: Step,
     case: str,
-    lines: Iterable[str],
-    meter: PeakMeter,
-    synchronise: Callable[[], None] | None,
+    synchronise: Callable[[], None],
+    on_gpu: bool,
     clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[tuple[float, int]]:
-    """Yield, for each line of seconds, the median seconds of a step and the peak bytes of the steps timed so far.
+) -> float:
+    """Return the mean seconds of a step, as in training.
 
-    Neither includes the warm-up with its compilation. synchronise: waits for a GPU; None on a CPU.
-    """
-    for iteration in range(WARM_UP_STEPS):
-        step(iteration)
-    if synchronise:
-        synchronise()
-    for line in lines:
-        samples: list[float] = []
-        with meter.phase("steps"):
-            began = clock()
-            while not samples or clock() - began < float(line):
-                if synchronise:
-                    samples.append(block_mean(step, case, synchronise, clock))
-                else:
-                    samples.append(weighted_mean(step, case, clock))
-        # without a phase if the system cannot reset its high-water mark
-        yield median(samples), meter.by_phase.get("steps", meter.peaks()["allocated"])
-
-
-def block_mean(step: Step, case: str, synchronise: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Return the mean seconds of a block of consecutive steps on a GPU, synchronised at its end only.
-
-    A training loop launches a step while the previous one runs. Synchronising after each step would add the launch
-    time. If a gate moves at every k-th step, the block's length is a multiple of k: its mean is that of training.
+    On a GPU a block of steps is timed, with one synchronisation at its end: a training loop launches a step while the
+    previous one runs, so a synchronisation after each step would add the launch time. A gate that moves at every k-th
+    step makes that step cost more: a block has a multiple of k steps, and on a CPU each kind of step is timed once and
+    weighted by its share.
     """
     _, every = mix_of(case)
+    if not on_gpu:
+        mean = 0.0
+        for iteration, share in enumerate((1.0,) if every == 1 else (1 / every, 1 - 1 / every)):
+            before = clock()
+            step(iteration)
+            mean += share * (clock() - before)
+        return mean
     steps = -(-BLOCK_STEPS // every) * every
     before = clock()
     for iteration in range(steps):
@@ -98,33 +116,12 @@ def block_mean(step: Step, case: str, synchronise: Callable[[], None], clock: Ca
     return (clock() - before) / steps
 
 
-def weighted_mean(step: Step, case: str, clock: Callable[[], float]) -> float:
-    """Return the mean seconds of a step on a CPU: time one step of each kind, weighted by its share of all steps."""
-    mean = 0.0
-    for iteration, share in enumerate(step_shares(case)):
-        before = clock()
-        step(iteration)
-        mean += share * (clock() - before)
-    return mean
-
-
-def step_shares(case: str) -> tuple[float, ...]:
-    """Return the share of each kind of step: every k-th step may cost more than the others."""
-    _, every = mix_of(case)
-    return (1.0,) if every == 1 else (1 / every, 1 - 1 / every)
-
-
 def kernels(case: str, resolved: ResolvedTarget) -> AbstractContextManager[Any]:
     """Select the kernels of a case while it compiles and runs.
 
     Our cases use the target's fused attention, as in training. The plain case uses the kernel that torch prefers.
     """
     return contextlib.nullcontext() if case == PLAIN else attention_kernels.attention_context(resolved)
-
-
-def batch_plan(sizes: Sizes, micro: int, effective: int = 0) -> BatchPlan:
-    """Plan an optimizer step of `effective` sequences (0: one micro-batch). BatchError if micro does not divide it."""
-    return plan_batch(effective or micro, micro, 1, sizes.block_size)
 
 
 def random_batch(sizes: Sizes, sequences: int, device: str) -> torch.Tensor:
@@ -162,7 +159,7 @@ def make_stepper(
     return Stepper(
         model,
         optimizer_config(learning_rate),
-        batch_plan(sizes, micro, effective),
+        plan_batch(effective or micro, micro, 1, sizes.block_size),
         seed=seed,
         device=resolved.device,
         dtype=resolved.dtype,

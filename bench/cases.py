@@ -58,15 +58,22 @@ SHAPES = {
 }  # fmt: skip
 
 
-def select_shapes(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
-    """Return the shapes of `kind` whose name contains `part`, with only the cases in `names`.
+AnyShape = TypeVar("AnyShape", bound=Sizes)
 
-    names: a case at all its micro-batches ("B") or at one ("B@32"); empty: all cases.
-    Raises UserError for an unknown shape or case.
+
+def find_shapes(shapes: Sequence[AnyShape], part: str) -> list[AnyShape]:
+    """Return the shapes whose name contains `part`. UserError if there is none."""
+    found = [shape for shape in shapes if part in shape.name]
+    if not found:
+        raise UserError(f"unknown shape {part!r}; shapes: {', '.join(shape.name for shape in shapes)}")
+    return found
+
+
+def select_cases(shapes: Sequence[Shape], names: Sequence[str]) -> list[Shape]:
+    """Return the shapes with only the cases in `names`, without shapes that have none of them.
+
+    names: a case at all its micro-batches ("B") or at one ("B@32"); empty: all cases. UserError for an unknown case.
     """
-    shapes = [shape for shape in SHAPES[kind] if part in shape.name]
-    if not shapes:
-        raise unknown_shape(SHAPES[kind], part)
     labels: dict[str, list[str]] = {}
     for case, micro in dict.fromkeys(pair for shape in shapes for pair in shape.cases):
         labels.setdefault(case, []).append(f"{case}@{micro}")
@@ -74,26 +81,8 @@ def select_shapes(kind: str, part: str, names: Sequence[str]) -> list[Shape]:
         if not any(name in (case, *at_micro) for case, at_micro in labels.items()):
             known = ", ".join(f"{case} ({', '.join(at_micro)})" for case, at_micro in labels.items())
             raise UserError(f"unknown case {name!r}; cases: {known}")
-
-    def chosen(case: str, micro: int) -> bool:
-        return not names or case in names or f"{case}@{micro}" in names
-
-    selected = [
-        replace(shape, cases=tuple(pair for pair in shape.cases if chosen(*pair))) for shape in shapes
-    ]
-    return [shape for shape in selected if shape.cases]
-
-
-AnyShape = TypeVar("AnyShape", bound=Sizes)
-
-
-def find_shape(shapes: Sequence[AnyShape], name: str) -> AnyShape:
-    """Return the shape with exactly this name; the first shape for an empty name. UserError if there is none."""
+    selected = []
     for shape in shapes:
-        if name in ("", shape.name):
-            return shape
-    raise unknown_shape(shapes, name)
-
-
-def unknown_shape(shapes: Sequence[Sizes], name: str) -> UserError:
-    return UserError(f"unknown shape {name!r}; shapes: {', '.join(shape.name for shape in shapes)}")
+        cases = tuple((c, m) for c, m in shape.cases if not names or c in names or f"{c}@{m}" in names)
+        selected += [replace(shape, cases=cases)] if cases else []
+    return selected

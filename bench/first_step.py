@@ -9,8 +9,6 @@ import time
 
 ENTERED = time.monotonic()  # before the imports below: the time until here belongs to the interpreter
 
-import functools  # noqa: E402
-import importlib  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -27,17 +25,15 @@ def main() -> int:
     from gpt2.train.step import Stepper
     from gpt2.train.trainer import device_synchroniser
     from ra import variants  # noqa: F401  (the training command imports it for a run)
-    from study.runner import plan  # noqa: F401
+    from study.runner import plan, worker  # noqa: F401
 
-    script = importlib.import_module("scripts.train")  # by name, as a study starts it
     marks = [ENTERED, time.monotonic()]
 
     def marked(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(stepper: Stepper, *arguments: Any, **named: Any) -> Any:
             marks.append(time.monotonic())
-            value = function(*arguments, **named)
-            device_synchroniser(arguments[0].device)()
+            value = function(stepper, *arguments, **named)
+            device_synchroniser(stepper.device)()
             marks.append(time.monotonic())
             return value
 
@@ -52,11 +48,8 @@ def main() -> int:
     step = marked(Stepper.step)
     Stepper.__init__ = marked(Stepper.__init__)  # type: ignore[method-assign]
     Stepper.step = first_step  # type: ignore[method-assign,assignment]
-    status: int = script.main()
-    return status
+    return worker.main()
 
 
 if __name__ == "__main__":
-    from gpt2.system.errors import run_command
-
-    run_command(main)
+    sys.exit(main())

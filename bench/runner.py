@@ -6,19 +6,44 @@ A ratio is taken within a round. The reported value is its median over the round
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from bench import workers
-from bench.cases import Shape
+from bench.case_step import time_case
+from bench.cases import BASELINE, PLAIN, Shape, Sizes
+from bench.suite import Session
 from bench.tables import spread
-from bench.workers import BenchError, PersistentWorkers
+from bench.workers import BenchError, Worker
+from gpt2.memory.measure import EXACT_HEAP
+from study.runner.child_process import KEEP_HEAP
 
 Case = tuple[str, int]  # name, micro-batch
 Measure = Callable[[Shape, str, int, float], dict[str, Any]]
+LIMIT_SECONDS = 600.0  # of a turn: a new worker loads torch and compiles
+PEAKS = {  # whether on a CPU -> note under a table
+    True: "Peaks: growth of the resident set over optimizer steps, in another process whose heap returns buffers.",
+    False: "Peaks: the allocator's peak during the timed steps, without compilation.",
+}
+SLOWER = (
+    10  # added to the limit as a multiple of a turn's seconds: a turn has at least one step, however long
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Cases of a shape that take turns of so many seconds.
+
+    persistent: each case keeps its worker, so that a turn can be a single step. The steps of a ratio are then close
+    together in time, and all workers are in memory at once. Otherwise every turn has a new worker.
+    """
+
+    shape: Shape
+    rounds: int
+    seconds: float
+    persistent: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,41 +63,106 @@ class Sample:
     nanogpt_flops_per_token: float
 
 
-def open_workers(persistent: bool) -> AbstractContextManager[Measure]:
-    """Return a measure that reuses the worker of a case in all rounds, or one that starts a worker for each turn."""
-    return PersistentWorkers() if persistent else contextlib.nullcontext(workers.measure_in_new_worker)
+def case_worker(shape: Sizes, case: str, micro: int) -> Worker:
+    """Start a worker for a case, with the heap of a training process, or with the system's for the plain case."""
+    return Worker(f"{shape.name}, {case} at micro-batch {micro}", None if case == PLAIN else KEEP_HEAP)
 
 
-def interleaved_rounds(
-    shape: Shape,
-    rounds: int,
-    seconds: float,
-    say: Callable[[str], None],
-    measure: Measure,
-    after_round: Callable[[list[Sample], list[str]], None] = lambda samples, skipped: None,
-) -> list[Sample]:
-    """Measure every case of the shape once a round. Report and skip a case that fails (out of memory).
+@contextlib.contextmanager
+def open_workers(persistent: bool) -> Iterator[Measure]:
+    """Yield a function that times a case in its worker. persistent: see `Stage`."""
+    with contextlib.ExitStack() as stack:
+        workers: dict[tuple[Shape, str, int], Worker] = {}
 
-    after_round: gets all samples so far and the reasons for skipped cases, to save them.
+        def measure(shape: Shape, case: str, micro: int, seconds: float) -> dict[str, Any]:
+            key = (shape, case, micro)
+            if key not in workers:
+                workers[key] = stack.enter_context(case_worker(*key))
+            found = workers[key].call(
+                time_case, *key, seconds, limit_seconds=LIMIT_SECONDS + SLOWER * seconds
+            )
+            if not persistent:
+                workers.clear()
+                stack.close()
+            return found
+
+        yield measure
+
+
+@functools.cache
+def exact_peak(shape: Shape, case: str, micro: int) -> int:
+    """Return the peak bytes of an optimizer step on a CPU, from a new worker under EXACT_HEAP.
+
+    The heap of a training process keeps freed buffers, so that its resident peak varies.
     """
-    samples: list[Sample] = []
-    skipped: dict[Case, str] = {}
-    for number in range(rounds):
-        for case, micro in shape.cases:
-            if (case, micro) in skipped:
-                continue
-            try:
-                found = measure(shape, case, micro, seconds)
-            except BenchError as error:
-                skipped[case, micro] = str(error)
-                say(f"skipped: {error}")
-                continue
-            sample = Sample(case=case, micro=micro, round=number, **found)
-            samples.append(sample)
-            speed = f"{sample.tokens_per_second:,.0f} tok/s"
-            say(f"round {number + 1}/{rounds}  {shape.name}  {case} micro {micro}: {speed}")
-        after_round(samples, list(skipped.values()))
-    return samples
+    with Worker(f"peak of {shape.name}, {case} at micro-batch {micro}", EXACT_HEAP) as worker:
+        return int(worker.call(time_case, shape, case, micro, 0.0, limit_seconds=LIMIT_SECONDS)["peak_bytes"])
+
+
+def measure_stage(stage: Stage, session: Session, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measure every case of a stage once a round and return its rows. Report and skip a case that fails.
+
+    data: content of the JSON file; the stage is added to its "stages". It is saved after every round.
+    """
+    shape, samples, skipped, rows = stage.shape, list[Sample](), dict[Case, str](), list[dict[str, Any]]()
+    saved: dict[str, Any] = {"shape": asdict(shape), "persistent": stage.persistent}
+    data.setdefault("stages", []).append(saved)
+    with open_workers(stage.persistent) as measure:
+        for number in range(stage.rounds):
+            for case, micro in (key for key in shape.cases if key not in skipped):
+                try:
+                    values = measure(shape, case, micro, stage.seconds)
+                    if session.on_cpu:
+                        values["peak_bytes"] = exact_peak(replace(shape, cases=()), case, micro)
+                except BenchError as error:  # such as out of memory
+                    skipped[case, micro] = str(error)
+                    session.say(f"skipped: {error}")
+                    continue
+                samples.append(Sample(case, micro, number, **values))
+                speed = f"{values['tokens_per_second']:,.0f} tok/s"
+                session.say(f"round {number + 1}/{stage.rounds}  {shape.name}  {case} micro {micro}: {speed}")
+            rows = rows_of(shape, samples, session.resolved.target.peak_flops)
+            found = {"rows": rows, "samples": list(map(asdict, samples)), "skipped": list(skipped.values())}
+            saved.update(found)
+            session.save(data)
+    return rows
+
+
+def rows_of(shape: Shape, samples: Sequence[Sample], peak_flops: float | None) -> list[dict[str, Any]]:
+    """Return one row a case: medians, and ratios of speed and memory.
+
+    to_plain: to the plain case at its default micro-batch. The other ratios are to the plain case and to B at the same
+    micro-batch. None if the other case was not measured.
+    """
+    rows = []
+    for case, micro in shape.cases:
+        key, plain, baseline = (case, micro), (PLAIN, micro), (BASELINE, micro)
+        measured = samples_of(samples, key)
+        if not measured:
+            continue
+        speed = median(sample.tokens_per_second for sample in measured)
+        rows.append(
+            {
+                "shape": shape.name,
+                "block_size": shape.block_size,
+                "case": case,
+                "micro": micro,
+                "accumulation": shape.accumulation(micro),
+                "tokens_per_second": speed,
+                "step_seconds": median(sample.step_seconds for sample in measured),
+                "mfu": speed * measured[0].flops_per_token / peak_flops if peak_flops else None,
+                "mfu_nanogpt": speed * measured[0].nanogpt_flops_per_token / peak_flops
+                if peak_flops
+                else None,
+                "peak_bytes": median(sample.peak_bytes for sample in measured),
+                "to_plain": speed_ratio(samples, key, (PLAIN, shape.plain_micro)),
+                "to_plain_same_micro": speed_ratio(samples, key, plain),
+                "to_baseline": None if case == PLAIN else speed_ratio(samples, key, baseline),
+                "memory_to_plain_same_micro": memory_ratio(samples, key, plain),
+                "memory_to_baseline": memory_ratio(samples, key, baseline),
+            }
+        )
+    return rows
 
 
 def samples_of(samples: Sequence[Sample], case: Case) -> list[Sample]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from gpt2.system.errors import UserError
 from gpt2.system.files import write_json
 
 RESULTS = Path("results/bench")
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass(frozen=True)
@@ -40,24 +41,27 @@ class Session:
     def on_cpu(self) -> bool:
         return self.resolved.device_type == "cpu"
 
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-
-    def save(self, data: Mapping[str, Any], complete: bool = False) -> None:
-        """Save the data so far, so that a killed bench loses one round at most."""
-        head = {
+    @functools.cached_property
+    def origin(self) -> dict[str, Any]:
+        """The part of the JSON file that says where its numbers come from."""
+        return {
             "schema": SCHEMA,
             "suite": self.suite,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "complete": complete,
             "device": self.resolved.device_name,
             "dtype": self.resolved.dtype,
             "target": self.resolved.target.name,
             "environment": environment_record().to_json(),
         }
-        RESULTS.mkdir(parents=True, exist_ok=True)
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+
+    def save(self, data: Mapping[str, Any], complete: bool = False) -> None:
+        """Save the data so far, so that a killed bench loses one round at most."""
         path = RESULTS / f"{self.suite}.json"
-        write_json(path, head | dict(data))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, self.origin | {"complete": complete} | dict(data))
         if complete:
             self.say(f"written: {path}")
 
@@ -76,7 +80,6 @@ class Suite:
     """One question that `make bench SUITE=name` answers.
 
     options: meaning of each option that the suite takes. rounds, seconds: defaults by kind of device ("cpu", "cuda").
-    own_heap: the suite measures in this process, which needs the heap of a training process.
     """
 
     name: str
@@ -86,7 +89,6 @@ class Suite:
     rounds: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     least_rounds: int = 1
-    own_heap: bool = False
 
     def check(self, given: Mapping[str, Any]) -> None:
         """Raise UserError for an option that the suite does not take, or for too few rounds."""

@@ -10,7 +10,6 @@ from bench.suites import NAMES, load_suite
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments, make_variables
-from study.runner.child_process import keep_heap
 
 OLD_SWITCHES = ("GROWTH", "FIRST_STEP", "CORPUS", "EVALUATION", "PRODUCTS", "PROFILE", "CURVES", "HEAD")
 
@@ -39,8 +38,6 @@ def main() -> int:
     given = {name.upper(): value for name, value in vars(arguments).items() if value not in (None, "")}
     export_environment()
     suite = load_suite(given.pop("SUITE"))
-    if suite.own_heap:
-        keep_heap()
     run_suite(suite, given)
     return 0
 

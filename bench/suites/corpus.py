@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.suite import Options, Session, Suite, SuiteResult
 from bench.tables import Columns, ResultTable, mebibytes
-from bench.workers import call_in_worker
+from bench.workers import Worker
 from gpt2.config.config import DataConfig
 from gpt2.data import dataset
 from gpt2.data.sources import embedded_files
@@ -26,7 +26,7 @@ FACTOR = 4
 FILE_BYTES = 250_000
 GOAL = 1.5e6  # tokens a second on two cores
 STATUS = Path("/proc/self/status")
-PREPARE = "bench.suites.corpus:prepare_corpus"
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes
 
 
 def run(options: Options, session: Session) -> SuiteResult:
@@ -45,8 +45,8 @@ def measure(folder: Path, size: int) -> list[dict[str, Any]]:
         for times in (1, FACTOR):
             texts, into = folder / f"texts-{lines}-{times}", folder / f"prepared-{lines}-{times}"
             written = write_texts(texts, size * times, lines)
-            arguments = {"texts": str(texts), "into": str(into)}
-            found = call_in_worker(f"preparing {texts}", PREPARE, arguments)
+            with Worker(f"preparing {texts}") as worker:
+                found = worker.call(prepare_corpus, texts, into)
             rows.append(found | {"bytes": written, "source": "one .jsonl" if lines else "many .txt"})
     return rows
 
@@ -69,32 +69,31 @@ def write_texts(folder: Path, size: int, lines: bool) -> int:
     return written
 
 
-def prepare_corpus(texts: str, into: str) -> dict[str, Any]:
+def prepare_corpus(texts: Path, into: Path) -> dict[str, Any]:
     """Prepare a corpus in this process and its pool, one process a core.
 
     parent_bytes: peak of this process. worker_bytes: peak of the largest process that it started.
     """
-    config = DataConfig("files", (str(Path(texts) / "*"),), 0, Path(into), 0)
+    config = DataConfig("files", (str(texts / "*"),), 0, into, 0)
     began = time.perf_counter()
     directory = dataset.prepare(config, report=lambda line: None)
     seconds = time.perf_counter() - began
     manifest = dataset.verify(directory)
     tokens = sum(manifest.splits[split].tokens for split in dataset.SPLITS)
-    unit = 1 if sys.platform == "darwin" else 1024
     return {
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
-        "parent_bytes": peak_of_this_process(unit),
-        "worker_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit,
+        "parent_bytes": peak_of_this_process(),
+        "worker_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT,
         "workers": len(os.sched_getaffinity(0)),
     }
 
 
-def peak_of_this_process(unit: int) -> int:
+def peak_of_this_process() -> int:
     """Return the high-water mark since this process started. ru_maxrss would include its parent's."""
     found = re.search(r"VmHWM:\s+(\d+) kB", STATUS.read_text()) if STATUS.exists() else None
-    return int(found.group(1)) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 COLUMNS: Columns = {

@@ -6,7 +6,6 @@ start from different weights; their differences are the noise of an experiment.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.case_step import make_stepper, model_config
-from bench.cases import Sizes, find_shape
+from bench.cases import Sizes, find_shapes
 from bench.reference_gpt import PlainStep, take_weights
 from bench.suite import Options, Session, Suite, SuiteResult
 from bench.tables import Columns, ResultTable
@@ -27,7 +26,7 @@ from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.model.init import initialise
 from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
-from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, sum_of_squares
+from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, noise_floor
 
 END = 10  # the last tenth of the steps is the end of a curve
 MAX_TOKENS = 2_000_000  # of text, from which the batches are drawn
@@ -43,7 +42,7 @@ class Shape(Sizes):
     learning_rate: float
 
 
-TINY = Shape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)  # for tests, by name only
+TINY = Shape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)  # for tests
 SHAPES = {
     "cpu": (Shape("4x128-t128", 4, 4, 128, 128, 4, 8, 150, 1e-3), TINY),
     "cuda": (Shape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4), TINY),
@@ -63,27 +62,22 @@ class Pair:
 class Comparison:
     """difference: ours - plain at the end, with its t interval over the seeds.
 
-    noise: standard deviation of the final loss among seeds, pooled over both steps. dof: of the noise; steps that train
-    alike carry the same noise, so it is that of one.
+    noise: standard deviation of the final loss among seeds, pooled over both steps.
     """
 
     difference: Interval
     noise: float
-    dof: int
 
     @property
     def equal(self) -> bool:
-        """Whether the whole interval lies within the measured noise of one run, which is taken as the true noise.
-
-        An interval that contains 0 is not enough.
-        """
+        """Whether the whole interval lies within the noise of one run. An interval that contains 0 is not enough."""
         low, high = self.difference.low, self.difference.high
         return low is not None and high is not None and -self.noise <= low and high <= self.noise
 
 
 def run(options: Options, session: Session) -> SuiteResult:
     """Train ROUNDS seeds with both steps. Save after every seed."""
-    shape = find_shape(SHAPES[session.resolved.device_type], options.shape)
+    shape = find_shapes(SHAPES[session.resolved.device_type], options.shape)[0]
     resolved = attention_kernels.prepare_device(config.ANY_TARGET, model_config(shape))
     if resolved.device != "cpu" and resolved.dtype != "bfloat16":
         raise UserError(f"the plain step needs bfloat16 on a GPU; this GPU trains in {resolved.dtype}")
@@ -99,8 +93,7 @@ def run(options: Options, session: Session) -> SuiteResult:
             f"seed {seed}: ours {final_loss(pair.ours):.6f}, plain {final_loss(pair.plain):.6f} nats at the end"
         )
         session.save(data)
-    found = compare(pairs)
-    rows = rows_of(pairs)
+    found, rows = compare(pairs), rows_of(pairs)
     data |= {"rows": rows, "equal": found.equal, **asdict(found)}
     table = ResultTable.of("training loss in nats", COLUMNS, rows, (verdict(found, len(pairs)),))
     return SuiteResult(data, (table,))
@@ -112,13 +105,11 @@ def final_loss(losses: Sequence[float]) -> float:
 
 
 def compare(pairs: Sequence[Pair]) -> Comparison:
-    """Compare the final losses. ValueError for fewer than two seeds, which have no noise."""
-    if len(pairs) < 2:
-        raise ValueError(f"{len(pairs)} seeds; at least 2 are needed")
+    """Compare the final losses of two or more seeds."""
     ends = [[final_loss(pair.ours) for pair in pairs], [final_loss(pair.plain) for pair in pairs]]
-    squares = math.fsum(sum_of_squares(losses) for losses in ends)
-    differences = [ours - plain for ours, plain in zip(*ends, strict=True)]
-    return Comparison(mean_interval(differences), math.sqrt(squares / (2 * (len(pairs) - 1))), len(pairs) - 1)
+    noise = noise_floor(ends)
+    assert noise, "one seed has no noise"
+    return Comparison(mean_interval([ours - plain for ours, plain in zip(*ends, strict=True)]), noise.sigma)
 
 
 def rows_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
@@ -150,11 +141,11 @@ COLUMNS: Columns = {
 def verdict(found: Comparison, seeds: int) -> str:
     """State in one line whether the two steps train alike."""
     interval = found.difference
-    said = "equal within noise" if found.equal else "NOT shown to be equal within noise"
+    result = "equal within noise" if found.equal else "NOT shown to be equal within noise"
     return (
         f"ours - plain over the last tenth of the steps: {interval.mean:+.2g} nats [{interval.low:+.2g}, "
-        f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {seeds} seeds); noise of one seed: {found.noise:.2g} nats "
-        f"({found.dof} degrees of freedom): {said}"
+        f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {seeds} seeds); noise of one seed: {found.noise:.2g} nats: "
+        f"{result}"
     )
 
 
@@ -195,7 +186,10 @@ SUITE = Suite(
     "loss_parity",
     "loss curves of our step and the plain one beside the noise among seeds",
     run,
-    options={"SHAPE": "the name of a shape; the first by default", "ROUNDS": "seeds, at least 2"},
+    options={
+        "SHAPE": "the first shape whose name contains this; the first by default",
+        "ROUNDS": "seeds, at least 2",
+    },
     rounds={"cpu": 3, "cuda": 3},
     least_rounds=2,
 )

@@ -5,42 +5,42 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity
 
-from bench import workers
-from bench.case_step import WARM_UP_STEPS, case_step, kernels, model_config
-from bench.cases import Shape, select_shapes
+from bench.case_step import kernels, prepare_case
+from bench.cases import SHAPES, Shape, find_shapes
+from bench.runner import LIMIT_SECONDS, case_worker
 from bench.suite import Options, Session, Suite, SuiteResult
 from bench.tables import ResultTable
 from bench.workers import BenchError
-from gpt2.config.config import ANY_TARGET
-from gpt2.hardware import attention_kernels
 from gpt2.system.errors import UserError
 from gpt2.train.trainer import device_synchroniser
 
 CASES = ("plain", "B", "RALEARN")
 SHOWN = 20  # operations in the table
 STEP_LIMIT_SECONDS = 60.0  # for each profiled step
-PROFILE = "bench.suites.profile:profile_case"
 
 
 def run(options: Options, session: Session) -> SuiteResult:
     """Profile each case in a new worker. Save after every case."""
-    shape = select_shapes(session.resolved.device_type, options.shape, ())[0]
+    shape = find_shapes(SHAPES[session.resolved.device_type], options.shape)[0]
     micro = dict(shape.cases)[
         "RALEARN"
     ]  # the variants' micro-batch; B and the plain case have others as well
     session.say(f"{shape.name}, an optimizer step of {micro} x {shape.accumulation(micro)} sequences")
     found: dict[str, dict[str, Any]] = {}
     data = {"shape": shape.name, "micro": micro, "accumulation": shape.accumulation(micro), "cases": found}
+    limit = LIMIT_SECONDS + STEP_LIMIT_SECONDS * options.rounds
     for case in CASES:
         try:
-            found[case] = profile_in_worker(shape, case, micro, options.rounds)
+            with case_worker(shape, case, micro) as worker:
+                found[case] = worker.call(
+                    profile_case, shape, case, micro, options.rounds, limit_seconds=limit
+                )
         except BenchError as error:
             session.say(f"skipped: {error}")
             continue
@@ -50,36 +50,25 @@ def run(options: Options, session: Session) -> SuiteResult:
     return SuiteResult(data, (table(shape, found),))
 
 
-def profile_in_worker(shape: Shape, case: str, micro: int, steps: int) -> dict[str, Any]:
-    """Call `profile_case` in a new worker with the heap of the case."""
-    arguments = {"shape": asdict(shape), "case": case, "micro": micro, "steps": steps}
-    label = workers.case_label(shape, case, micro)
-    limit = workers.FIRST_ANSWER_SECONDS + STEP_LIMIT_SECONDS * steps
-    return workers.call_in_worker(label, PROFILE, arguments, workers.heap_of(case), limit)
+def profile_case(shape: Shape, case: str, micro: int, steps: int) -> dict[str, Any]:
+    """Measure seconds and page faults of a step without the profiler, then profile its operations. Call in a worker."""
+    prepared = prepare_case(shape, case, micro)
+    device = prepared.resolved.device
+    gpu = device != "cpu"
 
+    def run_steps() -> None:
+        for _ in range(steps):
+            prepared.step(1)
+        device_synchroniser(device)()
 
-def profile_case(shape: dict[str, Any], case: str, micro: int, steps: int) -> dict[str, Any]:
-    """Measure seconds and page faults of a step without the profiler, then profile its operations."""
-    sizes = Shape(**shape)
-    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(sizes))
-    synchronise = device_synchroniser(resolved.device)
-    step, _, _ = case_step(sizes, case, micro, resolved)
-    gpu = resolved.device != "cpu"
-
-    def run_steps(count: int) -> None:
-        for _ in range(count):
-            step(1)
-        synchronise()
-
-    with kernels(case, resolved):
-        run_steps(WARM_UP_STEPS)
+    with kernels(case, prepared.resolved):
         faults, began = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, time.perf_counter()
-        run_steps(steps)
+        run_steps()
         seconds = (time.perf_counter() - began) / steps
         faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) // steps
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
         with torch.profiler.profile(activities=kinds) as profiler:
-            run_steps(steps)
+            run_steps()
     found = operations(profiler.key_averages(), gpu, steps)
     return {"step_seconds": seconds, "page_faults": faults, "operations": found}
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from statistics import median
+from dataclasses import replace
 from typing import Any
 
-from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, Shape, select_shapes
-from bench.runner import Sample, interleaved_rounds, memory_ratio, open_workers, samples_of, speed_ratio
+from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, SHAPES, Shape, find_shapes, select_cases
+from bench.runner import PEAKS, Stage, measure_stage
 from bench.suite import Options, Session, Suite, SuiteResult
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
 from gpt2.config.config import VOCABULARY
@@ -18,77 +16,29 @@ from study.memory.micro_batch import free_bytes
 PERSISTENT_ROUNDS = 3  # rounds with persistent workers for one round with new workers
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Some cases of a shape, with their rounds, the seconds of a turn, and their kind of worker."""
-
-    shape: Shape
-    rounds: int
-    seconds: float
-    persistent: bool = False
-
-    @property
-    def name(self) -> str:
-        if self.persistent:
-            return "the same processes in all rounds, so the intervals are of these processes"
-        return "each turn in a new process"
-
-
 def stages(shape: Shape, on_cpu: bool, rounds: int, seconds: float, free: int | None) -> list[Stage]:
     """Split the cases of a shape into stages. Leave out a stage without cases.
 
-    On a GPU: one stage, each turn in a new worker. On a CPU: the plain case and the baseline in new workers, then all
-    cases but the plain one in persistent workers, one step a turn and PERSISTENT_ROUNDS times the rounds, if they fit.
+    On a GPU: one stage, each turn in a new worker, so that one case at a time occupies the GPU. On a CPU: the plain
+    case and the baseline in new workers, then all cases but the plain one in persistent workers, one step a turn and
+    PERSISTENT_ROUNDS times the rounds, if they fit. The plain case takes fresh pages from the system in every step; on
+    a virtual machine it lost a third of its speed beside persistent workers.
     free: bytes of unused memory, None if unknown.
     """
     if not on_cpu:
         return [Stage(shape, rounds, seconds)]
     first = replace(shape, cases=tuple(case for case in shape.cases if case[0] in (PLAIN, BASELINE)))
     second = replace(shape, cases=tuple(case for case in shape.cases if case[0] != PLAIN))
-    alone, together = (
-        Stage(first, rounds, seconds),
-        Stage(second, PERSISTENT_ROUNDS * rounds, 0.0, persistent=True),
-    )
+    together = Stage(second, PERSISTENT_ROUNDS * rounds, 0.0, persistent=True)
     if free is not None and free < len(second.cases) * worker_bytes(shape):
         together = Stage(second, rounds, seconds)
-    return [stage for stage in (alone, together) if stage.shape.cases]
+    return [stage for stage in (Stage(first, rounds, seconds), together) if stage.shape.cases]
 
 
 def worker_bytes(shape: Shape) -> int:
     """Estimate the memory of one worker: weights, gradients and moments, half as much again, and torch."""
     parameters = 12 * shape.layers * shape.width**2 + (VOCABULARY + shape.block_size) * shape.width
     return 24 * parameters + 2**29
-
-
-def rows_of(shape: Shape, samples: Sequence[Sample], peak_flops: float | None) -> list[dict[str, Any]]:
-    """Return one row a case: medians, and ratios of speed and memory.
-
-    to_plain: to the plain case at its default micro-batch. to_plain_same_micro, to_baseline: to the plain case and to B
-    at the same micro-batch. None if the other case was not measured.
-    """
-    rows = []
-    for case, micro in shape.cases:
-        found = samples_of(samples, (case, micro))
-        if not found:
-            continue
-        speed = median(sample.tokens_per_second for sample in found)
-        key, plain, baseline = (case, micro), (PLAIN, micro), (BASELINE, micro)
-        rows.append(
-            {
-                "case": case,
-                "micro": micro,
-                "accumulation": shape.accumulation(micro),
-                "tokens_per_second": speed,
-                "mfu": speed * found[0].flops_per_token / peak_flops if peak_flops else None,
-                "mfu_nanogpt": speed * found[0].nanogpt_flops_per_token / peak_flops if peak_flops else None,
-                "peak_bytes": median(sample.peak_bytes for sample in found),
-                "to_plain": speed_ratio(samples, key, (PLAIN, shape.plain_micro)),
-                "to_plain_same_micro": speed_ratio(samples, key, plain),
-                "to_baseline": None if case == PLAIN else speed_ratio(samples, key, baseline),
-                "memory_to_plain_same_micro": memory_ratio(samples, key, plain),
-            }
-        )
-    return rows
 
 
 COLUMNS: Columns = {
@@ -109,40 +59,27 @@ def table(stage: Stage, rows: list[dict[str, Any]]) -> ResultTable:
     each = f"{shape.effective} sequences" if shape.effective else "one micro-batch"
     sizes = f"{shape.layers} layers, width {shape.width}, T = {shape.block_size}"
     title = f"{shape.name}: {sizes}, {each} in an optimizer step"
-    return ResultTable.of(title, COLUMNS, rows, (f"{stage.name}, {stage.rounds} rounds",))
+    workers = "each turn in a new process"
+    if stage.persistent:
+        workers = "the same processes in all rounds, so the intervals are of these processes"
+    return ResultTable.of(title, COLUMNS, rows, (f"{workers}, {stage.rounds} rounds",))
 
 
 def run(options: Options, session: Session) -> SuiteResult:
     """Measure the selected cases. Save after every round."""
     peak = session.resolved.target.peak_flops
-    shapes = select_shapes(session.resolved.device_type, options.shape, options.cases.split())
+    shapes = find_shapes(SHAPES[session.resolved.device_type], options.shape)
+    shapes = select_cases(shapes, options.cases.split())
     session.say(f"peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown'}")
-    data: dict[str, Any] = {"shapes": {shape.name: [] for shape in shapes}}
+    data: dict[str, Any] = {}
     tables = []
     for shape in shapes:
         for stage in stages(shape, session.on_cpu, options.rounds, options.seconds, free_bytes("cpu")):
-            saved = measure_stage(stage, session, data, peak)
-            if saved["rows"]:
-                tables.append(table(stage, saved["rows"]))
+            rows = measure_stage(stage, session, data)
+            tables += [table(stage, rows)] if rows else []
     if not tables:
         raise UserError("no case could be measured; the reason for each case is printed above")
     return SuiteResult(data, tuple(tables), (note(shapes, session.on_cpu),))
-
-
-def measure_stage(stage: Stage, session: Session, data: dict[str, Any], peak: float | None) -> dict[str, Any]:
-    """Measure a stage, add its results to `data`, and return them. Save after every round."""
-    saved: dict[str, Any] = {"stage": stage.name, "sequences_a_step": stage.shape.effective or None}
-    data["shapes"][stage.shape.name].append(saved)
-
-    def after_round(samples: list[Sample], skipped: list[str]) -> None:
-        saved["rows"] = rows_of(stage.shape, samples, peak)
-        saved["samples"] = [asdict(sample) for sample in samples]
-        saved["skipped"] = skipped
-        session.save(data)
-
-    with open_workers(stage.persistent) as measure:
-        interleaved_rounds(stage.shape, stage.rounds, stage.seconds, session.say, measure, after_round)
-    return saved
 
 
 def note(shapes: list[Shape], on_cpu: bool) -> str:
@@ -157,7 +94,7 @@ def note(shapes: list[Shape], on_cpu: bool) -> str:
         f"micro-batch ({defaults}); at its micro: to the plain step at the same micro-batch; to B: to B at the same "
         "micro-batch.\n"
         "MFU = tokens/s x FLOPs a token / peak FLOP/s of the card. FLOPs: 6 a matrix weight, causal attention at half "
-        "(in brackets nanoGPT's formula: 6 N + 12 L C T). Peak memory: of the timed steps, without compilation."
+        f"(in brackets nanoGPT's formula: 6 N + 12 L C T). {PEAKS[on_cpu]}"
     )
 
 

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.first_step import EVENT, HEAVY
@@ -79,18 +80,14 @@ def start_once(arguments: list[str], log: Path) -> dict[str, Any]:
 def table(starts: Mapping[str, Sequence[Mapping[str, Any]]]) -> ResultTable:
     """List the median seconds of each part. A first process that compiles kernels is listed in a note."""
     cells, notes = [], []
-    for label, found in starts.items():
-        compiled_first = found[0]["compiles"] and len(found) > 1
-        rows = found[1:] if compiled_first else found
-        spreads = [spread([row[part] for row in rows]) for part in ("total", *PARTS)]
-        medians = [f"{value['median']:.2f}" for value in spreads[1:] if value]
-        cells.append((label, str(len(rows)), format_spread(spreads[0]), *medians))
-        if compiled_first:
-            first = found[0]["total"]
-            notes.append(
-                f"{label}: the first process compiled the kernels; its first step came at {first:.2f} s"
-            )
-    loaded = sorted({name for found in starts.values() for row in found for name in row["loaded"]})
+    for label, rows in starts.items():
+        if rows[0]["compiles"] and len(rows) > 1:
+            first = f"{rows[0]['total']:.2f} s"
+            notes.append(f"{label}: the first process compiled the kernels; its first step came at {first}")
+            rows = rows[1:]
+        medians = [f"{median(row[part] for row in rows):.2f}" for part in PARTS]
+        cells.append((label, str(len(rows)), format_spread(spread([row["total"] for row in rows])), *medians))
+    loaded = sorted({name for rows in starts.values() for row in rows for name in row["loaded"]})
     notes += [
         f"heavy packages loaded: {', '.join(loaded) or 'none'} (of {', '.join(HEAVY)})",
         f"first step: median [{INTERVAL}]; parts: medians. Goal: {GOAL_SECONDS:g} s",

@@ -27,18 +27,15 @@ KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:gli
 SPIN_COUNT = "1000"
 
 
-def process_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the settings of a training process; those that it has already win."""
-    settings = {"GLIBC_TUNABLES": KEEP_HEAP}
+def process_settings(environment: Mapping[str, str], heap: str | None = KEEP_HEAP) -> dict[str, str]:
+    """Return the environment with the settings of a training process; those that it has already win.
+
+    heap: GLIBC_TUNABLES of the process; None for the system's heap.
+    """
+    settings = {"GLIBC_TUNABLES": heap} if heap else {}
     if "OMP_WAIT_POLICY" not in environment:
         settings["GOMP_SPINCOUNT"] = SPIN_COUNT
     return settings | dict(environment)
-
-
-def keep_heap() -> None:
-    """Restart this process with the settings of a training process, unless the environment sets its heap."""
-    if "GLIBC_TUNABLES" not in os.environ and sys.platform == "linux":
-        os.execve(sys.executable, sys.orig_argv, process_settings(os.environ))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """Timing of a case on a simulated GPU, its peak memory, and the sequences of its step."""
 
 import dataclasses
-import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import case_step, reference_gpt
-from bench.case_step import WARM_UP_STEPS, mix_of, model_and_attention, step_shares
+from bench.case_step import WARM_UP_STEPS, mix_of, model_and_attention, timed_step
 from bench.cases import BLOCK_STEPS, PLAIN, SHAPES, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
 from gpt2.config.config import TargetConfig
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2
-from gpt2.train.peak_memory import PeakMeter
 
 SHAPE = Shape("small", 2, 2, 16, 8, ())
 FORWARD = {PLAIN: (PlainGPT, "forward"), "B": (GPT2, "hidden")}
@@ -45,23 +42,8 @@ class SimulatedGpu:
         return self.host
 
 
-class Meter:
-    """A memory meter without phases."""
-
-    def __init__(self) -> None:
-        self.by_phase: dict[str, int] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        yield
-
-    def peaks(self) -> dict[str, int]:
-        return {"allocated": 7}
-
-
-def on_a_gpu(machine: SimulatedGpu, case: str, *lines: str) -> list[float]:
-    found = case_step.timed_requests(machine.step, case, lines, Meter(), machine.synchronise, machine.clock)  # type: ignore[arg-type]
-    return [seconds for seconds, _ in found]
+def on_a_gpu(machine: SimulatedGpu, case: str) -> float:
+    return timed_step(machine.step, case, machine.synchronise, True, machine.clock)
 
 
 # --- timing
@@ -73,16 +55,17 @@ def test_on_a_gpu_a_step_is_charged_the_device_s_time_and_an_eighth_of_one_launc
 ) -> None:
     """Synchronised after every step it would be charged a whole launch."""
     machine = SimulatedGpu(lambda iteration: work)
-    assert on_a_gpu(machine, case, "0\n", "0\n") == pytest.approx([work + 1 / BLOCK_STEPS] * 2)
-    assert machine.synchronised == 1 + 2  # after the warm-up, and at the end of each block
-    assert machine.iterations == [*range(WARM_UP_STEPS), *range(BLOCK_STEPS), *range(BLOCK_STEPS)]
+    for number in (1, 2):
+        assert on_a_gpu(machine, case) == pytest.approx(work + 1 / BLOCK_STEPS)
+        assert machine.synchronised == number
+    assert machine.iterations == [*range(BLOCK_STEPS), *range(BLOCK_STEPS)]
 
 
 @given(every=st.integers(1, 20), dear=st.floats(0, 50))
 def test_on_a_gpu_a_gate_update_every_k_steps_costs_as_in_training(every: int, dear: float) -> None:
     machine = SimulatedGpu(lambda iteration: 10 + dear * (iteration % every == 0))
-    (seconds,) = on_a_gpu(machine, f"RALEARN:hard:{every}", "0\n")
-    block = len(machine.iterations) - WARM_UP_STEPS
+    seconds = on_a_gpu(machine, f"RALEARN:hard:{every}")
+    block = len(machine.iterations)
     assert block >= BLOCK_STEPS
     assert block % every == 0
     assert seconds == pytest.approx(10 + dear / every + 1 / block)
@@ -90,41 +73,26 @@ def test_on_a_gpu_a_gate_update_every_k_steps_costs_as_in_training(every: int, d
 
 def test_the_gate_of_every_8th_step_fits_the_block_of_all_the_others() -> None:
     machine = SimulatedGpu(lambda iteration: 18 if iteration % 8 == 0 else 10)
-    assert on_a_gpu(machine, "RALEARN:hard:8", "0\n") == pytest.approx([11 + 1 / 8])
-    assert machine.iterations[WARM_UP_STEPS:] == list(range(8))
+    assert on_a_gpu(machine, "RALEARN:hard:8") == pytest.approx(11 + 1 / 8)
+    assert machine.iterations == list(range(8))
 
 
-def test_the_warm_up_is_not_timed() -> None:
-    """Compiling, and steps that the device has not made when the host goes on."""
-    taken = iter([1000.0] * WARM_UP_STEPS)
-    assert on_a_gpu(SimulatedGpu(lambda iteration: next(taken, 10.0)), PLAIN, "0\n") == pytest.approx(
-        [10 + 1 / 8]
-    )
-
-
-def test_blocks_follow_each_other_until_the_seconds_are_over() -> None:
-    machine = SimulatedGpu(lambda iteration: 10.0)
-    on_a_gpu(machine, "B", "100\n")  # 81 s a block
-    assert machine.synchronised == 1 + 2
-
-
-def test_on_a_cpu_each_step_is_timed_and_an_expensive_one_is_weighted_by_its_share() -> None:
+@given(every=st.integers(2, 20))
+def test_on_a_cpu_each_kind_of_step_is_timed_once_and_weighted_by_its_share(every: int) -> None:
     machine = SimulatedGpu(lambda iteration: 0.0)
 
     def step(iteration: int) -> None:
-        machine.host += 18 if iteration == 0 else 10
+        machine.host += 18 if iteration % every == 0 else 10
 
-    for case, right in (("B", 18.0), ("RALEARN:hard:8", 18 / 8 + 10 * 7 / 8)):
-        ((seconds, peak),) = case_step.timed_requests(step, case, ["0\n"], Meter(), None, machine.clock)  # type: ignore[arg-type]
-        assert seconds == pytest.approx(right)
-        assert peak == 7  # over the whole process, since this meter has no phases
+    def seconds(case: str) -> float:
+        return timed_step(step, case, machine.synchronise, False, machine.clock)
+
+    assert seconds("B") == seconds("RALEARN:hard") == pytest.approx(18.0)
+    assert seconds(f"RALEARN:hard:{every}") == pytest.approx(18 / every + 10 * (every - 1) / every)
     assert machine.synchronised == 0
 
 
-def test_a_gate_update_every_8_steps_has_the_weight_of_one_eighth() -> None:
-    assert sum(step_shares("RALEARN:hard:8")) == 1.0
-    assert step_shares("RALEARN:hard:8")[0] == 1 / 8
-    assert step_shares("B") == step_shares("RALEARN:hard") == (1.0,)
+def test_a_gate_that_moves_every_8th_step_moves_at_the_first_of_eight() -> None:
     _, attention = model_and_attention(SHAPE, "RALEARN:hard:8")
     layer = attention(0)
     for iteration, dear in ((0, True), (1, False)):
@@ -132,32 +100,7 @@ def test_a_gate_update_every_8_steps_has_the_weight_of_one_eighth() -> None:
         assert layer.updates_gate == dear
 
 
-# --- memory
-
-
-def test_the_peak_is_that_of_the_timed_steps_and_not_of_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    highest, held = 0, 3
-
-    def step(iteration: int) -> None:
-        nonlocal highest
-        highest = max(highest, 100 if not steps else 10)
-        steps.append(iteration)
-
-    def reset(device: Any) -> None:
-        nonlocal highest
-        highest = held
-
-    steps: list[int] = []
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: highest)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: highest)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    meter = PeakMeter("cuda:0")
-    turns = case_step.timed_requests(step, "B", ["0\n", "0\n"], meter, lambda: None)
-    assert [peak for _, peak in turns] == [10, 10]
-    assert meter.peaks()["allocated"] == 100
-
-
-# --- the step
+# --- a prepared case
 
 
 @pytest.fixture
@@ -165,6 +108,52 @@ def resolved(monkeypatch: pytest.MonkeyPatch) -> resolve.ResolvedTarget:
     """A CPU; the threads of this process stay as they are."""
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
     return resolve.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch, resolved: resolve.ResolvedTarget) -> list[int]:
+    """The iterations of a step that only counts. It needs 100 bytes at first and 10 afterwards, beside 3 of a model."""
+    iterations: list[int] = []
+    highest = 0
+
+    def step(iteration: int) -> None:
+        nonlocal highest
+        highest = max(highest, 10 if iterations else 100)
+        iterations.append(iteration)
+
+    def reset(device: Any) -> None:
+        nonlocal highest
+        highest = 3
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: highest)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: highest)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    on_gpu = dataclasses.replace(resolved, device="cuda:0")
+    monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: on_gpu)
+    monkeypatch.setattr(case_step, "case_step", lambda *arguments: (step, 100.0, 110.0))
+    return iterations
+
+
+def test_a_case_is_warmed_up_once_and_its_peak_is_that_of_the_timed_steps(steps: list[int]) -> None:
+    for turns in (1, 2):
+        found = case_step.time_case(SHAPE, PLAIN, 4, 0.0)
+        assert steps == [*range(WARM_UP_STEPS), *[*range(BLOCK_STEPS)] * turns]
+        assert found["peak_bytes"] == 10
+        assert found["tokens_per_second"] == pytest.approx(4 * 8 / found["step_seconds"])
+    assert case_step.prepare_case(SHAPE, PLAIN, 4).meter.peaks()["allocated"] == 100
+
+
+def test_steps_are_timed_until_the_seconds_are_over(
+    steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(case_step.time, "perf_counter", lambda: 10.0 * len(steps))
+    monkeypatch.setattr(case_step, "timed_step", lambda step, *others: step(0) or 1.0)
+    case_step.time_case(SHAPE, PLAIN, 4, 25.0)
+    assert len(steps) == WARM_UP_STEPS + 3
+
+
+# --- the step
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, case: str) -> list[tuple[int, bool]]:
@@ -189,11 +178,9 @@ def test_only_our_step_is_restricted_to_the_fused_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = watch(monkeypatch, case)
-    monkeypatch.setattr("sys.stdin", io.StringIO("0\n"))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
-    (answer,) = case_step.serve(dataclasses.asdict(SHAPE), case, 4)
-    assert calls == [(4, usual)] * (WARM_UP_STEPS + 1)
-    assert answer["tokens_per_second"] > 0
+    assert case_step.time_case(SHAPE, case, 4, 0.0)["peak_bytes"] >= 0
+    assert calls[1:] == [(4, usual)] * (WARM_UP_STEPS + 1)  # after the smallest shape, which loads libraries
 
 
 @pytest.mark.parametrize("case", [PLAIN, "B"])
@@ -211,7 +198,6 @@ def test_a_step_is_as_many_sequences_in_every_case_whatever_the_micro_batch(
     step, _, _ = case_step.case_step(shape, case, micro, resolved)
     step(0)
     assert [sequences for sequences, _ in calls] == [micro] * times
-    assert case_step.batch_plan(shape, micro, effective).tokens == (effective or micro) * SHAPE.block_size
 
 
 def test_on_a_gpu_every_case_runs_the_same_step_and_on_a_cpu_one_of_its_micro_batch() -> None:
@@ -219,9 +205,7 @@ def test_on_a_gpu_every_case_runs_the_same_step_and_on_a_cpu_one_of_its_micro_ba
         for shape in shapes:
             assert (PLAIN, shape.plain_micro) in shape.cases
             for _, micro in shape.cases:
-                plan = case_step.batch_plan(shape, micro, shape.effective)
-                assert plan.accumulation == shape.accumulation(micro)
-                assert plan.effective == (192 if kind == "cuda" else micro)
+                assert shape.accumulation(micro) * micro == (192 if kind == "cuda" else micro)
 
 
 def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cases import SHAPES, select_shapes
+from bench.cases import SHAPES, find_shapes, select_cases
 from gpt2.system.errors import UserError
 
 CASES = [case for shape in SHAPES["cuda"] for case in shape.cases]
@@ -14,17 +14,17 @@ CASES = [case for shape in SHAPES["cuda"] for case in shape.cases]
 
 @given(st.sets(st.sampled_from(CASES), min_size=1))
 def test_cases_are_selected_by_name_and_micro_batch_in_their_order(wanted: set[tuple[str, int]]) -> None:
-    (shape,) = select_shapes("cuda", "", [f"{case}@{micro}" for case, micro in wanted])
+    (shape,) = select_cases(SHAPES["cuda"], [f"{case}@{micro}" for case, micro in wanted])
     assert shape.cases == tuple(case for case in CASES if case in wanted)
     (whole,) = SHAPES["cuda"]
     assert replace(shape, cases=whole.cases) == whole
 
 
 def test_a_name_alone_is_a_case_at_all_its_micro_batches_and_no_name_is_all_cases() -> None:
-    (shape,) = select_shapes("cuda", "", ["B", "RALEARN:hard"])
+    (shape,) = select_cases(SHAPES["cuda"], ["B", "RALEARN:hard"])
     assert shape.cases == (("B", 12), ("B", 32), ("RALEARN:hard", 32), ("B", 64))
-    assert select_shapes("cpu", "", []) == list(SHAPES["cpu"])
-    (small,) = select_shapes("cpu", "", ["B@12"])  # a shape of which nothing is wanted is left out
+    assert select_cases(SHAPES["cpu"], []) == list(SHAPES["cpu"])
+    (small,) = select_cases(SHAPES["cpu"], ["B@12"])  # a shape of which nothing is wanted is left out
     assert (small.name, small.cases) == ("6x384-t256", (("B", 12),))
 
 
@@ -32,6 +32,13 @@ def test_a_name_alone_is_a_case_at_all_its_micro_batches_and_no_name_is_all_case
 def test_an_unknown_case_is_an_error_of_one_line_with_the_existing_ones(name: str) -> None:
     start = rf"unknown case '{name}'; cases: plain \(plain@12, plain@32\), B"
     with pytest.raises(UserError, match=start) as refused:
-        select_shapes("cuda", "", ["B", name])
+        select_cases(SHAPES["cuda"], ["B", name])
     assert "\n" not in str(refused.value)
     assert "RALEARN:hard:8" in str(refused.value)
+
+
+def test_a_shape_is_found_by_a_part_of_its_name_and_an_unknown_one_is_an_error_that_lists_the_known() -> None:
+    assert [shape.name for shape in find_shapes(SHAPES["cpu"], "t256")] == ["124m-t256", "6x384-t256"]
+    assert [shape.name for shape in find_shapes(SHAPES["cpu"], "384")] == ["6x384-t256"]
+    with pytest.raises(UserError, match="unknown shape '350m'; shapes: 124m-t256, 6x384-t256"):
+        find_shapes(SHAPES["cpu"], "350m")

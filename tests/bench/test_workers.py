@@ -1,131 +1,105 @@
-"""Workers: their answers, the message of a failure, time limits, and their end."""
+"""Workers: their answers, their environment, the message of a failure, time limits, and their end."""
 
+import contextlib
 import os
 import signal
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from bench import workers
-from bench.cases import Shape
-from study.runner.child_process import KEEP_HEAP
+from bench.runner import case_worker
+from bench.workers import BenchError, Worker
+from study.runner.child_process import KEEP_HEAP, SPIN_COUNT, process_settings
+from tests.bench import worker_calls
+from tests.bench.sessions import SHAPE
 
-SHAPE = Shape("small", 2, 2, 16, 8, ())
-
-
-def stand_in(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Let workers run `code` instead of bench.worker."""
-    monkeypatch.setattr(workers, "COMMAND", (sys.executable, "-c", code))
+NAMES = ("GLIBC_TUNABLES", "GOMP_SPINCOUNT")
 
 
-@pytest.mark.parametrize("case", ["plain", "RALEARN:hard", "RALEARN:hard:8"])
-def test_a_case_is_measured_in_a_process(case: str) -> None:
-    found = workers.measure_in_new_worker(SHAPE, case, 4, 0.0)
-    assert found["tokens_per_second"] == pytest.approx(4 * 8 / found["step_seconds"])
-    assert found["peak_bytes"] > 0
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*NAMES, "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def test_persistent_workers_measure_step_by_step_in_turn_and_end_with_the_bench() -> None:
-    with workers.PersistentWorkers() as measure:
-        for _ in range(3):
-            for case in ("plain", "B"):
-                assert measure(SHAPE, case, 4, 0.0)["step_seconds"] > 0
-        processes = [worker.process for worker in measure._workers.values()]
-        assert len(processes) == 2
-        assert all(process.poll() is None for process in processes)
-    assert all(process.poll() == 0 for process in processes)
+def test_a_worker_answers_one_call_after_another_and_ends_with_its_context() -> None:
+    with Worker("a worker") as worker:
+        first = worker.call(worker_calls.process_id)
+        assert first == worker.process.pid != os.getpid()
+        assert worker.call(worker_calls.process_id) == first
+    assert worker.process.exitcode == 0
 
 
-def test_a_case_that_fails_in_its_worker_gives_the_exception() -> None:
-    with (
-        pytest.raises(workers.BenchError, match=r"small, XB at micro-batch 4: .*XB"),
-        workers.PersistentWorkers() as measure,
-    ):
-        measure(SHAPE, "XB", 4, 0.0)
+def test_a_worker_has_the_environment_of_a_training_process_and_this_process_keeps_its_own() -> None:
+    with case_worker(SHAPE, "B", 4) as worker:
+        found = worker.call(worker_calls.environment, *NAMES)
+    training = process_settings(os.environ)
+    assert found == {name: training[name] for name in NAMES}
+    assert found == {"GLIBC_TUNABLES": KEEP_HEAP, "GOMP_SPINCOUNT": SPIN_COUNT}
+    assert not set(NAMES) & set(os.environ)
 
 
-def test_a_killed_worker_is_reported_by_its_signal() -> None:
-    with workers.CaseWorker(SHAPE, "B", 4) as worker:
-        assert worker.time_steps(0.0)["step_seconds"] > 0
-        worker.process.kill()
-        with pytest.raises(workers.BenchError, match="killed by SIGKILL"):
-            worker.time_steps(0.0)
-        with pytest.raises(
-            workers.BenchError, match="killed by SIGKILL"
-        ):  # at once, however often it is asked
-            worker.time_steps(0.0)
+def test_the_plain_case_has_the_heap_of_the_system_and_the_same_threads() -> None:
+    with case_worker(SHAPE, "plain", 4) as worker:
+        assert worker.call(worker_calls.environment, *NAMES) == {
+            "GLIBC_TUNABLES": None,
+            "GOMP_SPINCOUNT": SPIN_COUNT,
+        }
 
 
-def test_lines_of_libraries_on_the_output_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, "print('said by a library\\n[1]\\n{\"step_seconds\": 1.0}')")
-    with workers.CaseWorker(SHAPE, "B", 4) as worker:
-        assert worker.time_steps(0.0) == {"step_seconds": 1.0}
+def test_variables_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    with Worker("a worker", KEEP_HEAP) as worker:
+        assert worker.call(worker_calls.environment, "GOMP_SPINCOUNT") == {"GOMP_SPINCOUNT": "7"}
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in process_settings(os.environ)
 
 
-# --- time limits
+def test_a_call_that_fails_gives_the_exception_and_the_worker_goes_on() -> None:
+    with Worker("B at micro-batch 4") as worker:
+        with pytest.raises(BenchError, match=r"^B at micro-batch 4: ValueError: no such case$"):
+            worker.call(worker_calls.fail, "no such case")
+        with pytest.raises(BenchError, match=r"^B at micro-batch 4: error: 7 is too few$"):
+            worker.call(worker_calls.refuse, "7 is too few")
+        assert worker.call(worker_calls.process_id) == worker.process.pid
 
 
-def test_a_worker_that_does_not_answer_is_killed_though_its_child_holds_its_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a compiler that hangs does: it has its parent's pipes and does not end with it."""
+def test_a_worker_that_ends_is_reported_by_its_signal_and_its_last_words() -> None:
+    with Worker("a worker") as worker:
+        for _ in range(2):  # at once, however often it is called
+            with pytest.raises(
+                BenchError, match=r"a worker: killed by SIGKILL.*; last message: out of pages"
+            ):
+                worker.call(worker_calls.end_by_signal)
+
+
+def test_a_worker_that_does_not_answer_is_killed_though_its_child_holds_its_output(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
-    stand_in(
-        monkeypatch,
-        "import pathlib, subprocess, sys, time\n"
-        "compiler = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "print('compiling', file=sys.stderr, flush=True)\n"
-        f"pathlib.Path({str(compiler)!r}).write_text(str(compiler.pid))\n"
-        "time.sleep(600)",
-    )
-    monkeypatch.setattr(workers, "FIRST_ANSWER_SECONDS", 1.0)
-    with workers.CaseWorker(SHAPE, "B", 4) as worker:
-        while not (compiler.exists() and compiler.read_text()):
-            assert worker.process.poll() is None
-            time.sleep(0.05)
+    with Worker("a worker") as worker:
+        worker.call(worker_calls.process_id)
         try:
             with pytest.raises(
-                workers.BenchError, match=r"B at micro-batch 4: no answer within 1 s, .*: compiling"
+                BenchError, match=r"a worker: no answer within 3 s, so it was killed; last message: compiling"
             ):
-                worker.time_steps(0.0)
-            assert worker.process.returncode == -signal.SIGKILL
+                worker.call(worker_calls.hang, compiler, limit_seconds=3.0)
             os.kill(int(compiler.read_text()), 0)  # still there, and with it the output's other end
         finally:
             os.kill(int(compiler.read_text()), signal.SIGKILL)
+    assert worker.process.exitcode == -signal.SIGKILL
 
 
-def test_the_time_limit_grows_with_the_seconds_of_a_turn_and_is_longest_before_the_first_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stand_in(monkeypatch, "import sys\nfor line in sys.stdin: print('{}', flush=True)")
-    waited: list[float] = []
-    line = workers.Worker._next_line
-
-    def watched(worker: workers.Worker, seconds: float | None) -> str | None:
-        assert seconds is not None
-        waited.append(seconds)
-        return line(worker, seconds)
-
-    monkeypatch.setattr(workers.Worker, "_next_line", watched)
-    with workers.CaseWorker(SHAPE, "B", 4) as worker:
-        for seconds in (0.0, 0.0, 12.0):
-            assert worker.time_steps(seconds) == {}
-    later = workers.LATER_ANSWER_SECONDS
-    assert waited == pytest.approx(
-        [workers.FIRST_ANSWER_SECONDS, later, later + 12 * workers.SLOWER], abs=1.0
-    )
-
-
-def test_a_worker_that_does_not_exit_is_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stand_in(monkeypatch, "import time; time.sleep(600)")
-    monkeypatch.setattr(workers, "EXIT_SECONDS", 0.2)
-    with workers.CaseWorker(SHAPE, "B", 4) as worker:
-        pass
-    assert worker.process.returncode == -signal.SIGKILL
+def test_a_bench_that_fails_does_not_wait_for_its_worker(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    with contextlib.suppress(KeyboardInterrupt), Worker("a worker") as worker:
+        worker._connection.send((worker_calls.hang, (compiler,)))
+        while not (compiler.exists() and compiler.read_text()):
+            assert worker.process.is_alive()
+        raise KeyboardInterrupt
+    os.kill(int(compiler.read_text()), signal.SIGKILL)
+    assert worker.process.exitcode == -signal.SIGKILL
 
 
 # --- messages
@@ -178,21 +152,3 @@ def test_a_message_starts_at_the_exception_and_includes_the_lines_after_it(
 
 def test_a_compiler_s_advice_follows_the_error() -> None:
     assert "/ Set TORCHDYNAMO_VERBOSE=1" in workers.last_message(COMPILER)
-
-
-# --- environment
-
-
-def test_compiled_kernels_are_cached_for_later_workers_unless_the_environment_disables_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    switches = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
-    for name in (*switches, "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
-    for case in ("plain", "B"):
-        env = workers.worker_env(workers.heap_of(case))
-        assert [env[name] for name in switches] == ["1", "1"]
-    assert "GLIBC_TUNABLES" not in workers.worker_env(workers.heap_of("plain"))
-    assert workers.worker_env(workers.heap_of("B"))["GLIBC_TUNABLES"] == KEEP_HEAP
-    monkeypatch.setenv(switches[0], "0")
-    assert workers.worker_env(KEEP_HEAP)[switches[0]] == "0"

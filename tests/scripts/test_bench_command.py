@@ -83,7 +83,6 @@ def test_an_unknown_shape_is_an_error_with_the_existing_ones() -> None:
 def test_make_passes_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[tuple[Suite, dict[str, object]]] = []
     monkeypatch.setattr(script, "run_suite", lambda suite, given: started.append((suite, given)))
-    monkeypatch.setattr(script, "keep_heap", lambda: None)
     monkeypatch.setattr(sys, "argv", ["bench"])
     monkeypatch.setenv("MAKEFLAGS", r" -- SUITE=growth SHAPE=T ROUNDS=2 SECONDS=0.5 CASES=plain\ B@32")
     script.main()

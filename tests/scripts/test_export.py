@@ -1,6 +1,5 @@
 """Every command exports what the card needs before it loads torch, and tries the fused kernels before it trains."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from gpt2.hardware.gpu_specs import AOTRITON, TargetError
 from kconfig import commands
 from scripts import control, memory
 from study.memory import peaks
+from tests.bench import worker_calls
 
 ROOT = Path(__file__).parents[2]
 (SWITCH,) = AOTRITON
@@ -92,23 +92,10 @@ def test_memory_measuring_processes_start_with_the_variable(
 
 
 def test_bench_workers_start_with_the_variable(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[dict[str, str]] = []
-
-    class Process:
-        def __init__(self, command: list[str], env: dict[str, str], **options: Any) -> None:
-            started.append(env)
-            raise KeyboardInterrupt
-
     monkeypatch.setenv("RA_DETECTED", "w7900")
     resolve.export_environment()
-    monkeypatch.setattr(workers.subprocess, "Popen", Process)
-    for call in (
-        lambda: workers.measure_in_new_worker(SHAPES["cpu"][0], "B", 1, 0.0),
-        lambda: workers.call_in_worker("profile", "bench.suites.profile:profile_case", {}),
-    ):
-        with pytest.raises(KeyboardInterrupt):
-            call()
-    assert [env.get(SWITCH) for env in started] == ["1", "1"]
+    with workers.Worker("a worker") as worker:
+        assert worker.call(worker_calls.environment, SWITCH) == {SWITCH: "1"}
 
 
 @pytest.mark.parametrize("command", ["control", "bench", "memory"])
@@ -128,7 +115,7 @@ def test_the_fused_kernels_are_checked_before_the_first_step(
         "control": (control.main, tiny),
         "memory": (lambda: peaks.measure_variant(read_symbols(".config"), "B", 1, workplace), tiny),
         "bench": (
-            lambda: next(case_step.serve(dataclasses.asdict(small), "B", 1)),
+            lambda: case_step.time_case(small, "B", 1, 0.0),
             (small.heads, small.width // small.heads, small.block_size, 0.0),
         ),
     }

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.suites import corpus
+from bench.workers import Worker
 from gpt2.system.errors import UserError
 from tests.bench.sessions import run_small
 
@@ -30,7 +31,10 @@ def test_the_texts_are_the_same_at_every_run(tmp_path: Path) -> None:
 
 
 def test_the_peak_of_a_process_excludes_that_of_its_parent() -> None:
-    assert corpus.peak_of_this_process(1024) > 2**20
+    large = b"x" * (400 * 2**20)
+    assert corpus.peak_of_this_process() > len(large)
+    with Worker("a worker") as worker:
+        assert worker.call(corpus.peak_of_this_process) < len(large)
 
 
 def test_a_size_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,11 +68,6 @@ def test_the_end_is_the_last_tenth_of_the_steps_and_at_least_one() -> None:
     assert final_loss([9.0, 1.0]) == 1.0
 
 
-def test_one_seed_has_no_noise_and_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 seeds; at least 2"):
-        compare(pairs_of([4.0], [4.0]))
-
-
 def test_the_table_has_the_first_step_and_the_last_and_the_largest_differences() -> None:
     found = rows_of([Pair(0, [4.0, 3.0, 2.0], [4.0, 3.5, 2.0]), Pair(1, [5.0, 3.0, 1.0], [5.0, 2.0, 1.5])])
     assert [row["step"] for row in found] == [1, 2, 3]

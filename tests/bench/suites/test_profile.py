@@ -1,7 +1,7 @@
 """The profile suite: the operations that count on a device, their order, and a profiled step."""
 
 import dataclasses
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,16 @@ import torch
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
-from bench import workers
 from bench.cases import Shape
 from bench.reference_gpt import PlainGPT
+from bench.runner import case_worker
 from bench.suites import profile
-from bench.workers import BenchError
+from bench.workers import BenchError, Worker
 from gpt2.config.config import ANY_TARGET, TargetConfig
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
-from tests.bench.sessions import run_small, saved
-
-SHAPE = Shape("small", 2, 2, 16, 8, (("plain", 4), ("B", 4)))
+from tests.bench.sessions import SHAPE, run_small, saved
 
 
 def profiled(**seconds: float) -> dict[str, Any]:
@@ -83,16 +81,12 @@ def test_on_a_cpu_the_self_times_of_operations_count() -> None:
 
 def test_a_step_is_profiled_in_a_worker() -> None:
     for case in ("plain", "RALEARN"):
-        found = profile.profile_in_worker(SHAPE, case, 4, 1)
+        with case_worker(SHAPE, case, 4) as worker:
+            found = worker.call(profile.profile_case, SHAPE, case, 4, 1)
         names = {row["name"] for row in found["operations"]}
         assert any("mm" in name for name in names)
         assert ("aten::_log_softmax" in names) == (case == "plain")
         assert found["step_seconds"] > 0
-
-
-def test_a_worker_that_fails_gives_the_exception() -> None:
-    with pytest.raises(BenchError, match=r"small, XB at micro-batch 4: .*XB"):
-        profile.profile_in_worker(SHAPE, "XB", 4, 1)
 
 
 @pytest.mark.parametrize(("case", "usual"), [("plain", True), ("B", False)])
@@ -110,7 +104,7 @@ def test_only_our_step_is_restricted_to_the_fused_kernels(
     monkeypatch.setattr(owner, name, watched)
     resolved = resolve.resolve(TargetConfig("cpu", "float32", False, 0, "auto", False))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
-    profile.profile_case(dataclasses.asdict(SHAPE), case, 4, 1)
+    profile.profile_case(SHAPE, case, 4, 1)
     assert set(allowed) == {usual}
 
 
@@ -122,6 +116,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the suite run on a simulated GPU."""
     resolved = dataclasses.replace(resolve.resolve(ANY_TARGET), device="cuda:0")
     monkeypatch.setattr(resolve, "resolve", lambda config: resolved)
+
+
+def replace_calls(monkeypatch: pytest.MonkeyPatch, profile_case: Callable[..., dict[str, Any]]) -> None:
+    """Let `profile_case` stand in for what a worker calls."""
+    monkeypatch.setattr(Worker, "call", lambda worker, function, *key, limit_seconds: profile_case(*key))
 
 
 def test_a_case_that_fails_is_skipped_and_the_others_are_saved(
@@ -137,7 +136,7 @@ def test_a_case_that_fails_is_skipped_and_the_others_are_saved(
             raise BenchError("B: out of memory")
         return profiled(mm=1.0)
 
-    monkeypatch.setattr(profile, "profile_in_worker", measure)
+    replace_calls(monkeypatch, measure)
     found = run_small(profile.SUITE, tmp_path, monkeypatch)
     assert asked == [(case, 32) for case in profile.CASES]  # not B's 64, nor the plain case's 12
     shown = capsys.readouterr().out
@@ -152,18 +151,7 @@ def test_where_no_case_can_be_profiled_the_suite_fails(
     def fail(*arguments: Any) -> dict[str, Any]:
         raise BenchError("out of memory")
 
-    monkeypatch.setattr(profile, "profile_in_worker", fail)
+    replace_calls(monkeypatch, fail)
     with pytest.raises(UserError, match="no case could be profiled"):
         run_small(profile.SUITE, tmp_path, monkeypatch)
     assert not [*tmp_path.rglob("*.json")]
-
-
-def test_a_worker_that_hangs_is_killed_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    hangs = (sys.executable, "-c", "import time; time.sleep(600)")
-    monkeypatch.setattr(workers, "COMMAND", hangs)
-    monkeypatch.setattr(workers, "FIRST_ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(profile, "STEP_LIMIT_SECONDS", 0.25)
-    with pytest.raises(
-        BenchError, match=r"small, B at micro-batch 4: no answer within 1 s, so it was killed"
-    ):
-        profile.profile_in_worker(SHAPE, "B", 4, 2)
