@@ -107,21 +107,20 @@ COLUMNS: Columns = {
 
 
 def table(rows: list[dict[str, Any]]) -> ResultTable:
-    """List the rows. Compare the peaks of the large corpus with those of the small one in notes."""
-    notes = []
-    for small, large in zip(rows[::2], rows[1::2], strict=True):
-        size = large["bytes"] / small["bytes"]
-        more = [f"{name} {growth(small, large, f'{name}_bytes')}" for name in ("parent", "worker")]
-        notes.append(
-            f"{small['source']}: {size:.1f} times the text takes times the memory: {', '.join(more)}"
-        )
+    """List the rows. Notes compare the peaks of the large corpus with those of the small one."""
+    notes = [
+        f"{small['source']}: {large['bytes'] / small['bytes']:.1f} times the text; memory of the parent: "
+        f"{growth(small, large, 'parent')}, of the largest worker: {growth(small, large, 'worker')}"
+        for small, large in zip(rows[::2], rows[1::2], strict=True)
+    ]
     notes.append("The text repeats known lines, which raises tokens/s. Memory does not depend on that.")
     title = f"preparing a corpus on {rows[0]['workers']} cores (goal: {GOAL / 1e6:g} M tokens/s)"
     return ResultTable.of(title, COLUMNS, rows, notes)
 
 
-def growth(small: dict[str, Any], large: dict[str, Any], key: str) -> str:
-    return f"{large[key] / small[key]:.2f}" if small[key] else "- (too little text for a pool)"
+def growth(small: dict[str, Any], large: dict[str, Any], part: str) -> str:
+    before, after = (row[f"{part}_bytes"] for row in (small, large))
+    return f"{after / before:.2f} times" if before else "- (too little text for a pool)"
 
 
 SUITE = Suite(

@@ -6,6 +6,7 @@ start from different weights; their differences are the noise of an experiment.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,14 +19,15 @@ from bench.cases import Sizes, find_shapes
 from bench.reference_gpt import PlainStep, take_weights
 from bench.suite import Options, Session, Suite, SuiteResult
 from bench.tables import Columns, ResultTable
+from bench.workers import Worker
 from gpt2.config import config
 from gpt2.data import tokenizer
 from gpt2.data.sources import embedded_files
 from gpt2.hardware import attention_kernels
-from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.model.init import initialise
 from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
+from study.runner.child_process import KEEP_HEAP
 from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, noise_floor
 
 END = 10  # the last tenth of the steps is the end of a curve
@@ -76,23 +78,24 @@ class Comparison:
 
 
 def run(options: Options, session: Session) -> SuiteResult:
-    """Train ROUNDS seeds with both steps. Save after every seed."""
+    """Train ROUNDS seeds with both steps, in a worker. Save after every seed."""
     shape = find_shapes(SHAPES[session.resolved.device_type], options.shape)[0]
-    resolved = attention_kernels.prepare_device(config.ANY_TARGET, model_config(shape))
-    if resolved.device != "cpu" and resolved.dtype != "bfloat16":
-        raise UserError(f"the plain step needs bfloat16 on a GPU; this GPU trains in {resolved.dtype}")
+    if not session.on_cpu and session.resolved.dtype != "bfloat16":
+        raise UserError(
+            f"the plain step needs bfloat16 on a GPU; this GPU trains in {session.resolved.dtype}; "
+            "fix: use a GPU with bfloat16"
+        )
     session.say(f"{shape.name}, {shape.steps} steps")
-    batches = draw_batches(shape, embedded_tokens())
     data: dict[str, Any] = {"shape": asdict(shape), "curves": []}
     pairs: list[Pair] = []
-    for seed in range(options.rounds):
-        pair = Pair(seed, *train_both(shape, seed, batches, resolved))
-        pairs.append(pair)
-        data["curves"].append(asdict(pair))
-        session.say(
-            f"seed {seed}: ours {final_loss(pair.ours):.6f}, plain {final_loss(pair.plain):.6f} nats at the end"
-        )
-        session.save(data)
+    with Worker(f"training of {shape.name}", KEEP_HEAP) as worker:
+        for seed in range(options.rounds):
+            pair = Pair(seed, *worker.call(train_both, shape, seed))
+            pairs.append(pair)
+            data["curves"].append(asdict(pair))
+            ends = f"ours {final_loss(pair.ours):.6f}, plain {final_loss(pair.plain):.6f}"
+            session.say(f"seed {seed}: {ends} nats at the end")
+            session.save(data)
     found, rows = compare(pairs), rows_of(pairs)
     data |= {"rows": rows, "equal": found.equal, **asdict(found)}
     table = ResultTable.of("training loss in nats", COLUMNS, rows, (verdict(found, len(pairs)),))
@@ -149,6 +152,7 @@ def verdict(found: Comparison, seeds: int) -> str:
     )
 
 
+@functools.cache
 def embedded_tokens() -> Tensor:
     """Return token ids of the embedded text, (n,) int64, at most MAX_TOKENS."""
     encoding, ids = tokenizer.load(), list[int]()
@@ -166,11 +170,11 @@ def draw_batches(shape: Shape, ids_N: Tensor) -> list[Tensor]:
     return list(ids_N[starts + torch.arange(shape.block_size + 1)])
 
 
-def train_both(
-    shape: Shape, seed: int, batches: list[Tensor], resolved: ResolvedTarget
-) -> tuple[list[float], list[float]]:
+def train_both(shape: Shape, seed: int) -> tuple[list[float], list[float]]:
     """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses."""
+    resolved = attention_kernels.prepare_device(config.ANY_TARGET, model_config(shape))
     micro, effective, rate, device = shape.micro, shape.effective, shape.learning_rate, resolved.device
+    batches = draw_batches(shape, embedded_tokens())
     with attention_kernels.attention_context(resolved, 0.0):
         stepper = make_stepper(shape, "B", micro, resolved, effective, seed, rate)
         ours = [stepper.step(ids_ET.to(device), k, shape.steps).loss for k, ids_ET in enumerate(batches)]

@@ -13,13 +13,10 @@ from scipy import stats
 
 from bench.suites import loss_parity
 from bench.suites.loss_parity import TINY, Pair, compare, final_loss, rows_of, train_both, verdict
-from gpt2.config.config import TargetConfig
-from gpt2.hardware import resolve
 from gpt2.system.errors import UserError
 from tests.bench.sessions import run_small
 
 LOSSES = st.lists(st.floats(0.5, 12, width=32), min_size=20, max_size=20)
-CPU = TargetConfig("cpu", "float32", False, 1, "cpu", False)
 
 
 def pairs_of(ours: list[float], other: list[float]) -> list[Pair]:
@@ -78,17 +75,19 @@ def test_the_table_has_the_first_step_and_the_last_and_the_largest_differences()
 # --- ours and the plain step
 
 
-def test_ours_and_the_plain_step_have_equal_losses_from_the_same_weights_and_batches() -> None:
+def test_ours_and_the_plain_step_have_equal_losses_from_the_same_weights_and_batches(
+    one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With two micro-batches a step, clipping and weight decay: the losses part only as rounding grows."""
-    resolved = resolve.resolve(CPU)
-    batches = loss_parity.draw_batches(TINY, torch.arange(1000) % 97)
-    ours, plain = train_both(TINY, 0, batches, resolved)
+    monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda _: 1)
+    monkeypatch.setattr(loss_parity, "embedded_tokens", lambda: torch.arange(1000) % 97)
+    ours, plain = train_both(TINY, 0)
     assert len(ours) == TINY.steps
     assert ours[0] == pytest.approx(plain[0], rel=1e-6)
     assert ours == pytest.approx(plain, rel=1e-4)
     assert ours[-1] < ours[0] - 0.05  # it learned something
     faster = dataclasses.replace(TINY, learning_rate=2e-3)
-    other, _ = train_both(faster, 0, batches, resolved)
+    other, _ = train_both(faster, 0)
     assert other != pytest.approx(plain, rel=1e-4)
 
 
@@ -106,11 +105,8 @@ def test_batches_are_windows_of_the_text_and_differ_between_steps() -> None:
 
 
 def test_the_suite_saves_the_curves_and_their_comparison(
-    one_thread: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpt2.config.config.ANY_TARGET", CPU)
-    monkeypatch.setattr("gpt2.hardware.attention_kernels.cpu_threads", lambda _: 1)
-    monkeypatch.setattr(loss_parity, "embedded_tokens", lambda: torch.arange(1000) % 97)
     found = run_small(loss_parity.SUITE, tmp_path, monkeypatch, shape="tiny", rounds=2)
     assert found["complete"] is True
     assert [curve["seed"] for curve in found["curves"]] == [0, 1]
