@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ra.names import is_control_arm
 from study.stats.statistics import (
     CONFIDENCE,
@@ -23,6 +25,8 @@ from study.stats.statistics import (
 )
 
 SQUARE = ("B", "RAEARLY", "RALATE", "RAALL")  # the first half of the layers swapped or not, and the second
+# Of SQUARE: the effects of swapping the first half and the second, and the effect that only both have.
+CONTRASTS = ((-0.5, 0.5, -0.5, 0.5), (-0.5, -0.5, 0.5, 0.5), (0.5, -0.5, -0.5, 0.5))
 ENOUGH_DOF = 3  # of either variance, below which their ratio says nothing
 ENOUGH_SEEDS = 3  # of a control arm, below which it is not checked
 
@@ -92,18 +96,11 @@ def variance_check(final: Losses) -> VarianceCheck | None:
     """
     if not set(SQUARE) <= set(final):
         return None
-    square = [final[name] for name in SQUARE]
-    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in square)))
-    alone, both = [], []
-    for seed in seeds:
-        none, first, second, all_ = (by_seed[seed] for by_seed in square)
-        alone += [(first + all_ - none - second) / 2, (second + all_ - none - first) / 2]
-        both.append((none + all_ - first - second) / 2)
-
-    def about_zero(contrasts: list[float]) -> NoiseFloor | None:
-        squares = math.fsum(value**2 for value in contrasts)
-        return NoiseFloor(math.sqrt(squares / len(contrasts)), len(contrasts)) if contrasts else None
-
-    halves, together = about_zero(alone), about_zero(both)
-    test = variance_ratio(halves, together) if halves and together else None
+    seeds = sorted(set.intersection(*(set(final[name]) for name in SQUARE)))
+    if not seeds:
+        return VarianceCheck(None, None, None, False)
+    contrasts = np.array([[final[name][seed] for name in SQUARE] for seed in seeds]) @ np.transpose(CONTRASTS)
+    alone, both = contrasts[:, :2], contrasts[:, 2:]
+    halves, together = (NoiseFloor(math.sqrt(np.mean(part**2)), part.size) for part in (alone, both))
+    test = variance_ratio(halves, together)
     return VarianceCheck(halves, together, test, test is not None and min(test.dof) >= ENOUGH_DOF)

@@ -7,18 +7,20 @@ of another evaluation are left out. Needs no torch.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from study.records.hellaswag_scores import common_items, scored_items
 from study.records.runs import BASELINE, Run
 from study.stats.statistics import holm, sign_test
 
 MOST_SEEDS = 20  # whose files are read: more seeds answer the same items
-MEASURES = {"correct": "acc", "correct_norm": "acc_norm"}
+MEASURES = {"acc": "correct", "acc_norm": "correct_norm"}  # and their keys in the file
+Answers = NDArray[np.int_]
 
 
 @dataclass(frozen=True)
@@ -42,64 +44,36 @@ def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
     """Test each variant against the baseline at the same seeds, for each measure, on the items of most runs."""
     common = common_items([run.record for run in used])
     used = [run for run in used if common and scored_items(run.record) == common]
-    files: dict[str, dict[str, Any]] = {}
-
-    def right(run: Run, key: str) -> list[float]:
-        if run.name not in files:
-            files[run.name] = _read(run.file(study_dir, "hellaswag.json"))
-        values, scored = files[run.name].get(key), run.record.hellaswag
-        if not isinstance(values, list) or set(map(type, values)) != {bool}:
-            return []
-        same = (
-            scored is not None
-            and len(values) == scored.items
-            and abs(sum(values) / len(values) - getattr(scored, MEASURES[key])) < 1e-6
-        )
-        return values if same else []
-
+    seeds = [run.seed for run in used if run.variant == BASELINE][:MOST_SEEDS]
+    answers = {(run.variant, run.seed): _answers(study_dir, run) for run in used if run.seed in seeds}
     tests = []
-    for key, measure in MEASURES.items():
-        results = {
-            variant: (by_seed, sign_test(_sum_over_seeds(by_seed)))
-            for variant, by_seed in _pairs(used, lambda run, key=key: right(run, key)).items()  # type: ignore[misc]
-        }
-        adjusted = holm([result.p_value for _, result in results.values()])
-        for (variant, (by_seed, result)), p in zip(results.items(), adjusted, strict=True):
-            items = len(next(iter(by_seed.values())))
-            tests.append(
-                ItemTest(
-                    variant, measure, list(by_seed), items, result.wins, result.losses, result.p_value, p
-                )
-            )
+    for measure in MEASURES:
+        net: dict[str, dict[int, Answers]] = {}  # variant -> seed -> variant minus baseline, item by item
+        for (variant, seed), right in answers.items():
+            base = answers[BASELINE, seed].get(measure)
+            if variant != BASELINE and seed is not None and base is not None and measure in right:
+                net.setdefault(variant, {})[seed] = right[measure] - base
+        found = [(name, list(by_seed), sum(by_seed.values())) for name, by_seed in net.items()]
+        results = [sign_test(np.asarray(score).tolist()) for _, _, score in found]
+        adjusted = holm([result.p_value for result in results])
+        for (variant, tested, score), result, p in zip(found, results, adjusted, strict=True):
+            counts = (np.size(score), result.wins, result.losses)
+            tests.append(ItemTest(variant, measure, tested, *counts, result.p_value, p))
     return tests
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _answers(study_dir: Path, run: Run) -> dict[str, Answers]:
+    """Measure -> 1 for each right item and 0 for each wrong one, if the file agrees with the run's score."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(run.file(study_dir, "hellaswag.json").read_bytes())
+        values = {measure: content.get(key) for measure, key in MEASURES.items()}
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _pairs(used: Sequence[Run], read: Callable[[Run], list[float]]) -> dict[str, dict[int, list[float]]]:
-    """variant -> seed -> variant minus baseline, item by item, at the baseline's first MOST_SEEDS seeds."""
-    base: dict[int, list[float]] = {}
-    for run in (run for run in used if run.variant == BASELINE):
-        values = read(run) if len(base) < MOST_SEEDS else []
-        if values and run.seed is not None and len(values) == len(next(iter(base.values()), values)):
-            base[run.seed] = values
-    found: dict[str, dict[int, list[float]]] = {}
-    for run in used:
-        if run.variant != BASELINE and run.seed in base:
-            values, other = read(run), base[run.seed]
-            if len(values) == len(other):
-                found.setdefault(run.variant, {})[run.seed] = [
-                    a - b for a, b in zip(values, other, strict=True)
-                ]
+    score, found = run.record.hellaswag, {}
+    for measure, right in values.items():
+        boolean = isinstance(right, list) and set(map(type, right)) == {bool}
+        if boolean and score is not None and len(right) == score.items:
+            rate = {"acc": score.acc, "acc_norm": score.acc_norm}[measure]
+            if rate is not None and abs(sum(right) / len(right) - rate) < 1e-6:
+                found[measure] = np.array(right, dtype=int)
     return found
-
-
-def _sum_over_seeds(by_seed: dict[int, list[float]]) -> list[float]:
-    """The sum over seeds for each item."""
-    return [math.fsum(column) for column in zip(*by_seed.values(), strict=True)]

@@ -55,37 +55,26 @@ def sensitivities(
     Without such a variant, return one estimate from the noise floor. seeds: number of finished seeds. planned:
     variant -> number of finished and pending seeds. controls: number of control arms at a seed.
     """
+
+    def of_spread(variant: str | None, seeds: int, planned: int, spread: float, dof: int) -> Sensitivity:
+        low, high = spread_interval(spread, dof)
+        needed = []
+        for percent in PERCENT:
+            effect = math.log1p(percent / 100)
+            counts = (seeds_for(bound, effect, VERDICT_SEEDS) for bound in (low, high))
+            needed.append(SeedsNeeded(percent, *counts))
+        at = max(seeds, planned, VERDICT_SEEDS)
+        return Sensitivity(variant, seeds, at, spread, dof, mde(low, at), mde(high, at), hours, needed)
+
     found = [
-        _of_spread(
-            verdict.variant,
-            verdict.seeds,
-            planned.get(verdict.variant, 0),
-            verdict.test.spread,
-            verdict.seeds - 1,
-            hours,
-        )
-        for verdict in verdicts
-        if verdict.seeds >= VERDICT_SEEDS and verdict.test.spread
+        of_spread(one.variant, one.seeds, planned.get(one.variant, 0), one.test.spread, one.seeds - 1)
+        for one in verdicts
+        if one.seeds >= VERDICT_SEEDS and one.test.spread
     ]
     if found or floor is None or floor.sigma <= 0 or controls < 1:
         return found
     spread = controls_error(floor.sigma, [controls])
-    return [_of_spread(None, seeds, max(planned.values(), default=0), spread, floor.dof, hours)]
-
-
-def _of_spread(
-    variant: str | None, seeds: int, planned: int, spread: float, dof: int, hours: float | None
-) -> Sensitivity:
-    low, high = spread_interval(spread, dof)
-    at_seeds = max(seeds, planned, VERDICT_SEEDS)
-    needed = []
-    for percent in PERCENT:
-        effect = math.log1p(percent / 100)
-        counts = [seeds_for(bound, effect, VERDICT_SEEDS) for bound in (low, high)]
-        needed.append(SeedsNeeded(percent, *counts))
-    return Sensitivity(
-        variant, seeds, at_seeds, spread, dof, mde(low, at_seeds), mde(high, at_seeds), hours, needed
-    )
+    return [of_spread(None, seeds, max(planned.values(), default=0), spread, floor.dof)]
 
 
 def seed_hours(used: Sequence[Run]) -> float | None:
