@@ -7,12 +7,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.run_record import FinishedRecord, Target
+from gpt2.artifacts.run_record import Target
 from ra.names import is_control_arm
 from study.analysis.equivalence import (
     Losses,
@@ -27,6 +27,7 @@ from study.analysis.sensitivity import Sensitivity, seed_hours, sensitivities
 from study.analysis.speed import Speed, speeds
 from study.analysis.verdict import MARGIN, Verdict, judge
 from study.records import plan_file
+from study.records.curves import probabilities
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.records.lengths import shown_length
 from study.records.plan_file import Plan
@@ -117,13 +118,6 @@ class Report:
         return [row.variant for row in self.rows]
 
 
-def paired(table: Losses, variant: str) -> Interval | None:
-    """The variant minus the baseline at the seeds that both have."""
-    base, mine = table.get(BASELINE, {}), table.get(variant, {})
-    differences = [mine[seed] - base[seed] for seed in sorted(mine.keys() & base.keys())]
-    return mean_interval(differences) if differences and variant != BASELINE else None
-
-
 def build_report(study_dir: Path) -> Report:
     """Compute everything that the report says."""
     shown = shown_length(study_dir)
@@ -135,11 +129,17 @@ def build_report(study_dir: Path) -> Report:
     ends = {run.record.progress.tokens for run in used}
     short = [run for run in used if run.record.truncated] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
-    final = _table(ended, variants, lambda record: record.validation.loss)
+    final: dict[str, dict[int, float]] = {name: {} for name in variants}
+    for run in ended:
+        final[run.variant][run.record.seed] = run.record.validation.loss
     controls = control_losses(final)
     floor = noise_floor(controls)
     verdicts = judge(final, plan.equivalence_margin if plan else MARGIN)
     items = common_items([run.record for run in used])
+    planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
+    moments = {
+        found.variant: {"first": found.layers[0], "last": found.layers[-1]} for found in probabilities(used)
+    }
     return Report(
         study=study_dir.resolve().name,
         runs=runs,
@@ -149,18 +149,13 @@ def build_report(study_dir: Path) -> Report:
         verdicts=verdicts,
         speeds=speeds(plan, verdicts, ended),
         sensitivities=sensitivities(
-            verdicts,
-            floor,
-            len(controls),
-            _planned_seeds(runs),
-            max(map(len, controls), default=0),
-            seed_hours(used),
+            verdicts, floor, len(controls), planned, max(map(len, controls), default=0), seed_hours(used)
         ),
         variance_check=variance_check(final),
         odd_controls=odd_controls(final),
         items=item_tests(study_dir, ended),
         equal_time=plan is not None and plan.budget.equal_time,
-        learned=_learned(used),
+        learned=moments,
         budget=dataclasses.asdict(plan.budget) if plan else {},
         effective_batch=first.batch.effective if first else None,
         block_size=first.batch.block_size if first else None,
@@ -172,48 +167,29 @@ def build_report(study_dir: Path) -> Report:
     )
 
 
-def _planned_seeds(runs: list[Run]) -> dict[str, int]:
-    """Return variant -> the number of its seeds that count or are pending."""
-    return Counter(run.variant for run in runs if run.used or run.status in PENDING)
-
-
-def updates(report: Report, variant: str) -> tuple[float, float] | None:
-    """Return the mean updates of a variant and of the control arms, where they differ; else None."""
-    own = [row.iterations for row in report.rows if row.variant == variant]
-    controls = [row.iterations for row in report.rows if row.control]
-    pair = (mean(own), mean(controls)) if own and controls else (0.0, 0.0)
-    return pair if pair[0] != pair[1] else None
-
-
-def _table(used: list[Run], variants: list[str], value: Callable[[FinishedRecord], float]) -> Losses:
-    return {
-        name: {run.seed: value(run.record) for run in used if run.variant == name and run.seed is not None}
-        for name in variants
-    }
-
-
 def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:
     """Summarize the runs that ended their schedule; without one, what does not depend on the end."""
     own = [run for run in used if run.variant == name]
     ended = [run.record for run in own if run not in short]
     records = ended or [run.record for run in own]
-    speeds = [seen.throughput.tokens_per_second for seen in records if seen.throughput]
-    mfu = [seen.throughput.mfu for seen in records if seen.throughput]
-    peaks = [seen.memory.peak_allocated_bytes for seen in records if seen.memory]
-    best = [min([*losses(seen).values(), seen.validation.loss]) for seen in ended]
+    throughputs = [record.throughput for record in records if record.throughput]
+    peaks = [record.memory.peak_allocated_bytes for record in records if record.memory]
+    best = [min([*losses(record).values(), record.validation.loss]) for record in ended]
+    pairs = final[name].keys() & final.get(BASELINE, {}).keys() if name != BASELINE else set()
+    differences = [final[name][seed] - final[BASELINE][seed] for seed in sorted(pairs)]
     return Row(
         variant=name,
         control=is_control_arm(name),
         seeds=sorted(run.record.seed for run in own),
-        final_loss=mean_interval([seen.validation.loss for seen in ended]) if ended else None,
+        final_loss=mean_interval([record.validation.loss for record in ended]) if ended else None,
         best_loss=mean_interval(best) if ended else None,
-        against_baseline=paired(final, name),
+        against_baseline=mean_interval(differences) if differences else None,
         hellaswag=hellaswag(records, items),
-        iterations=mean([seen.progress.iterations for seen in records]),
-        tokens=mean([seen.progress.tokens for seen in records]),
-        train_seconds=mean([seen.progress.train_seconds for seen in records]),
-        tokens_per_second=mean_of_known(speeds),
-        mfu=mean_of_known(mfu),
+        iterations=mean([record.progress.iterations for record in records]),
+        tokens=mean([record.progress.tokens for record in records]),
+        train_seconds=mean([record.progress.train_seconds for record in records]),
+        tokens_per_second=mean_of_known(one.tokens_per_second for one in throughputs),
+        mfu=mean_of_known(one.mfu for one in throughputs),
         peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
         cut=sum(run.record.truncated for run in own),
     )
@@ -229,23 +205,6 @@ def ended_runs(report: Report) -> list[Run]:
     """The counted runs that ended their schedule; of a variant that has none, those that were cut."""
     known = {run.variant for run in report.used if run.name not in report.cut}
     return [run for run in report.used if run.name not in report.cut or run.variant not in known]
-
-
-def _learned(used: list[Run]) -> dict[str, dict[str, list[float]]]:
-    """Alternation probabilities a layer, mean over seeds, at the first and the last evaluation."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for name in dict.fromkeys(run.variant for run in used):
-        learned = [run.record.learned for run in used if run.variant == name]
-        histories = [[row.probability for row in one.history or ()] for one in learned if one]
-        histories = [history for history in histories if history]
-        if histories:
-            found[name] = {
-                moment: [
-                    mean(layer) for layer in zip(*(history[place] for history in histories), strict=True)
-                ]
-                for moment, place in (("first", 0), ("last", -1))
-            }
-    return found
 
 
 def _plan(study_dir: Path, name: str) -> tuple[Plan | None, list[str]]:

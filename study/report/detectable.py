@@ -12,27 +12,23 @@ from study.report.sentences import dof_text, hours_text, p_text, seeds_text, siz
 from study.stats.statistics import undetected_ratios
 
 
-def power_sentences(seen: Sensitivity) -> list[str]:
+def power_sentences(estimate: Sensitivity) -> list[str]:
     """The range of differences that the seeds detect, and the seeds that other differences need."""
-    noise = f"The range comes from the uncertain noise: {dof_text(seen.dof)}"
-    if seen.variant is not None:
-        noise += f", from {seen.variant}'s differences at {seeds_text(seen.seeds)}."
-    else:
-        noise += ", assuming that the variant varies like the control arms."
-    if seen.mde_low > math.log(2):
+    source = "assuming that the variant varies like the control arms"
+    if estimate.variant is not None:
+        source = f"from {estimate.variant}'s differences at {seeds_text(estimate.seeds)}"
+    noise = f"The range comes from the uncertain noise: {dof_text(estimate.dof)}, {source}."
+    if estimate.mde_low > math.log(2):
         found = "may miss even a doubling of perplexity; its power is below 80 %"
     else:
-        high = "more than 100 %" if seen.mde_high > math.log(2) else size(seen.mde_high)
-        low = size(seen.mde_low).removesuffix(" %") if "more" not in high else size(seen.mde_low)
+        high = "more than 100 %" if estimate.mde_high > math.log(2) else size(estimate.mde_high)
+        low = size(estimate.mde_low).removesuffix(" %") if "more" not in high else size(estimate.mde_low)
         found = f"detects a difference of {low} to {high} with 80 % probability"
-    lines = [f"With {seen.at_seeds} seeds, such a study {found} (two-sided 5 %, before Holm). {noise}"]
-    parts = [seeds_needed(row) for row in seen.needed]
-    cost = (
-        ""
-        if seen.seed_hours is None
-        else f" One more seed of all variants takes about {hours_text(seen.seed_hours)}."
-    )
-    return [*lines, f"Seeds needed in all: {'; '.join(parts)}.{cost}"]
+    power = f"With {estimate.at_seeds} seeds, such a study {found} (two-sided 5 %, before Holm). {noise}"
+    needed = f"Seeds needed in all: {'; '.join(map(seeds_needed, estimate.needed))}."
+    if estimate.seed_hours is not None:
+        needed += f" One more seed of all variants takes about {hours_text(estimate.seed_hours)}."
+    return [power, needed]
 
 
 def seeds_needed(row: SeedsNeeded) -> str:
@@ -43,25 +39,26 @@ def seeds_needed(row: SeedsNeeded) -> str:
 
 def sensitivity_sentences(report: Report) -> list[str]:
     """The differences that the study can detect, and whether its control arms vary alike."""
-    lines = [line for seen in report.sensitivities for line in power_sentences(seen)]
-    if not lines:
-        lines = [
-            f"The detectable differences are not known: no variant has {VERDICT_SEEDS} seeds, and no seed has two "
-            "control arms that differ."
-        ]
+    unknown = (
+        f"The detectable differences are not known: no variant has {VERDICT_SEEDS} seeds, and no seed has two control "
+        "arms that differ."
+    )
+    lines = [line for estimate in report.sensitivities for line in power_sentences(estimate)] or [unknown]
     return lines if report.variance_check is None else [*lines, variance_sentence(report.variance_check)]
 
 
-def variance_sentence(seen: VarianceCheck) -> str:
+def variance_sentence(check: VarianceCheck) -> str:
     """Whether half-swapped arms vary like the fully swapped one, and which ratios the test cannot detect."""
     question = "Do half-swapped arms (RAEARLY, RALATE) vary as much as the fully swapped one (RAALL)?"
-    if seen.test is None or not seen.enough:
-        counts = f" ({seen.test.dof[0]} and {seen.test.dof[1]} degrees of freedom)" if seen.test else ""
-        return f"{question} Too little data{counts}."
-    a, b = seen.test.dof
-    answer = "They differ" if seen.differs else "No difference found"
+    test = check.test
+    if test is None:
+        return f"{question} Too little data."
+    a, b = test.dof
+    if not check.enough:
+        return f"{question} Too little data ({a} and {b} degrees of freedom)."
+    answer = "They differ" if check.differs else "No difference found"
     low, high = undetected_ratios(a, b)
     return (
-        f"{question} {answer}: variance of the effects of one half over that of both together {seen.test.ratio:.2f}, "
-        f"F({a}, {b}), {p_text(seen.test.p_value)}; ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1."
+        f"{question} {answer}: variance of the effects of one half over that of both together {test.ratio:.2f}, "
+        f"F({a}, {b}), {p_text(test.p_value)}; ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1."
     )

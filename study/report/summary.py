@@ -9,7 +9,7 @@ from ra.names import is_control_arm, one_class
 from study.analysis.speed import Speed
 from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, VERDICT_SEEDS, WORSE, Verdict
 from study.records.runs import BASELINE
-from study.report.build import PENDING, Report, Row, updates
+from study.report.build import PENDING, Report, Row
 from study.report.detectable import seeds_needed
 from study.report.sentences import (
     ONE_SEED,
@@ -22,6 +22,7 @@ from study.report.sentences import (
     size,
     uncounted,
 )
+from study.stats.statistics import mean
 
 MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
 NAMED = 8  # runs listed by name, above which they are counted
@@ -35,20 +36,18 @@ def findings(report: Report) -> list[Finding]:
         label = color_label(row.variant, report.variants)
         if verdict := verdicts.get(row.variant):
             when = at_equal_time(report, row.variant)
+            statement = f"{when}: {finding(verdict)}" if when else finding(verdict)
+            kind = "unsure" if verdict.word == CANNOT_TELL else verdict.word
+            sentence = verdict_sentence(when, verdict)
+            why = reason(report, verdict)
             found.append(
-                Finding(
-                    label,
-                    "unsure" if verdict.word == CANNOT_TELL else verdict.word,
-                    f"{when}: {finding(verdict)}" if when else finding(verdict),
-                    [numbers(verdict)],
-                    verdict_sentence(report, verdict),
-                    f"Why: {why}" if (why := reason(report, verdict)) else "",
-                )
+                Finding(label, kind, statement, [numbers(verdict)], sentence, f"Why: {why}" if why else "")
             )
         elif not row.control:
-            measured = against_baseline(row)
-            sentence: Text = (Strong(row.variant), f": {unjudged(report)}.")
-            found.append(Finding(label, "unsure", unjudged(report), [measured], sentence))
+            ended = " that ended its schedule" if report.cut else ""
+            said = f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
+            sentence = (Strong(row.variant), f": {said}.")
+            found.append(Finding(label, "unsure", said, [against_baseline(row)], sentence))
     return found
 
 
@@ -60,14 +59,11 @@ def against_baseline(row: Row) -> str:
 def control_findings(report: Report) -> list[Finding]:
     """The control arms with their numbers, which are noise."""
     found = []
-    for row in report.rows:
+    for row in (row for row in report.rows if row.control):
+        said, measured = f"{BASELINE} with W_Q and W_K renamed: noise", against_baseline(row)
         if row.variant == BASELINE:
             said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
-        else:
-            said = f"{BASELINE} with W_Q and W_K renamed: noise"
-            measured = against_baseline(row)
-        if row.control:
-            found.append(Finding(color_label(row.variant, report.variants), "same", said, [measured]))
+        found.append(Finding(color_label(row.variant, report.variants), "same", said, [measured]))
     return found
 
 
@@ -81,20 +77,20 @@ def no_verdict(report: Report) -> Text:
         without = "counted" if any(run.status == "finished" for run in changed) else "finished"
         return f"No verdict yet: {listed(names)} {'has' if len(names) == 1 else 'have'} no {without} run."
     few = f" This study: {ONE_SEED}." if max(len(row.seeds) for row in report.rows) == 1 else ""
+    why = f"all variants are control arms ({BASELINE} with W_Q and W_K renamed)"
     if len(report.rows) == 1:
         why = f"{report.rows[0].variant} is the only variant"
-    else:
-        why = f"all variants are control arms ({BASELINE} with W_Q and W_K renamed)"
     fix = ("fix: add a variant such as RALEARN to CONFIG_VARIANTS (", MENUCONFIG, "), then ", MAKE, ".")
     return (f"No verdict: {why}.{few} ", *fix)
 
 
 def at_equal_time(report: Report, variant: str) -> str:
     """How many updates a variant made beside the control arms; "" where they made the same number."""
-    made = updates(report, variant)
-    if made is None:
+    made = mean([row.iterations for row in report.rows if row.variant == variant])
+    controls = mean([row.iterations for row in report.rows if row.control])
+    if made == controls:
         return "at equal time" if report.equal_time else ""
-    counts = f"({made[0]:,.0f} of {made[1]:,.0f} updates)"
+    counts = f"({made:,.0f} of {controls:,.0f} updates)"
     return f"at equal time {counts}" if report.equal_time else f"with another number of updates {counts}"
 
 
@@ -121,9 +117,8 @@ def numbers(verdict: Verdict) -> str:
     return f"{text}, {seeds_text(verdict.seeds)}, {p_text(verdict.adjusted_p)}"
 
 
-def verdict_sentence(report: Report, verdict: Verdict) -> Text:
-    """One sentence on a real change. It begins with "at equal time" where counts follow step times."""
-    when = at_equal_time(report, verdict.variant)
+def verdict_sentence(when: str, verdict: Verdict) -> Text:
+    """One sentence on a real change. when: begins it, see `at_equal_time`."""
     start = f"{when[:1].upper()}{when[1:]}, " if when else ""
     verb = ":" if verdict.word == CANNOT_TELL else " is"
     return (start, Strong(verdict.variant), f"{verb} {finding(verdict)} ({numbers(verdict)}).")
@@ -140,25 +135,19 @@ def reason(report: Report, verdict: Verdict) -> str:
             f"its 90 % interval [{percent(low)}, {percent(high)}] lies within {size(verdict.margin)} on either side "
             "of zero."
         )
-    if verdict.word == CANNOT_TELL and verdict.test.difference.contains_zero is False:
+    if verdict.word == CANNOT_TELL and verdict.test.difference.contains_zero:
+        return "the interval contains zero, so chance can explain the difference."
+    if verdict.word == CANNOT_TELL:
         return (
             f"the interval excludes zero, but {verdict.judged_together} variants were tested, and chance alone makes "
             "one of them look different more often (Holm's correction)."
         )
-    if verdict.word == CANNOT_TELL:
-        return "the interval contains zero, so chance can explain the difference."
     arms = [row.variant for row in report.rows if row.control]
-    standard = f"the mean of {listed(arms)}" if len(arms) > 1 else listed(arms)
+    standard = f"the mean of {listed(arms)}" if len(arms) > 1 else arms[0]
     return (
         f"at each of {verdict.seeds} seeds {name} was compared with standard attention ({standard}). The difference is "
         "larger than its variation from seed to seed can explain."
     )
-
-
-def unjudged(report: Report) -> str:
-    """The statement on a real change without a verdict."""
-    ended = " that ended its schedule" if report.cut else ""
-    return f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
 
 
 def next_step(report: Report) -> Text:
@@ -169,19 +158,14 @@ def next_step(report: Report) -> Text:
         pending_runs = f"{pending} of {len(report.runs)} runs {'is' if pending == 1 else 'are'} pending"
         return (f"Next: {pending_runs}. If the study is stopped, continue it: ", MAKE, ".")
     if failed:
-        return (
-            f"Next: {len(failed)} of {len(report.runs)} runs failed ({some(failed)}); fix: retry with ",
-            MAKE,
-            ".",
-        )
+        names = f"{len(failed)} of {len(report.runs)} runs failed ({some(failed)})"
+        return (f"Next: {names}; fix: retry with ", MAKE, ".")
     edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs are not repeated.")
     if any(verdict.adjusted_p is None for verdict in report.verdicts):
         return (f"Next: add seeds; fix: set CONFIG_SEEDS={VERDICT_SEEDS}", *edit)
     if any(verdict.word == CANNOT_TELL for verdict in report.verdicts):
-        needed = next(
-            (row for seen in report.sensitivities for row in seen.needed if row.percent == 1.0), None
-        )
-        goal = f"add seeds (needed in all: {seeds_needed(needed)})" if needed else "add seeds"
+        needed = [row for seen in report.sensitivities for row in seen.needed if row.percent == 1.0]
+        goal = f"add seeds (needed in all: {seeds_needed(needed[0])})" if needed else "add seeds"
         return (f"Next: {goal}; fix: raise CONFIG_SEEDS", *edit)
     if report.verdicts:
         return (
@@ -194,7 +178,7 @@ def next_step(report: Report) -> Text:
 def context(report: Report) -> list[str]:
     """The limits of the verdicts: the speed, the noise, runs that do not count."""
     controls = [row.variant for row in report.rows if row.control]
-    lines = [line for speed in report.speeds for line in speed_sentences(speed)]
+    lines = list(map(speed_sentence, report.speeds))
     if len(controls) > 1:
         lines.append(one_class(controls))
     if report.floor:
@@ -222,31 +206,28 @@ def context(report: Report) -> list[str]:
     return [*lines, *filter(None, [uncounted(report)])]
 
 
-def speed_sentences(speed: Speed) -> list[str]:
+def speed_sentence(speed: Speed) -> str:
     """The ratio of step times, and the estimated difference at equal time, without a verdict."""
-    name = speed.variant
     bounds = f" [{speed.low:.3f}, {speed.high:.3f}]" if speed.low and speed.high else ""
-    lines = [
-        f"Speed: one update of {name} takes {speed.ratio:.3f}{bounds} times as long as one of the baseline."
-    ]
+    times = f"{speed.ratio:.3f}{bounds} times as long as one of the baseline"
+    line = f"Speed: one update of {speed.variant} takes {times}."
     if speed.at_equal_time:
-        low, high = speed.at_equal_time
-        lines[0] += (
-            f" Estimate at equal time: {percent(low)} to {percent(high)} of perplexity; this range leaves out the "
-            "variation over seeds; no verdict (see Method)."
+        low, high = map(percent, speed.at_equal_time)
+        line += (
+            f" Estimate at equal time: {low} to {high} of perplexity; this range leaves out the variation over seeds; "
+            "no verdict (see Method)."
         )
-    return lines
+    return line
 
 
 def run_names(report: Report) -> str:
     """How a run is named, by an example of this study."""
-    run = next((run for run in report.runs if run.used), None)
-    if run is None:
+    if not report.used:
         return ""
-    dot = next((run for run in report.runs if run.used and run.variant[-1:].isdigit()), None)
+    run, dotted = report.used[0], [run.name for run in report.used if run.variant[-1:].isdigit()]
     text = f"A run is named by its variant and its seed: {run.name} is {run.variant} with seed {run.seed}"
-    if dot is not None:
-        text += f"; a dot separates a variant that ends in a digit from its seed, as in {dot.name}"
+    if dotted:
+        text += f"; a dot separates a variant that ends in a digit from its seed, as in {dotted[0]}"
     return f"{text}."
 
 
