@@ -22,7 +22,9 @@ UNSET = re.compile(r"# CONFIG_([A-Za-z0-9_]+) is not set")
 QUOTED = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
+)  # and ends of lines, and bytes that are no UTF-8
 
 
 class ConfigError(UserError, ValueError):

@@ -94,7 +94,7 @@ def _longer(before: dict[str, str], now: dict[str, str]) -> str:
 
 def _values(text: str) -> dict[str, str]:
     """Return the values of the CONFIG lines by symbol; symbols that are off are absent."""
-    pairs = (line.partition("=") for line in text.splitlines() if line.startswith("CONFIG_"))
+    pairs = (line.partition("=") for line in text.split("\n") if line.startswith("CONFIG_"))
     return {name.removeprefix("CONFIG_"): value for name, _, value in pairs}
 
 

@@ -42,6 +42,10 @@ def test_text_needs_no_inner_quotes_on_the_command_line():
         ("CONFIG_SEEDS", "fix: CONFIG_NAME=value"),
         ("CONFIG_SEEDS=", "has no value"),
         ("CONFIG_STUDY_NAME=a\nb", "control character"),
+        ("CONFIG_DATASET_FILES=a\rb", "control character"),
+        ("CONFIG_DATASET_FILES=a\x85b", "control character"),
+        ("CONFIG_DATASET_FILES=a\u2028b", "control character"),
+        ("CONFIG_DATASET_FILES=a\udcffb", "control character"),
         ("CONFIG_DATASET_FILES=y", "takes file globs"),
     ],
 )
@@ -97,6 +101,13 @@ def test_any_value_typed_after_make_arrives_unchanged(elsewhere):
     typed = ["CONFIG_DATASET_FILES=" + HOSTILE, "CONFIG_SEEDS=4", "PYTHON=python3"]
     subprocess.run(["make", "-s", "defconfig-a+b", *typed], check=True)
     assert make_variables(Path("flags").read_text()) == dict(one.split("=", 1) for one in typed)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\v", "\f"])
+def test_no_value_of_make_writes_a_second_setting(end: str) -> None:
+    value = f'a"{end}CONFIG_SEEDS=9{end}#'
+    assert make_variables(f" -- CONFIG_STUDY_NAME={value}") == {"CONFIG_STUDY_NAME": value}
+    assert "control character" in refusal("defconfig", STUDY, makeflags=f" -- CONFIG_STUDY_NAME={value}")
 
 
 def test_shell_metacharacters_are_not_executed():
