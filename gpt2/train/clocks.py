@@ -1,12 +1,15 @@
 """Time a run: wall clocks by activity, and the clock of step times. Exactly one wall clock runs at any time.
 
 `train` counts training steps. `compile` counts model set-up, compiling and the first steps of each process, which warm
-the allocator and the kernels. `data` counts waiting for the next batch. No count and no verdict depends on them.
+the allocator and the kernels. `data` counts waiting for the next batch. Time in which the process was stopped is in no
+clock. No count and no verdict depends on them.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +17,45 @@ from contextlib import contextmanager
 UNEVEN = 1.5  # 90th percentile of the step times over their median
 UNEVEN_STEPS = 20  # fewest steps for a note
 NAMES = ("train", "compile", "evaluate", "checkpoint", "data")
+TICK_SECONDS = 0.25
+STOPPED_SECONDS = 1.5  # between two ticks: no thread of the process ran
+
+
+class RunningTime:
+    """Wall seconds without those in which the process was stopped: by SIGSTOP, Ctrl-Z, a frozen container.
+
+    A thread ticks. A longer gap between two ticks is left out, except one tick.
+    """
+
+    def __init__(
+        self,
+        tick: float = TICK_SECONDS,
+        stopped: float = STOPPED_SECONDS,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._now, self._tick, self._stopped = now, tick, stopped
+        self._lock = threading.Lock()
+        self._last, self._left_out = now(), 0.0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._tick)
+            self()
+
+    def __call__(self) -> float:
+        with self._lock:
+            now = self._now()
+            if now - self._last > self._stopped:
+                self._left_out += now - self._last - self._tick
+            self._last = now
+            return now - self._left_out
+
+
+@functools.cache
+def running_time() -> RunningTime:
+    """Return the clock of this process."""
+    return RunningTime()
 
 
 class Clocks:
@@ -23,13 +65,13 @@ class Clocks:
         self,
         seconds: Mapping[str, float] | None = None,
         synchronise: Callable[[], None] = lambda: None,
-        now: Callable[[], float] = time.perf_counter,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self._seconds = dict.fromkeys(NAMES, 0.0) | {k: float(v) for k, v in (seconds or {}).items()}
         self._synchronise = synchronise
-        self._now = now
+        self._now = now or running_time()
         self._running = "compile"
-        self._since = now()
+        self._since = self._now()
 
     def _settle(self) -> None:
         now = self._now()
@@ -74,14 +116,14 @@ def work_clock(device_type: str, threads: int, synchronise: Callable[[], None]) 
     """Return the clock that step times are read from, in seconds.
 
     On a CPU it is the CPU time of this process, all threads, over the number of threads: other processes hardly change
-    it, and without them it agrees with wall time. Elsewhere it is wall time after the device finished its queue.
+    it, and without them it agrees with wall time. Elsewhere it is running time after the device finished its queue.
     """
     if device_type == "cpu":
         return lambda: time.process_time() / threads
 
     def synchronised() -> float:
         synchronise()
-        return time.perf_counter()
+        return running_time()()
 
     return synchronised
 

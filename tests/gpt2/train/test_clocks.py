@@ -1,9 +1,17 @@
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2.train import clocks
-from gpt2.train.clocks import NAMES, UNEVEN_STEPS, Clocks, unevenness
+from gpt2.train.clocks import NAMES, UNEVEN_STEPS, Clocks, RunningTime, unevenness
+
+ROOT = Path(__file__).parents[3]
 
 
 class Time:
@@ -101,9 +109,11 @@ def test_on_a_cpu_step_time_is_the_cpu_time_of_all_threads_over_their_number(
     assert clocks.work_clock("cpu", 4, lambda: None)() == 1.5
 
 
-def test_on_a_gpu_step_time_is_wall_time_after_the_queue_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_step_time_is_running_time_after_the_queue_is_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     done: list[str] = []
-    monkeypatch.setattr(clocks.time, "perf_counter", lambda: float(len(done)))
+    monkeypatch.setattr(clocks, "running_time", lambda: lambda: float(len(done)))
     assert clocks.work_clock("cuda", 4, lambda: done.append("synchronised"))() == 1.0
 
 
@@ -114,3 +124,41 @@ def test_the_total_is_the_sum_of_the_clocks() -> None:
     made.switch("train")
     now[0] = 3.5
     assert made.total() == 8.5
+
+
+def test_a_stopped_process_counts_no_time() -> None:
+    code = """
+import time
+from gpt2.train.clocks import RunningTime
+clock, wall = RunningTime(tick=0.02, stopped=0.5), time.perf_counter
+start = clock(), wall()
+print("ready", flush=True)
+input()
+print(clock() - start[0], wall() - start[1])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdin
+        assert process.stdout
+        process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGCONT)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        counted, passed = map(float, process.stdout.readline().split())
+    assert passed >= 1.4
+    assert 0 < counted <= passed - 1.3
+
+
+def test_running_time_grows_and_leaves_out_long_gaps_only() -> None:
+    now = [10.0]
+    clock = RunningTime(tick=1e6, stopped=2.0, now=lambda: now[0])
+    clock._tick = 0.5
+    read = []
+    for step in (0.0, 1.0, 2.0, 100.0, 0.5, 2.5):
+        now[0] += step
+        read.append(clock())
+    assert read == [10.0, 11.0, 13.0, 13.5, 14.0, 14.5]
