@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gpt2.config.config import Config, detected
 from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines
-from gpt2.system.errors import DISK_FULL
 from gpt2.system.files import write_bytes
 from gpt2.system.read_files import DamagedFileError, read_bytes
+from gpt2.system.resource_errors import disk_full
 from kconfig.rules import (
     Kconfig,
     apply_entries,
@@ -111,6 +111,6 @@ def replace_file(path: Path, content: str | bytes) -> None:
     try:
         write_bytes(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        if error.errno in DISK_FULL:  # run_command names the fix
+        if disk_full(error):  # run_command names the fix
             raise
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

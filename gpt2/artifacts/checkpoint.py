@@ -24,6 +24,7 @@ import torch
 
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import open_regular, read_json
+from gpt2.system.resource_errors import disk_full, explain_full_disk
 
 KEEP = 2
 NAME = re.compile(r"[0-9]+(\.[0-9]+)?")
@@ -68,9 +69,11 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
         _flush(root)
     except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(
-            f"checkpoint {final} cannot be written: {error}; fix: free some space and run `make`"
-        ) from error
+        full = disk_full(error)
+        reason = (
+            "; fix: ".join(explain_full_disk(full, root)) if full else f"{error}; fix: make (it tries again)"
+        )
+        raise CheckpointError(f"checkpoint {final} cannot be written: {reason}") from error
     _remove_leftovers(root)
     for path in complete(root):
         if _sequence(path)[0] > iteration:  # damaged: this run resumed from an earlier one

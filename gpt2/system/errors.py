@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+from gpt2.system.resource_errors import disk_full, explain_full_disk
 from gpt2.system.stdout import LastingOutput, printable
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class UserError(Exception):
@@ -35,12 +34,11 @@ def run_command(main: Callable[[], int | None]) -> None:
             print(f"error: {printable(str(error))}", file=sys.stderr)
             status = 1
         except OSError as error:
-            if error.errno not in DISK_FULL:
+            number = disk_full(error)
+            if not number:
                 raise
-            name = printable(str(error.filename or "the disk"))
-            print(
-                f"error: {name}: {error.strerror}; fix: free some space, or write elsewhere", file=sys.stderr
-            )
+            fact, fix = explain_full_disk(number, Path(error.filename or "."))
+            print(f"error: {printable(fact)}; fix: {fix}", file=sys.stderr)
             status = 1
         finally:
             sys.stdout.flush()  # the last lines too may meet a closed pipe

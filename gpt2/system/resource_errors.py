@@ -1,4 +1,4 @@
-"""Recognise errors of exhausted memory or disk, whichever library raises them.
+"""Recognise errors of exhausted memory or disk, whichever library raises them, and name what is exhausted.
 
 torch raises OutOfMemoryError for CUDA and ROCm allocations, and plain RuntimeErrors for the CPU's allocator, for
 cuBLAS and hipBLAS handles, and for a file that it could not write.
@@ -7,6 +7,8 @@ cuBLAS and hipBLAS handles, and for a file that it could not write.
 from __future__ import annotations
 
 import errno
+import os
+import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ OUT_OF_MEMORY = (
     "BLAS_STATUS_ALLOC_FAILED",
     "could not create a memory object",  # oneDNN
 )
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # no space, over quota, over the file size limit
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -33,9 +35,30 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def disk_full(error: BaseException) -> bool:
-    """Whether this error or one of its causes says that the disk is full."""
-    return any(isinstance(link, OSError) and link.errno in FULL for link in chain(error))
+def disk_full(error: BaseException) -> int:
+    """Return the errno of this error or of its cause if it says that the disk takes no more, else 0."""
+    found = (link.errno for link in chain(error) if isinstance(link, OSError) and link.errno in FULL)
+    return next(found, None) or 0
+
+
+def explain_full_disk(number: int, folder: Path) -> tuple[str, str]:
+    """Return what is exhausted in the folder and the fix. number: of `disk_full`."""
+    folder = existing_parent(folder)
+    if number == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        size = "" if limit == resource.RLIM_INFINITY else f" of {gib(limit)} (ulimit -f)"
+        return (
+            f"a file in {folder} exceeds the limit of file sizes{size}",
+            "raise the limit: ulimit -f unlimited",
+        )
+    if number == errno.EDQUOT:
+        return f"the disk quota for {folder} is used up", "delete files, or write to another disk"
+    if number == errno.EROFS:
+        return f"{folder} is on a read-only file system", "write to another disk, or mount it writable"
+    disk = os.statvfs(folder)
+    if disk.f_files and not disk.f_favail:
+        return f"the disk of {folder} has no free inodes: it holds too many files", "delete files of any size"
+    return f"no free disk space for {folder} ({gib(free_bytes(folder))} free)", "free disk space"
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -47,9 +70,14 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def free_bytes(path: Path) -> int:
     """Return the bytes that an ordinary user can still write at `path`, which need not exist."""
+    return shutil.disk_usage(existing_parent(path)).free
+
+
+def existing_parent(path: Path) -> Path:
+    """Return the path, or its nearest parent that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    return path
 
 
 def gib(count: float) -> str:

@@ -22,7 +22,7 @@ from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_entry
 from gpt2.hardware import resolve
 from gpt2.system import files
-from gpt2.system.resource_errors import disk_full, out_of_memory
+from gpt2.system.resource_errors import disk_full, explain_full_disk, out_of_memory
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.clocks import Clocks, unevenness
 from gpt2.train.fingerprint import initial_record
@@ -283,8 +283,9 @@ class Run:
 
     def failed(self, error: Exception) -> None:
         """Record the error that ended the run. After a full disk the run counts as interrupted."""
-        if disk_full(error):
-            self.log.notes.append(f"the disk was full at iteration {self.iteration}")
+        if number := disk_full(error):
+            fact, _ = explain_full_disk(number, self.plan.directory)
+            self.log.notes.append(f"stopped at iteration {self.iteration}: {fact}")
             status, reason = "interrupted", None
         elif out_of_memory(error):
             status, reason = "failed", f"out of memory at micro-batch {self.plan.batch.micro}: {error}"

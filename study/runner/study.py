@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import errno
 import functools
 import sys
 import time
@@ -25,7 +26,7 @@ from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.hardware import resolve
 from gpt2.hardware.detect import detected_target_name
 from gpt2.system import files
-from gpt2.system.resource_errors import disk_full, free_bytes, gib
+from gpt2.system.resource_errors import disk_full, explain_full_disk
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.attention import inspect
@@ -124,9 +125,10 @@ class Study:
             try:
                 return self.run_pending()
             except OSError as error:
-                if not disk_full(error):
+                number = disk_full(error)
+                if not number:
                     raise
-                raise self.full_disk(str(error)) from error
+                raise self.full_disk(number) from error
             except StopAsked:
                 self.session.close()
                 self.report()
@@ -315,7 +317,7 @@ class Study:
         Raises StudyError if the disk is full.
         """
         if status == EXIT_DISK_FULL:
-            raise self.full_disk(child.last_words())
+            raise self.full_disk(errno.ENOSPC, child.last_words())
         if status == EXIT_NOT_FINITE:
             return (
                 f"{child.last_words()}; retrying from the last checkpoint, to check whether it repeats",
@@ -327,12 +329,12 @@ class Study:
                 return smaller.notes[-1], plan_file.write(self.directory, smaller)
         return "", plan
 
-    def full_disk(self, message: str) -> StudyError:
-        detail = f"; {message}" if message else ""
-        return StudyError(
-            f"no free disk space for {self.directory} ({gib(free_bytes(self.directory))} free{detail}); fix: free disk "
-            "space, then run `make`: it continues from the last checkpoint"
-        )
+    def full_disk(self, number: int, message: str = "") -> StudyError:
+        """message: of the training process, where it could write one."""
+        reason = message.removeprefix("error: ")
+        if "; fix: " not in reason:
+            reason = "; fix: ".join(explain_full_disk(number, self.directory))
+        return StudyError(f"{reason}, then run `make`: it continues from the last checkpoint")
 
     def mark_failed(self, run: tuple[str, int], reason: str, before: str) -> None:
         """Write "failed" into the record of a run whose process ended without a result.

@@ -50,19 +50,19 @@ def main() -> int:
     except Interrupted:
         return EXIT_INTERRUPTED
     except Exception as error:
-        return _explain(error)
+        return _explain(error, arguments.study_dir)
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: Exception, folder: Path) -> int:
     """Write the error as the last line of the log; return its exit status."""
-    from gpt2.system.resource_errors import disk_full, out_of_memory
+    from gpt2.system.resource_errors import disk_full, explain_full_disk, out_of_memory
     from gpt2.train.step import NotFiniteError
 
     status, text = EXIT_FAILED, f"{error}"
     if out_of_memory(error):
         status, text = EXIT_OUT_OF_MEMORY, f"out of memory: {error}"
-    elif disk_full(error):
-        status = EXIT_DISK_FULL
+    elif number := disk_full(error):
+        status, text = EXIT_DISK_FULL, "; fix: ".join(explain_full_disk(number, folder))
     elif isinstance(error, NotFiniteError) and error.retry:
         status = EXIT_NOT_FINITE
     elif not isinstance(error, UserError):

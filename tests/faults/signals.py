@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 import subprocess
@@ -261,3 +262,48 @@ def closed_pipe(bench: Bench) -> str:
     status = process.wait()
     before = "goes on to its end" if not status and place.status() == "finished" else f"exit status {status}"
     return after_resuming(bench, place, before)
+
+
+STOPPED = "the undisturbed numbers; the seconds of the stop are in no clock"
+
+
+@fault("SIGSTOP for 20 s while it trains, then SIGCONT", STOPPED)
+def stopped_for_a_while(bench: Bench) -> str:
+    place = bench.workplace()
+    process = place.start(**bench.slow)
+    wait_for(lambda: place.steps() > 20)
+    place.send(signal.SIGSTOP, "scripts.train")
+    time.sleep(20)
+    place.send(signal.SIGCONT, "scripts.train")
+    said, _ = process.communicate()
+    seconds = [line["train_seconds"] for line in place.metrics() if line["event"] == "train"]
+    longest = max(after - before for before, after in itertools.pairwise(seconds))
+    same = place.numbers() == bench.undisturbed()
+    return outcome(same and longest < 15, STOPPED, f"same {same}, longest step {longest:.0f} s {said[-300:]}")
+
+
+REFUSED = "`make mrproper` removes nothing and names the lock; the study ends at the undisturbed numbers"
+
+
+@fault("make mrproper RESULTS=yes while it trains", REFUSED)
+def cleaned_while_it_trains(bench: Bench) -> str:
+    place = bench.workplace()
+    process = place.start(**bench.slow)
+    wait_for(lambda: place.steps() > 5)
+    done = place.command("scripts.dev.clean", "caches", "data", "config", "venv", "results")
+    process.communicate()
+    refused = done.returncode == 1 and "nothing is removed" in done.stdout
+    same = place.status() == "finished" and place.numbers() == bench.undisturbed()
+    return outcome(refused and same, REFUSED, f"refused {refused} same {same} {done.stdout[-300:]}")
+
+
+ASCII = "exit status 0, the table and the undisturbed numbers"
+
+
+@fault("a terminal in ASCII, in the C locale", ASCII)
+def ascii_terminal(bench: Bench) -> str:
+    place = bench.workplace()
+    done = place.make(LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    good = not done.returncode and "variant  seeds  perplexity" in done.stdout
+    same = place.numbers() == bench.undisturbed()
+    return outcome(good and same, ASCII, f"good {good} same {same} {done.stdout[-400:]}")

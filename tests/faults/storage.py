@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from tests.faults.harness import Bench, fault, in_namespace, outcome
+from tests.faults.harness import Bench, CannotDoError, fault, in_namespace, outcome
 from tests.faults.workplace import Workplace, wait_for
 
 PREVIOUS = "passed over for the one before, named in the report; ends at the undisturbed numbers"
@@ -136,36 +136,47 @@ def on_small_disk(bench: Bench, mebibytes: int) -> tuple[Workplace, tuple[str, .
     return place, (*prefix, "sh", str(script))
 
 
-FULL = "the run stops cleanly, the study says that the disk is full, the checkpoint is whole; after that, same numbers"
+FULL = "the run stops cleanly, what is exhausted is named, the checkpoint is whole; after that, same numbers"
 
 
-@fault("the disk fills up while it trains", FULL, quick=True)
-def disk_full(bench: Bench) -> str:
+def exhausted(bench: Bench, fill: str, named: str) -> str:
+    """Exhaust the results' disk by a shell command once the run is under way, empty it, and continue: in one mount."""
     place, prefix = on_small_disk(bench, 400)
-    # fill the disk once the run is under way, try, free it, and go on: all inside the one mount
     script = place.folder / "small.sh"
     script.write_text(
         script.read_text().replace(
             '"$@"\nstatus=$?\n',
             '"$@" & pid=$!\n'
             f"while ! ls results/{place.study.name}/runs/B0/checkpoint/0* >/dev/null 2>&1; do sleep 0.05; done\n"
-            "cat /dev/zero > results/filler 2>/dev/null\n"
+            f"{fill}\n"
             "wait $pid; echo FIRST $?\n"
             f"ls results/{place.study.name}/runs/B0/checkpoint\n"
-            "rm results/filler\n"
+            "rm -r results/filler\n"
             '"$@"\nstatus=$?\n',
         )
     )
     done = place.command("scripts.study", prefix=prefix, **bench.slow)
     if done.returncode == 77:
-        from tests.faults.harness import CannotDoError
-
         raise CannotDoError("no file system can be mounted here")
     (place.folder / "results").rmdir()
     (place.folder / "kept").rename(place.folder / "results")
-    first = "FIRST 1" in done.stdout and "no free disk space for" in done.stdout
+    first = "FIRST 1" in done.stdout and named in done.stdout
     same = place.status() == "finished" and place.numbers() == bench.undisturbed()
     return outcome(first and same, FULL, f"first {first} same {same} {done.stdout[-600:]}")
+
+
+@fault("the disk fills up while it trains", FULL, quick=True)
+def disk_full(bench: Bench) -> str:
+    return exhausted(bench, "cat /dev/zero > results/filler 2>/dev/null", "no free disk space for")
+
+
+@fault("the disk has no free inodes while it trains", FULL)
+def no_inodes(bench: Bench) -> str:
+    fill = (
+        "mount -o remount,nr_inodes=1000 results && mkdir results/filler && "
+        "(cd results/filler; seq 2000 | xargs touch 2>/dev/null)"
+    )
+    return exhausted(bench, fill, "has no free inodes")
 
 
 @fault(
@@ -182,20 +193,18 @@ def too_small(bench: Bench) -> str:
     )
 
 
-@fault(
-    "files may not grow (a quota)",
-    "the run stops cleanly, the study says that the disk is full; after that, same numbers",
-)
-def quota(bench: Bench) -> str:
+LIMITED = "the run stops cleanly, the study names the limit; after that, same numbers"
+
+
+@fault("files may not grow (ulimit -f)", LIMITED)
+def file_size_limit(bench: Bench) -> str:
     place = bench.workplace()
     done = place.command("scripts.study", prefix=("prlimit", "--fsize=3000000"), **bench.slow)
-    first = (
-        done.returncode == 1 and "no free disk space for" in done.stdout and place.status() == "interrupted"
-    )
+    named = "exceeds the limit of file sizes of 3 MiB (ulimit -f)" in done.stdout
+    first = done.returncode == 1 and named and place.status() == "interrupted"
     again = place.make()
     same = again.returncode == 0 and place.numbers() == bench.undisturbed()
-    expected = "the run stops cleanly, the study says that the disk is full; after that, same numbers"
-    return outcome(first and same, expected, f"first {first} same {same} {done.stdout[-400:]}")
+    return outcome(first and same, LIMITED, f"first {first} same {same} {done.stdout[-400:]}")
 
 
 @fault(

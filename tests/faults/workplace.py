@@ -136,10 +136,13 @@ class Workplace:
 
     def kill(self, named: str) -> None:
         """SIGKILL to the processes that were started in this folder with `named` in their arguments."""
-        for number, words in self._processes():
+        self.send(signal.SIGKILL, named)
+
+    def send(self, number: int, named: str) -> None:
+        for process, words in self._processes():
             if named in words:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
+                    os.kill(process, number)
 
     def _processes(self) -> Iterator[tuple[int, str]]:
         for path in Path("/proc").glob("[0-9]*"):

@@ -129,7 +129,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint_and_no_partial_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", disk_full)
-        with pytest.raises(CheckpointError, match="No space left"):
+        with pytest.raises(CheckpointError, match="no free disk space"):
             save(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["00000001"]
     loaded = checkpoint.load_latest(tmp_path)

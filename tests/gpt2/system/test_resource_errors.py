@@ -4,12 +4,14 @@ import errno
 import resource
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
-from gpt2.system.resource_errors import chain, disk_full, free_bytes, gib, out_of_memory
+from gpt2.system import resource_errors
+from gpt2.system.resource_errors import chain, disk_full, explain_full_disk, free_bytes, gib, out_of_memory
 
 
 def test_a_failed_torch_allocation_is_out_of_memory() -> None:
@@ -70,6 +72,31 @@ def test_an_exceeded_file_size_limit_is_a_full_disk_also_through_torch_save(tmp_
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert disk_full(caught.value)
     assert not out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("number", "inodes", "fact"),
+    [
+        (errno.ENOSPC, 10, "no free disk space for {} ("),
+        (errno.ENOSPC, 0, "the disk of {} has no free inodes: it holds too many files"),
+        (errno.EDQUOT, 10, "the disk quota for {} is used up"),
+        (errno.EROFS, 10, "{} is on a read-only file system"),
+        (errno.EFBIG, 10, "a file in {} exceeds the limit of file sizes of 3 MiB (ulimit -f)"),
+    ],
+)
+def test_what_is_exhausted_is_named_with_its_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, inodes: int, fact: str
+) -> None:
+    disk = types.SimpleNamespace(f_files=100, f_favail=inodes)
+    monkeypatch.setattr(resource_errors.os, "statvfs", lambda path: disk)
+    monkeypatch.setattr(resource_errors, "free_bytes", lambda path: 0)
+    monkeypatch.setattr(resource_errors.resource, "getrlimit", lambda kind: (3 * 2**20, -1))
+    error = RuntimeError("torch")
+    error.__cause__ = OSError(number, "x")
+    assert disk_full(error) == number
+    found, fix = explain_full_disk(number, tmp_path / "not" / "yet")
+    assert found.startswith(fact.format(tmp_path))
+    assert fix
 
 
 def test_the_chain_of_causes_ends_at_the_first_error() -> None:
