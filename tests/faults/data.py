@@ -50,7 +50,7 @@ def empty(bench: Bench) -> str:
     return harmed(bench, lambda shard: shard.write_bytes(b""))
 
 
-@fault("a short data shard", NAMED, quick=True)
+@fault("a short data shard", NAMED)
 def short(bench: Bench) -> str:
     return harmed(bench, lambda shard: shard.write_bytes(shard.read_bytes()[:-200]))
 

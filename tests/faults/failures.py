@@ -117,7 +117,7 @@ PASSING = "retried from the checkpoint, ends at the undisturbed numbers, recorde
 @fault("a loss that is NaN once", PASSING, quick=True)
 def nan_once(bench: Bench) -> str:
     place = bench.workplace()
-    done = place.make({"place": "loss", "only": 40, "action": "nan", "times": 1})
+    done = place.make({"place": "loss", "only": 28, "action": "nan", "times": 1})
     seen = place.record()
     same = place.numbers() == bench.undisturbed()
     told = "transient fault" in (place.study / "report.md").read_text()
@@ -128,11 +128,11 @@ def nan_once(bench: Bench) -> str:
 @fault("a loss spike", "trained through and put on record with what was to be expected")
 def spike(bench: Bench) -> str:
     place = bench.workplace(LEARNING_RATE="1e-6")
-    done = place.make({"place": "loss", "only": 40, "action": "spike", "times": 0})
+    done = place.make({"place": "loss", "only": 28, "action": "spike", "times": 0})
     spikes = place.record()["spikes"]
     told = "loss spike" in (place.study / "report.md").read_text()
     good = (
-        done.returncode == 0 and told and [row[0] for row in spikes] == [41] and spikes[0][1] > spikes[0][2]
+        done.returncode == 0 and told and [row[0] for row in spikes] == [29] and spikes[0][1] > spikes[0][2]
     )
     return outcome(
         good,

@@ -1,7 +1,7 @@
-"""The table of faults, and what each of them is given to work with.
+"""The table of faults and the tools that they share.
 
-A fault is a function that really does the harm, in processes of its own, and says in words what it saw. It is as
-expected where those are the words that the table expects.
+A fault is a function that disturbs a study in separate processes and returns the outcome in words. It is as expected
+where these are the words of the table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.faults.workplace import ROOT, Workplace, injected, wait_for, write_st
 
 
 class CannotDoError(Exception):
-    """This machine does not allow the harm to be done: the row says so and counts as neither good nor bad."""
+    """The fault cannot be injected on this machine. Its row counts as neither good nor bad."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,24 @@ TABLE: list[Fault] = []
 def fault(
     name: str, expected: str, quick: bool = False
 ) -> Callable[[Callable[[Bench], str]], Callable[[Bench], str]]:
-    """Put a function into the table."""
+    """Add a function to the table."""
 
-    def enter(inflict: Callable[[Bench], str]) -> Callable[[Bench], str]:
+    def add(inflict: Callable[[Bench], str]) -> Callable[[Bench], str]:
         TABLE.append(Fault(name, expected, inflict, quick))
         return inflict
 
-    return enter
+    return add
 
 
 def outcome(good: bool, expected: str, otherwise: str) -> str:
-    """The expected words, or what was seen in their place."""
+    """Return the expected words, or the details of another outcome."""
     return expected if good else f"NOT SO: {' '.join(otherwise.split())}"
 
 
 class Bench:
-    """Fresh workplaces, the numbers of undisturbed studies (made once each), and a few tools."""
+    """New workplaces, and undisturbed studies that are run once each."""
 
-    long = {"GPT2_MAX_ITERS": "500", "EVAL_INTERVAL_TOKENS": "6400"}  # noqa: RUF012
+    long = {"GPT2_MAX_ITERS": "500", "EVAL_INTERVAL_TOKENS": "3200"}  # noqa: RUF012
     hellaswag = ROOT / "tests" / "fixtures" / "hellaswag_small.jsonl"
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
@@ -65,27 +65,44 @@ class Bench:
         self.texts = write_stories(folder / "texts")
         self.random = random.Random(seed)
         self.slow = injected(None)
-        self._made = 0
-        self._undisturbed: dict[str, dict[str, Any]] = {}
+        self._workplaces = 0
+        self._studies: dict[str, Workplace] = {}
 
     def workplace(self, **changes: str) -> Workplace:
-        """A new folder with the study configured, and the data prepared before, which all share."""
-        self._made += 1
+        """Return a new folder with a configured study. All share the prepared data."""
+        self._workplaces += 1
         shared = {"DATA_DIR": str(self.folder / "data")} | changes
-        return Workplace(self.folder / f"place-{self._made:03d}", self.texts, **shared)
+        return Workplace(self.folder / f"place-{self._workplaces:03d}", self.texts, **shared)
 
     def undisturbed(self, name: str = "B0", **changes: str) -> dict[str, Any]:
-        """The numbers of `name` in a study with these settings that nothing happens to."""
-        key = json.dumps([name, changes], sort_keys=True)
-        if key not in self._undisturbed:
+        """Return the numbers of a run in an undisturbed study with these settings."""
+        return self._study(None, changes).numbers(name)
+
+    def finished(self) -> Workplace:
+        """Return a copy of the undisturbed study with default settings."""
+        return self._copy(self._study(None, {}))
+
+    def interrupted(self) -> Workplace:
+        """Return a copy of a study that was interrupted late enough for two checkpoints."""
+        return self._copy(self._study({"place": "step", "at": 32, "action": "TERM"}, {}))
+
+    def _study(self, fault: dict[str, Any] | None, changes: dict[str, str]) -> Workplace:
+        """Run a study with these settings once."""
+        key = json.dumps([fault, changes], sort_keys=True)
+        if key not in self._studies:
             place = self.workplace(**changes)
-            done = place.command("scripts.study")
-            assert done.returncode == 0, done.stdout
-            self._undisturbed[key] = place.numbers(name)
-        return self._undisturbed[key]
+            done = place.make(fault) if fault else place.command("scripts.study")
+            assert done.returncode == (130 if fault else 0), done.stdout
+            self._studies[key] = place
+        return self._studies[key]
+
+    def _copy(self, study: Workplace) -> Workplace:
+        place = self.workplace()
+        shutil.copytree(study.folder / "results", place.folder / "results")
+        return place
 
     def kill_all(self, place: Workplace, process: subprocess.Popen[str]) -> None:
-        """SIGKILL to the study and to whatever it started."""
+        """Send SIGKILL to the study and to its processes."""
         process.kill()
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -98,12 +115,12 @@ class Bench:
 
 
 def in_namespace() -> tuple[str, ...]:
-    """What a command is prefixed with to be allowed to mount a file system of its own."""
+    """Return the prefix of a command that may mount a private file system."""
     prefix = (
         ("unshare", "--mount") if os.geteuid() == 0 else ("unshare", "--user", "--map-root-user", "--mount")
     )
     if not shutil.which("unshare"):
         raise CannotDoError("there is no unshare here")
     if subprocess.run([*prefix, "true"], capture_output=True).returncode:
-        raise CannotDoError("this machine allows no mount of one's own")
+        raise CannotDoError("this machine does not allow private mounts")
     return prefix

@@ -50,12 +50,12 @@ def term_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 20, "action": "TERM"})
 
 
-@fault("SIGINT while it trains", WITHIN, quick=True)
+@fault("SIGINT while it trains", WITHIN)
 def int_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 21, "action": "INT"})
 
 
-@fault("SIGHUP: the terminal is closed", WITHIN, quick=True)
+@fault("SIGHUP: the terminal is closed", WITHIN)
 def hup_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 22, "action": "HUP"})
 
@@ -115,22 +115,22 @@ def killed(bench: Bench, injection: dict[str, Any]) -> str:
 
 @fault("SIGKILL of the training process", KILLED)
 def kill_in_training(bench: Bench) -> str:
-    return killed(bench, {"place": "step", "at": 40, "action": "kill"})
+    return killed(bench, {"place": "step", "at": 28, "action": "kill"})
 
 
 @fault("SIGKILL in the middle of an accumulation", KILLED)
 def kill_in_accumulation(bench: Bench) -> str:
-    return killed(bench, {"place": "accumulation", "at": 41, "action": "kill"})
+    return killed(bench, {"place": "accumulation", "at": 29, "action": "kill"})
 
 
 @fault("SIGKILL while a checkpoint is written", KILLED, quick=True)
 def kill_in_save(bench: Bench) -> str:
-    return killed(bench, {"place": "save", "at": 30, "action": "kill"})
+    return killed(bench, {"place": "save", "at": 24, "action": "kill"})
 
 
 @fault("SIGKILL during validation", KILLED)
 def kill_in_evaluation(bench: Bench) -> str:
-    return killed(bench, {"place": "evaluate", "at": 40, "action": "kill"})
+    return killed(bench, {"place": "evaluate", "at": 30, "action": "kill"})
 
 
 @fault(
@@ -139,7 +139,7 @@ def kill_in_evaluation(bench: Bench) -> str:
 )
 def power_cut(bench: Bench) -> str:
     place = bench.workplace()
-    place.make({"place": "step", "at": 40, "action": "kill-both"})
+    place.make({"place": "step", "at": 28, "action": "kill-both"})
     return after_resuming(bench, place, f"record says {place.status()}")
 
 

@@ -18,9 +18,8 @@ PREVIOUS = "passed over for the one before, named in the report; ends at the und
 
 
 def damaged(bench: Bench, harm: Callable[[Path], None], expected: str = PREVIOUS) -> str:
-    """Interrupt late enough for two checkpoints, harm the newest, `make` again."""
-    place = bench.workplace()
-    place.make({"place": "step", "at": 45, "action": "TERM"})
+    """Damage the newest of two checkpoints of an interrupted study and run `make`."""
+    place = bench.interrupted()
     found = place.checkpoints()
     if len(found) != 2:
         return f"{len(found)} checkpoints instead of two"
@@ -97,7 +96,6 @@ class Malicious:
 @fault(
     "a checkpoint that carries code, with a valid manifest",
     "refused without running it; " + PREVIOUS,
-    quick=True,
 )
 def malicious(bench: Bench) -> str:
     mark = bench.folder / "ran"
@@ -111,8 +109,7 @@ def malicious(bench: Bench) -> str:
 
 @fault("both checkpoints damaged", "an error that names them and the remedy; nothing is begun anew silently")
 def both_damaged(bench: Bench) -> str:
-    place = bench.workplace()
-    place.make({"place": "step", "at": 45, "action": "TERM"})
+    place = bench.interrupted()
     for path in place.checkpoints():
         (path / "state.pt").write_bytes(b"")
     done = place.make()
@@ -232,10 +229,10 @@ def bad_plan(bench: Bench) -> str:
 @fault("a torn line at the end of metrics.jsonl", "dropped; ends at the undisturbed numbers")
 def torn_metrics(bench: Bench) -> str:
     place = bench.workplace()
-    place.make({"place": "step", "at": 45, "action": "TERM"})
+    place.make({"place": "step", "at": 32, "action": "TERM"})
     wait_for(lambda: not place.orphans())
     with (place.run_dir() / "metrics.jsonl").open("a") as file:
-        file.write('{"event": "train", "iteration": 46, "lo')
+        file.write('{"event": "train", "iteration": 33, "lo')
     done = place.make()
     same = done.returncode == 0 and place.numbers() == bench.undisturbed()
     return outcome(same, "dropped; ends at the undisturbed numbers", done.stdout[-300:])
