@@ -20,7 +20,7 @@ override BARE := python3
 override SETUP := python3 -m scripts.dev.setup
 endif
 
-.PHONY: all help setup-base setup-core setup-main setup-tools setup-dev menuconfig savedefconfig olddefconfig \
+.PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
         data run extend report compare attention control memory bench check faults clean mrproper
 .DEFAULT_GOAL := all
 
@@ -64,7 +64,7 @@ attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEAD
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
 	@$(INTERPRETER) -m scripts.control
 
-bench: setup-tools  ## Speed and memory; or SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records
+bench: setup-core  ## Speed and memory; or SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records
 	@$(INTERPRETER) -m scripts.bench
 
 memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]
@@ -82,5 +82,5 @@ clean:  ## Remove caches and prepared data, not results and .venv
 mrproper:  ## Remove .config and .venv as well [RESULTS=yes: and results]
 	@$(BARE) -m scripts.dev.clean caches data config venv
 
-setup-base setup-core setup-main setup-tools setup-dev: setup-%:
+setup-base setup-core setup-main setup-dev: setup-%:
 	@$(SETUP) $*

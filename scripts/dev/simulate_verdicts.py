@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpt2.system.errors import run_command
+from pages.document import Table, markdown_table
 from study.analysis.verdict import BETTER, EQUIVALENT, WORSE, judge
 from study.stats.statistics import perplexity_percent
 
@@ -41,61 +42,56 @@ def simulate(studies: int, seeds: int, ratio: float = 1.0, effect: float = 0.0, 
     """Judge `studies` studies. ratio: RALEARN's variance over a control arm's. effect: RALEARN's, in nats."""
     cell = [seed, seeds, round(10 * ratio), round(1000 * abs(effect)), *([1] if effect < 0 else [])]
     draw = np.random.default_rng(cell)
-    decided = covered = equivalent = wrong_sign = 0
+    counts = np.zeros(4)
     for _ in range(studies):
         losses = 4.0 + SEED_SIGMA * draw.normal(size=(seeds, 1)) + SIGMA * draw.normal(size=(seeds, 5)) * [
             1, 1, 1, 1, math.sqrt(ratio)
         ]  # fmt: skip
         losses[:, 4] += effect
-        table = {
-            name: dict(enumerate(column))
-            for name, column in zip((*CONTROLS, "RALEARN"), losses.T.tolist(), strict=True)
-        }
-        (verdict,) = judge(table)
-        interval = verdict.test.difference
-        assert interval.low is not None
-        assert interval.high is not None
-        decided += verdict.word in (BETTER, WORSE)
-        covered += interval.low <= effect <= interval.high
-        equivalent += verdict.word == EQUIVALENT
-        wrong_sign += verdict.word == (WORSE if effect < 0 else BETTER) and effect != 0
-    return Rates(*(count / studies for count in (decided, covered, equivalent, wrong_sign)))
+        columns = zip((*CONTROLS, "RALEARN"), losses.T.tolist(), strict=True)
+        (verdict,) = judge({name: dict(enumerate(column)) for name, column in columns})
+        low, high = verdict.test.difference.low, verdict.test.difference.high
+        assert low is not None
+        assert high is not None
+        wrong = verdict.word == (WORSE if effect < 0 else BETTER) and effect != 0
+        decided = verdict.word in (BETTER, WORSE)
+        counts += [decided, low <= effect <= high, verdict.word == EQUIVALENT, wrong]
+    return Rates(*(counts / studies).tolist())
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def calibration(studies: int) -> list[str]:
+def calibration(studies: int) -> list[list[str]]:
     """The table of false positives and coverage without an effect."""
-    lines = [
-        "| variance ratio | seeds | better or worse, % | interval contains zero, % | equivalent within 1 %, % |"
+    head = [
+        "variance ratio",
+        "seeds",
+        "better or worse, %",
+        "interval contains zero, %",
+        "equivalent within 1 %, %",
     ]
-    lines.append("|---|---|---|---|---|")
+    rows = [head]
     for ratio in RATIOS:
         for seeds in SEEDS:
             rates = simulate(studies, seeds, ratio)
-            cells = (percent(rates.decided), percent(rates.covered), percent(rates.equivalent))
-            lines.append(f"| {ratio} | {seeds} | {' | '.join(cells)} |")
-    return lines
+            shares = (rates.decided, rates.covered, rates.equivalent)
+            rows.append([str(ratio), str(seeds), *(f"{100 * share:.1f}" for share in shares)])
+    return rows
 
 
-def power(studies: int) -> list[str]:
+def power(studies: int) -> list[list[str]]:
     """The table of power where the variant varies like the control arms."""
-    effects = " | ".join(f"{perplexity_percent(effect):.1f} %" for effect in EFFECTS)
-    lines = [f"| seeds | {effects} | wrong sign |", "|---|---|---|---|---|"]
+    rows = [["seeds", *(f"{perplexity_percent(effect):.1f} %" for effect in EFFECTS), "wrong sign"]]
     for seeds in POWER_SEEDS:
         cells = [simulate(studies, seeds, 1.0, effect) for effect in EFFECTS]
         worst = max(rates.wrong_sign for rates in cells)
-        shown = " | ".join(percent(rates.decided) for rates in cells)
-        lines.append(f"| {seeds} | {shown} | {100 * worst:.2f} |")
-    return lines
+        rows.append([str(seeds), *(f"{100 * rates.decided:.1f}" for rates in cells), f"{100 * worst:.2f}"])
+    return rows
 
 
 def main() -> int:
     studies = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    print(f"{studies:,} studies a cell, {SIGMA} nats between control arms at one seed\n")
-    print("\n".join([*calibration(studies), "", *power(studies)]))
+    print(f"{studies:,} studies a cell, {SIGMA} nats between control arms at one seed")
+    for head, *rows in (calibration(studies), power(studies)):
+        print("", markdown_table(Table(head, rows)), sep="\n")
     return 0
 
 

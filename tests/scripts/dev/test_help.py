@@ -55,7 +55,6 @@ def test_every_target_for_the_user_has_a_comment() -> None:
         "setup-base",
         "setup-core",
         "setup-main",
-        "setup-tools",
         "setup-dev",
         "all",
     }

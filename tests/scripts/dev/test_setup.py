@@ -1,14 +1,18 @@
 """Test the set-up with a fake interpreter that records its calls and installs nothing."""
 
 import ast
-import os
+import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from gpt2.hardware import detect
+from gpt2.system.errors import UserError
 from scripts.dev import setup
+
+ROOT = Path(__file__).parents[3]
 
 STUB = """#!/bin/sh
 echo "$@" >> "{calls}"
@@ -70,12 +74,12 @@ def see(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(detect, "detect_hardware", lambda: seen)
 
 
-def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the line of an error message."""
-    assert setup.main(arguments) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    return line
+def error_of(*arguments: str) -> str:
+    """Return the message of a refusal."""
+    with pytest.raises(UserError) as refused:
+        setup.main([*arguments])
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
 
 
 # -- which torch ------------------------------------------------------------------------------------------------
@@ -91,16 +95,13 @@ def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
     ]
 
 
-def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Machine) -> None:
     machine.refuse("-c import torch", "-m pip install --quiet --disable-pip-version-check torch", "-m uv")
-    assert setup.main(["main"]) == 1
+    assert "make PYTHON=python3" in error_of("main")
     tried = [call for call in machine.calls() if "torch" in call and not call.startswith("-c")]
     assert [call.split()[1] for call in tried] == ["pip", "uv"]
     assert "--torch-backend cpu" in tried[1]
     assert not any(call.endswith("install torch>=2.11,<2.14") for call in tried)
-    assert "make PYTHON=python3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -167,10 +168,8 @@ def test_an_extra_is_installed_when_the_configuration_needs_it(
 
 def test_a_failed_installation_is_retried(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     machine.refuse("-m pip")
-    assert setup.main(["base"]) == 1
-    told = capsys.readouterr().err
-    assert "refused: -m pip" in told
-    assert "fix: make (it tries again)" in told
+    assert "fix: make (it tries again)" in error_of("base")
+    assert "refused: -m pip" in capsys.readouterr().err
     machine.refuse()
     machine.calls()
     assert setup.main(["base"]) == 0
@@ -189,16 +188,14 @@ def test_an_environment_without_its_interpreter_is_created_again(
     fake.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fake))
     machine.calls()
-    assert setup.main(["base"]) == 1
+    assert "python3-venv" in error_of("base")
     assert machine.calls() == [f"-m venv --clear {setup.VENV}"]
 
 
-def test_without_the_venv_module_the_fix_is_named(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_venv_module_the_fix_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine.root / ".venv/bin/python").unlink()
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert "python3-venv" in error_of(["base"], capsys)
+    assert "python3-venv" in error_of("base")
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
@@ -206,15 +203,12 @@ def test_without_the_venv_module_the_fix_is_named(
 
 @pytest.mark.parametrize("arguments", [["base"], ["main"], ["dev"], ["--as-it-is", "main"]])
 def test_an_old_python_is_refused_in_one_line_before_anything_else(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     (machine.root / ".config").unlink()
     monkeypatch.setattr(sys, "version_info", (3, 9, 2, "final", 0))
     monkeypatch.setattr(sys, "version", "3.9.2 (default)")
-    line = error_of(arguments, capsys)
+    line = error_of(*arguments)
     assert "Python 3.9.2 is too old: 3.11 or newer is needed" in line
     assert machine.calls() == []
 
@@ -228,32 +222,23 @@ def test_an_old_python_can_read_the_file_that_refuses_it() -> None:
     assert "from __future__ import annotations" in source
 
 
-def test_training_without_a_config_names_the_fix(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_without_a_config_names_the_fix(machine: Machine) -> None:
     (machine.root / ".config").unlink()
-    assert "fix: make defconfig-gpt2-ra-ablation" in error_of(["main"], capsys)
+    assert "fix: make defconfig-gpt2-ra-ablation" in error_of("main")
     assert machine.calls() == []
 
 
 @pytest.mark.parametrize(
     ("command", "kind"),
-    [("report", "core"), ("compare", "core"), ("attention", "core"), ("memory", "core"), ("bench", "tools")],
+    [("report", "core"), ("compare", "core"), ("attention", "core"), ("memory", "core"), ("bench", "core")],
 )
 def test_a_command_that_reads_no_config_is_set_up_without_one(command: str, kind: str) -> None:
     makefile = (Path(setup.__file__).parents[2] / "Makefile").read_text()
     assert f"\n{command}: setup-{kind} " in makefile
 
 
-def test_a_command_that_reads_results_or_predicts_needs_no_extras_of_the_configuration(
-    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_trains_no_run_needs_no_extras_of_the_configuration(machine: Machine) -> None:
     machine.configure("CONFIG_DATASET_TINYSTORIES=y", "CONFIG_WANDB=y")
-    asked: list[str] = []
-    monkeypatch.setattr(setup, "lacking", lambda names: asked.extend(names) or [])
-    assert setup.main(["--as-it-is", "core"]) == 0
-    assert "torch" in asked
-    assert not {"datasets", "pyarrow", "wandb"} & set(asked)
     assert setup.main(["core"]) == 0
     assert machine.calls()[-1] == "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15"
     machine.configure("CONFIG_SEEDS=3")
@@ -261,35 +246,9 @@ def test_a_command_that_reads_results_or_predicts_needs_no_extras_of_the_configu
     assert machine.calls() == []
 
 
-def test_without_a_config_the_tools_get_what_training_needs_and_no_extras(machine: Machine) -> None:
-    (machine.root / ".config").unlink()
-    assert setup.main(["tools"]) == 0
-    assert machine.calls()[-2:] == [
-        f"-m pip install {setup.TORCH_ON_CPU}",
-        "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15",
-    ]
-
-
-def test_tools_and_training_share_one_environment_with_the_extras_of_the_configuration(
-    machine: Machine,
-) -> None:
-    machine.configure("CONFIG_WANDB=y")
-    assert setup.main(["tools"]) == 0
-    assert any(" wandb>" in call for call in machine.calls())
-    assert setup.main(["main"]) == 0
-    assert machine.calls() == []
-
-
-def test_as_it_is_the_tools_need_what_training_needs(
-    machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (machine.root / ".config").unlink()
-    assert "has no absent_one" in error_of(["--as-it-is", "tools"], capsys)
-
-
 @pytest.mark.parametrize("arguments", [[], ["everything"], ["base", "main"]])
-def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "one of base, core, main, dev, tools" in error_of(arguments, capsys)
+def test_a_wrong_call_is_refused(arguments: list[str]) -> None:
+    assert "one of base, core, main, dev" in error_of(*arguments)
 
 
 def test_ctrl_c_prints_no_traceback(
@@ -307,12 +266,16 @@ def test_ctrl_c_prints_no_traceback(
 
 
 @pytest.fixture
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a folder of importable modules before the real ones."""
+def modules(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Require three packages, and put a folder with the modules of two before the real ones."""
     folder = tmp_path / "modules"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setitem(setup.MODULES, "main", ["present_one", "absent_one", "broken_one"])
+    required = 'dependencies = ["present_one>=1", "absent_one==2", "broken_one<3"]'
+    pyproject = machine.root / "pyproject.toml"
+    pyproject.write_text(
+        re.sub("dependencies = .*", required, PYPROJECT).replace("wandb>", "absent_tracker>")
+    )
     for name in ("present_one", "absent_one", "broken_one", "absent_tracker"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     (folder / "present_one.py").write_text("")
@@ -321,13 +284,14 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_as_it_is_names_what_is_missing_or_broken_and_installs_nothing(
-    machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
+    machine: Machine, modules: Path
 ) -> None:
-    line = error_of(["--as-it-is", "main"], capsys)
-    assert f"{sys.executable} has no absent_one, broken_one (OSError: libsomething.so.7: cannot open)" in line
-    assert "present_one" not in line
+    line = error_of("--as-it-is", "main")
+    assert (
+        f"{sys.executable} has no absent_one, broken_one (OSError: libsomething.so.7: cannot open);" in line
+    )
     assert machine.calls() == []
-    assert not list((machine.root / ".venv").glob(".main*"))
+    assert not list((machine.root / ".venv").glob(".installed*"))
 
 
 def test_as_it_is_with_everything_there_says_nothing(
@@ -340,29 +304,27 @@ def test_as_it_is_with_everything_there_says_nothing(
     assert machine.calls() == []
 
 
-def test_as_it_is_asks_for_the_extras_of_the_configuration(
-    machine: Machine, modules: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("kind", "needs_it"), [("main", True), ("core", False)])
+def test_as_it_is_asks_for_the_extras_of_the_configuration_before_a_run(
+    machine: Machine, modules: Path, kind: str, needs_it: bool
 ) -> None:
-    monkeypatch.setitem(setup.MODULES, "main", ["present_one"])
-    monkeypatch.setitem(setup.EXTRA_MODULES, "wandb", ["absent_tracker"])
     machine.configure("CONFIG_WANDB=y")
-    assert "has no absent_tracker;" in error_of(["--as-it-is", "main"], capsys)
+    assert ("absent_tracker" in error_of("--as-it-is", kind)) is needs_it
 
 
-def test_every_requirement_of_the_project_is_checked() -> None:
-    """A new dependency in pyproject must have a module for --as-it-is."""
-    import tomllib
+def test_every_package_of_the_project_has_a_module_of_the_name_that_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(setup, "ROOT", ROOT)
+    monkeypatch.setattr(setup, "configured_extras", list)
+    packages = [setup.package(line) for line in setup.requirements_of("dev")]
+    assert {"torch", "kconfiglib", "pillow", "pytest"} <= set(packages)
+    for name in packages:
+        assert importlib.util.find_spec(setup.MODULES.get(name, name)), name
 
-    project = tomllib.loads((Path(setup.__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
 
-    def names(lines: list[str]) -> set[str]:
-        return {line.split(">")[0].split("=")[0] for line in lines}
-
-    assert names(project["dependencies"]) == set(setup.MODULES["main"])
-    modules = {"pillow": "PIL", "pytest-xdist": "xdist"}
-    assert {modules.get(name, name) for name in names(extras["dev"])} == set(setup.MODULES["dev"])
-    assert {extra: set(modules) for extra, modules in setup.EXTRA_MODULES.items()} == {
-        extra: names(extras[extra]) for extra in setup.EXTRAS
-    }
-    assert os.path.commonpath([setup.python(), setup.VENV]) == str(setup.VENV)
+def test_the_extras_that_a_configuration_needs_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "ROOT", ROOT)
+    monkeypatch.setattr(setup, "configured_extras", lambda: [*setup.EXTRAS])
+    packages = {setup.package(line) for line in setup.requirements_of("main")}
+    assert {"datasets", "pyarrow", "wandb", "trackio"} <= packages

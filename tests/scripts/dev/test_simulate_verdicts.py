@@ -21,5 +21,5 @@ def test_power_grows_with_the_effect_and_with_the_seeds() -> None:
 
 def test_the_tables_have_a_row_for_every_cell() -> None:
     rows = len(simulate_verdicts.RATIOS) * len(simulate_verdicts.SEEDS)
-    assert len(simulate_verdicts.calibration(2)) == 2 + rows
-    assert len(simulate_verdicts.power(2)) == 2 + len(simulate_verdicts.POWER_SEEDS)
+    assert len(simulate_verdicts.calibration(2)) == 1 + rows
+    assert len(simulate_verdicts.power(2)) == 1 + len(simulate_verdicts.POWER_SEEDS)
