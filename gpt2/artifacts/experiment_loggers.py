@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import os
 import shlex
 import signal
@@ -22,7 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpt2.artifacts import run_record
+from gpt2.artifacts.run_record import RecordError, RunRecord
 from gpt2.config.config import TrackingConfig
+from gpt2.config.dotconfig import ConfigError, read_symbols
+from gpt2.system.read_files import DamagedFileError, open_regular, parse_json
 
 POLL_SECONDS = 1.0
 FINISH_SECONDS = 20.0  # limit for a logger at the end of a run, or after the study's death
@@ -150,20 +153,25 @@ def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Return the complete lines after `offset` and the next offset. A shortened file is read from the start."""
     if not path.exists():
         return [], 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.seek(0, os.SEEK_END) < offset:
             offset = 0
         file.seek(offset)
         content = file.read()
     whole = content[: content.rfind(b"\n") + 1]
-    return [json.loads(text) for text in whole.splitlines()], offset + len(whole)
+    lines = []
+    for text in whole.splitlines():
+        with contextlib.suppress(DamagedFileError):
+            lines.append(parse_json(text, path))
+    return lines, offset + len(whole)
 
 
 def follow(run_dir: Path, parent: int) -> Iterator[dict[str, Any]]:
     """Yield lines as they appear, until the record is final or the parent is dead."""
     offset = 0
     while True:
-        final = _status(run_dir) in ("finished", "failed", "interrupted") or os.getppid() != parent
+        record = _record(run_dir)
+        final = (record and record.status != "running") or os.getppid() != parent
         lines, offset = new_lines(run_dir / "metrics.jsonl", offset)
         yield from lines
         if final:
@@ -171,24 +179,20 @@ def follow(run_dir: Path, parent: int) -> Iterator[dict[str, Any]]:
         time.sleep(POLL_SECONDS)
 
 
-def _record(run_dir: Path) -> dict[str, Any]:
+def _record(run_dir: Path) -> RunRecord | None:
     try:
-        value: dict[str, Any] = json.loads((run_dir / "run.json").read_text())
-        return value
-    except (OSError, ValueError):
-        return {}
-
-
-def _status(run_dir: Path) -> str:
-    return str(_record(run_dir).get("status"))
+        return run_record.load(run_dir)
+    except RecordError:
+        return None
 
 
 def settings(run_dir: Path) -> dict[str, str]:
     """Return the run's configuration without quotes."""
-    path = run_dir / "config"
-    lines = path.read_text().splitlines() if path.exists() else []
-    pairs = (line.split("=", 1) for line in lines if line.startswith("CONFIG_") and "=" in line)
-    return {name: value.removeprefix('"').removesuffix('"') for name, value in pairs}
+    try:
+        entries = read_symbols(run_dir / "config").entries.values()
+    except ConfigError:
+        return {}
+    return {f"CONFIG_{entry.name}": entry.value for entry in entries if entry.quoted or entry.value != "n"}
 
 
 def main(arguments: list[str]) -> None:
@@ -221,8 +225,9 @@ def forward(run_dir: Path, parent: int, logger: str, mode: str, project: str) ->
         if values:
             client.log(values, step=int(line["iteration"]))
     record = _record(run_dir)
-    client.log(summary(record), step=int((record.get("progress") or {}).get("iterations", 0)))
-    ended = {} if record.get("status") == "finished" or logger != "wandb" else {"exit_code": 1}
+    if record and record.progress:
+        client.log(summary(record.to_json()), step=record.progress.iterations)
+    ended = {} if (record and record.status == "finished") or logger != "wandb" else {"exit_code": 1}
     client.finish(**ended)
 
 

@@ -10,32 +10,46 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import Amount, Count, Text
+from gpt2.artifacts.run_record import Amount, Count, Positive, Text
 from gpt2.artifacts.typed_json import InvalidJsonError, parse, to_plain
 from gpt2.system import files
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes
 
 NOT_METRICS = ("started", "phase")  # events without numbers, not written to metrics.jsonl
+T = TypeVar("T")
 SIZE_LIMIT = 4 * 2**30  # bytes of metrics.jsonl
 PRINT_SECONDS = 0.25  # least time between two lines on standard output; metrics.jsonl gets every line
 
 
 @dataclass(frozen=True)
 class Line:
-    """The part of a line of metrics.jsonl that is read again. loss: in nats."""
+    """A line of metrics.jsonl: the keys of every event."""
 
     event: Text
     iteration: Count = 0
     tokens: Count = 0
-    train_seconds: Amount = 0.0
-    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line of metrics.jsonl after an optimizer step. loss: in nats."""
+
+    iteration: Positive
+    tokens: Positive
+    train_seconds: Amount
+    loss: float
     tokens_per_second: float | None = None
 
 
-KEYS = {field.name for field in dataclasses.fields(Line)}
+@dataclass(frozen=True)
+class Steps:
+    """The steps in a metrics.jsonl, and the number of its damaged lines."""
+
+    steps: tuple[Step, ...] = ()
+    damaged: int = 0
 
 
 class MetricsLog:
@@ -78,7 +92,7 @@ class MetricsLog:
 
     def speeds(self) -> list[float]:
         """Return the tokens per second of every logged step, over all processes of the run."""
-        steps, _ = read_steps(self.directory / "metrics.jsonl")
+        steps = read_steps(self.directory / "metrics.jsonl").steps
         return [step.tokens_per_second for step in steps if step.tokens_per_second]
 
     def last_record(self) -> run_record.RunRecord | None:
@@ -89,38 +103,35 @@ class MetricsLog:
             return None
 
 
-def parse_line(text: bytes, where: Path) -> Line:
-    """Return a line of metrics.jsonl. DamagedFileError for any other text."""
-    content = parse_json(text, where)
-    if isinstance(content, dict):
-        content = {key: value for key, value in content.items() if key in KEYS}
-    try:
-        return parse(Line, content, "line")
-    except InvalidJsonError as error:
-        raise DamagedFileError(f"{where} cannot be read: {error}") from error
+def _select(kind: type[T], content: Any) -> T:
+    """Return the keys of `kind` in a line of metrics.jsonl. InvalidJsonError for any other value."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    selected = (
+        {key: value for key, value in content.items() if key in names}
+        if isinstance(content, dict)
+        else content
+    )
+    return parse(kind, selected, "line")
 
 
-def read_steps(path: Path, most: int | None = None) -> tuple[list[Line], int]:
-    """Return the training steps in a metrics.jsonl, and the number of damaged lines. A missing file has none.
+def read_steps(path: Path, most: int | None = None) -> Steps:
+    """Read the training steps in a metrics.jsonl. A missing file and one that cannot be read have none.
 
     most: lines to parse, evenly spread over the file; by default all.
     """
     try:
         texts = read_bytes(path, SIZE_LIMIT).splitlines()
-    except FileNotFoundError:
-        return [], 0
+    except (FileNotFoundError, DamagedFileError):
+        return Steps()
     steps, damaged = [], 0
     for text in texts[:: max(1, len(texts) // most) if most else 1]:
         try:
-            line = parse_line(text, path)
-        except DamagedFileError:
+            content = parse_json(text, path)
+            if _select(Line, content).event == "train":
+                steps.append(_select(Step, content))
+        except (DamagedFileError, InvalidJsonError):
             damaged += 1
-            continue
-        if line.event == "train" and line.loss is None:
-            damaged += 1
-        elif line.event == "train":
-            steps.append(line)
-    return steps, damaged
+    return Steps(tuple(steps), damaged)
 
 
 def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) -> None:
@@ -137,8 +148,8 @@ def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) 
         return
     kept = []
     for text in texts:
-        with contextlib.suppress(DamagedFileError):
-            line = parse_line(text, path)
+        with contextlib.suppress(DamagedFileError, InvalidJsonError):
+            line = _select(Line, parse_json(text, path))
             if line.iteration <= iteration and (line.event != "validation" or line.tokens in evaluated):
                 kept.append(text + b"\n")
     files.write_bytes(path, b"".join(kept))

@@ -6,7 +6,6 @@ of another evaluation are left out. Needs no torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from study.records.hellaswag_scores import common_items, scored_items
+from gpt2.artifacts.typed_json import read_file
+from gpt2.system.read_files import DamagedFileError
+from study.records.hellaswag_scores import ItemScores, common_items, scored_items
 from study.records.runs import BASELINE, Run
 from study.stats.statistics import holm, sign_test
 
@@ -65,14 +66,13 @@ def item_tests(study_dir: Path, used: Sequence[Run]) -> list[ItemTest]:
 def _answers(study_dir: Path, run: Run) -> dict[str, Answers]:
     """Measure -> 1 for each right item and 0 for each wrong one, if the file agrees with the run's score."""
     try:
-        content = json.loads(run.file(study_dir, "hellaswag.json").read_bytes())
-        values = {measure: content.get(key) for measure, key in MEASURES.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
+        content = read_file(ItemScores, run.file(study_dir, "hellaswag.json"))
+    except (FileNotFoundError, DamagedFileError):
         return {}
     score, found = run.record.hellaswag, {}
-    for measure, right in values.items():
-        boolean = isinstance(right, list) and set(map(type, right)) == {bool}
-        if boolean and score is not None and len(right) == score.items:
+    for measure, key in MEASURES.items():
+        right = getattr(content, key)
+        if score is not None and right and len(right) == score.items:
             rate = {"acc": score.acc, "acc_norm": score.acc_norm}[measure]
             if rate is not None and abs(sum(right) / len(right) - rate) < 1e-6:
                 found[measure] = np.array(right, dtype=int)

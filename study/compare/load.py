@@ -5,14 +5,13 @@ Records only; needs no torch.
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.config.dotconfig import ConfigError, parse_lines
+from gpt2.artifacts.metrics_log import read_steps
+from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
 from gpt2.system.errors import UserError
 from study.records.runs import Run
 from study.report import build
@@ -86,7 +85,7 @@ def _read(path: Path, label: str) -> LoadedStudy:
     for run in study.report.used:
         try:
             study.configs[run.name] = _config(path, run.name)
-        except (OSError, ValueError, ConfigError) as error:
+        except ConfigError as error:
             study.configs[run.name] = None
             study.notes.append(f"{run.name}: its settings cannot be read: {error}")
     return study
@@ -96,7 +95,7 @@ def _config(study_dir: Path, run: str) -> dict[str, str] | None:
     """The run's saved settings, or the study's; choices as one symbol, without the ending underscore."""
     for path in (study_dir / "runs" / run / "config", study_dir / "config"):
         if path.exists():
-            entries = parse_lines(path.read_text(encoding="utf-8"), str(path))
+            entries = parse_lines(read_text(path), str(path))
             return folded({name: entry.value for name, entry in entries.items()})
     return None
 
@@ -123,22 +122,5 @@ class TrainingCurve:
 
 def read_curve(path: Path) -> TrainingCurve:
     """Read training losses. A missing file is an empty curve; the last loss of an iteration counts."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return TrainingCurve({}, 0)
-    losses: dict[int, float] = {}
-    unreadable = 0
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-            if value["event"] != "train":
-                continue
-            iteration, loss = value["iteration"], value["loss"]
-            whole = isinstance(iteration, int) and not isinstance(iteration, bool) and iteration > 0
-            if not whole or isinstance(loss, bool) or not math.isfinite(loss):
-                raise ValueError(line)
-            losses[iteration] = float(loss)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            unreadable += 1
-    return TrainingCurve(losses, unreadable)
+    found = read_steps(path)
+    return TrainingCurve({step.iteration: step.loss for step in found.steps}, found.damaged)

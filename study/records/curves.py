@@ -5,13 +5,13 @@ metrics.jsonl is read once and only as densely as the figures need: LINES lines 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpt2.artifacts.metrics_log import read_steps
 from study.records.runs import Run, losses
 from study.stats.statistics import mean
 
@@ -104,23 +104,11 @@ def training_curves(study_dir: Path, used: Sequence[Run]) -> list[Curve]:
 
 def _binned(path: Path, most: int, end: float) -> dict[int, tuple[float, float, float]]:
     """Span -> mean (tokens, seconds, loss) of the steps in it, of at most `most` lines; empty where there are none."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return {}
     spans: dict[int, list[tuple[float, float, float]]] = {}
-    for text in lines[:: max(1, len(lines) // most)]:
-        try:
-            line = json.loads(text)
-            step = (float(line["tokens"]), float(line["train_seconds"]), float(line["loss"]))
-        except (ValueError, KeyError, TypeError):
-            continue
-        if (
-            line.get("event") == "train"
-            and all(math.isfinite(value) for value in step)
-            and 0 < step[0] <= end
-        ):
-            spans.setdefault(min(BINS - 1, int(BINS * math.sqrt(step[0] / end))), []).append(step)
+    for step in read_steps(path, most).steps:
+        if 0 < step.tokens <= end:
+            place = min(BINS - 1, int(BINS * math.sqrt(step.tokens / end)))
+            spans.setdefault(place, []).append((step.tokens, step.train_seconds, step.loss))
     return {
         place: (mean(tokens), mean(seconds), mean(loss))
         for place, steps in spans.items()

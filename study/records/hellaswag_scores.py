@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from gpt2.artifacts.run_record import RunRecord
+from gpt2.artifacts.run_record import RunRecord, Text
+from gpt2.artifacts.typed_json import JsonObject, Missing, Range
 from study.stats.statistics import pooled_proportion
 
 CHANCE = 0.25  # four endings
+Choice = Annotated[int, Range(0, 3)]
 OTHER_ITEMS = "its runs were scored on other items than most"
 
 
@@ -23,6 +25,25 @@ class Items(NamedTuple):
     def __str__(self) -> str:
         which = f"SHA-256 {self.sha256[:12]}" if self.sha256 else "which ones is not recorded"
         return f"{self.number:,} items ({which})"
+
+
+@dataclass(frozen=True)
+class ItemsFile(JsonObject):
+    """hellaswag.json of a study: the file of the items, or the reason why there is none."""
+
+    path: Missing[Text] = None
+    items_sha256: Missing[Text] = None
+    absent: Missing[Text] = None
+
+
+@dataclass(frozen=True)
+class ItemScores(JsonObject):
+    """hellaswag.json of a run: for each item the chosen ending, and whether it is the right one."""
+
+    choices: tuple[Choice, ...] = ()
+    choices_norm: tuple[Choice, ...] = ()
+    correct: tuple[bool, ...] = ()
+    correct_norm: tuple[bool, ...] = ()
 
 
 @dataclass

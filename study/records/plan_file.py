@@ -16,6 +16,7 @@ from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, read_json
 
 FILE = "plan.json"
+REBUILD = "fix: run `make`, which rebuilds it from the records of the runs"
 FORMER = ("evaluation", "margin", "planned_anew")  # keys of older plans that nothing reads
 
 Seconds = Annotated[float, Range(1e-9, 1e9)]  # of one step
@@ -109,11 +110,10 @@ def read(study_dir: Path, name: str = FILE) -> Plan | None:
         return from_json(read_json(path))
     except FileNotFoundError:
         return None
-    except (DamagedFileError, InvalidJsonError) as error:
-        raise PlanFileError(
-            f"{path} cannot be read ({error}); fix: delete it and run `make`, which plans the study and uses the "
-            "counts of recorded runs"
-        ) from error
+    except DamagedFileError as error:
+        raise PlanFileError(f"{error}; {REBUILD}") from error
+    except InvalidJsonError as error:
+        raise PlanFileError(f"{path} cannot be read: {error}; {REBUILD}") from error
 
 
 def write(study_dir: Path, plan: Plan) -> Plan:

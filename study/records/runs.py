@@ -5,23 +5,33 @@ Needs no torch. Runs that are missing, unfinished, unreadable or not comparable 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import FinishedRecord, RunRecord
+from gpt2.artifacts.run_record import FinishedRecord, RunRecord, Text
+from gpt2.artifacts.typed_json import JsonObject, Range, read_file
+from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
 from study.records.lengths import Length, saved_name
 
 BASELINE = "B"
+EXPECTED = "expected.json"
 # of every run; initial weights: at each seed
 SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation")
 UNREAD = cast(
     "FinishedRecord", run_record.blank("?", "?", 0)
 )  # the record of a run whose run.json is missing or unreadable
+
+
+@dataclass(frozen=True)
+class Expected(JsonObject):
+    """The content of expected.json: the runs that the study is configured for."""
+
+    variants: tuple[Text, ...]
+    seeds: Annotated[int, Range(0, 1000)]
 
 
 @dataclass
@@ -107,13 +117,13 @@ def losses(record: RunRecord) -> dict[int, float]:
     return {row.tokens: row.loss for row in history if row.loss is not None}
 
 
-def _expected(study_dir: Path) -> tuple[int, list[str]]:
-    """Return the seeds and the variants that the study is configured for; (0, []) where they are not recorded."""
+def _expected(study_dir: Path) -> tuple[int, tuple[str, ...]]:
+    """Return the seeds and the variants that the study is configured for; (0, ()) where they are not recorded."""
     try:
-        expected = json.loads((study_dir / "expected.json").read_text(encoding="utf-8"))
-        return int(expected["seeds"]), [str(name) for name in expected["variants"] if name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0, []
+        expected = read_file(Expected, study_dir / EXPECTED)
+    except (FileNotFoundError, DamagedFileError):
+        return 0, ()
+    return expected.seeds, expected.variants
 
 
 def _missing(study_dir: Path, present: set[str]) -> list[Run]:

@@ -29,8 +29,9 @@ def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
     extended = sorted(path.parent.name for path in (study_dir / "runs").glob("*/run-[0-9]*.json"))
     if extended:
         raise PlanError(
-            f"{study_dir / 'plan.json'} is missing and the study was extended ({extended[0]} has an earlier, shorter "
-            "record); no other file has the exact counts; fix: restore plan.json, or set another CONFIG_STUDY_NAME"
+            f"{study_dir / 'plan.json'} is missing or damaged, and the study was extended ({extended[0]} has an "
+            "earlier, shorter record); no other file has the exact counts; fix: restore plan.json, or set another "
+            "CONFIG_STUDY_NAME"
         )
     schedules = {}
     for folder in sorted((study_dir / "runs").glob("*/")):

@@ -12,6 +12,7 @@ from gpt2.artifacts import run_record
 from gpt2.config.config import ModelConfig
 from gpt2.system import files
 from gpt2.system.errors import UserError
+from gpt2.system.read_files import DamagedFileError, read_text
 from gpt2.system.resource_errors import free_bytes, gib
 from ra import names
 from study.records.hellaswag_scores import Items, scored_items
@@ -63,10 +64,10 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
 
     The symbols of the budget never change; an extension by `make extend` is only in plan.json.
     """
-    path = directory / "config"
-    if not path.exists():
+    saved = _saved_configuration(directory)
+    if saved is None:
         return
-    before, now = _values(path.read_text()), _values(config_text)
+    before, now = _values(saved), _values(config_text)
     if "GPT2_HARD_LIMIT" in now and "GPT2_HARD_LIMIT" not in before:
         raise StudyError(
             f"{directory} was created by an older version with another rule for iteration counts; `make report` still "
@@ -80,6 +81,38 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
             f"{directory} has another configuration ({listed}); fix: set another CONFIG_STUDY_NAME, or restore the "
             f"study's configuration{_longer(before, now)}"
         )
+
+
+def _saved_configuration(directory: Path) -> str | None:
+    """Return the configuration of the study, or of one of its runs where that one is missing or damaged."""
+    for path in (directory / "config", *sorted(directory.glob("runs/*/config"))):
+        with contextlib.suppress(FileNotFoundError, DamagedFileError):
+            return read_text(path)
+    return None
+
+
+def quarantine_damaged(directory: Path) -> list[str]:
+    """Move each damaged config and run.json of the study into a folder damaged/ beside it. Returns messages.
+
+    Nothing is lost: a run without a record continues from its checkpoint, and `make` writes the configuration.
+    """
+    damaged = []
+    try:
+        read_text(directory / "config")
+    except FileNotFoundError:
+        pass
+    except DamagedFileError as error:
+        damaged.append((directory / "config", f"{error}", "the configuration of the runs is used"))
+    for folder in sorted(directory.glob("runs/*/")):
+        try:
+            run_record.load(folder)
+        except run_record.RecordError as error:
+            if os.path.lexists(folder / "run.json"):
+                damaged.append((folder / "run.json", f"{error}", "the run continues from its checkpoint"))
+    if not damaged:
+        return []
+    with locked(directory):
+        return [f"{reason}; moved to {files.quarantine(path)}; {then}" for path, reason, then in damaged]
 
 
 def _longer(before: dict[str, str], now: dict[str, str]) -> str:

@@ -26,12 +26,15 @@ from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.hardware import resolve
 from gpt2.hardware.detect import detected_target_name
 from gpt2.system import files
+from gpt2.system.read_files import DamagedFileError, read_text
 from gpt2.system.resource_errors import disk_full, explain_full_disk
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.attention import inspect
 from study.records import plan_file
+from study.records.hellaswag_scores import ItemsFile
 from study.records.plan_file import Plan
+from study.records.runs import EXPECTED, Expected
 from study.report import write
 from study.report.write import render_terminal
 from study.runner import amend_plan, planner
@@ -52,6 +55,7 @@ from study.runner.preconditions import (
     StudyError,
     checkpoint_bytes,
     locked,
+    quarantine_damaged,
     refuse_another_configuration,
     refuse_other_items,
     require_space,
@@ -109,6 +113,8 @@ class Study:
 
     def run(self) -> int:
         """Run the missing runs; return the exit status for the shell."""
+        for message in quarantine_damaged(self.directory):
+            print(message)
         refuse_another_configuration(self.directory, self.config_text)
         finish_extension(self.directory)
         if self.directory.exists():
@@ -177,20 +183,20 @@ class Study:
 
     def find_hellaswag(self) -> None:
         """Find the HellaSwag items once and save their path, or the reason why they are absent, for all runs."""
-        found = {"absent": "CONFIG_HELLASWAG is off"}
+        found = ItemsFile(absent="CONFIG_HELLASWAG is off")
         if self.config.evaluation.hellaswag:
             source = hellaswag_download.obtain(
                 self.config.evaluation, self.config.data.directory, report=print
             )
             if isinstance(source, hellaswag_download.Absent):
-                found = {"absent": source.reason}
+                found = ItemsFile(absent=source.reason)
                 print(f"HellaSwag will not be scored: {source.reason}")
             else:
                 items = hellaswag.load_items(source, self.config.evaluation.hellaswag_limit)
                 digest = hellaswag.digest(items)
                 refuse_other_items(self.directory, source, len(items), digest)
-                found = {"path": str(source), "items_sha256": digest}
-        files.write_json(self.directory / "hellaswag.json", found)
+                found = ItemsFile(path=str(source), items_sha256=digest)
+        files.write_json(self.directory / "hellaswag.json", found.to_json())
 
     def variants(self) -> dict[str, Variant]:
         alternation = AlternationSettings.from_symbols(self.symbols)
@@ -200,10 +206,17 @@ class Study:
         """Return the existing plan, or create one by timing steps on the device."""
         snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         files.write_text(self.directory / "config", self.config_text)
-        expected = {"variants": list(self.settings.variants), "seeds": self.settings.seeds}
-        files.write_json(self.directory / "expected.json", expected)
+        expected = Expected(tuple(self.settings.variants), self.settings.seeds)
+        files.write_json(self.directory / EXPECTED, expected.to_json())
 
-        plan = plan_file.read(self.directory)
+        try:
+            plan = plan_file.read(self.directory)
+        except plan_file.PlanFileError as error:
+            amend_plan.recorded_schedules(self.directory)  # raises if the plan cannot be rebuilt
+            moved = files.quarantine(self.directory / plan_file.FILE)
+            reason, _, _ = str(error).partition("; fix")
+            print(f"{reason}; moved to {moved}; the plan is rebuilt from the records of the runs")
+            plan = None
         if plan is None:
             recorded = amend_plan.recorded_schedules(self.directory)  # before any timing, since it may raise
             restored = amend_plan.restore_counts(self.make_plan(), recorded, self.config.optimizer)
@@ -375,6 +388,6 @@ class Study:
 def record_text(run_dir: Path) -> str:
     """Return the text of run.json; empty if it cannot be read."""
     try:
-        return (run_dir / "run.json").read_text(encoding="utf-8")
-    except OSError:
+        return read_text(run_dir / "run.json")
+    except (FileNotFoundError, DamagedFileError):
         return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import traceback
 from pathlib import Path
@@ -121,8 +120,11 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
 
 def hellaswag_source(study_dir: Path) -> Path | str:
     """Return the file of HellaSwag's items, or the reason why the study has none."""
-    found = json.loads((study_dir / "hellaswag.json").read_text())
-    return Path(found["path"]) if "path" in found else str(found["absent"])
+    from gpt2.artifacts.typed_json import read_file
+    from study.records.hellaswag_scores import ItemsFile
+
+    found = read_file(ItemsFile, study_dir / "hellaswag.json")
+    return Path(found.path) if found.path else found.absent or "not prepared"
 
 
 def _time_steps(

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.faults import data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
+from tests.faults import damaged, data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
 from tests.faults.harness import TABLE, Bench, CannotDoError
 
 AS_EXPECTED, OTHERWISE, NOT_DONE = "as expected", "OTHERWISE", "not done here"

@@ -216,16 +216,6 @@ def read_only(bench: Bench) -> str:
     return outcome(good, "a clear error at the start, naming CONFIG_RESULTS_DIR", done.stdout[-300:])
 
 
-@fault("a plan that cannot be read", "a clear error that names the file and the remedy")
-def bad_plan(bench: Bench) -> str:
-    place = bench.workplace()
-    place.make({"place": "step", "at": 20, "action": "TERM"})
-    (place.study / "plan.json").write_text('{"batch": {')
-    done = place.make()
-    good = done.returncode == 1 and "plan.json cannot be read" in done.stdout and "delete it" in done.stdout
-    return outcome(good, "a clear error that names the file and the remedy", done.stdout[-300:])
-
-
 @fault("a torn line at the end of metrics.jsonl", "dropped; ends at the undisturbed numbers")
 def torn_metrics(bench: Bench) -> str:
     place = bench.workplace()

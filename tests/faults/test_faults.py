@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.faults import data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
+from tests.faults import damaged, data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
 from tests.faults.__main__ import main
 from tests.faults.harness import TABLE, Bench, CannotDoError, Fault
 

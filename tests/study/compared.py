@@ -78,7 +78,10 @@ def put(folder: Path, value: dict[str, Any], config: Settings | None, curve: dic
             f"CONFIG_{n}={v}\n" if v != "n" else f"# CONFIG_{n} is not set\n" for n, v in config.items()
         )
         (run_dir / "config").write_text(text)
-    lines = [{"event": "train", "iteration": k, "loss": loss} for k, loss in (curve or {}).items()]
+    lines = [
+        {"event": "train", "iteration": k, "tokens": k, "train_seconds": 1.0, "loss": loss}
+        for k, loss in (curve or {}).items()
+    ]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -163,7 +163,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_optimizer(tmp_path: 
 
 def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps({"iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat')
+    path.write_text(
+        "".join(json.dumps({"event": "note", "iteration": k}) + "\n" for k in (1, 2, 3, 4)) + '{"iterat'
+    )
     truncate_metrics(path, 3)
     assert [json.loads(line)["iteration"] for line in path.read_text().splitlines()] == [1, 2, 3]
 

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +101,12 @@ def test_the_first_step_is_compared_with_the_first_step_of_equivalent_arms(
 
 
 def test_lines_without_training_losses_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"event": "train", "iteration": 1, "loss": 4.0}\n{"event": "validation", "loss": 9.0}\n[]\nnull\n'
-        '{"event": "train", "iteration": true, "loss": 4.0}\n{"event": "train", "iteration": 2, "loss": NaN}\n'
-        '{"event": "train", "iteration": 1, "loss": 5.0}\n{"event": "train", "iteration": 3}\n"x"\n{'
-    )
+    step: dict[str, Any] = {"event": "train", "iteration": 1, "tokens": 8, "train_seconds": 1.0, "loss": 4.0}
+    lines = [json.dumps(line) for line in (
+        step, {"event": "validation", "loss": 9.0}, [], None, step | {"iteration": True}, step | {"loss": math.nan},
+        step | {"loss": 5.0}, {"event": "train", "iteration": 3}, "x",
+    )]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "{"]))
     seen = read_curve(tmp_path / "metrics.jsonl")
     assert seen.losses == {1: 5.0}
     assert seen.unreadable == 7

@@ -66,6 +66,11 @@ def test_planned_seconds_are_the_steps_of_the_class() -> None:
         "",
         "{",
         "[]",
+        "[" * 100_000,
+        json.dumps(PLAN.to_json() | {"evaluations": {}}),
+        json.dumps(PLAN.to_json() | {"study": None}),
+        json.dumps(PLAN.to_json()).replace("6400", "6401"),
+        json.dumps(PLAN.to_json()).replace("0.55", "1e308"),
         "null",
         "{}",
         '{"batch": {"effective": 3}}',
@@ -82,6 +87,6 @@ def test_an_unreadable_plan_is_an_error_of_one_line_with_file_and_fix(tmp_path: 
     path.write_text(text)
     with pytest.raises(PlanFileError) as caught:
         plan_file.read(tmp_path)
-    assert str(caught.value).startswith(f"{path} cannot be read (")
-    assert "fix: delete it and run `make`" in str(caught.value)
+    assert str(caught.value).startswith(f"{path} cannot be read: ")
+    assert "fix: run `make`, which rebuilds it" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -1,0 +1,90 @@
+"""Damaged files of a study: each is named and moved away, and the study continues."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.faults.harness import Bench, fault, outcome
+from tests.faults.workplace import Workplace, wait_for
+
+CONTINUES = "named and moved into damaged/; ends at the undisturbed numbers"
+
+
+def byte_above_0x7f(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:40] + bytes([content[40] | 0x80]) + content[41:])
+
+
+def brackets(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def continues(bench: Bench, place: Workplace, damage: Callable[[Path], None], *paths: Path) -> str:
+    for path in paths:
+        damage(path)
+    done = place.make()
+    named = all(f"{path.relative_to(place.folder)} cannot be read" in done.stdout for path in paths)
+    moved = all((path.parent / "damaged" / path.name).exists() for path in paths)
+    same = done.returncode == 0 and place.numbers() == bench.undisturbed()
+    return outcome(
+        named and moved and same, CONTINUES, f"named {named} moved {moved} same {same} {done.stdout[-300:]}"
+    )
+
+
+def interrupted(bench: Bench) -> Workplace:
+    place = bench.workplace()
+    place.make({"place": "step", "at": 45, "action": "TERM"})
+    wait_for(lambda: not place.orphans())
+    return place
+
+
+def finished(bench: Bench) -> Workplace:
+    place = bench.workplace()
+    place.make()
+    return place
+
+
+@fault("a byte above 0x7f in run.json, in config and in plan.json of an interrupted study", CONTINUES)
+def byte_in_study(bench: Bench) -> str:
+    place = interrupted(bench)
+    paths = (place.run_dir() / "run.json", place.study / "config", place.study / "plan.json")
+    return continues(bench, place, byte_above_0x7f, *paths)
+
+
+@fault("a FIFO in place of run.json of a finished run", CONTINUES, quick=True)
+def fifo_as_record(bench: Bench) -> str:
+    place = finished(bench)
+    return continues(bench, place, fifo, place.run_dir() / "run.json")
+
+
+@fault("100,000 brackets in run.json of a finished run", CONTINUES)
+def brackets_in_record(bench: Bench) -> str:
+    place = finished(bench)
+    return continues(bench, place, brackets, place.run_dir() / "run.json")
+
+
+@fault("100,000 brackets in plan.json of an interrupted study", CONTINUES)
+def brackets_in_plan(bench: Bench) -> str:
+    place = interrupted(bench)
+    return continues(bench, place, brackets, place.study / "plan.json")
+
+
+REFUSED = "an error that names the file and the fix; nothing of the study changes"
+
+
+@fault("a byte above 0x7f in .config, and a FIFO in its place", REFUSED, quick=True)
+def damaged_configuration(bench: Bench) -> str:
+    place, said = bench.workplace(), []
+    for damage in (byte_above_0x7f, fifo):
+        damage(place.folder / ".config")
+        done = place.command("scripts.study")
+        said.append(f"{done.returncode} {done.stdout}")
+    good = all(line.startswith("1 error: .config cannot be read") and "; fix: " in line for line in said)
+    return outcome(good and not place.study.exists(), REFUSED, f"{said}")
