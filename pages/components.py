@@ -18,7 +18,6 @@ from pages.document import (
     Paragraph,
     Section,
     Table,
-    Warning,
 )
 from pages.markup import ColorLabel, Text, escape_html, to_html
 
@@ -61,8 +60,6 @@ def _block(block: Block) -> str:
             return f"<p>{to_html(text)}</p>"
         case Note(text):
             return f'<p class="note">{to_html(text)}</p>'
-        case Warning(text):
-            return f'<p class="warning">{to_html(text)}</p>'
         case BulletList(items, small):
             kind = ' class="small"' if small else ""
             return f"<ul{kind}>{''.join(f'<li>{to_html(item)}</li>' for item in items)}</ul>" if items else ""
@@ -105,7 +102,7 @@ def _legend(labels: Sequence[ColorLabel]) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    numbers = "".join(f'<span class="numbers">{to_html(text)}</span>' for text in finding.numbers)
+    numbers = f'<span class="numbers">{to_html(finding.numbers)}</span>'
     reason = f'<span class="reason">{to_html(finding.reason)}</span>' if finding.reason else ""
     return (
         f'<li class="{escape_html(finding.kind)}" style="--color: var(--v{finding.label.index:d})">'

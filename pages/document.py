@@ -7,18 +7,15 @@ other blocks to some of the forms.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pages.markup import (
     WIDTH,
     ColorLabel,
-    Inline,
-    Strong,
     Text,
     escape_markdown,
-    join,
     markdown_cell,
     pieces,
     to_markdown,
@@ -27,6 +24,7 @@ from pages.markup import (
 )
 
 HTML, MARKDOWN, TERMINAL = "html", "markdown", "terminal"
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -37,13 +35,6 @@ class Paragraph:
 @dataclass(frozen=True)
 class Note:
     """A remark in small type."""
-
-    text: Text
-
-
-@dataclass(frozen=True)
-class Warning:
-    """A highlighted paragraph."""
 
     text: Text
 
@@ -63,6 +54,16 @@ class Table:
     headings: Sequence[Text]
     rows: Sequence[Sequence[Text]]
     text_columns: Sequence[int] = ()
+
+    @classmethod
+    def of(
+        cls,
+        items: Iterable[Item],
+        columns: Mapping[str, Callable[[Item], Text]],
+        text_columns: Sequence[int] = (),
+    ) -> Table:
+        """A row for each item. columns: heading -> the cell of an item."""
+        return cls(list(columns), [[cell(item) for cell in columns.values()] for item in items], text_columns)
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,14 @@ class Legend:
 class Finding:
     """One result. kind: better, worse, equivalent, same or unsure. numbers: the measured values.
 
-    sentence: the whole in one sentence, for Markdown and the terminal; composed of the parts where it is empty.
+    sentence: label, statement and numbers in one sentence, for Markdown and the terminal.
     reason: a sentence of explanation, shown in every form.
     """
 
     label: ColorLabel
     kind: str
     statement: Text
-    numbers: Sequence[Text]
+    numbers: Text
     sentence: Text = ""
     reason: Text = ""
 
@@ -129,9 +130,7 @@ class Section:
     level: int = 2
 
 
-Block = (
-    Paragraph | Note | Warning | BulletList | Table | Figure | Details | Legend | Findings | Only | Section
-)
+Block = Paragraph | Note | BulletList | Table | Figure | Details | Legend | Findings | Only | Section
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,6 @@ class Document:
     title: str
     blocks: Sequence[Block]
     subtitle: Text = ""
-    page_title: str = ""  # of the browser's tab; the title where it is empty
 
 
 def figures(blocks: Iterable[Block]) -> dict[str, dict[str, Any]]:
@@ -165,7 +163,6 @@ class _TextForm:
     name: str
     paragraph: Callable[[Text], str]
     item: Callable[[Text], str]
-    warning: Inline
     table: Callable[[Table], str]
     heading: Callable[[Text, int], str]
     gap: str
@@ -192,12 +189,11 @@ def _text_block(block: Block, form: _TextForm) -> str:
     match block:
         case Paragraph(text) | Note(text):
             return form.paragraph(text)
-        case Warning(text):
-            return form.paragraph((form.warning, " ", *pieces(text)))
         case BulletList(items):
             return "\n".join(map(form.item, items))
         case Findings(items):
-            return "\n".join(form.item(finding_sentence(finding)) for finding in items)
+            texts = [(*pieces(one.sentence), " ", *pieces(one.reason)) for one in items if one.sentence]
+            return "\n".join(map(form.item, texts))
         case Table():
             return form.table(block)
         case Details(summary, inner):
@@ -207,16 +203,6 @@ def _text_block(block: Block, form: _TextForm) -> str:
         case Section(heading, inner, level) if shown := _text_blocks(inner, form):
             return form.gap.join([form.heading(heading, level), *shown])
     return ""  # figures, legends, blocks of other forms, sections without content
-
-
-def finding_sentence(finding: Finding) -> Text:
-    """The finding as one sentence, and its reason."""
-    sentence = pieces(finding.sentence)
-    if not sentence:
-        numbers = pieces(join("; ", finding.numbers))
-        behind: tuple[Inline, ...] = (" (", *numbers, ")") if numbers else ()
-        sentence = (Strong(finding.label.text), ": ", *pieces(finding.statement), *behind, ".")
-    return (*sentence, " ", *pieces(finding.reason))
 
 
 def markdown_table(table: Table) -> str:
@@ -258,7 +244,6 @@ _MARKDOWN = _TextForm(
     name=MARKDOWN,
     paragraph=to_markdown,
     item=lambda text: f"- {to_markdown(text)}",
-    warning=Strong("Warning:"),
     table=markdown_table,
     heading=lambda text, level: f"{'#' * level} {to_markdown(text)}",
     gap="\n\n",
@@ -267,7 +252,6 @@ _TERMINAL = _TextForm(
     name=TERMINAL,
     paragraph=lambda text: wrap(text, hanging=""),
     item=lambda text: wrap(text, "- ", ""),
-    warning="warning:",
     table=terminal_table,
     heading=lambda text, _: wrap(text),
     gap="\n",

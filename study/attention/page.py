@@ -53,7 +53,7 @@ def attention_document(runs: Sequence[RunAttention], text: InputText) -> Documen
     blocks += [legend(variants)] if len(runs) > 1 else []
     blocks += [*_sections(runs, text, variants, 2, SCALES), *map(_layer_details, runs)]
     about = f"Attention on {text.tokens:,} tokens: {text.source}"
-    return Document(names, blocks, subtitle=about, page_title=f"Attention of {names}")
+    return Document(names, blocks, subtitle=about)
 
 
 def report_section(runs: Sequence[RunAttention], text: InputText, variants: Sequence[str]) -> Section:

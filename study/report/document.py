@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from gpt2.artifacts.run_record import RunRecord
@@ -18,12 +19,11 @@ from pages.document import (
     Paragraph,
     Section,
     Table,
-    Warning,
 )
-from pages.markup import Link, Text
+from pages.markup import Link, Strong, Text
 from study.records.runs import BASELINE, Run
 from study.report import figures_final
-from study.report.build import Report
+from study.report.build import Report, Row
 from study.report.detectable import sensitivity_sentences
 from study.report.facts import facts_section
 from study.report.method import method
@@ -38,9 +38,10 @@ from study.report.sections import (
     near_chance_notes,
     results_section,
     seeds_cell,
+    tokens_per_second,
     training_section,
 )
-from study.report.sentences import percent, perplexity, score, seeds_text, shown, status_text
+from study.report.sentences import percent, perplexity, score, seeds_text, shown
 from study.report.summary import context, control_findings, findings, next_step, no_verdict, run_names
 
 LONG = 40  # runs, above which their list is folded
@@ -74,8 +75,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
         Section("Method", [BulletList(method(report))]),
         Only((HTML,), [facts_section(report)]),
     ]
-    title = f"{report.study}: attention ablation"
-    return Document(report.study, blocks, subtitle=_subtitle(report), page_title=title)
+    return Document(report.study, blocks, subtitle=_subtitle(report))
 
 
 def terminal_document(report: Report) -> Document:
@@ -92,32 +92,32 @@ def _subtitle(report: Report) -> str:
 
 def _verdict(report: Report) -> list[Block]:
     """The verdicts, and the next step."""
-    blocks: list[Block] = [] if report.rows else [Warning(NOTHING)]
-    found = findings(report)
-    blocks += [Findings(found)] if found else []
+    blocks: list[Block] = [Findings(findings(report))] if report.rows else [Paragraph(Strong(NOTHING))]
     return [*blocks, *(Paragraph(text) for text in (no_verdict(report), next_step(report)) if text)]
 
 
 def _runs(report: Report) -> Section:
     """Every run with a link to its record."""
-    headings = ["run", "status", "counted", "perplexity", "tokens", "training s"]
-    table = Table(headings, [_run(run) for run in report.runs], (2,))
+    columns: dict[str, Callable[[Run], Text]] = {
+        "run": lambda run: (
+            run.name if run.status == "missing" else Link(run.name, f"runs/{run.name}/run.json")
+        ),
+        "status": lambda run: "pending" if run.status == "missing" else run.status,
+        "counted": lambda run: "yes" if run.used else f"no: {run.why_not}",
+        "perplexity": _perplexity,
+        "tokens": lambda run: f"{run.record.progress.tokens:,.0f}" if run.record.progress else "-",
+        "training s": lambda run: f"{run.record.progress.train_seconds:,.1f}" if run.record.progress else "-",
+    }
+    table = Table.of(report.runs, columns, (2,))
     example = run_names(report)
     blocks: list[Block] = [Note(example)] if example else []
     return Section("Runs", [*blocks, *_folded(table, len(report.runs), LONG, "runs")])
 
 
-def _run(run: Run) -> list[Text]:
+def _perplexity(run: Run) -> str:
     record: RunRecord = run.record  # not complete where the run is not used
-    loss, progress = record.validation.loss if record.validation else None, record.progress
-    return [
-        run.name if run.status == "missing" else Link(run.name, f"runs/{run.name}/run.json"),
-        status_text(run),
-        "yes" if run.used else f"no: {run.why_not}",
-        perplexity(loss) if loss is not None else "-",
-        f"{progress.tokens:,.0f}" if progress else "-",
-        f"{progress.train_seconds:,.1f}" if progress else "-",
-    ]
+    loss = record.validation.loss if record.validation else None
+    return "-" if loss is None else perplexity(loss)
 
 
 def _notes(report: Report) -> Section:
@@ -132,27 +132,14 @@ def _folded(block: Block, count: int, most: int, what: str) -> list[Block]:
 
 def _terminal_table(report: Report) -> Table:
     """The table that fits into a terminal."""
-    headings = [
-        "variant",
-        "seeds",
-        "perplexity [95 %]",
-        f"to {BASELINE}",
-        "HellaSwag",
-        "tokens",
-        "tok/s",
-        "GiB",
-    ]
-    rows = [
-        [
-            row.variant[:14],
-            seeds_cell(row),
-            shown(row.final_loss),
-            percent(row.against_baseline.mean) if row.against_baseline else "-",
-            score(row.hellaswag),
-            f"{row.tokens / 1e6:,.2f}M",
-            f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-",
-            gibibytes(row),
-        ]
-        for row in report.rows
-    ]
-    return Table(headings, rows)
+    columns: dict[str, Callable[[Row], Text]] = {
+        "variant": lambda row: row.variant[:14],
+        "seeds": seeds_cell,
+        "perplexity [95 %]": lambda row: shown(row.final_loss),
+        f"to {BASELINE}": lambda row: percent(row.against_baseline.mean) if row.against_baseline else "-",
+        "HellaSwag": lambda row: score(row.hellaswag),
+        "tokens": lambda row: f"{row.tokens / 1e6:,.2f}M",
+        "tok/s": tokens_per_second,
+        "GiB": gibibytes,
+    }
+    return Table.of(report.rows, columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,9 @@ ABOUT_ITEMS = (
 )
 
 
+Columns = dict[str, Callable[[Row], Text]]
+
+
 def figure(name: str, spec: dict[str, Any] | None, caption: Text) -> list[Block]:
     return [Figure(name, spec, caption)] if spec else []
 
@@ -75,28 +78,23 @@ def seeds_cell(row: Row) -> str:
 
 
 def results_section(report: Report) -> Section:
-    rows: list[list[Text]] = [
-        [
-            color_label(row.variant, report.variants),
-            seeds_cell(row),
-            number_with_detail(shown(row.final_loss, len(row.seeds))),
-            number_with_detail(shown(row.best_loss, len(row.seeds))),
-            number_with_detail(difference(row.against_baseline, len(row.seeds))),
-            score(row.hellaswag, norm=True),
-        ]
-        for row in report.rows
-    ]
-    headings = [
-        "variant", "seeds", "final perplexity", "best perplexity", f"final against {BASELINE}",
-        "HellaSwag (norm)",
-    ]  # fmt: skip
+    columns: Columns = {
+        "variant": lambda row: color_label(row.variant, report.variants),
+        "seeds": seeds_cell,
+        "final perplexity": lambda row: number_with_detail(shown(row.final_loss, len(row.seeds))),
+        "best perplexity": lambda row: number_with_detail(shown(row.best_loss, len(row.seeds))),
+        f"final against {BASELINE}": lambda row: number_with_detail(
+            difference(row.against_baseline, len(row.seeds))
+        ),
+        "HellaSwag (norm)": lambda row: score(row.hellaswag, norm=True),
+    }
     about = [ABOUT_RESULTS, *([ABOUT_VERDICT] if report.verdicts else [])]
     if any(max(verdict.controls) > 1 for verdict in report.verdicts):
         about.append(ABOUT_CONTROLS)
     notes = [Note(" ".join(about))]
     if len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1:
         notes.append(Note(OTHER_SEEDS))
-    return Section("Results", [Table(headings, rows), *notes])
+    return Section("Results", [Table.of(report.rows, columns), *notes])
 
 
 def training_section(report: Report, study_dir: Path) -> Section:
@@ -132,16 +130,13 @@ def hellaswag_section(report: Report) -> Section:
     if all(row.hellaswag.acc is None for row in report.rows):
         reasons = dict.fromkeys(row.hellaswag.absent for row in report.rows)
         return Section("HellaSwag", [Paragraph(f"Not run: {reason.rstrip('. ')}.") for reason in reasons])
-    rows: list[list[Text]] = [
-        [
-            color_label(row.variant, report.variants),
-            score(row.hellaswag),
-            score(row.hellaswag, norm=True),
-            f"{row.hellaswag.items:,}" if row.hellaswag.items else "-",
-            f"{row.hellaswag.runs} of {len(row.seeds)}",
-        ]
-        for row in report.rows
-    ]
+    columns: Columns = {
+        "variant": lambda row: color_label(row.variant, report.variants),
+        "acc": lambda row: score(row.hellaswag),
+        "acc_norm": lambda row: score(row.hellaswag, norm=True),
+        "items": lambda row: f"{row.hellaswag.items:,}" if row.hellaswag.items else "-",
+        "runs": lambda row: f"{row.hellaswag.runs} of {len(row.seeds)}",
+    }
     absent = [
         Note(f"{row.variant} not run: {row.hellaswag.absent.rstrip('. ')}.")
         for row in report.rows
@@ -150,7 +145,7 @@ def hellaswag_section(report: Report) -> Section:
     caption = "Filled: acc. Open: acc_norm. Bars: one standard error of the items."
     return Section("HellaSwag", [
         *figure("hellaswag", figures_final.hellaswag(report), caption),
-        Table(["variant", "acc", "acc_norm", "items", "runs"], rows),
+        Table.of(report.rows, columns),
         Note("± one standard error of the items, which more seeds do not shrink. Chance is 25 %."),
         *near_chance_notes(report),
         *absent,
@@ -173,42 +168,34 @@ def _items(report: Report) -> Section:
     return Section(f"Item by item against {BASELINE}", [table, Note(ABOUT_ITEMS)] if rows else [], level=3)
 
 
+def tokens_per_second(row: Row) -> str:
+    return f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-"
+
+
 def gibibytes(row: Row) -> str:
     """The highest peak of the variant's runs."""
     return "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 2**30:.2f}"
 
 
 def cost_section(report: Report) -> Section:
-    rows: list[list[Text]] = [
-        [
-            color_label(row.variant, report.variants),
-            f"{row.iterations:,.0f}",
-            f"{row.tokens:,.0f}",
-            f"{row.train_seconds:,.1f} s" if row.train_seconds < 90 else hours_text(row.train_seconds / 3600),
-            f"{row.tokens_per_second:,.0f}" if row.tokens_per_second else "-",
-            f"{100 * row.mfu:.1f} %" if row.mfu is not None else "-",
-            gibibytes(row),
-            str(report.effective_batch or "-"),
-            f"{row.cut} of {len(row.seeds)}" if row.cut else "-",
-        ]
-        for row in report.rows
-    ]
-    headings = [
-        "variant",
-        "updates",
-        "tokens",
-        "training",
-        "tokens/s",
-        "MFU",
-        "peak GiB",
-        "batch",
-        "cut short",
-    ]
+    columns: Columns = {
+        "variant": lambda row: color_label(row.variant, report.variants),
+        "updates": lambda row: f"{row.iterations:,.0f}",
+        "tokens": lambda row: f"{row.tokens:,.0f}",
+        "training": lambda row: (
+            f"{row.train_seconds:,.1f} s" if row.train_seconds < 90 else hours_text(row.train_seconds / 3600)
+        ),
+        "tokens/s": tokens_per_second,
+        "MFU": lambda row: f"{100 * row.mfu:.1f} %" if row.mfu is not None else "-",
+        "peak GiB": gibibytes,
+        "batch": lambda row: str(report.effective_batch or "-"),
+        "cut short": lambda row: f"{row.cut} of {len(row.seeds)}" if row.cut else "-",
+    }
     cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
     notes = [Note(ABOUT_TIMES)] if report.speeds else []
     notes += [Note(f"Cut short (the learning rate did not finish its decay): {cut}.")] if cut else []
     drawn = figure("cost", figures_final.cost(report), ABOUT_COST)
-    return Section("Speed and memory", [*drawn, Table(headings, rows), *notes])
+    return Section("Speed and memory", [*drawn, Table.of(report.rows, columns), *notes])
 
 
 def alternation_section(report: Report) -> Section:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from study.analysis.paired_tests import ItemTest
 from study.analysis.verdict import CANNOT_TELL
 from study.records.hellaswag_scores import HellaSwagScore, near_chance
-from study.records.runs import Run
 from study.report.build import Report
 from study.stats.statistics import Interval, perplexity_percent
 
@@ -79,11 +78,6 @@ def score(value: HellaSwagScore, norm: bool = False) -> str:
     if rate is None or error is None:
         return "not run"
     return f"{100 * rate:.1f} ± {100 * error:.1f} %{' †' if near_chance(rate, error) else ''}"
-
-
-def status_text(run: Run) -> str:
-    """The status of a run; "pending" where it has not been run."""
-    return "pending" if run.status == "missing" else run.status
 
 
 def uncounted(report: Report) -> str:

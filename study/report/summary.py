@@ -41,13 +41,13 @@ def findings(report: Report) -> list[Finding]:
             sentence = verdict_sentence(when, verdict)
             why = reason(report, verdict)
             found.append(
-                Finding(label, kind, statement, [numbers(verdict)], sentence, f"Why: {why}" if why else "")
+                Finding(label, kind, statement, numbers(verdict), sentence, f"Why: {why}" if why else "")
             )
         elif not row.control:
             ended = " that ended its schedule" if report.cut else ""
             said = f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
             sentence = (Strong(row.variant), f": {said}.")
-            found.append(Finding(label, "unsure", said, [against_baseline(row)], sentence))
+            found.append(Finding(label, "unsure", said, against_baseline(row), sentence))
     return found
 
 
@@ -63,7 +63,7 @@ def control_findings(report: Report) -> list[Finding]:
         said, measured = f"{BASELINE} with W_Q and W_K renamed: noise", against_baseline(row)
         if row.variant == BASELINE:
             said, measured = "the baseline", f"perplexity {shown(row.final_loss, len(row.seeds))}"
-        found.append(Finding(color_label(row.variant, report.variants), "same", said, [measured]))
+        found.append(Finding(color_label(row.variant, report.variants), "same", said, measured))
     return found
 
 

@@ -25,7 +25,6 @@ from pages.document import (
     Paragraph,
     Section,
     Table,
-    Warning,
     figures,
     render_markdown,
     render_terminal,
@@ -41,13 +40,12 @@ SPEC: dict[str, Any] = {"data": [], "layout": {"height": 300}, "choices": []}
 def everything(word: str) -> Document:
     """Each kind of block once, with the same word everywhere."""
     blocks: list[Block] = [
-        Findings([Finding(ColorLabel(word, 1), "better", word, [word, word])]),
+        Findings([Finding(ColorLabel(word, 1), "better", word, word, word, word)]),
         Paragraph((Strong(word), " ", word)),
         Section(
             word,
             [
                 Note(word),
-                Warning(word),
                 BulletList([word, (word, Strong(word))]),
                 Table([word, word], [[ColorLabel(word, 2), (word, Detail(word))]], (1,)),
                 Figure("one", SPEC, word),
@@ -154,9 +152,11 @@ def test_a_section_without_content_is_not_shown_and_a_block_may_be_of_one_form()
 
 
 def test_a_finding_is_one_sentence_outside_html() -> None:
-    finding = Finding(ColorLabel("RALEARN", 5), "better", "better than the control arms", ["-1 %", "3 seeds"])
-    shown = render_markdown(Document("", [Findings([finding])]))
-    assert shown == "- **RALEARN**: better than the control arms (-1 %; 3 seeds).\n"
+    label = ColorLabel("RALEARN", 5)
+    finding = Finding(label, "better", "better", "-1 %", (Strong("RALEARN"), " is better."), "Why: -1 %.")
+    control = Finding(ColorLabel("B", 0), "same", "the baseline", "54.8")
+    shown = render_markdown(Document("", [Findings([finding, control])]))
+    assert shown == "- **RALEARN** is better. Why: -1 %.\n"
 
 
 def test_figures_are_collected_from_every_depth_and_their_names_are_checked() -> None:
