@@ -24,7 +24,7 @@ from ra.variants import Variant
 # beyond its peak, and for the error of the prediction.
 MARGIN = 0.10
 MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # tokens of a micro-batch beyond which a step is no faster
-_MADE: dict[tuple[Any, ...], Prediction] = {}  # by everything that a prediction depends on
+_PREDICTIONS: dict[tuple[Any, ...], Prediction] = {}  # by everything that a prediction depends on
 MEMINFO = Path("/proc/meminfo")
 
 
@@ -37,45 +37,35 @@ class Predictions:
 
     def __init__(self, config: Config, resolved: ResolvedTarget) -> None:
         self.config, self.resolved = config, resolved
-        self.room_bytes = int(resolved.memory_bytes * (1 - MARGIN))
+        self.usable_bytes = int(resolved.memory_bytes * (1 - MARGIN))
         self._failed: dict[str, str] = {}  # cost class -> why it cannot be predicted
 
     def work_at(self, variant: Variant, micro: int) -> StepWorkload:
         """Workload of `micro` sequences at a time; two micro-batches if `micro` does not divide the batch."""
-        effective = self.config.batch.effective
-        return StepWorkload(
-            self.config.model,
-            self.config.optimizer,
-            variant.attention,
-            micro,
-            2 if effective % micro else effective // micro,
-            self.resolved.target.kind,
-            self.resolved.dtype,
-        )
+        config, effective = self.config, self.config.batch.effective
+        accumulation = 2 if effective % micro else effective // micro
+        device = (self.resolved.target.kind, self.resolved.dtype)
+        return StepWorkload(config.model, config.optimizer, variant.attention, micro, accumulation, *device)
 
     def of(self, variant: Variant, micro: int) -> Prediction:
         """Predict a step of `micro` sequences at a time, once."""
         work = self.work_at(variant, micro)
         key = (work.model, variant.cost_class, micro, work.batch.accumulation, work.kind, work.dtype)
-        if key not in _MADE:
-            _MADE[key] = predict(work)
-        return _MADE[key]
+        if key not in _PREDICTIONS:
+            _PREDICTIONS[key] = predict(work)
+        return _PREDICTIONS[key]
 
     def peak_bytes(self, variant: Variant, micro: int) -> int:
         return self.of(variant, micro).peak_bytes
 
-    @property
-    def block_size(self) -> int:
-        return self.config.model.block_size
-
     def fits(self, variant: Variant, micro: int) -> bool:
-        return self.peak_bytes(variant, micro) <= self.room_bytes
+        return self.peak_bytes(variant, micro) <= self.usable_bytes
 
     def fit_together(self, variants: Sequence[Variant], micro: int) -> bool:
         """Whether one model of each variant fits at the same time."""
         if any(self.unpredictable(variant, micro) for variant in variants):
             return False
-        return sum(self.peak_bytes(variant, micro) for variant in variants) <= self.room_bytes
+        return sum(self.peak_bytes(variant, micro) for variant in variants) <= self.usable_bytes
 
     def largest_micro(self, variant: Variant) -> int:
         """The largest micro-batch that is predicted to fit, divisor or not; 0 if one sequence does not fit.
@@ -105,7 +95,7 @@ class Predictions:
         """The last micro-batch that fits on the line through the predictions of these two."""
         base = self.peak_bytes(variant, first)
         rise = max(self.peak_bytes(variant, second) - base, 1) / (second - first)
-        return first + int((self.room_bytes - base) / rise)
+        return first + int((self.usable_bytes - base) / rise)
 
     def unpredictable(self, variant: Variant, micro: int) -> str:
         """Why the step of a variant cannot run on fake tensors; empty if it can."""
@@ -114,22 +104,21 @@ class Predictions:
                 self.of(variant, micro)
             except Exception as error:  # a custom variant may raise anything
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                self._failed[variant.cost_class] = (
-                    f"the memory of {variant.name} cannot be predicted ({reason})"
-                )
+                text = f"the memory of {variant.name} cannot be predicted ({reason})"
+                self._failed[variant.cost_class] = text
         return self._failed.get(variant.cost_class, "")
 
-    def choose_batch(self, variants: Iterable[Variant], standing: BatchPlan | None = None) -> BatchPlan:
+    def choose_batch(self, variants: Iterable[Variant], existing: BatchPlan | None = None) -> BatchPlan:
         """The configured micro-batch, or the largest exact one at which the hungriest variant is predicted to fit.
 
-        standing: the batch of a plan that stands, which is never made larger, nor smaller where it was configured.
+        existing: the batch of an existing plan. It is never increased, and a configured one is not reduced.
         """
-        effective = self.config.batch.effective
+        effective, block_size = self.config.batch.effective, self.config.model.block_size
         if self.config.batch.micro:
-            return standing or plan_batch(effective, self.config.batch.micro, 1, self.block_size)
+            return existing or plan_batch(effective, self.config.batch.micro, 1, block_size)
         kind = "cpu" if self.resolved.target.kind == "cpu" else "gpu"
-        most = max(1, MICRO_TOKENS[kind] // self.block_size)
-        batch = standing or plan_batch(effective, largest_micro_batch(effective, 1, most), 1, self.block_size)
+        most = max(1, MICRO_TOKENS[kind] // block_size)
+        batch = existing or plan_batch(effective, largest_micro_batch(effective, 1, most), 1, block_size)
         for variant in {variant.cost_class: variant for variant in variants}.values():
             while not self.unpredictable(variant, batch.micro) and not self.fits(variant, batch.micro):
                 smaller = next_smaller(batch)
@@ -154,11 +143,8 @@ def free_bytes(device: str) -> int | None:
         import torch
 
         return int(torch.cuda.mem_get_info(device)[0])
-    found = (
-        re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
-        if MEMINFO.exists()
-        else None
-    )
+    text = MEMINFO.read_text() if MEMINFO.exists() else ""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return int(found.group(1)) * 1024 if found else None
 
 

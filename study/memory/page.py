@@ -27,7 +27,6 @@ from pages.plots import Plain, axis, figure, trace
 
 PHASES = ("forward", "backward", "optimizer", "evaluation")
 MODULES = 12  # rows of the module table
-CAUSES = 6  # modules named in a figure's caption
 COLUMNS = 900  # points of a curve
 COLORS = {
     "parameters": "#4c6a92",
@@ -44,14 +43,14 @@ UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 class MemoryRow:
     """One variant at one micro-batch on one target.
 
-    largest: the largest micro-batch that fits (None: not searched). same_as: the variant with the same kernels that
-    the prediction was made with. measured: bytes by method ("allocated", "resident") and phase.
+    largest: the largest micro-batch that fits. same_as: the variant with the same kernels whose prediction this is.
+    measured: bytes by method ("allocated", "resident") and phase.
     """
 
     name: str
     micro: int
     prediction: Prediction
-    largest: int | None
+    largest: int
     fits: bool
     same_as: str = ""
     measured: dict[str, dict[str, int]] | None = None
@@ -85,33 +84,22 @@ def summary_table(rows: Iterable[MemoryRow]) -> Table:
     cells = []
     for row in rows:
         peaks = row.prediction.timeline.by_phase()
-        cells.append(
-            [
-                row.name,
-                str(row.micro),
-                format_bytes(row.prediction.peak_bytes),
-                *(format_bytes(peaks[phase]) for phase in PHASES),
-                "" if row.largest is None else str(row.largest),
-                "yes" if row.fits else "NO",
-            ]
-        )
+        bytes_of = [row.prediction.peak_bytes, *(peaks[phase] for phase in PHASES)]
+        fits = "yes" if row.fits else "NO"
+        cells.append([row.name, str(row.micro), *map(format_bytes, bytes_of), str(row.largest), fits])
     return Table(["variant", "micro", "peak", *PHASES, "largest micro", "fits"], cells)
 
 
-def kinds_table(prediction: Prediction) -> Table:
+def kinds_table(timeline: Timeline) -> Table:
     """Bytes allocated at the peak by kind."""
-    timeline = prediction.timeline
     peak = timeline.peak_event()
     rows = [[kind, format_bytes(nbytes)] for kind, nbytes in timeline.by_kind(peak).items() if nbytes]
     return Table([f"at the peak, in {timeline.phase_at(peak)}, by kind", "bytes"], rows)
 
 
-def modules_table(prediction: Prediction) -> Table:
+def modules_table(timeline: Timeline) -> Table:
     """The modules that hold most memory at the peak. In a name, `*` means all layers."""
-    rows = [
-        [module, kind, format_bytes(nbytes)]
-        for module, kind, nbytes in _largest(prediction.timeline, MODULES)
-    ]
+    rows = [[module, kind, format_bytes(nbytes)] for module, kind, nbytes in largest_modules(timeline)]
     return Table(["at the peak, by module", "kind", "bytes"], rows, (0, 1))
 
 
@@ -119,56 +107,49 @@ def measured_table(rows: Iterable[MemoryRow]) -> Table:
     """Predicted beside measured peaks by phase. The error is the prediction's."""
     cells = []
     for row in rows:
-        if not row.measured or row.same_as:
-            continue
         predicted = row.prediction.timeline.by_phase() | {"all": row.prediction.peak_bytes}
+        measured = row.measured if row.measured and not row.same_as else {}
         for phase in (*PHASES, "all"):
-            found = [row.measured[method].get(phase) for method in ("allocated", "resident")]
+            found = [measured.get(method, {}).get(phase) for method in ("allocated", "resident")]
             if any(found):
-                pairs = [
-                    [format_bytes(n), f"{predicted[phase] / n - 1:+.1%}"] if n else ["", ""] for n in found
-                ]
-                cells.append([row.name, phase, format_bytes(predicted[phase]), *pairs[0], *pairs[1]])
+                cells.append([row.name, phase, format_bytes(predicted[phase])])
+                for nbytes in found:
+                    cells[-1] += (
+                        [format_bytes(nbytes), f"{predicted[phase] / nbytes - 1:+.1%}"]
+                        if nbytes
+                        else ["", ""]
+                    )
     headings = ["variant", "phase", "predicted", "allocated", "error", "resident", "error"]
     return Table(headings, cells, (1,))
 
 
-def _largest(timeline: Timeline, count: int) -> list[tuple[str, str, int]]:
+def largest_modules(timeline: Timeline) -> list[tuple[str, str, int]]:
     """(module, kind, bytes) of the largest holders at the peak."""
-    return timeline.by_module(timeline.peak_event())[:count]
+    return timeline.by_module(timeline.peak_event())[:MODULES]
 
 
 # ---- document
 
 
-def memory_document(rows: Sequence[MemoryRow], title: str, notes: Iterable[str]) -> Document:
+def memory_document(rows: Sequence[MemoryRow], title: str, notes: Sequence[str]) -> Document:
     """Summary, measurements, then for each kind of variant the timeline of a step and the contents of its peak."""
     blocks: list[Block] = [summary_table(rows)]
     measured = measured_table(rows)
-    if measured.rows:
-        blocks.append(Section("Predicted and measured", [measured]))
-    blocks += [_variant_section(number, row) for number, row in enumerate(rows)]
-    blocks.append(Only((HTML,), [Section("Assumptions", [BulletList(list(notes))])]))
+    blocks += [Section("Predicted and measured", [measured])] if measured.rows else []
+    for number, row in enumerate(rows):
+        timeline = row.prediction.timeline
+        if row.same_as:
+            text = f"The same kernels as {row.same_as}, so the same memory: see {row.same_as}."
+            blocks.append(Only((HTML,), [Section(row.name, [Paragraph(text)])]))
+        else:
+            about = (
+                f"Predicted memory of one step at micro-batch {row.micro}, from the first allocation to the last. The "
+                "horizontal axis counts allocations and frees; it is not time."
+            )
+            drawn = Figure(f"timeline{number}", timeline_figure(timeline), about)
+            blocks.append(Section(row.name, [drawn, kinds_table(timeline), modules_table(timeline)]))
+    blocks.append(Only((HTML,), [Section("Assumptions", [BulletList(notes)])]))
     return Document("Memory", blocks, subtitle=title)
-
-
-def _variant_section(number: int, row: MemoryRow) -> Block:
-    if row.same_as:
-        text = f"The same kernels as {row.same_as}, so the same memory: see {row.same_as}."
-        return Only((HTML,), [Section(row.name, [Paragraph(text)])])
-    figure = Figure(f"timeline{number}", timeline_figure(row.prediction.timeline), _caption(row))
-    return Section(row.name, [figure, kinds_table(row.prediction), modules_table(row.prediction)])
-
-
-def _caption(row: MemoryRow) -> str:
-    causes = "; ".join(
-        f"{module}: {kind} {format_bytes(nbytes)}"
-        for module, kind, nbytes in _largest(row.prediction.timeline, CAUSES)
-    )
-    return (
-        f"Predicted memory of one step at micro-batch {row.micro}, from the first allocation to the last. The "
-        f"horizontal axis counts allocations and frees; it is not time. Largest at the peak: {causes}."
-    )
 
 
 def timeline_figure(timeline: Timeline) -> Plain:
@@ -247,7 +228,7 @@ def as_json(rows: Iterable[MemoryRow], title: str) -> dict[str, Any]:
             "predicted_bytes": row.prediction.peak_bytes,
             "by_phase": timeline.by_phase(),
             "by_kind": timeline.by_kind(timeline.peak_event()),
-            "by_module": [list(found) for found in _largest(timeline, MODULES)],
+            "by_module": largest_modules(timeline),
             "largest_micro": row.largest,
             "fits": row.fits,
             "same_as": row.same_as or None,

@@ -83,12 +83,10 @@ def predict_rows(predictions: Predictions, variants: Sequence[Variant], micro: i
         if reason:
             print(reason)
             continue
-        same_as = first.setdefault(each.cost_class, each.name)
+        same = first.setdefault(each.cost_class, each.name)
         prediction, largest = predictions.of(each, micro), predictions.largest_micro(each)
-        fits = predictions.fits(each, micro)
-        rows.append(
-            MemoryRow(each.name, micro, prediction, largest, fits, "" if same_as == each.name else same_as)
-        )
+        fits, same_as = predictions.fits(each, micro), "" if same == each.name else same
+        rows.append(MemoryRow(each.name, micro, prediction, largest, fits, same_as))
     return rows
 
 
@@ -98,15 +96,11 @@ def predict_rows(predictions: Predictions, variants: Sequence[Variant], micro: i
 def _measure_in_process(name: str, micro: int) -> dict[str, dict[str, int]] | None:
     """Bytes by method and phase, measured in a new process; None if it fails, and the reason is printed."""
     print(f"measuring {name} ...", flush=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.memory", "--measure", name, "--micro", str(micro)],
-        env=os.environ | {"GLIBC_TUNABLES": EXACT_HEAP},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "scripts.memory", "--measure", name, "--micro", str(micro)]
+    environment = os.environ | {"GLIBC_TUNABLES": EXACT_HEAP}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
-        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
-        print(f"measuring {name} failed: {last}")
+        print(f"measuring {name} failed: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
         return None
     found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
     return found
