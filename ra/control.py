@@ -74,6 +74,7 @@ def losses(
         dtype=dtype,
         compile=False,
         attention=variant(name, model, unused).attention,
-        alter=(lambda gpt2: swap_query_and_key(gpt2, layers)) if swap else None,
     )
+    if swap:
+        swap_query_and_key(stepper.model, layers)
     return [stepper.step(batches(k).to(device), k, steps).loss for k in range(steps)]

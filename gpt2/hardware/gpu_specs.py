@@ -29,20 +29,12 @@ class TargetError(UserError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class FormFactor:
-    """A form factor of a card with a different peak. pattern: as in Target.patterns."""
-
-    pattern: str
-    peak_flops: float
-    peak_source: str
-
-
-@dataclass(frozen=True)
 class Target:
     """A row. memory_bytes is None where only the machine can report it; peak_flops is None without a single value.
 
     patterns match a whole device name, ignoring case. attention: torch's allowed fused kernels in order of
-    preference. environment: variables to export before the training process starts.
+    preference. environment: variables to export before the training process starts. forms: (pattern, peak_flops,
+    peak_source) of form factors with another peak.
     """
 
     name: str
@@ -54,7 +46,7 @@ class Target:
     dtype: str = "bfloat16"
     attention: tuple[str, ...] = FUSED_CUDA
     patterns: tuple[str, ...] = ()
-    forms: tuple[FormFactor, ...] = ()
+    forms: tuple[tuple[str, float, str], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -68,9 +60,9 @@ class Target:
 
     def with_form_factor(self, device_name: str) -> Target:
         """Return this row with the peak of the device's form factor."""
-        for form in self.forms:
-            if re.fullmatch(form.pattern, device_name, re.IGNORECASE):
-                return dataclasses.replace(self, peak_flops=form.peak_flops, peak_source=form.peak_source)
+        for pattern, peak_flops, peak_source in self.forms:
+            if re.fullmatch(pattern, device_name, re.IGNORECASE):
+                return dataclasses.replace(self, peak_flops=peak_flops, peak_source=peak_source)
         return self
 
 
@@ -102,12 +94,12 @@ _ROWS = (
         peak_source="NVIDIA H100 Tensor Core GPU Architecture paper: SXM5, BF16 Tensor Core 989.4 TFLOPS dense",
         patterns=(r"(NVIDIA )?H100( 80GB HBM3| SXM5?| PCIe| NVL)?",),
         forms=(
-            FormFactor(
+            (
                 r".* PCIe",
                 756e12,
                 "NVIDIA H100 Tensor Core GPU Architecture paper: PCIe, BF16 Tensor Core 756 TFLOPS dense",
             ),
-            FormFactor(
+            (
                 r".* NVL",
                 835.5e12,
                 "NVIDIA H100 datasheet: NVL, BFLOAT16 Tensor Core 1,671 TFLOPS with sparsity, half of it dense",
@@ -123,7 +115,7 @@ _ROWS = (
         peak_source="NVIDIA H200 datasheet: SXM, BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense",
         patterns=(r"(NVIDIA )?H200( SXM5?| NVL)?",),
         forms=(
-            FormFactor(
+            (
                 r".* NVL",
                 835.5e12,
                 "NVIDIA H200 datasheet: NVL, BFLOAT16 Tensor Core 1,671 TFLOPS with sparsity, half of it dense",

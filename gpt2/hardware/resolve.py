@@ -218,21 +218,14 @@ def _join(notes: list[str | None]) -> str | None:
     return "; ".join(note for note in notes if note) or None
 
 
-def environment_for(name: str, detected: str | None = None) -> dict[str, str]:
-    """Return the variables to export before the training process starts. "auto": for `detected` or this machine."""
+def export_environment(name: str = "auto", detected: str | None = None) -> None:
+    """Set a target's variables in this process and its children. "auto": those of `detected`, or of this machine.
+
+    Call before torch is loaded. Without them, a card with experimental fused kernels has none.
+    """
     if name == "auto":
         name = detected or detected_target_name()
-    if name not in TARGETS:
-        raise TargetError(f"{name} is no target; fix: use auto or one of {', '.join(TARGETS)}")
-    return dict(TARGETS[name].environment)
-
-
-def export_environment(name: str = "auto", detected: str | None = None) -> None:
-    """Set environment_for(name) in this process and its children. Call before torch is loaded.
-
-    Without it, a card with experimental fused kernels has none.
-    """
-    os.environ.update(environment_for(name, detected))
+    os.environ.update(TARGETS[name].environment)
 
 
 def target_record(resolved: ResolvedTarget) -> dict[str, Any]:

@@ -9,8 +9,7 @@ import torch
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.eval.validation import EVALUATION_TOKENS, evaluating
-from gpt2.model.loss import linear_cross_entropy
-from gpt2.train.step import Attention, Loss, Phases, Stepper
+from gpt2.train.step import Attention, Phases, Stepper
 
 MICRO_BATCHES = 2  # per step: the second adds to existing gradients, and further ones repeat it
 
@@ -29,7 +28,6 @@ class StepWorkload:
     accumulation: int
     kind: str
     dtype: str
-    loss: Loss = linear_cross_entropy
 
     @property
     def batch(self) -> BatchPlan:
@@ -54,7 +52,6 @@ class StepWorkload:
             dtype=self.dtype,
             compile=False,
             attention=self.attention,
-            loss=self.loss,
         )
         stepper.step(_ids(1, 1, device), 0, 2)
         return stepper

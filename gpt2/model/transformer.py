@@ -211,17 +211,17 @@ class GPT2(nn.Module):
         """Compute each position's cross-entropy in nats, (B, T) float32. A target of -1 is not scored and gives 0."""
         return token_losses(self.hidden(ids_BT), self.head, targets_BT, self.vocabulary)
 
-    def flops_per_token(self, tokens: int | None = None) -> float:
+    def flops_per_token(self) -> float:
         """Count the matrix FLOPs of one training token: 6 per matrix weight (head included), causal attention at half.
 
-        forward + backward = 3 x forward; a multiply-add is 2 FLOPs. Attention of one layer and fused call over
-        `tokens` (default block_size) positions: 3 x 2 x 2 x C x T / 2 = 6 C T, since the causal mask removes half.
-        Kaplan et al. 2020 (arXiv:2001.08361), with the causal half and without the embedding look-up.
+        forward + backward = 3 x forward; a multiply-add is 2 FLOPs. Attention of one layer and fused call over T =
+        block_size positions: 3 x 2 x 2 x C x T / 2 = 6 C T, since the causal mask removes half. Kaplan et al. 2020
+        (arXiv:2001.08361), with the causal half and without the embedding look-up.
         """
         width = self.token.weight.shape[1]
         matrices = sum(p.numel() for name, p in self.blocks.named_parameters() if p.dim() == 2)
         calls = sum(getattr(block.attention, "attention_calls", 1) for block in self.blocks)
-        return 6 * (matrices + self.vocabulary * width) + 6 * calls * width * (tokens or self.block_size)
+        return 6 * (matrices + self.vocabulary * width) + 6 * calls * width * self.block_size
 
 
 def learned_scalars(model: GPT2) -> dict[str, list[float]]:

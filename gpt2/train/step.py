@@ -105,16 +105,9 @@ class Stepper:
         dtype: str,
         compile: bool,
         attention: Attention | None,
-        alter: Callable[[GPT2], None] | None = None,
-        loss: Loss | None = None,
         warmup: int | None = None,
     ) -> None:
-        """Build model and optimizer.
-
-        alter: changes the initial weights before the optimizer is created (used by the equivalence control).
-        loss: replaces linear_cross_entropy by a function with the same arguments, for comparisons.
-        warmup: iterations of "wsd" if the plan fixes them; otherwise a fraction of the planned ones.
-        """
+        """Build model and optimizer. warmup: iterations of "wsd"; None: a fraction of the planned ones."""
         self.settings = optimizer_config
         self.warmup = warmup
         self.batch = batch
@@ -122,15 +115,11 @@ class Stepper:
         self.device = device
         self.dtype = dtype
         self.compile = compile
-        if loss is None:
-            loss = linear_cross_entropy
-            if compile:  # the first step compiles it
-                loss = functools.partial(loss, chunk=torch.compile(chunk_loss))
-        self.loss = loss
+        self.loss: Loss = linear_cross_entropy
+        if compile:  # the first step compiles it
+            self.loss = functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))
         self.model = build_model(model_config, attention, seed)
         initialise(self.model, seed)
-        if alter:
-            alter(self.model)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
         self.optimizer = torch.optim.AdamW(

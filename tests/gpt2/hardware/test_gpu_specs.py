@@ -101,7 +101,7 @@ def test_every_row_is_complete(name: str) -> None:
     if card:
         assert str(row.peak_source).split()[0] in ("NVIDIA", "AMD")
         assert 1e14 < (row.peak_flops or 0) < 2e15
-        assert all(0 < form.peak_flops <= (row.peak_flops or 0) for form in row.forms)
+        assert all(0 < peak <= (row.peak_flops or 0) for _, peak, _ in row.forms)
 
 
 def test_the_table_holds_the_cards_that_the_configuration_offers() -> None:

@@ -12,7 +12,7 @@ MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0, vocabulary=101, padded_vocabulary
 
 def stepper(effective: int, micro: int, clip: float = 0.0) -> Stepper:
     """A real one whose weights, and with them every product and sum, are in float64."""
-    return Stepper(
+    made = Stepper(
         MODEL,
         OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, clip, "cosine", 0.2),
         plan_batch(effective, micro, 1, MODEL.block_size),
@@ -21,8 +21,9 @@ def stepper(effective: int, micro: int, clip: float = 0.0) -> Stepper:
         dtype="float32",  # without autocast: the weights' own
         compile=False,
         attention=None,
-        alter=lambda model: model.double(),
     )
+    made.model.double()
+    return made
 
 
 def batch(effective: int) -> torch.Tensor:
