@@ -6,32 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.config.config import Config, detected
-from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines
+from gpt2.config.dotconfig import ConfigError, Symbols, parse_lines
 from gpt2.system.files import write_bytes
 from gpt2.system.read_files import DamagedFileError, read_bytes
 from gpt2.system.resource_errors import disk_full
-from kconfig.rules import (
-    Kconfig,
-    apply_entries,
-    check_entries,
-    check_settings,
-    check_tree,
-    explain_rejection,
-    find_symbol,
-    has_prompt,
-    load_kconfig,
-    render,
-    requirements,
-    set_values,
-)
+from kconfig import rules
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A valid .config. notes: the changes that olddefconfig made."""
 
-    tree: Kconfig
-    entries: dict[str, Entry]
+    tree: rules.Kconfig
     config: Config
     notes: tuple[str, ...]
 
@@ -41,11 +27,11 @@ def load_strictly(text: str, label: str) -> Loaded:
     entries = parse_lines(text, label)
     if "DETECTED" not in entries:
         raise ConfigError(f"{label}: CONFIG_DETECTED is missing; fix: make olddefconfig")
-    tree = load_kconfig(detected(Symbols(label, entries)))
-    settable = [entry for entry in entries.values() if has_prompt(find_symbol(tree, entry))]
-    check_entries(tree, settable)
-    apply_entries(tree, settable)
-    expected = parse_lines(render(tree), label)
+    tree = rules.load_kconfig(detected(Symbols(label, entries)))
+    settable = [entry for entry in entries.values() if rules.has_prompt(rules.find_symbol(tree, entry))]
+    rules.check_entries(tree, settable)
+    rules.apply_entries(tree, settable)
+    expected = parse_lines(rules.render(tree), label)
     for name, entry in expected.items():
         if name not in entries:
             raise ConfigError(f"{label}: CONFIG_{name} is missing; fix: make olddefconfig (it adds {entry})")
@@ -59,7 +45,7 @@ def load_strictly(text: str, label: str) -> Loaded:
             raise ConfigError(
                 f"{entry.where}: {entry} does not follow from the other symbols; fix: make olddefconfig"
             )
-    return Loaded(tree, entries, check_settings(Symbols(label, entries)), ())
+    return Loaded(tree, rules.check_settings(Symbols(label, entries)), ())
 
 
 def load_leniently(text: str, label: str, detect: str) -> Loaded:
@@ -68,19 +54,21 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
     Unknown symbols and bad values raise ConfigError. detect: the hardware where the .config names none.
     """
     entries = parse_lines(text, label)
-    tree = load_kconfig(detected(Symbols(label, entries)) if "DETECTED" in entries else detect)
-    settable = {entry.name: entry for entry in entries.values() if has_prompt(find_symbol(tree, entry))}
-    check_entries(tree, settable.values())
-    set_values(tree, settable.values())
+    tree = rules.load_kconfig(detected(Symbols(label, entries)) if "DETECTED" in entries else detect)
+    settable = {
+        entry.name: entry for entry in entries.values() if rules.has_prompt(rules.find_symbol(tree, entry))
+    }
+    rules.check_entries(tree, settable.values())
+    rules.set_values(tree, settable.values())
     notes = []
     for name, entry in settable.items():
         symbol = tree.syms[name]
         if symbol.str_value == entry.value:
             continue
         if symbol.visibility:
-            raise ConfigError(explain_rejection(symbol, entry))
-        notes.append(f"dropped {entry}, which needs {requirements(symbol)}")
-    after = parse_lines(render(tree), label)
+            raise ConfigError(rules.explain_rejection(symbol, entry))
+        notes.append(f"dropped {entry}, which needs {rules.requirements(symbol)}")
+    after = parse_lines(rules.render(tree), label)
     notes += [f"added {entry}" for name, entry in after.items() if name not in entries]
     notes += [
         f"corrected {after.get(name, f'CONFIG_{name}=n')}, was {entry}"
@@ -88,7 +76,7 @@ def load_leniently(text: str, label: str, detect: str) -> Loaded:
         if name not in settable and str(after.get(name)) != str(entry)
     ]
     origins = {name: entry.where for name, entry in settable.items()}
-    return Loaded(tree, after, Config.from_symbols(check_tree(tree, origins)), tuple(notes))
+    return Loaded(tree, Config.from_symbols(rules.check_tree(tree, origins)), tuple(notes))
 
 
 def back_up(path: Path, text: str) -> str:

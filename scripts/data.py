@@ -17,8 +17,8 @@ def main() -> int:
     print(f"data: {directory}: {tokens} tokens of {manifest.documents} documents")
     if config.evaluation.hellaswag:
         source = hellaswag_download.obtain(config.evaluation, config.data.directory, report=print)
-        if isinstance(source, hellaswag_download.Absent):
-            print(f"HellaSwag: absent: {source.reason}")
+        if isinstance(source, str):
+            print(f"HellaSwag: absent: {source}")
         else:
             items = hellaswag.load_items(source, config.evaluation.hellaswag_limit)
             print(f"HellaSwag: {source}: {len(items):,} items")

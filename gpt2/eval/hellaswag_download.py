@@ -6,7 +6,6 @@ import hashlib
 import time
 import urllib.request
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 
@@ -23,13 +22,6 @@ MAX_BYTES = 64 * 2**20  # the original is 12 MB
 REMEDY = "fix: set CONFIG_HELLASWAG_FILE to a copy"
 
 
-@dataclass(frozen=True)
-class Absent:
-    """HellaSwag's file is missing, and why."""
-
-    reason: str
-
-
 def obtain(
     evaluation: EvaluationConfig,
     data_dir: Path,
@@ -37,11 +29,11 @@ def obtain(
     url: str = URL,
     timeout_seconds: float = 20.0,
     sha256: str = SHA256,
-) -> Path | Absent:
-    """Return the path of the items, downloading the original if necessary.
+) -> Path | str:
+    """Return the path of the items, or the reason why there are none. Downloads the original if necessary.
 
-    A download ends after `timeout_seconds`, or after STALL_SECONDS without a byte. A failed download gives Absent. A
-    configured file that does not exist is a HellaSwagError.
+    A download ends after `timeout_seconds`, or after STALL_SECONDS without a byte. A configured file that does not
+    exist is a HellaSwagError.
     """
     configured = evaluation.hellaswag_file
     if configured is not None:
@@ -59,11 +51,11 @@ def obtain(
         content = _download(url, timeout_seconds)
         found = hashlib.sha256(content).hexdigest()
         if found != sha256:
-            return Absent(f"{url} has SHA-256 {found[:12]}..., not {sha256[:12]}...; {REMEDY}")
+            return f"{url} has SHA-256 {found[:12]}..., not {sha256[:12]}...; {REMEDY}"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content)
     except (OSError, ValueError, HTTPException) as error:
-        return Absent(f"HellaSwag cannot be downloaded from {url}: {one_line(error)}; {REMEDY}")
+        return f"HellaSwag cannot be downloaded from {url}: {one_line(error)}; {REMEDY}"
     return path
 
 

@@ -188,9 +188,9 @@ class Study:
             source = hellaswag_download.obtain(
                 self.config.evaluation, self.config.data.directory, report=print
             )
-            if isinstance(source, hellaswag_download.Absent):
-                found = ItemsFile(absent=source.reason)
-                print(f"HellaSwag will not be scored: {source.reason}")
+            if isinstance(source, str):
+                found = ItemsFile(absent=source)
+                print(f"HellaSwag will not be scored: {source}")
             else:
                 items = hellaswag.load_items(source, self.config.evaluation.hellaswag_limit)
                 digest = hellaswag.digest(items)
