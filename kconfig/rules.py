@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config.config import Config
-from gpt2.config.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines, quote
+from gpt2.config.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
 from ra.settings import AlternationSettings
 from study.runner.settings import StudySettings
 
@@ -183,30 +183,20 @@ def check_choices(tree: Kconfig, entries: Iterable[Entry]) -> None:
 def explain_rejection(symbol: Symbol, entry: Entry) -> str:
     """Explain why a value has no effect."""
     if not symbol.visibility:
-        items = [item for part in _conditions(symbol) for item in kconfiglib.expr_items(part)]
-        now = ", ".join(
-            f"CONFIG_{item.name}={_shown(item)}" for item in items if getattr(item, "nodes", None)
-        )
         needed = requirements(symbol)
-        return f"{entry.where}: {entry} needs {needed}; now {now}; fix: set {needed}, or remove {entry}"
+        return f"{entry.where}: {entry} needs {needed}; fix: set {needed}, or remove {entry}"
     if symbol.choice is not None:
         others = ", ".join(f"CONFIG_{member.name}=y" for member in symbol.choice.syms if member is not symbol)
         return f"{entry.where}: {entry} deselects the only selected member of its choice; fix: set one of {others}"
     return f"{entry.where}: {entry} has no effect; the value is {symbol.str_value}; fix: remove it"
 
 
-def _conditions(symbol: Symbol) -> list[Any]:
+def requirements(symbol: Symbol) -> str:
     """Return the conditions of the symbol's prompt, without the choice that contains it."""
     parts = kconfiglib.split_expr(symbol.nodes[0].prompt[1], kconfiglib.AND)
-    return [part for part in parts if not isinstance(part, kconfiglib.Choice)]
-
-
-def requirements(symbol: Symbol) -> str:
-    return " and ".join(kconfiglib.expr_str(part, _with_prefix) for part in _conditions(symbol))
-
-
-def _shown(symbol: Symbol) -> str:
-    return quote(symbol.str_value) if type_name(symbol) == "string" else str(symbol.str_value)
+    return " and ".join(
+        kconfiglib.expr_str(part, _with_prefix) for part in parts if not isinstance(part, kconfiglib.Choice)
+    )
 
 
 def _with_prefix(item: Any) -> str:

@@ -20,12 +20,7 @@ from torch import nn
 from gpt2.config.config import ModelConfig
 from gpt2.model.init import keyed_generator
 from gpt2.model.transformer import CausalSelfAttention
-from ra.attention import (
-    LearnedAttention,
-    LearnedHardAttention,
-    LearnedScoreAttention,
-    ReciprocalAttention,
-)
+from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 from ra.names import CUSTOM_FOLDER, LEARNED, VariantError, is_custom, reciprocal_layers
 from ra.settings import AlternationSettings
 

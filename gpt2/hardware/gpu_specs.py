@@ -152,11 +152,7 @@ _ROWS = (
         peak_source="AMD Instinct MI300X data sheet: bfloat16 matrix 1,307.4 TFLOPS (2,614.9 with sparsity)",
         patterns=(r"(AMD )?(Instinct )?MI300X( OAM| VF| HF)?",),
     ),
-    Target(
-        name="generic-cuda",
-        title="an NVIDIA GPU that the table lacks",
-        kind="cuda",
-    ),
+    Target(name="generic-cuda", title="an NVIDIA GPU that the table lacks", kind="cuda"),
     Target(
         name="generic-rocm",
         title="an AMD GPU that the table lacks",

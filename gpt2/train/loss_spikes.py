@@ -15,9 +15,8 @@ WINDOW = 64  # losses that the scale is computed from
 MIN_LOSSES = 16  # before the first spike is reported
 RECENT = 16  # losses whose median is the expected loss
 LIMIT = 8.0  # standard deviations above the expected loss
-NORMAL = (
-    1.4826 / 2**0.5
-)  # standard deviation / median absolute successive difference, for a normal distribution
+# standard deviation over the median absolute successive difference, for a normal distribution
+NORMAL = 1.4826 / 2**0.5
 MIN_SCALE = 0.02  # nats; the least scale, however quiet the losses are
 
 
