@@ -62,15 +62,8 @@ class ModelConfig:
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> ModelConfig:
-        size, layers, heads, width = MODELS[symbols.choice(MODELS)]
-        return cls(
-            size=size,
-            layers=layers,
-            heads=heads,
-            width=width,
-            block_size=symbols.integer("GPT2_BLOCK_SIZE"),
-            dropout=symbols.number("GPT2_DROPOUT", "[0, 1)"),
-        )
+        block_size, dropout = symbols.integer("GPT2_BLOCK_SIZE"), symbols.number("GPT2_DROPOUT", "[0, 1)")
+        return cls(*MODELS[symbols.choice(MODELS)], block_size, dropout)
 
 
 @dataclass(frozen=True)
