@@ -36,13 +36,19 @@ class Validation:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and gradients in the block; afterwards restore every module's mode, on errors too."""
+    """Disable dropout, gradients and cuDNN's attention in the block; restore them afterwards, on errors too.
+
+    cuDNN makes a plan for every length, and the sequences of HellaSwag have many.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
         for module, training in modes:
             module.training = training
 

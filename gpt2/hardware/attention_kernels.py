@@ -6,15 +6,18 @@ In the context, a call that no fused kernel supports raises. A check before trai
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpt2.hardware.cpu import cpu_threads
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget, resolve
+from gpt2.system.resource_errors import device_fault, out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +27,31 @@ if TYPE_CHECKING:
 # Largest deviation from float64, relative to the largest value. torch's CPU kernel has 9e-7 in float32 and 6e-3 in
 # bfloat16; GPUs may use TF32 for float32. A wrong mask or scale gives tenths.
 TOLERANCE = {"float32": 1e-2, "bfloat16": 5e-2}
+LONGEST_CHECK = 2048  # tokens; the definition stores several matrices of T x T float32 numbers for each head
+# Up to this version cuDNN is wrong for lengths that 128 does not divide (pytorch/pytorch issue 169849).
+LAST_WRONG_CUDNN = 91500
+KERNEL = re.compile(r"_scaled_dot_product_(?:(flash|efficient|cudnn)_attention|attention_(math))")
+
+
+def kernel_order(resolved: ResolvedTarget) -> list[str]:
+    """Return the row's fused kernels in the order of preference. A cuDNN that may be wrong is last."""
+    import torch
+
+    wrong = (torch.backends.cudnn.version() or 0) <= LAST_WRONG_CUDNN
+    return sorted(resolved.target.attention, key=lambda kernel: kernel == "cudnn" and wrong)
+
+
+@functools.cache
+def set_default_order(device: str) -> None:
+    """Let torch set its default order of kernels for a GPU, outside of any context.
+
+    torch does so at the first choice of a kernel in a process. Inside a context it would replace the order of the
+    context (priority_order in torch's sdp_utils.cpp).
+    """
+    import torch
+
+    q_BHTD = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16).to(device)
+    torch._fused_sdp_choice(q_BHTD, q_BHTD, q_BHTD, is_causal=True)
 
 
 def attention_context(resolved: ResolvedTarget, dropout: float = 0.0) -> AbstractContextManager[Any]:
@@ -39,8 +67,10 @@ def attention_context(resolved: ResolvedTarget, dropout: float = 0.0) -> Abstrac
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
     }
-    allowed = [kernels[name] for name in resolved.target.attention]
-    if resolved.device == "cpu" and dropout > 0:
+    allowed = [kernels[name] for name in kernel_order(resolved)]
+    if resolved.device != "cpu":
+        set_default_order(resolved.device)
+    elif dropout > 0:
         allowed.append(SDPBackend.MATH)
     return sdpa_kernel(allowed, set_priority=True)
 
@@ -48,39 +78,27 @@ def attention_context(resolved: ResolvedTarget, dropout: float = 0.0) -> Abstrac
 def check_attention(
     resolved: ResolvedTarget, heads: int, head_size: int, block_size: int = 64, dropout: float = 0.0
 ) -> ResolvedTarget:
-    """Run a small forward and backward with the model's shapes and return the target with the kernel that ran.
+    """Run forward and backward with the model's shapes and return the target with the kernel that ran.
 
-    TargetError where no fused kernel supports the call, or where the result differs from the definition in float64
-    (compared without dropout). Uses a separate random generator.
+    TargetError where no fused kernel supports the call, or where the result differs from the definition (compared
+    without dropout). The definition is computed in float64 on the CPU for one sequence of up to 64 tokens. A GPU also
+    runs two sequences of 200 tokens, which 128 does not divide, and two of the model's length, and computes their
+    definition in float32. Uses a separate random generator.
     """
     import torch
-    import torch.nn.functional as F
 
-    dtype = getattr(torch, resolved.dtype)
+    dtype, device = getattr(torch, resolved.dtype), resolved.device
     draw = torch.Generator().manual_seed(0)
-    qkv_BTC = torch.randn(
-        1, min(block_size, 64), 3 * heads * head_size, generator=draw, dtype=torch.float64
-    ).to(dtype)
-
-    def fused(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
-
-    reasons: list[str] = []
-    try:
-        with attention_context(resolved, dropout), _reasons(reasons):
-            y, gradient, name = _attend(qkv_BTC.to(resolved.device, dtype), heads, fused)
-    except RuntimeError as error:
-        reason = next(iter(reasons), str(error).strip().splitlines()[0])
-        raise TargetError(
-            f"{resolved.device_name}: no fused attention kernel supports {heads} heads of {head_size} in "
-            f"{resolved.dtype} (torch: {reason}); the T x T path is disabled; {_fix(resolved)}"
-        ) from error
-    kernels = [kernel for kernel in ("flash", "efficient", "cudnn") if f"{kernel}attention" in name.lower()]
-    kernel = kernels[0] if kernels else "math"
-    if not dropout:
-        exact_y, exact_gradient, _ = _attend(qkv_BTC.double(), heads, _definition)
-        _compare(resolved, f"{kernel} attention kernel's result", y, exact_y)
-        _compare(resolved, f"{kernel} attention kernel's gradient", gradient, exact_gradient)
+    sizes = [(1, 64, "cpu", torch.float64)]
+    if device != "cpu":
+        sizes += [(2, 200, device, torch.float32), (2, LONGEST_CHECK, device, torch.float32)]
+    for B, longest, exact_device, exact_dtype in sizes:
+        shape = (B, min(block_size, longest), 3 * heads * head_size)
+        qkv_BTC = torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype)
+        found, kernel = _attend_fused(resolved, qkv_BTC, heads, dropout)
+        if not dropout:
+            exact, _ = _attend(qkv_BTC.to(exact_device, exact_dtype), heads, _definition)
+            _compare(resolved, f"{kernel} attention kernel's {{}} for {B} x {shape[1]} tokens", found, exact)
     notes = [resolved.note] if resolved.note else []
     if kernel == "math":
         notes.append(
@@ -89,10 +107,36 @@ def check_attention(
     return dataclasses.replace(resolved, attention_backend=kernel, note="; ".join(notes) or None)
 
 
-def _attend(qkv_BTC: Tensor, heads: int, attention: Callable[..., Tensor]) -> tuple[Tensor, Tensor, str]:
+def _attend_fused(
+    resolved: ResolvedTarget, qkv_BTC: Tensor, heads: int, dropout: float
+) -> tuple[list[Tensor], str]:
+    """Run a fused kernel on the device. Return result and gradient as in `_attend`, and the name of the kernel."""
+    import torch.nn.functional as F
+
+    def fused(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, dropout_p=dropout, is_causal=True)
+
+    reasons: list[str] = []
+    try:
+        with attention_context(resolved, dropout), _reasons(reasons):
+            found, operation = _attend(qkv_BTC.to(resolved.device), heads, fused)
+    except RuntimeError as error:
+        if out_of_memory(error) or device_fault(error):
+            raise
+        heads_text = f"{heads} heads of {qkv_BTC.shape[2] // (3 * heads)}"
+        reason = next(iter(reasons), str(error).strip().splitlines()[0])
+        raise TargetError(
+            f"{resolved.device_name}: no fused attention kernel supports {heads_text} in {resolved.dtype} (torch: "
+            f"{reason}); the T x T path is disabled; {_fix(resolved)}"
+        ) from error
+    kernels = [name for name in ("flash", "efficient", "cudnn") if f"{name}attention" in operation.lower()]
+    return found, kernels[0] if kernels else "math"
+
+
+def _attend(qkv_BTC: Tensor, heads: int, attention: Callable[..., Tensor]) -> tuple[list[Tensor], str]:
     """Compute attention on views of one projection, as in the model.
 
-    Returns the result, the gradient of half its squared sum, and autograd's name of the operation.
+    Returns the result with the gradient of half its squared sum, and autograd's name of the operation.
     """
     qkv_BTC = qkv_BTC.detach().requires_grad_()
     views = [part.unflatten(2, (heads, -1)).transpose(1, 2) for part in qkv_BTC.chunk(3, dim=2)]
@@ -100,7 +144,7 @@ def _attend(qkv_BTC: Tensor, heads: int, attention: Callable[..., Tensor]) -> tu
     name = y_BHTD.grad_fn.name() if y_BHTD.grad_fn else ""
     (y_BHTD.float().square().sum() / 2).backward()
     assert qkv_BTC.grad is not None
-    return y_BHTD.detach(), qkv_BTC.grad, name
+    return [y_BHTD.detach(), qkv_BTC.grad], name
 
 
 def _definition(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
@@ -110,14 +154,34 @@ def _definition(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
     return y_BHTD
 
 
-def _compare(resolved: ResolvedTarget, what: str, found: Tensor, exact: Tensor) -> None:
-    error = float((found.cpu().double() - exact).abs().max() / exact.abs().max())
+def _compare(resolved: ResolvedTarget, what: str, found: list[Tensor], exact: list[Tensor]) -> None:
     limit = TOLERANCE[resolved.dtype]
-    if not error <= limit:  # true for NaN as well
-        raise TargetError(
-            f"{resolved.device_name}: the {what} differs by {error:.1%} from the definition in {resolved.dtype}; the "
-            f"limit is {limit:.0%}; fix: use another version of torch or of the driver"
-        )
+    for name, value, reference in zip(("result", "gradient"), found, exact, strict=True):
+        difference = value.cpu().double() - reference.cpu().double()
+        error = float(difference.abs().max() / reference.abs().max())
+        if not error <= limit:  # true for NaN as well
+            raise TargetError(
+                f"{resolved.device_name}: the {what.format(name)} differs by {error:.1%} from the definition in "
+                f"{resolved.dtype}; the limit is {limit:.0%}; fix: use another version of torch or of the driver"
+            )
+
+
+@contextmanager
+def observe_kernels(observed: set[str]) -> Iterator[None]:
+    """Add the attention kernels that torch's profiler sees in the block to `observed`."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(
+        activities=[ProfilerActivity.CPU], acc_events=True
+    ) as profiler:  # each operation has a CPU event
+        yield
+    observed |= kernels_of(event.key for event in profiler.key_averages())
+
+
+def kernels_of(operations: Iterable[str]) -> set[str]:
+    """Return the attention kernels among names of torch operations."""
+    found = (KERNEL.search(name) for name in operations)
+    return {match[1] or match[2] for match in found if match}
 
 
 def _fix(resolved: ResolvedTarget) -> str:
@@ -158,5 +222,6 @@ def prepare_device(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
     if resolved.device == "cpu":
         torch.set_num_threads(cpu_threads(config.cpu_threads))
     else:
+        torch.cuda.empty_cache()  # of the check
         torch.set_float32_matmul_precision("high")
     return resolved

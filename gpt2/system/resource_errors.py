@@ -1,13 +1,14 @@
 """Recognise errors of exhausted memory or disk, whichever library raises them, and name what is exhausted.
 
 torch raises OutOfMemoryError for CUDA and ROCm allocations, and plain RuntimeErrors for the CPU's allocator, for
-cuBLAS and hipBLAS handles, and for a file that it could not write.
+cuBLAS, hipBLAS and cuDNN, and for a file that it could not write.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ OUT_OF_MEMORY = (
     "out of memory",
     "std::bad_alloc",
     "Cannot allocate memory",
-    "BLAS_STATUS_ALLOC_FAILED",
+    "STATUS_ALLOC_FAILED",  # of cuBLAS, hipBLAS and cuDNN
     "could not create a memory object",  # oneDNN
 )
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -31,6 +32,15 @@ def out_of_memory(error: BaseException) -> bool:
         or type(link).__name__ == "OutOfMemoryError"
         or (isinstance(link, RuntimeError) and any(sign in str(link) for sign in OUT_OF_MEMORY))
         or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
+        for link in chain(error)
+    )
+
+
+def device_fault(error: BaseException) -> bool:
+    """Whether this error or one of its causes is a fault of a GPU, and not that the build of torch lacks the GPU."""
+    return any(
+        isinstance(link, RuntimeError)
+        and re.search(r"\b(CUDA|HIP) error: (?!no kernel image|invalid device function)", str(link))
         for link in chain(error)
     )
 

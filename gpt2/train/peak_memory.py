@@ -61,6 +61,11 @@ class PeakMeter:
             return False
         return True
 
+    def restart(self) -> None:
+        """Drop the peaks before this call, if the system supports it. Phases that were measured remain."""
+        if self._reset():
+            self._highest = {"allocated": 0, "reserved": 0}
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Measure the peak bytes of the block as `by_phase[name]`; repeated phases keep the highest."""
@@ -70,6 +75,6 @@ class PeakMeter:
             self.by_phase[name] = max(self._update(), self.by_phase.get(name, 0))
 
     def peaks(self) -> dict[str, int]:
-        """Return {"allocated", "reserved"}: the highest bytes in this process so far."""
+        """Return {"allocated", "reserved"}: the highest bytes in this process so far, or since `restart`."""
         self._update()
         return {"allocated": self._allocated, "reserved": self._reserved}

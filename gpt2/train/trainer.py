@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from gpt2.config.config import Config
 from gpt2.data import dataset
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_entry
-from gpt2.hardware import resolve
+from gpt2.hardware import attention_kernels, resolve
 from gpt2.system import files
 from gpt2.system.resource_errors import disk_full, explain_full_disk, out_of_memory
 from gpt2.system.signals import Interrupted, Stop
@@ -33,7 +34,8 @@ from gpt2.train.resume import check_fits, clocks_before, refuse_another_run
 from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import Attention, NotFiniteError, Stepper, StepResult
 
-MEASURED_STEP = 2  # step of each process whose peak memory is measured by phase
+OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler observes the attention kernel
+OBSERVED_DEVICES = ["cuda"]  # the CPU has one kernel, and the profiler's memory would count as the run's
 SAVE_SHARE = 0.02  # largest share of the time spent on checkpoints
 
 
@@ -141,10 +143,13 @@ class Run:
             ids_ET = feed.get()
         warming = self.steps_made < WARM_UP_STEPS or self.stepper.compiles(self.iteration)
         self.clocks.switch("compile" if warming else "train", synchronise=False)
-        measured = self.meter if self.steps_made == MEASURED_STEP else None
+        measured = self.meter if self.steps_made == WARM_UP_STEPS else None
+        if measured:
+            measured.restart()  # compiling and tuning kernels allocate memory that training does not
         began = self.clocks.read("train")
         try:
-            result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
+            with self.observe_kernels():
+                result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
         except NotFiniteError as error:
             size, batch = len(self.corpus.train), self.plan.batch
             numbers = dataset.window_numbers(
@@ -166,6 +171,22 @@ class Run:
             files.write_json(self.plan.directory / "memory.json", self.memory())
         self.log_step(result, self.clocks.read("train") - began)
 
+    @contextlib.contextmanager
+    def observe_kernels(self) -> Iterator[None]:
+        """Record the attention kernels of the step in the block, if it is the observed one."""
+        if self.steps_made != OBSERVED_STEP or self.resolved.device_type not in OBSERVED_DEVICES:
+            yield
+            return
+        kernels: set[str] = set()
+        with attention_kernels.observe_kernels(kernels):
+            yield
+        target, observed = self.log.record["target"], " and ".join(sorted(kernels)) or "none"
+        if observed != target["attention_backend"]:
+            self.note(
+                f"attention ran {observed} in training; the check before it ran {target['attention_backend']}"
+            )
+        target["attention_backend"] = observed
+
     # -- resuming and saving ------------------------------------------------------------------------------------
 
     def resume(self) -> None:
@@ -186,6 +207,8 @@ class Run:
             seconds = {name: before[name] + spent for name, spent in self.clocks.seconds().items()}
             self.clocks = Clocks(seconds, device_synchroniser(self.device))
         previous = self.log.last_record()
+        if self.ended() and previous and previous.target:  # this process observes no step
+            self.log.record["target"]["attention_backend"] = previous.target.attention_backend
         self.faults = FaultLog(previous.faults if previous else ())
         evaluated = [int(row[0]) for row in self.evaluator.losses]
         truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)

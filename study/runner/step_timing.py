@@ -125,10 +125,12 @@ def measure_steps(
     seconds: float,
     stop: Stop,
     clock: Callable[[], float],
+    after_warm_up: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
     """Return the seconds of steps on random tokens, by variant; each variant makes a step in turn.
 
-    attentions: by variant. seconds: for each of them, on `clock` (gpt2.train.clocks.work_clock).
+    attentions: by variant. seconds: for each of them, on `clock` (gpt2.train.clocks.work_clock). after_warm_up: called
+    before the first timed step.
     """
     import torch
 
@@ -153,6 +155,8 @@ def measure_steps(
     samples: dict[str, list[float]] = {name: [] for name in steppers}
     turns, spent = 0, 0.0
     while turns < WARM_UP_STEPS + LEAST_TURNS or spent < seconds * len(steppers):
+        if turns == WARM_UP_STEPS:
+            after_warm_up()
         for name, stepper in steppers.items():
             stop.check()
             began = clock()

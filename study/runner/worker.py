@@ -156,6 +156,8 @@ def _time_steps(
     meter = PeakMeter(resolved.device)
     clock = work_clock(resolved.device_type, torch.get_num_threads(), device_synchroniser(resolved.device))
     attentions = {name: each.attention for name, each in timed.items()}
-    seconds = measure_steps(config, resolved, attentions, batch, arguments.time, stop, clock)
+    seconds = measure_steps(
+        config, resolved, attentions, batch, arguments.time, stop, clock, after_warm_up=meter.restart
+    )
     print_event({"event": "timing", "seconds": seconds, "peak_bytes": meter.peaks()["allocated"]})
     return EXIT_FINISHED

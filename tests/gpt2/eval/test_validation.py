@@ -83,7 +83,7 @@ def test_a_perplexity_that_is_not_finite_is_none(loss: float) -> None:
     assert found.loss == pytest.approx(loss, nan_ok=True)
 
 
-def test_the_mode_of_every_module_is_restored_even_after_an_error(model: GPT2) -> None:
+def test_modules_gradients_and_kernels_are_restored_even_after_an_error(model: GPT2) -> None:
     model.train()
     model.blocks[1].eval()
     before = [module.training for module in model.modules()]
@@ -92,12 +92,14 @@ def test_the_mode_of_every_module_is_restored_even_after_an_error(model: GPT2) -
         with evaluating(model):
             assert not any(module.training for module in model.modules())
             assert not torch.is_grad_enabled()
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
             raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
         fail()
     assert [module.training for module in model.modules()] == before
     assert torch.is_grad_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_stop_is_checked_before_each_batch_and_ends_the_evaluation(model: GPT2, windows: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Test the restriction to fused attention, with the CPU's kernel and without any kernel."""
+"""Test the restriction to fused attention: with the CPU's kernel, without any kernel, and on a simulated GPU."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,6 +14,8 @@ from gpt2.hardware.gpu_specs import TARGETS, TargetError
 from gpt2.hardware.resolve import ResolvedTarget
 
 CPU = ResolvedTarget(TARGETS["cpu"], "cpu", "a CPU", 2**34, "float32", "flash", None, "2.13.0")
+RECENT_CUDNN = 91501
+NUMBERS = {"math": 0, "flash": 1, "efficient": 2, "cudnn": 3}  # torch's numbers of the kernels
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +23,44 @@ def _switches_stay_as_they_were() -> Iterator[None]:
     before = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled())
     yield
     assert before == (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled())
+
+
+def gpu(name: str, dtype: str = "bfloat16") -> ResolvedTarget:
+    return dataclasses.replace(
+        CPU, target=TARGETS[name], device="cuda:0", device_name=name, dtype=dtype, attention_backend="none"
+    )
+
+
+class TorchOnHopper:
+    """Stands in for torch._fused_sdp_choice: the first call in a process sets cuDNN as the first kernel."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *qkv: torch.Tensor, is_causal: bool) -> int:
+        if not self.calls:
+            torch._C._set_sdp_priority_order(
+                [NUMBERS[name] for name in ("cudnn", "flash", "efficient", "math")]
+            )
+        self.calls += 1
+        return int(torch._C._get_sdp_priority_order()[0])
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[TorchOnHopper]:
+    """Simulate a new process with torch on a Hopper GPU: its tensors are on the CPU."""
+    order, choice, to = torch._C._get_sdp_priority_order(), TorchOnHopper(), torch.Tensor.to
+    monkeypatch.setattr(torch, "_fused_sdp_choice", choice)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: RECENT_CUDNN)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "to",
+        lambda self, device, *rest: to(self, "cpu" if device == "cuda:0" else device, *rest),
+    )
+    attention_kernels.set_default_order.cache_clear()
+    yield choice
+    attention_kernels.set_default_order.cache_clear()
+    torch._C._set_sdp_priority_order(order)
 
 
 def attend(dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> torch.Tensor:
@@ -73,14 +113,145 @@ def test_with_dropout_a_cpu_takes_the_math_path_with_a_note() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, row in TARGETS.items() if row.kind != "cpu"])
-def test_the_math_path_is_never_allowed_on_a_gpu(name: str) -> None:
-    gpu = dataclasses.replace(CPU, target=TARGETS[name], device="cuda:0", dtype="bfloat16")
+def test_the_math_path_is_never_allowed_on_a_gpu(hopper: TorchOnHopper, name: str) -> None:
     for dropout in (0.0, 0.1):
-        with attention_context(gpu, dropout):
+        with attention_context(gpu(name), dropout):
             assert not torch.backends.cuda.math_sdp_enabled()
             assert torch.backends.cuda.flash_sdp_enabled()
             assert torch.backends.cuda.mem_efficient_sdp_enabled()
             assert torch.backends.cuda.cudnn_sdp_enabled() == (TARGETS[name].kind == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "cudnn", "order"),
+    [
+        ("h100", RECENT_CUDNN, ["cudnn", "flash", "efficient"]),
+        ("h200", RECENT_CUDNN, ["cudnn", "flash", "efficient"]),
+        ("h200", 91500, ["flash", "efficient", "cudnn"]),
+        ("h200", None, ["flash", "efficient", "cudnn"]),
+        ("a100-40g", RECENT_CUDNN, ["flash", "efficient", "cudnn"]),
+        ("mi300x", None, ["flash", "efficient"]),
+    ],
+)
+def test_the_order_of_a_context_applies_from_the_first_choice_of_a_process(
+    hopper: TorchOnHopper, monkeypatch: pytest.MonkeyPatch, name: str, cudnn: int | None, order: list[str]
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: cudnn)
+    numbers = [NUMBERS[kernel] for kernel in order]
+    for _ in range(2):
+        with attention_context(gpu(name)):
+            assert torch._fused_sdp_choice(*[torch.zeros(1)] * 3, is_causal=True) == numbers[0]
+            assert torch._C._get_sdp_priority_order()[: len(numbers)] == numbers
+        # outside, such as in the bench's plain case, torch's default order applies
+        assert torch._C._get_sdp_priority_order()[0] == NUMBERS["cudnn"]
+    assert hopper.calls == 3
+
+
+def test_torch_s_first_choice_in_a_context_would_replace_its_order(
+    hopper: TorchOnHopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The defect that set_default_order avoids is present in the simulation."""
+    monkeypatch.setattr(attention_kernels, "set_default_order", lambda device: None)
+    monkeypatch.setattr(attention_kernels.set_default_order, "cache_clear", lambda: None, raising=False)
+    with attention_context(gpu("a100-40g")):
+        assert torch._fused_sdp_choice(*[torch.zeros(1)] * 3, is_causal=True) == NUMBERS["cudnn"]
+
+
+def sized_kernel(
+    monkeypatch: pytest.MonkeyPatch, wrong: tuple[int, int] | None, part: str = "result"
+) -> list[tuple[int, int]]:
+    """Let the kernel be wrong for (sequences, tokens) `wrong`. Return the sizes of its calls, filled later."""
+    real, sizes = F.scaled_dot_product_attention, []
+
+    def kernel(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, is_causal: bool
+    ) -> torch.Tensor:
+        sizes.append((q.shape[0], q.shape[2]))
+        y = real(q, k, v, is_causal=True)
+        if sizes[-1] == wrong and part == "result":
+            y = y * 1.2
+        if sizes[-1] == wrong and part == "gradient":
+            y.register_hook(lambda gradient: gradient * 1.2)
+        return y
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", kernel)
+    return sizes
+
+
+def test_a_gpu_is_checked_with_several_sequences_of_the_models_length_too(
+    hopper: TorchOnHopper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = sized_kernel(monkeypatch, None)
+    assert check_attention(gpu("h200"), 2, 16, 256).attention_backend == "flash"  # the CPU's kernel
+    assert sizes == [(1, 64), (2, 200), (2, 256)]
+    sizes.clear()
+    check_attention(CPU, 2, 16, 256)
+    assert sizes == [(1, 64)]
+
+
+@pytest.mark.parametrize("wrong", [(1, 64), (2, 200), (2, 256)])
+@pytest.mark.parametrize("part", ["result", "gradient"])
+def test_a_gpu_kernel_that_is_wrong_at_one_size_is_refused(
+    hopper: TorchOnHopper, monkeypatch: pytest.MonkeyPatch, wrong: tuple[int, int], part: str
+) -> None:
+    sized_kernel(monkeypatch, wrong, part)
+    message = f"h200: the .* attention kernel's {part} for {wrong[0]} x {wrong[1]} tokens differs by [12]"
+    with pytest.raises(TargetError, match=message):
+        check_attention(gpu("h200"), 2, 16, 256)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("cuDNN Frontend error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("HIP error: unspecified launch failure"), True),
+        (RuntimeError("No available kernel. Aborting execution."), False),
+        (RuntimeError("CUDA error: no kernel image is available for execution on the device"), False),
+        (
+            RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No valid execution plans built."),
+            False,
+        ),
+    ],
+)
+def test_out_of_memory_and_device_faults_are_not_reported_as_a_missing_kernel(
+    hopper: TorchOnHopper, monkeypatch: pytest.MonkeyPatch, error: RuntimeError, passes: bool
+) -> None:
+    def fail(*arguments: object, **options: object) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", fail)
+    with pytest.raises(type(error) if passes else TargetError) as caught:
+        check_attention(gpu("h200"), 2, 16, 32)
+    assert (caught.value is error) == passes
+
+
+def test_the_profiler_observes_the_kernel_that_ran_forward_and_backward() -> None:
+    observed: set[str] = set()
+    with attention_context(CPU), attention_kernels.observe_kernels(observed):
+        attend().sum().backward()
+    assert observed == {"flash"}
+    with attention_kernels.observe_kernels(observed):
+        attend(dropout=0.1).sum().backward()
+    assert observed == {"flash", "math"}
+
+
+@pytest.mark.parametrize(
+    ("operations", "kernels"),
+    [
+        (["aten::_scaled_dot_product_cudnn_attention", "aten::mm"], {"cudnn"}),
+        (["aten::_scaled_dot_product_cudnn_attention_backward"], {"cudnn"}),
+        (["aten::_scaled_dot_product_efficient_attention"], {"efficient"}),
+        (["aten::_scaled_dot_product_flash_attention", "aten::_flash_attention_forward"], {"flash"}),
+        (["aten::scaled_dot_product_attention", "aten::bmm"], set()),
+        (["aten::_scaled_dot_product_attention_math"], {"math"}),
+    ],
+)
+def test_kernels_are_recognised_by_the_names_of_torch_s_operations(
+    operations: list[str], kernels: set[str]
+) -> None:
+    assert attention_kernels.kernels_of(operations) == kernels
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,17 +275,16 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_without_a_fused_kernel_the_error_names_the_fix(
-    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, exported: str, remedy: str
+    hopper: TorchOnHopper,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    dtype: str,
+    exported: str,
+    remedy: str,
 ) -> None:
     without_kernels(monkeypatch)
     monkeypatch.setenv("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL", exported)
-    real = torch.Tensor.to
-    monkeypatch.setattr(
-        torch.Tensor,
-        "to",
-        lambda self, device, *rest: real(self, "cpu" if device == "cuda:0" else device, *rest),
-    )
-    resolved = dataclasses.replace(CPU, target=TARGETS[name], device="cuda:0", device_name=name, dtype=dtype)
+    resolved = gpu(name, dtype)
     with pytest.raises(TargetError) as refusal:
         check_attention(resolved, 2, 16, 32)
     message = str(refusal.value)
@@ -145,5 +315,7 @@ def test_a_kernel_with_wrong_results_is_refused(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
     for dtype in ("float32", "bfloat16"):
-        with pytest.raises(TargetError, match=r"a CPU: the flash attention kernel's result differs by"):
+        with pytest.raises(
+            TargetError, match=r"a CPU: the flash attention kernel's result for 1 x 32 tokens differs by"
+        ):
             check_attention(dataclasses.replace(CPU, dtype=dtype), 2, 16, 32)

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from gpt2.system import resource_errors
-from gpt2.system.resource_errors import chain, disk_full, explain_full_disk, free_bytes, gib, out_of_memory
+from gpt2.system.resource_errors import (
+    chain,
+    device_fault,
+    disk_full,
+    explain_full_disk,
+    free_bytes,
+    gib,
+    out_of_memory,
+)
 
 
 def test_a_failed_torch_allocation_is_out_of_memory() -> None:
@@ -43,6 +51,7 @@ def test_an_exceeded_memory_limit_is_out_of_memory() -> None:
         MemoryError(),
         RuntimeError("HIP out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("std::bad_alloc"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
@@ -60,6 +69,7 @@ def test_every_out_of_memory_error_is_recognised_directly_and_as_a_cause(error: 
 def test_other_errors_are_neither(error: Exception) -> None:
     assert not out_of_memory(error)
     assert not disk_full(error)
+    assert not device_fault(error)
 
 
 def test_an_exceeded_file_size_limit_is_a_full_disk_also_through_torch_save(tmp_path: Path) -> None:

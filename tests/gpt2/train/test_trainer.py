@@ -12,10 +12,12 @@ import torch
 from gpt2.artifacts import checkpoint, metrics_log, run_record
 from gpt2.artifacts.metrics_log import truncate_metrics
 from gpt2.config.config import Config
+from gpt2.hardware import attention_kernels
 from gpt2.train import trainer
 from gpt2.train.clocks import unevenness
 from gpt2.train.fingerprint import schedule_digest
 from gpt2.train.resume import RunError
+from gpt2.train.run_plan import WARM_UP_STEPS
 from gpt2.train.step import NotFiniteError
 from gpt2.train.trainer import Run
 from tests import small_runs
@@ -103,6 +105,38 @@ def test_a_finished_run_leaves_a_full_record(tmp_path: Path, texts: Path) -> Non
     windows = json.loads((tmp_path / "validation_windows.json").read_text())
     assert windows["tokens"] == record.progress.tokens
     assert sum(windows["losses"]) / len(windows["losses"]) == pytest.approx(record.validation.loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "cudnn"])
+def test_the_recorded_attention_kernel_is_the_one_observed_in_a_step(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    """The check before training runs flash. Without a step in a process, the record of the last one remains."""
+    if kernel != "flash":
+        monkeypatch.setattr(attention_kernels, "kernels_of", lambda operations: {kernel})
+    monkeypatch.setattr(trainer, "OBSERVED_DEVICES", ["cpu"])
+    run = start(tmp_path, configuration(texts), stop=StopAfter(max(STOPS)))
+    assert run.log.record["target"]["attention_backend"] == "flash"
+    assert run.train() == "interrupted"
+    for _ in range(2):
+        record = run_record.load(tmp_path)
+        assert record.target.attention_backend == kernel
+        differs = f"attention ran {kernel} in training; the check before it ran flash"
+        assert record.notes.count(differs) == (kernel != "flash")
+        run = start(tmp_path, configuration(texts))
+        run.train()
+        assert run.steps_made == 0
+
+
+def test_recorded_peaks_begin_after_the_warm_up_steps(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(tmp_path, configuration(texts))
+    restarts = []
+    restart = run.meter.restart
+    monkeypatch.setattr(run.meter, "restart", lambda: (restarts.append(run.steps_made), restart()))
+    run.train()
+    assert restarts == [WARM_UP_STEPS]
 
 
 def test_the_alternation_logits_change_and_their_history_is_recorded(tmp_path: Path, texts: Path) -> None:

@@ -115,8 +115,10 @@ class Study:
     def plan(self, machine: Machine, together: bool = False) -> Plan:
         def time_together(names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
             known: dict[int, str] = {}
+            steps, timed_from = [0], []
 
             def step(stepper: Stepper, *arguments: Any) -> StepResult:
+                steps[0] += 1
                 machine.mean = STEP[known.setdefault(id(stepper), names[len(known) % len(names)])]
                 return machine.step(*arguments)
 
@@ -125,8 +127,10 @@ class Study:
                 patch.setattr(Stepper, "step", step)
                 attentions = {name: variant(name, self.config.model, ALTERNATION).attention for name in names}
                 seen: Mapping[str, list[float]] = measure_steps(
-                    self.config, self.resolved, attentions, batch, seconds, Stop(), machine.now
-                )
+                    self.config, self.resolved, attentions, batch, seconds, Stop(), machine.now,
+                    after_warm_up=lambda: timed_from.append(steps[0]),
+                )  # fmt: skip
+            assert timed_from == [WARM_UP_STEPS * len(names)]
             return {name: Timing((tuple(own),), None) for name, own in seen.items()}
 
         def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
