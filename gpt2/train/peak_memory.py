@@ -64,7 +64,7 @@ class PeakMeter:
     def restart(self) -> None:
         """Drop the peaks before this call, if the system supports it. Phases that were measured remain."""
         if self._reset():
-            self._highest = {"allocated": 0, "reserved": 0}
+            self._allocated = self._reserved = 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
