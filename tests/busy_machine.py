@@ -1,4 +1,4 @@
-"""Other work on the machine, for tests of what must not depend on it."""
+"""Other work on the machine, for tests of numbers that must not depend on it."""
 
 import contextlib
 import subprocess

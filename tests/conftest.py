@@ -12,7 +12,7 @@ settings.load_profile("untimed")
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """An empty working folder for .config, on a machine where only a CPU is seen."""
+    """An empty working folder for .config, on a machine with a CPU alone."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RA_DETECTED", "cpu")
     monkeypatch.delenv("MAKEFLAGS", raising=False)

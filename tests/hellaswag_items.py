@@ -1,4 +1,4 @@
-"""HellaSwag's items that tests score and read: a dozen of the tests' own, and the published ones where they are."""
+"""HellaSwag items for tests: a dozen of the repository, and the published ones if present."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Published files that are too large to be kept with the tests; a test that needs one that is not there is skipped."""
+"""Published files that are too large for the repository. A test of a missing file is skipped."""
 
 import os
 from pathlib import Path

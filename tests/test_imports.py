@@ -1,4 +1,4 @@
-"""The structure of the house: floors, no import circle, folders that can be surveyed, and what loads no torch."""
+"""The structure of the packages: layers, no import circle, small folders, and modules without torch."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Each folder may import from itself and from what stands below it.
+# Each folder may import from itself and from the folders below it.
 FLOORS: list[set[str]] = [
     {"pages"},
     {"numerics"},
@@ -88,7 +88,7 @@ def upward(arrows: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def folders(arrows: Mapping[str, Iterable[str]], files: Mapping[str, str]) -> dict[str, set[str]]:
-    """Folder -> the folders it imports from. A file directly in a top-level folder is a room of its own."""
+    """Return folder -> the folders it imports from. A file directly in a top-level folder counts as a folder."""
 
     def room(name: str) -> str:
         return name if name.count(".") < 2 else name.rsplit(".", 1)[0]

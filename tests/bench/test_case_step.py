@@ -209,7 +209,7 @@ def test_on_a_gpu_every_case_runs_the_same_step_and_on_a_cpu_one_of_its_micro_ba
 
 
 def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mean gradient of the whole batch, clipped and applied once, whatever it is split into."""
+    """Mean gradient of the whole batch, clipped and applied once, for any split."""
     ids_ET = torch.randint(50, (8, 9), generator=torch.Generator().manual_seed(0))
     limits: list[float] = []
     monkeypatch.setattr(

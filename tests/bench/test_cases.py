@@ -24,7 +24,7 @@ def test_a_name_alone_is_a_case_at_all_its_micro_batches_and_no_name_is_all_case
     (shape,) = select_cases(SHAPES["cuda"], ["B", "RALEARN:hard"])
     assert shape.cases == (("B", 12), ("B", 32), ("RALEARN:hard", 32), ("B", 64))
     assert select_cases(SHAPES["cpu"], []) == list(SHAPES["cpu"])
-    (small,) = select_cases(SHAPES["cpu"], ["B@12"])  # a shape of which nothing is wanted is left out
+    (small,) = select_cases(SHAPES["cpu"], ["B@12"])  # a shape without a selected case is skipped
     assert (small.name, small.cases) == ("6x384-t256", (("B", 12),))
 
 

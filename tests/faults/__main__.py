@@ -1,7 +1,7 @@
-"""`make faults`: do every harm in the table to a small study, and print what was expected and what was seen.
+"""`make faults`: inject every fault of the table into a small study and print expected and observed outcome.
 
-Exit status: 0 where every row is as expected, 1 where one is not, 2 where all that could be done here are but some
-could not be.
+Exit status: 0 if every row is as expected, 1 if one is not, 2 if some could not be injected here and the others are
+as expected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Faults of the data: shards that are not what the manifest says, shards that shrink while they are read."""
+"""Faults of the data: shards that differ from the manifest, shards that shrink while they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMED = (
 
 
 def with_own_data(bench: Bench) -> tuple[Workplace, Path]:
-    """A workplace with data of its own, and its training shard."""
+    """Return a workplace with separate data, and its training shard."""
     place = bench.workplace(DATA_DIR="data")
     assert place.command("scripts.data").returncode == 0
     (shard,) = place.folder.glob("data/*/train-000.bin")

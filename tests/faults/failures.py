@@ -14,7 +14,7 @@ FALLS = (
 
 
 def close(one: list[Any], other: list[Any]) -> bool:
-    """Losses at the same iterations, equal to what float32 allows in another order of summation."""
+    """Return whether losses at the same iterations agree to float32 rounding in another order of summation."""
     return len(one) == len(other) and all(
         a[0] == b[0] and math.isclose(a[-1], b[-1], rel_tol=1e-4) for a, b in zip(one, other, strict=True)
     )

@@ -17,7 +17,7 @@ WITHIN = "within one step " + SAME
 
 
 def stopped_then_resumed(bench: Bench, injection: dict[str, Any], **changes: str) -> str:
-    """Inject, look at what the interruption left, `make` again, compare with the undisturbed study."""
+    """Inject a fault, check the interrupted study, run `make`, compare with the undisturbed study."""
     place = bench.workplace(**changes)
     first = place.make(injection)
     wait_for(lambda: not place.orphans())
@@ -27,7 +27,7 @@ def stopped_then_resumed(bench: Bench, injection: dict[str, Any], **changes: str
     if status != "interrupted":
         return f"status {status}"
     before = "interrupted and saved"
-    if injection["place"] in ("step", "accumulation"):  # sent while the step after `at` iterations is made
+    if injection["place"] in ("step", "accumulation"):  # sent during the step after `at` iterations
         late = place.record()["progress"]["iterations"] - injection["at"]
         before = f"{'within one step' if late <= 1 else f'{late} steps later'} {before}"
     return after_resuming(bench, place, before, **changes)
@@ -205,7 +205,7 @@ def twenty_kills(bench: Bench) -> str:
     kills = 0
     while kills < 20:
         process = place.start(**bench.slow)
-        # until it has made some way, then at a random moment; the whole group dies as in a power cut
+        # after some steps, at a random moment; the whole group dies as in a power cut
         before = place.steps()
         wait_for(lambda p=process, b=before: place.steps() > b + 1 or p.poll() is not None)
         if process.poll() is not None:

@@ -120,7 +120,7 @@ def both_damaged(bench: Bench) -> str:
 
 
 def on_small_disk(bench: Bench, mebibytes: int) -> tuple[Workplace, tuple[str, ...]]:
-    """A workplace whose results lie on a file system of its own of that size, and how to run commands that see it."""
+    """Return a workplace whose results lie on a file system of that size, and the prefix of commands that mount it."""
     prefix = in_namespace()
     place = bench.workplace()
     (place.folder / "results").mkdir()

@@ -17,7 +17,7 @@ UNCHANGED = "exit status 0, every line of metrics there, the undisturbed numbers
 
 
 def beside(environment: dict[str, str], behaviour: str) -> dict[str, str]:
-    """The environment with the tracker that stands in for W&B."""
+    """Return the environment with a fake W&B."""
     paths = [str(TRACKERS), *filter(None, [environment.get("PYTHONPATH")])]
     return environment | {"PYTHONPATH": os.pathsep.join(paths), "TRACKER": behaviour}
 

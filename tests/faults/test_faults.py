@@ -1,4 +1,4 @@
-"""The quick rows of `make faults`, as tests; and what the whole table comes to."""
+"""The quick rows of `make faults` as tests, and the summary of the table."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A folder with the project's code, a study of seconds in it, and what to do with it: start, disturb, compare."""
+"""A folder with the project's code and a study of seconds: configure, start, disturb, compare."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 class Workplace:
-    """One folder with a configured study. Commands run in processes of their own, as a user's would."""
+    """One folder with a configured study. Commands run in separate processes."""
 
     def __init__(self, folder: Path, texts: Path, **changes: str) -> None:
         self.folder, self.texts = folder, texts
@@ -63,7 +63,7 @@ class Workplace:
         return kept | {"RA_DETECTED": "cpu", "PYTHONUNBUFFERED": "1"} | extra
 
     def start(self, *arguments: str, prefix: tuple[str, ...] = (), **extra: str) -> subprocess.Popen[str]:
-        """A command of the project, its output on a pipe; `extra` goes into its environment."""
+        """Start a command of the project with its output on a pipe. extra: environment variables."""
         return subprocess.Popen(
             [*prefix, sys.executable, "-m", *(arguments or ("scripts.study",))],
             cwd=self.folder,
@@ -77,13 +77,13 @@ class Workplace:
     def command(
         self, *arguments: str, prefix: tuple[str, ...] = (), **extra: str
     ) -> subprocess.CompletedProcess[str]:
-        """The same to its end: status, and everything it said."""
+        """Run a command to its end. Returns its status and its output."""
         process = self.start(*arguments, prefix=prefix, **extra)
         said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, said)
 
     def make(self, fault: dict[str, Any] | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
-        """`make`, with a fault injected into its training processes."""
+        """Run `make` with a fault injected into its training processes."""
         return self.command(**injected(fault), **extra)
 
     def record(self, name: str = "B0") -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Workplace:
             return str(error)
 
     def numbers(self, name: str = "B0") -> dict[str, Any]:
-        """What of a run must not depend on how it came to its end."""
+        """Return the numbers of a run that must not depend on interruptions."""
         seen = self.record(name)
         return {
             "status": seen["status"],
@@ -118,7 +118,7 @@ class Workplace:
         return plan
 
     def steps(self, name: str = "B0") -> int:
-        """Lines of metrics.jsonl at this moment."""
+        """Return the present number of lines of metrics.jsonl."""
         path = self.run_dir(name) / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -127,7 +127,7 @@ class Workplace:
         return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
 
     def orphans(self) -> list[str]:
-        """Processes that were started in this folder and still run."""
+        """Return the training and tracking processes that still run in this folder."""
         return [
             words
             for _, words in self._processes()
@@ -135,7 +135,7 @@ class Workplace:
         ]
 
     def kill(self, named: str) -> None:
-        """SIGKILL to the processes that were started in this folder with `named` in their arguments."""
+        """Send SIGKILL to the processes in this folder with `named` in their arguments."""
         self.send(signal.SIGKILL, named)
 
     def send(self, number: int, named: str) -> None:
@@ -156,7 +156,7 @@ class Workplace:
 
 
 def injected(fault: dict[str, Any] | None, slower: float = 0.05) -> dict[str, str]:
-    """The environment that makes the training processes slower, and go wrong as `fault` says."""
+    """Return the environment that slows training steps and injects the fault."""
     paths = [str(INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
@@ -170,8 +170,8 @@ def write_stories(folder: Path) -> Path:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Until it is so; an error after PATIENCE_SECONDS."""
+    """Wait for a condition. AssertionError after PATIENCE_SECONDS."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
+        assert time.monotonic() < deadline, "the condition did not occur in time"
         time.sleep(0.02)

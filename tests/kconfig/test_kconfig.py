@@ -160,7 +160,7 @@ def test_an_unknown_name_is_refused_with_the_existing_ones(spec, says):
     assert says in refusal("defconfig", spec)
 
 
-# ---- what the library would let through silently
+# ---- errors that the library accepts silently
 
 SILENT = [
     ("CONFIG_SEDS=5", "CONFIG_SEDS=5", "CONFIG_SEEDS"),

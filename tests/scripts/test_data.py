@@ -1,4 +1,4 @@
-"""`make data` refuses whatever `make` would refuse later."""
+"""`make data` has the refusals of `make`."""
 
 from __future__ import annotations
 

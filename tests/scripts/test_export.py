@@ -1,4 +1,4 @@
-"""Every command exports what the card needs before it loads torch, and tries the fused kernels before it trains."""
+"""Commands export the variables of the card before they import torch, and check the fused kernels before they train."""
 
 import os
 import subprocess
@@ -37,13 +37,13 @@ SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=16", "EFFECTIVE_BATCH=2", "EVAL_T
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a .config for whatever card is found; nothing is exported in it yet."""
+    """A folder with a .config for the detected card and without exported variables."""
     for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
         (tmp_path / part).symlink_to(ROOT / part)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     monkeypatch.setenv(SWITCH, "")
-    monkeypatch.delenv(SWITCH)  # and what is set by the test goes when it ends
+    monkeypatch.delenv(SWITCH)  # and restore the variables after the test
     monkeypatch.setenv("RA_DETECTED", "cpu")
     commands.main(["defconfig", "gpt2-ra-ablation-smoke", *(f"CONFIG_{line}" for line in SMALL)])
     return tmp_path

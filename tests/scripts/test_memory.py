@@ -1,4 +1,4 @@
-"""`make memory`: what it starts from, what it prints and writes, and what it leaves alone."""
+"""`make memory`: its configuration, its output and its files."""
 
 import contextlib
 import io
@@ -55,7 +55,7 @@ def configure(*symbols: str) -> bytes:
 
 
 def run(*arguments: str) -> str:
-    """What `make memory` prints."""
+    """Return the output of `make memory`."""
     shown = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
         patch.setattr("sys.argv", ["scripts.memory", *arguments])
@@ -86,7 +86,7 @@ def row(shown: str, name: str) -> list[str]:
     return re.findall(r"[\d.]+ [KMG]iB|\S+", line)
 
 
-# ---- what it starts from
+# ---- configuration
 
 
 def test_a_named_target_is_the_study_that_defconfig_writes_for_it(empty: Path) -> None:
@@ -181,7 +181,7 @@ def test_an_impossible_request_is_refused_in_one_line(
     assert not Path("results").exists()
 
 
-# ---- what it prints and writes
+# ---- output
 
 
 def test_the_configuration_is_not_changed(planned: dict[str, Any]) -> None:
@@ -264,7 +264,7 @@ def test_a_variant_whose_prediction_fails_has_a_line_and_the_others_have_rows(
     assert list(json.loads(Path("results/memory/cpu.json").read_text())["variants"]) == ["B"]
 
 
-# ---- tables and page from made-up timelines
+# ---- tables and page of synthetic timelines
 
 
 class Outline(HTMLParser):

@@ -1,4 +1,4 @@
-"""A study's page in a real browser, and what was drawn there; tests that use it need Chromium."""
+"""Draw a study's page in Chromium and return the drawn elements."""
 
 import html
 import json
@@ -21,7 +21,7 @@ FLAGS = (
     "--virtual-time-budget=20000",
 )
 
-# Collects whatever goes wrong, from before the page's own scripts.
+# Collect errors, from before the scripts of the page.
 LISTEN = """<script>
 const faults = [];
 for (const name of ["error", "unhandledrejection", "securitypolicyviolation"])
@@ -40,7 +40,7 @@ def browse(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def look(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
-    """What the page of a study shows after it has drawn itself and every switch was tried; see watch.js."""
+    """Return the elements of a study's page after every control was used; see watch.js."""
     page = (study / "report.html").read_text()
     watched = page.replace("<title>", LISTEN + "<title>", 1).replace("</body>", LOOK + "</body>")
     (study / "watched.html").write_text(watched)
@@ -54,20 +54,20 @@ def look(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
 
 
 def figures(study: Path) -> dict[str, Any]:
-    """What the page specifies."""
+    """Return the figures that the page specifies."""
     text = (study / "report.html").read_text()
     found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, re.DOTALL)
     return json.loads(found[1]) if found else {}
 
 
 def empty(seen: dict[str, Any]) -> list[str]:
-    """The figures, and their views, in which there is no mark to be seen."""
+    """Return the figures and views without a visible mark."""
     views = seen["drawn"] | seen["switched"]
     return [name for name, traces in views.items() if not any(trace["marks"] for trace in traces)]
 
 
 def faultless(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
-    """`look`, with nothing gone wrong and every specified figure drawn."""
+    """Return `look`, after checks that no error occurred and every specified figure is drawn."""
     seen = look(study, *options, phone=phone)
     assert seen["faults"] == []
     assert set(seen["drawn"]) == set(figures(study))

@@ -1,4 +1,4 @@
-"""Studies to compare: made ones, that differ in what a test changes, and the published tables."""
+"""Studies to compare: synthetic ones that differ in one respect, and the published tables."""
 
 import json
 import math
@@ -35,7 +35,7 @@ Change = Callable[[dict[str, Any], Settings], None]
 
 
 def unchanged(value: dict[str, Any], config: Settings) -> None:
-    """Every run as it is."""
+    """Return every run unchanged."""
 
 
 def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def a_study(
     shift: float = 0.0,
     effect: float = -0.2,
 ) -> Path:
-    """Seeds differ by 0.02 nats, arms by 0.005; `noise` draws the arms anew; all losses are moved by `shift`."""
+    """Write a study: seeds differ by 0.02 nats, arms by 0.005. noise: seed of the arms. shift: added to all losses."""
     for seed in seeds:
         draw = np.random.default_rng([seed, noise])
         base = 4.0 + 0.02 * np.random.default_rng(seed).normal()
@@ -127,7 +127,7 @@ def setting(to: Settings) -> Change:
 
 
 def published(folder: Path) -> list[Path]:
-    """The published tables as records; what they do not tell is not recorded.
+    """Write the published tables as records, without the values that they lack.
 
     The schema wants numbers for the split of the batch, the memory and the validation tokens: 1 and 0 stand in.
     """

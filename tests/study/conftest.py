@@ -16,7 +16,7 @@ from tests.study.extended import Place, configuration
 
 @pytest.fixture
 def a100_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """The study as it is configured for an A100, in a folder that is the working directory of the test."""
+    """Return the study configured for an A100, in a folder that is the working directory of the test."""
     for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
         (tmp_path / part).symlink_to(Path(__file__).parents[2] / part)
     monkeypatch.chdir(tmp_path)

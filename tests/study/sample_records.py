@@ -1,4 +1,4 @@
-"""Studies of made-up records, as the tests of the page need them."""
+"""Studies of synthetic records for the tests of pages."""
 
 import json
 import math

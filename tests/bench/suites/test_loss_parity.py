@@ -48,8 +48,8 @@ def test_difference_and_noise_are_those_of_an_independent_library(
         ([4.0, 4.1, 4.2], True),  # the same
         ([4.001, 4.099, 4.2], True),
         ([4.3, 4.4, 4.5], False),  # surely another loss
-        ([4.05, 4.15, 4.25], True),  # surely different, by half of what a seed does
-        ([4.3, 3.9, 4.1], False),  # by nothing on average, and too uncertain to say so
+        ([4.05, 4.15, 4.25], True),  # different, by half of the spread between seeds
+        ([4.3, 3.9, 4.1], False),  # zero on average, with an interval too wide for "equal"
     ],
 )
 def test_curves_are_equal_only_where_the_whole_interval_is_within_the_margin(

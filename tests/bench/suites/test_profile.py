@@ -37,7 +37,7 @@ def test_operations_are_listed_by_their_largest_share_of_any_case() -> None:
     assert lines[-1].split()[-2:] == ["1,234", "1,234"]
 
 
-# --- what counts
+# --- operations
 
 
 def event(number: int, name: str, start: int, end: int, device: Any, **more: Any) -> FunctionEvent:
@@ -45,7 +45,7 @@ def event(number: int, name: str, start: int, end: int, device: Any, **more: Any
 
 
 def averages() -> Any:
-    """What torch makes of a step on a GPU: operations that launch, their kernels, a copy, and two annotations."""
+    """Return torch's averages of a GPU step: launching operations, their kernels, a copy and two annotations."""
     cpu, gpu = DeviceType.CPU, DeviceType.CUDA
     events = [
         event(1, "aten::mm", 0, 5, cpu),

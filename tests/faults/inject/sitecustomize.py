@@ -1,11 +1,11 @@
-"""Makes a training process go wrong at a chosen place; Python imports it at start-up where PYTHONPATH has this folder.
+"""Inject a fault into a training process. Python imports this file at its start where PYTHONPATH has the folder.
 
 FAULT is JSON: place ("step", "loss", "accumulation", "evaluate", "hellaswag", "save", "compile"); at, the
 iteration from which it fires, or only, the one at which it does; action ("TERM", "INT", "HUP": that signal to
 the study; "kill": SIGKILL to the training process; "kill-both"; "oom"; "nan"; "spike": thrice the loss);
 times (how often, counted over all processes; 0: always); above (for "oom": only where the micro-batch, or
-what is scored at once, is larger); stuck (seconds that the step then hangs). STEP_SECONDS makes every step
-take that much longer, so that a study of a very small model lasts long enough to be disturbed.
+the scored batch, is larger); stuck (seconds that the step then hangs). STEP_SECONDS makes every step
+take that much longer, so that a study of a very small model lasts long enough.
 """
 
 import json
@@ -24,7 +24,7 @@ class Fault:
         self.wanted, self.iteration = wanted, 0
 
     def strikes(self, place: str, size: int = 0) -> str:
-        """The action that is due now, or nothing."""
+        """Return the action that is due now, or an empty string."""
         wanted = self.wanted
         if (
             wanted.get("place") != place
@@ -59,7 +59,7 @@ class Fault:
 
 
 def install(fault: Fault, slower: float) -> None:
-    """Put the fault's places into the code that is about to run."""
+    """Patch the code of the training process at the places of the fault."""
     sys.path.insert(0, os.getcwd())
     import torch
 

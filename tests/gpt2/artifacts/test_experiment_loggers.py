@@ -1,4 +1,4 @@
-"""The tracker's process against fake wandb modules: whatever it does, the caller is not touched."""
+"""The logging process with fake wandb modules: no failure of it affects the caller."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_every_metric_is_logged_under_its_stable_name(run_dir: Path, monkeypatch
 
 
 def test_metric_names_are_unique(run_dir: Path) -> None:
-    """What a curve is made of must not be overwritten by a number of the summary."""
+    """A number of the summary must not overwrite a curve."""
     lines, _ = new_lines(run_dir / "metrics.jsonl", 0)
     curves = {name for line in lines for name in metric_names(line)}
     groups = {"validation": {"loss": 7.5, "perplexity": 1808.0, "tokens": 4096}}
@@ -149,7 +149,7 @@ time.sleep(600)
 def test_a_hanging_logger_and_its_processes_end_soon_after_the_parent(
     tmp_path: Path, dead_before: bool
 ) -> None:
-    """dead_before: the parent that it is told to watch was gone before it looked for the first time."""
+    """dead_before: the watched parent ended before the first check."""
     seen = tmp_path / "seen"
     watched = str(2**22 + 1) if dead_before else "0"  # no Linux has a process of that number
     parent = subprocess.Popen(

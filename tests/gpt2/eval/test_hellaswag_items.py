@@ -1,4 +1,4 @@
-"""HellaSwag's items: how a file is read, what a set of them is known by, and how the file is come by."""
+"""HellaSwag items: reading a file, the digest of the items, the download."""
 
 import hashlib
 import http.server
@@ -169,7 +169,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.requests = 0
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that gives up is what some tests are about."""
+        """Ignore a client that disconnects; some tests cause it."""
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_port}/{path}"

@@ -61,7 +61,7 @@ class Machine:
         self.put(folder / "mem_banks/0/properties", f"heap_type 0\nsize_in_bytes {64 * GIB}")
 
     def workstation(self) -> None:
-        """A Radeon PRO W7900 beside a Ryzen with integrated graphics."""
+        """A Radeon PRO W7900 in a machine with the integrated graphics of a Ryzen."""
         self.cpu_node()
         self.amd(1, 0x7448, 110000, 47.98, 192)
         self.amd(2, 0x164E, 100306, 0.5, 4)

@@ -73,7 +73,7 @@ ONE_A100 = nvidia(card("NVIDIA A100-SXM4-40GB", 39.5))
 RYZEN = card("AMD Radeon Graphics", 0.5, 10, "gfx1036", 1)
 RYZEN_WITH_MUCH_MEMORY = card("AMD Radeon Graphics", 31.0, 10, "gfx1036", 0)
 PRO = card("AMD Radeon PRO W7900", 44.98, 11, "gfx1100")
-MACHINES = {  # what torch and the system say of one machine each
+MACHINES = {  # one machine each, as torch and the system report it
     "a100-40g": (ONE_A100, A100),
     "h200": (nvidia(card("NVIDIA H200", 139.8, 9)), Hardware("cuda", "NVIDIA H200", 140 * GIB, 1)),
     "w7900": (amd(PRO), W7900),

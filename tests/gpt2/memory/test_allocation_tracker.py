@@ -1,4 +1,4 @@
-"""The tracker against hand-made allocations: it counts what is alive, frees what is freed, and names it rightly."""
+"""The allocation tracker with known allocations: live bytes, freed bytes, names."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_a_tensor_counts_while_it_is_alive_and_views_and_in_place_results_do_not
         del b, view
         del c
     timeline = tracker.timeline()
-    assert timeline.peak_bytes() == 400 + 400 + 800  # the view keeps a alive until it goes
+    assert timeline.peak_bytes() == 400 + 400 + 800  # the view holds the storage of a
     assert timeline.curve()[-1] == 0
 
 
@@ -42,7 +42,7 @@ def test_a_saved_tensor_counts_until_backward_releases_it() -> None:
     tracker = AllocationTracker()
     with tracker:
         with tracker.phase("forward"):
-            y = x.exp()  # keeps its result for backward
+            y = x.exp()  # saves its result for backward
             loss = y.sum()
             del y
         kept = tracker.timeline().curve()[-1]
@@ -135,7 +135,7 @@ def test_a_value_read_from_a_fake_tensor_is_zero_and_nonzero_returns_every_eleme
 
 
 class PlusOne(torch.autograd.Function):
-    """Its backward makes a sum of its own, of what it has just made."""
+    """An identity plus one whose backward adds to its result."""
 
     @staticmethod
     def forward(ctx, x):

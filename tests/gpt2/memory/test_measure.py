@@ -1,4 +1,4 @@
-"""The meters: phases of their own, peaks that count what is held and nothing that was there before."""
+"""Measured memory: by phase, peaks without allocations from before."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Predictions: equal to what a real step is seen to take, never less than the weights, growing with the batch."""
+"""Predictions: equal to the tracked peak of a real step, never below the weights, growing with the batch."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Products by hand on a CPU against autograd's own: values, gradients, what is kept, and where they are left alone."""
+"""CPU kernels compared with torch layers: values, gradients, saved tensors, and where they are not used."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""The loss everywhere but on a CPU in float32: aligned products, nothing of the padding, one function between them.
+"""The loss except on a CPU in float32: aligned matrix products, no effect of padding, equal results.
 
-On a CPU it is taken here as in a prediction for a GPU: with no kind of device that products are made by hand on.
+The tests run it on a CPU with the CPU kernels disabled, as a prediction for a GPU does.
 """
 
 import itertools
@@ -57,7 +57,7 @@ def plain(x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int) -> Tensor
 
 
 def outcome(function: Any, x: Tensor, weight: Tensor, targets: Tensor, **options: Any) -> list[Tensor]:
-    """Loss and gradients of a third of it."""
+    """Return the loss and the gradients of a third of it."""
     leaves = [t.clone().requires_grad_() for t in (x, weight)]
     value = function(*leaves, targets, VOCABULARY, **options)
     (value / 3).backward()
@@ -127,7 +127,7 @@ def test_loss_and_gradients_in_float32_are_as_exact_as_with_an_unpadded_head(
 
 
 def test_padding_rows_have_no_effect_and_receive_no_gradient() -> None:
-    """Padded rows of the weight large enough to swallow the softmax; two chunks and a rest."""
+    """Padded rows of the weight are large enough to dominate the softmax. Two chunks and a remainder."""
     for dtype in (torch.float64, torch.bfloat16):
         x, weight, targets = sample(2 * CHUNK + 3, dtype)
         weight[VOCABULARY:] = 1e4

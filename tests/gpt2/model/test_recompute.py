@@ -1,4 +1,4 @@
-"""What backward makes again: the numbers to the bit, without the result of the function, and no product twice."""
+"""Recomputation in backward: bitwise equal numbers, no saved activation, no repeated matrix product."""
 
 import weakref
 from collections import Counter
@@ -92,7 +92,7 @@ def test_without_gradients_the_activation_runs_once() -> None:
 
 
 def test_a_layer_under_autocast_runs_once() -> None:
-    """As the model calls it: three dimensions, an nn.Linear, bfloat16 whose cast of the weight is made anew."""
+    """As in the model: three dimensions, an nn.Linear, a bfloat16 cast of the weight that is recomputed."""
     layer, x = torch.nn.Linear(WIDE, OUT), torch.randn(2, ROWS, WIDE, requires_grad=True)
     with Counted() as counted:
         with torch.autocast("cpu", torch.bfloat16):

@@ -19,7 +19,7 @@ def small(**changes: object) -> GPT2:
 
 
 def copy_from_huggingface(model: GPT2, reference: nn.Module) -> None:
-    """Copy the weights of a transformers GPT2LMHeadModel; its Conv1D keeps the transposed matrix."""
+    """Copy the weights of a transformers GPT2LMHeadModel; its Conv1D has the transposed matrix."""
     theirs = dict(reference.named_parameters())
     names = {"attention.qkv": "attn.c_attn", "attention.proj": "attn.c_proj", "mlp.fc": "mlp.c_fc",
              "mlp.proj": "mlp.c_proj", "norm1": "ln_1", "norm2": "ln_2"}  # fmt: skip

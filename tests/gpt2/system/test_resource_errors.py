@@ -1,4 +1,4 @@
-"""Memory and disk that run out are recognised in whatever the libraries raise for it."""
+"""Exhausted memory and disk are recognised in the errors of the libraries."""
 
 import errno
 import resource

@@ -1,4 +1,4 @@
-"""A process that is asked to stop finishes what it does; only a second Ctrl-C ends it at once."""
+"""A process that is asked to stop finishes its step; only a second Ctrl-C ends it immediately."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""A step that is compiled is not charged to the budget, whenever in a process it comes."""
+"""A compiled step is not charged to the budget, at any position in a process."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from tests import small_runs
 from tests.small_runs import StopAfter
 
 ITERATIONS = 12
-EVERY = 4  # steps from one that moves the gate to the next
-FIRST = 5  # iteration from which a second process goes on: 5 and 6 are its warm-up, 8 moves the gate
+EVERY = 4  # steps between updates of the gate
+FIRST = 5  # first iteration of the second process: 5 and 6 are its warm-up, 8 updates the gate
 
 
 @pytest.fixture
 def compiled_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What torch.compile is asked for; it is left as it is."""
+    """Return the names of functions that torch.compile is called with. It returns them uncompiled."""
     names: list[str] = []
 
     def same(function: Callable[..., object]) -> Callable[..., object]:
@@ -42,7 +42,7 @@ def start(directory: Path, texts: Path, *, compile: bool, every: int, stop: Stop
 
 
 def clocks_of_steps(run: Run) -> list[str]:
-    """The clock that each step of this process is charged to; the run is trained to its end."""
+    """Train the run to its end. Returns the clock of each step."""
     seen: list[str] = []
     step = run.stepper.step
 
@@ -78,6 +78,6 @@ def test_without_compiling_no_step_is_new(tmp_path: Path, texts: Path, compiled_
         new = []
         for iteration in range(FIRST, ITERATIONS):
             new.append(stepper.compiles(iteration))
-            assert stepper.compiles(iteration) == new[-1]  # to ask changes nothing
+            assert stepper.compiles(iteration) == new[-1]  # the query changes no state
             stepper.step(ids, iteration, ITERATIONS)
         assert [FIRST + number for number, each in enumerate(new) if each] == ([5, 8] if compile else [])

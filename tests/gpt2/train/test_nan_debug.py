@@ -31,7 +31,7 @@ def ids() -> torch.Tensor:
 
 
 class BadWhen(torch.autograd.Function):
-    """Passes its input on; NaN forward, or backward, where a token of the batch says so."""
+    """The identity, with NaN in forward or backward where the batch has a certain token."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bad_forward: bool, bad_backward: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The step that training makes, in float64: what reaches the optimizer does not depend on how the batch is split."""
+"""A training step in float64: the gradient does not depend on the split of the batch."""
 
 import pytest
 import torch
@@ -11,14 +11,14 @@ MODEL = ModelConfig("test", 2, 2, 16, 16, 0.0, vocabulary=101, padded_vocabulary
 
 
 def stepper(effective: int, micro: int, clip: float = 0.0) -> Stepper:
-    """A real one whose weights, and with them every product and sum, are in float64."""
+    """Return a stepper with float64 weights."""
     made = Stepper(
         MODEL,
         OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, clip, "cosine", 0.2),
         plan_batch(effective, micro, 1, MODEL.block_size),
         seed=3,
         device="cpu",
-        dtype="float32",  # without autocast: the weights' own
+        dtype="float32",  # without autocast: that of the weights
         compile=False,
         attention=None,
     )
@@ -36,7 +36,7 @@ def gradient(made: Stepper) -> torch.Tensor:
 
 
 def stepped(made: Stepper, ids_ET: torch.Tensor) -> tuple[torch.Tensor, float, float]:
-    """One step of training: the gradient that the optimizer was given, the loss and the norm that were told."""
+    """Return the gradient at the optimizer, the loss and the norm of one training step."""
     caught: list[torch.Tensor] = []
     made.optimizer.register_step_pre_hook(lambda *_: caught.append(gradient(made)))
     result = made.step(ids_ET, 0, 10)
@@ -46,7 +46,7 @@ def stepped(made: Stepper, ids_ET: torch.Tensor) -> tuple[torch.Tensor, float, f
 
 
 def whole(effective: int) -> tuple[torch.Tensor, float]:
-    """Of the mean loss over all sequences at once, by the model's own loss and without a step."""
+    """Return gradient and value of the mean loss over all sequences, by the model's loss and without a step."""
     made, ids_ET = stepper(effective, effective), batch(effective)
     loss = made.model.loss(ids_ET[:, :-1], ids_ET[:, 1:])
     loss.backward()

@@ -32,7 +32,7 @@ def write_corpus(folder: Path) -> None:
     for split in ("train", "validation"):
         write(folder / f"{split}-000.bin")
         splits[split] = Split(0, (Shard(f"{split}-000.bin", 0, ""),))
-    Manifest({"dataset": "embedded"}, "", 0, 0, splits, "").write(folder)
+    Manifest({"dataset": "embedded", "validation_permille": 50}, "", 0, 0, splits, "").write(folder)
 
 
 def write_everything(root: Path) -> None:

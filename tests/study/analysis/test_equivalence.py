@@ -1,4 +1,4 @@
-"""Control arms: their noise, the check that they are alike, and the check that they vary alike."""
+"""Control arms: their noise, the check of equal means and the check of equal variances."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_a_study_without_the_four_arms_has_no_variance_check() -> None:
 
 
 def square(halves: float, together: float, seeds: int) -> dict[str, dict[int, float]]:
-    """Losses of the four arms: a shift a seed, what each half does alone, and what only both do together."""
+    """Return losses of the four arms: a shift for each seed, the effect of each half, and their interaction."""
     draw = np.random.default_rng(3)
     signs = {"B": (-1, -1), "RAEARLY": (1, -1), "RALATE": (-1, 1), "RAALL": (1, 1)}
     drawn = draw.normal(size=(seeds, 4)) * (1, halves / 2, halves / 2, together / 2)

@@ -1,4 +1,4 @@
-"""Speed as an axis of its own: step-time ratios, and the difference to expect at equal time."""
+"""Speed: step-time ratios, and the expected difference at equal time."""
 
 import math
 from pathlib import Path

@@ -197,7 +197,7 @@ def test_a_run_under_extension_is_inspected_at_its_finished_checkpoint(
 
 @pytest.mark.parametrize(("tokens", "pixels"), [(40, 40), (41, 8), (7, 64), (100, 33)])
 def test_uniform_attention_has_the_neutral_colour(tokens: int, pixels: int) -> None:
-    """Against the picture that `ra.attention_maps` makes of queries and keys that are all alike."""
+    """Compare with the picture that `ra.attention_maps` draws of equal queries and keys."""
     even = even_spread(tokens, attention_maps.pixel_tokens(tokens, pixels))
     nothing_HTD = torch.zeros(1, tokens, 1)
     drawn, _ = attention_maps.layer_maps(nothing_HTD, nothing_HTD, [0], pixels).pictures[0]

@@ -78,7 +78,7 @@ def test_the_first_step_is_compared_with_the_first_step_of_equivalent_arms(
     folder = a_study(tmp_path / "two")
     envelope = build.build_comparison([first, folder]).alignments[0].envelope
     assert envelope
-    path = folder / "runs" / "RALEARN0" / "metrics.jsonl"  # no arm, so that the envelope stays as it is
+    path = folder / "runs" / "RALEARN0" / "metrics.jsonl"  # no arm, so that the envelope does not change
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["loss"] *= 1 + share * envelope.first
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

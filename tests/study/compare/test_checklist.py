@@ -1,4 +1,4 @@
-"""What the checklist makes of settings and of versions: none passes without a decision, and none hides another."""
+"""Settings and versions in the checklist: each has a decision, and none hides another."""
 
 import json
 from pathlib import Path
@@ -94,7 +94,7 @@ def test_a_harmless_difference_does_not_hide_another_schedule(first: Path, tmp_p
     assert [(c.subject, c.status) for c in alone.checks if c.status != "equal"] == [(name, "harmless")]
     made = build.build_comparison([first, a_study(tmp_path / "both", both)])
     differing = {check.subject: check.status for check in made.checks if check.status != "equal"}
-    if name in HASHED:  # it is what makes the hash another one
+    if name in HASHED:  # it changes the hash
         assert differing == {name: "harmless"}
         assert made.absolute
     else:

@@ -29,7 +29,7 @@ def own_schedule(value: dict[str, Any], config: Settings) -> None:
         value["schedule"]["iterations"] = value["progress"]["iterations"] = 90
 
 
-# One thing at a time: what is changed in the second study, the row that must say so, how, and a word of it.
+# One difference each: the change of the second study, the row that must name it, its level, and a word of it.
 ONE_THING = [
     (recorded("fingerprint", "data", to="other"), "data", "fatal", "other"),
     (recorded("fingerprint", "tokenizer", to="other"), "tokenizer", "fatal", "other"),

@@ -19,9 +19,7 @@ def test_the_published_study_is_refused_for_its_batch_and_its_schedule(tmp_path:
     }
     text = markdown(made)
     above = text.index("Losses must not be compared between these studies: ")
-    assert (
-        "effective batch (512" in text[above : text.index("\n|", above)]
-    )  # the reason stands above the table
+    assert "effective batch (512" in text[above : text.index("\n|", above)]  # the reason is above the table
     for text in (markdown(made), terminal(made)):
         words = " ".join(text.split())
         assert "must not be compared between these studies" in words

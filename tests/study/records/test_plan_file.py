@@ -1,4 +1,4 @@
-"""plan.json is read into dataclasses and written from them without loss; what is no plan is one clear line."""
+"""plan.json is read into dataclasses and written from them without loss; an unreadable plan is an error of one line."""
 
 import json
 from pathlib import Path

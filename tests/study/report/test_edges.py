@@ -1,4 +1,4 @@
-"""What a report does with records that are odd, hostile, incomplete or too many."""
+"""Reports on unusual, hostile, incomplete and surplus records."""
 
 import json
 import subprocess

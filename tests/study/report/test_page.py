@@ -1,4 +1,4 @@
-"""report.html: what is on the page, without a browser."""
+"""The content of report.html, without a browser."""
 
 import json
 import math
@@ -25,7 +25,7 @@ VOID = {"meta", "br", "input", "link", "img", "hr"}
 
 
 class Outline(HTMLParser):
-    """Whether every element is closed, every id there once, and what a page would load from elsewhere."""
+    """Check that elements are closed and ids unique, and collect external addresses."""
 
     def __init__(self) -> None:
         super().__init__()

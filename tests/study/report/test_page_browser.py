@@ -245,7 +245,7 @@ def test_the_band_over_training_ends_at_the_noise_of_the_control_arms(seen: Seen
 def test_a_variant_with_a_large_variance_shares_the_rank_of_the_arms_and_its_items_are_printed(
     tmp_path: Path,
 ) -> None:
-    """Its mean is far outside the noise of the control arms, but not beyond its own variation."""
+    """Its mean is far outside the noise of the control arms and within the variation of the variant."""
     study = a_study(tmp_path, seeds=4, effect=-0.04)
     for seed, shift in enumerate((0.12, -0.1, 0.06, -0.08)):
         history = json.loads((study / "runs" / f"RALEARN{seed}" / "run.json").read_text())["validation"][

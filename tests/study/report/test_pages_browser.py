@@ -148,10 +148,10 @@ THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
 
 
 def with_attention(folder: Path) -> tuple[Path, list[RunAttention]]:
-    """A study with a report, and what its attentions look at on 60 tokens."""
+    """Return a study with a report, and its attention maps on 60 tokens."""
     study = records.a_study(folder)
     attentions = [a_run_attention(f"{name}0", name, share, 60) for name, share in THREE]
-    for place, one in enumerate(attentions):  # no two runs alike
+    for place, one in enumerate(attentions):  # no two equal runs
         for layer in one.layers.values():
             layer.numbers = {
                 name: [v * (1 + place / 10) for v in values] for name, values in layer.numbers.items()

@@ -30,11 +30,13 @@ SPEEDS = {"B": 2.0, "RAALL": 2.0, "RALEARN": 3.0}
 
 @pytest.fixture
 def config(a100_config: Config) -> Config:
-    return a100_config
+    """Return the study of an A100 with a small model, whose memory is predicted quickly."""
+    model = dataclasses.replace(a100_config.model, layers=2, heads=2, width=64)
+    return dataclasses.replace(a100_config, model=model)
 
 
 class Place:
-    """A study of which the plan is made of so many variants, of one speed a step each."""
+    """A study whose plan has variants with known step times."""
 
     def __init__(self, config: Config, folder: Path, equal_time: bool = False, gib: float = 40.0) -> None:
         self.config, self.folder, self.equal_time, self.gib = config, folder, equal_time, gib

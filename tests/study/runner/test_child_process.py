@@ -1,4 +1,4 @@
-"""The last words of a process, the lock that it holds, and which requests end it at once."""
+"""The error of a process, the lock that it holds, and the requests that end it immediately."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from study.runner.preconditions import StudyError, locked
 
 
 class Fake:
-    """A child that notes what is done to it."""
+    """A child that records its signals."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -73,7 +73,7 @@ def test_without_a_process_a_request_stops_the_study_and_later_requests_are_igno
 def test_the_reported_error_is_that_of_this_process(tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     log.write_text("error: an older process's words\n")
-    child = Child([], log)  # says what arguments it misses
+    child = Child([], log)  # its error names the missing arguments
     list(child.events())
     assert child.wait() != 0
     assert "required" in child.last_words()

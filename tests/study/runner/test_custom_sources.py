@@ -1,4 +1,4 @@
-"""Runs of one variant are of one source, and the study keeps it."""
+"""All runs of a variant have one source, and the study saves it."""
 
 from pathlib import Path
 

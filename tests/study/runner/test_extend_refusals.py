@@ -1,4 +1,4 @@
-"""What cannot be made longer is refused in a line that says what would be right, and nothing is changed."""
+"""An impossible extension is refused in one line with the fix, and changes nothing."""
 
 import dataclasses
 from fractions import Fraction
@@ -106,7 +106,7 @@ def test_another_budget_in_the_configuration_is_refused_and_extend_is_named(fini
         StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 5.*restore the study's configuration$"
     ):
         refuse_another_configuration(finished.directory, smaller)
-    finished.extend()  # the budget of .config is still the first one's, whatever the plan says
+    finished.extend()  # the budget of .config is the first one
     refuse_another_configuration(finished.directory, TEXT)
     with pytest.raises(StudyError, match="make extend"):
         refuse_another_configuration(finished.directory, TEXT.replace("ITERS=10", "ITERS=20"))

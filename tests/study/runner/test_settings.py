@@ -1,4 +1,4 @@
-"""What .config says about the study."""
+"""The study settings in .config."""
 
 from __future__ import annotations
 

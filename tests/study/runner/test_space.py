@@ -1,4 +1,4 @@
-"""The disk is asked for what a study needs before it begins."""
+"""The check of free disk space before a study."""
 
 from pathlib import Path
 

@@ -44,7 +44,7 @@ def test_rounds_of_one_process_become_at_most_ten_blocks_in_order(count: int) ->
 
 
 def draw(generator: np.random.Generator, ratio: float, drift: float) -> dict[str, Timing]:
-    """Steps in turn on a machine whose speed drifts for both classes alike."""
+    """Interleaved steps on a machine whose speed drifts equally for both classes."""
     speed = np.exp(drift * np.sin(np.arange(60) / 9))
     blocks = {
         name: own * speed * generator.lognormal(0, 0.05, 60) for name, own in (("a", 1.0), ("b", ratio))

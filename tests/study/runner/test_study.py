@@ -1,4 +1,4 @@
-"""A whole study of a very small model in real processes: what `make` does. What it survives is in tests/faults."""
+"""`make` with a very small model in real processes. For its faults see tests/faults."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Values of this project's own distributions, computed before scipy replaced them: 17 digits each."""
+"""Values of the project's former distributions, computed before scipy replaced them: 17 digits each."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Stands in for W&B and does what TRACKER says.
+"""A fake W&B whose behaviour is TRACKER:
 
-"refuse", "hang" (a minute), "hang for good" beside a helper that it started, "die" (at the fifth line), or "keep":
-to be offline, and write whatever it is told into a folder of its own.
+"refuse", "hang" (a minute), "hang for good" with a child process, "die" (at the fifth line), or "keep":
+be offline and write every logged value into a folder.
 """
 
 import json
