@@ -14,8 +14,9 @@ from itertools import combinations
 
 import numpy as np
 
+from gpt2.artifacts.metrics_log import Steps, read_steps
 from ra.names import is_control_arm
-from study.compare.load import LoadedStudy, TrainingCurve, read_curve
+from study.compare.load import LoadedStudy
 from study.records.curves import thinned
 from study.stats.statistics import mean
 
@@ -81,6 +82,11 @@ class Alignment:
         return None if self.envelope is None else self.errors.within(self.envelope)
 
 
+def losses(steps: Steps) -> Curve:
+    """Return the training loss in nats at each iteration; the last one of an iteration counts."""
+    return {step.iteration: step.loss for step in steps.steps}
+
+
 def relative_difference(one: Curve, other: Curve) -> Curve:
     """Return |one - other| / |one| at the shared iterations."""
     return {k: abs(one[k] - other[k]) / max(abs(one[k]), 1e-12) for k in sorted(one.keys() & other.keys())}
@@ -116,7 +122,7 @@ def parts_at(difference: Curve, limit: Curve | float) -> int | None:
 def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
     """Compare every run that counts in both studies and shares an iteration; seed by seed."""
     curves = [
-        {key: read_curve(run.file(study.path, "metrics.jsonl")) for key, run in study.runs().items()}
+        {key: read_steps(run.file(study.path, "metrics.jsonl")) for key, run in study.runs().items()}
         for study in (one, other)
     ]
     names = {key: run.name for key, run in one.runs().items()}
@@ -125,7 +131,7 @@ def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
     found = []
     for variant, seed in shared:
         a, b = (table[variant, seed] for table in curves)
-        difference = relative_difference(a.losses, b.losses)
+        difference = relative_difference(losses(a), losses(b))
         if not difference:
             continue
         envelope, envelope_curve = envelopes[seed]
@@ -140,7 +146,7 @@ def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
                 envelope=envelope,
                 parts_from_tolerance=parts_at(difference, TOLERANCE),
                 parts_from_envelope=parts_at(difference, envelope_curve),
-                unreadable=a.unreadable + b.unreadable,
+                unreadable=a.damaged + b.damaged,
                 curve=thin_curve(running_means(difference)),
                 envelope_curve=thin_curve(envelope_curve),
             )
@@ -148,13 +154,11 @@ def align(one: LoadedStudy, other: LoadedStudy) -> list[Alignment]:
     return found
 
 
-def _envelope(
-    curves: Sequence[Mapping[tuple[str, int], TrainingCurve]], seed: int
-) -> tuple[Errors | None, Curve]:
+def _envelope(curves: Sequence[Mapping[tuple[str, int], Steps]], seed: int) -> tuple[Errors | None, Curve]:
     """Return the largest errors, and the largest running mean at each iteration, of two arms of one study."""
     pairs = []
     for table in curves:
-        arms = [curve.losses for (name, at), curve in table.items() if at == seed and is_control_arm(name)]
+        arms = [losses(steps) for (name, at), steps in table.items() if at == seed and is_control_arm(name)]
         pairs += [difference for x, y in combinations(arms, 2) if (difference := relative_difference(x, y))]
     highest: Curve = {}
     for pair in pairs:

@@ -149,6 +149,8 @@ def as_json(comparison: StudyComparison) -> dict[str, Any]:
             "path": str(study.path),
             "notes": study.notes,
             "runs": [{key: getattr(run, key) for key in run_fields} for run in study.report.runs],
+            "floor": study.report.floor and dataclasses.asdict(study.report.floor),
+            "verdicts": [dataclasses.asdict(verdict) for verdict in study.report.verdicts],
         }
         for study in comparison.studies
     ]

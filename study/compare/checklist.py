@@ -14,20 +14,8 @@ from typing import Any
 from gpt2.artifacts.equivalent_code import COMPUTING, changed_code
 from gpt2.artifacts.provenance import FORMAT, VARIABLES
 from ra.names import LEARNED
-from study.compare.checklist_rows import (
-    COVERED,
-    EQUAL,
-    FATAL,
-    HARMLESS,
-    HASHED,
-    LEARNED_PREFIX,
-    NOT_RECORDED,
-    NOT_SET,
-    NUMBER_CHANGES,
-    RULES,
-    WITHOUT_EFFECT,
-    Rule,
-)
+from study.compare import checklist_rows
+from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED, NOT_SET, Rule
 from study.compare.load import LoadedStudy
 from study.records.runs import Run
 
@@ -60,7 +48,7 @@ def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
     """Check every entry, in the order of the groups."""
     checks = [_common("variants", [set(study.report.variants) for study in studies])]
     checks.append(_common("seeds", [study.seeds for study in studies]))
-    checks += [check for rule in RULES if (check := _apply(rule, studies))]
+    checks += [check for rule in checklist_rows.RULES if (check := _apply(rule, studies))]
     checks += [*_settings(studies), *_variables(studies), *_code(studies)]
     order = list(dict.fromkeys(check.group for check in checks))
     return sorted(checks, key=lambda check: order.index(check.group))
@@ -128,11 +116,13 @@ def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
     learned = all(LEARNED in study.report.variants for study in studies)
     configs = [list(study.configs.values()) for study in studies]
     if all(config is not None for study in configs for config in study):
-        names = {name for study in configs for config in study for name in config or {}} - set(COVERED)
+        names = {name for study in configs for config in study for name in config or {}} - set(
+            checklist_rows.COVERED
+        )
         for name in sorted(names):
             found = [{_value(config or {}, name) for config in study} for study in configs]
             checks.append(_compare(group, name, found, *_meaning(name, learned)))
-        if any(check.status != EQUAL and check.subject in HASHED for check in checks):
+        if any(check.status != EQUAL and check.subject in checklist_rows.HASHED for check in checks):
             return checks  # they explain the hash
         reason = (
             "it differs although its saved settings agree: the runs were extended, or ran with other settings"
@@ -142,7 +132,9 @@ def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
         if learned:
             values = tuple("recorded" if all(study) else NOT_RECORDED for study in configs)
             unknown = f"agreement of the settings of {LEARNED} cannot be shown"
-            checks.append(Check(group, f"{LEARNED_PREFIX}*", NOT_RECORDED, values, unknown, True))
+            checks.append(
+                Check(group, f"{checklist_rows.LEARNED_PREFIX}*", NOT_RECORDED, values, unknown, True)
+            )
     rule = Rule(
         group, "optimizer and budget (hash)", lambda record: record.fingerprint.schedule[:12], FATAL, reason
     )
@@ -157,9 +149,9 @@ def _value(config: dict[str, str], name: str) -> str:
 
 def _meaning(name: str, learned: bool) -> tuple[str, str]:
     """Return the severity of a differing symbol and the reason. learned: whether all studies have LEARNED."""
-    if name in WITHOUT_EFFECT:
-        return HARMLESS, WITHOUT_EFFECT[name]
-    if name.startswith(LEARNED_PREFIX):
+    if name in checklist_rows.WITHOUT_EFFECT:
+        return HARMLESS, checklist_rows.WITHOUT_EFFECT[name]
+    if name.startswith(checklist_rows.LEARNED_PREFIX):
         if learned:
             return FATAL, f"{LEARNED} differs between the studies"
         return HARMLESS, f"it affects {LEARNED} alone, which not all studies have"
@@ -217,7 +209,7 @@ def _digests(run: Run) -> dict[str, str]:
 
 def _changes(run: Run) -> dict[str, str]:
     """Return the modules of a run that compute other numbers than the present ones."""
-    return changed_code(_digests(run), NUMBER_CHANGES.get(run.variant, {}))
+    return changed_code(_digests(run), checklist_rows.NUMBER_CHANGES.get(run.variant, {}))
 
 
 def _modules(

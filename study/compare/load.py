@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.artifacts.metrics_log import read_steps
 from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
 from gpt2.system.errors import UserError
 from study.records.runs import Run
@@ -110,17 +109,3 @@ def folded(values: dict[str, str]) -> dict[str, str]:
         elif value == "y":
             result[prefix.rstrip("_")] = name.removeprefix(prefix).lower()
     return result
-
-
-@dataclass(frozen=True)
-class TrainingCurve:
-    """Training loss in nats at each iteration (1, 2, ...); unreadable: skipped lines of metrics.jsonl."""
-
-    losses: dict[int, float]
-    unreadable: int
-
-
-def read_curve(path: Path) -> TrainingCurve:
-    """Read training losses. A missing file is an empty curve; the last loss of an iteration counts."""
-    found = read_steps(path)
-    return TrainingCurve({step.iteration: step.loss for step in found.steps}, found.damaged)

@@ -13,7 +13,7 @@ from ra.names import is_control_arm
 from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.load import LoadedStudy
 from study.records.runs import variant_order
-from study.stats.statistics import Interval, NoiseFloor, holm, mean, mean_interval, paired_t
+from study.stats.statistics import Interval, holm, mean, mean_interval, paired_t
 
 NO_ORDER = "one seed: no ranking"
 ALL_CUT = "no run ended its schedule: no ranking"
@@ -50,8 +50,7 @@ class Place:
 class Ranking:
     """One study's order, over seeds that all the variants in it have; other variants are left out, by name.
 
-    why_not: why there is no place, else empty. cut: runs that the report excludes as well, since they were cut short.
-    verdicts: those of the report.
+    why_not: why there is no place, else empty.
     """
 
     study: str
@@ -59,9 +58,6 @@ class Ranking:
     places: list[Place]
     why_not: str
     left_out: list[str]
-    cut: list[str]
-    floor: NoiseFloor | None
-    verdicts: list[Verdict]
 
 
 @dataclass
@@ -89,16 +85,8 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     seeds = _seeds(table)
     ranked = [name for name in table if seeds and table[name].keys() >= set(seeds)]
     why_not = "" if len(seeds) > 1 else NO_ORDER if seeds else ALL_CUT
-    return Ranking(
-        study=study.label,
-        seeds=seeds,
-        places=[] if why_not else _places(ranked, seeds, table, report.verdicts),
-        why_not=why_not,
-        left_out=[name for name in table if name not in ranked],
-        cut=list(report.cut),
-        floor=report.floor,
-        verdicts=report.verdicts,
-    )
+    places = [] if why_not else _places(ranked, seeds, table, report.verdicts)
+    return Ranking(study.label, seeds, places, why_not, [name for name in table if name not in ranked])
 
 
 def _seeds(table: Losses) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pages.markup import Code, Strong, Text, join
+from pages.markup import Code, Strong, Text
 from ra.names import one_class
 from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE
 from study.compare.alignment import TOLERANCE, Alignment, Errors
@@ -11,8 +11,8 @@ from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
 from study.compare.load import LoadedStudy
 from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
 from study.records.runs import BASELINE, variant_order
-from study.report.sentences import ONE_SEED, dof_text, percent, seeds_text, size, uncounted
-from study.report.summary import at_equal_time, finding, numbers
+from study.report.sentences import ONE_SEED, percent, seeds_text, uncounted
+from study.report.summary import at_equal_time
 
 
 def sentences(comparison: StudyComparison) -> list[Text]:
@@ -163,22 +163,12 @@ def _envelope(pair: list[Alignment]) -> str:
     return f"{within}, at the first step and over both tenths."
 
 
-def ranking_note(ranking: Ranking) -> Text:
-    """Describe how certain the places of one study are. Without places, give its verdicts."""
-    floor, noise = ranking.floor, "no noise floor"
-    if floor:
-        noise = (
-            f"noise floor {floor.sigma:.2g} nats ({size(floor.sigma)} of perplexity, {dof_text(floor.dof)})"
-        )
-    parts = [ranking.why_not or f"{len(ranking.seeds)} seeds", noise]
-    if ranking.cut:
-        parts.append(f"excluded because their schedule was cut: {', '.join(ranking.cut)}")
+def ranking_note(ranking: Ranking) -> str:
+    """Name the seeds of one study's order, or say why it has none."""
+    text = ranking.why_not or f"{len(ranking.seeds)} seeds"
     if ranking.left_out and not ranking.why_not:
-        parts.append(f"excluded because they lack these seeds: {', '.join(ranking.left_out)}")
-    texts: list[Text] = [f"{ranking.study}: {'; '.join(parts)}."]
-    for verdict in ranking.verdicts if ranking.why_not else []:
-        texts.append((Strong(verdict.variant), f": {finding(verdict)} ({numbers(verdict)})."))
-    return join(" ", texts)
+        text += f"; excluded because they lack these seeds: {', '.join(ranking.left_out)}"
+    return f"{ranking.study}: {text}."
 
 
 def order_note(comparison: StudyComparison) -> str:

@@ -22,25 +22,11 @@ from pages.document import (
 )
 from pages.markup import Link, Strong, Text
 from study.records.runs import BASELINE, Run
-from study.report import figures_final
+from study.report import figures_final, sections
 from study.report.build import Report, Row
 from study.report.detectable import sensitivity_sentences
 from study.report.facts import facts_section
 from study.report.method import method
-from study.report.sections import (
-    ABOUT_DIFFERENCES,
-    alternation_section,
-    attention_sections,
-    cost_section,
-    figure,
-    gibibytes,
-    hellaswag_section,
-    near_chance_notes,
-    results_section,
-    seeds_cell,
-    tokens_per_second,
-    training_section,
-)
 from study.report.sentences import percent, perplexity, score, seeds_text, shown
 from study.report.summary import context, control_findings, findings, next_step, no_verdict, run_names
 
@@ -57,17 +43,19 @@ def report_document(report: Report, study_dir: Path) -> Document:
         BulletList(context(report), small=True),
     ]
     if report.rows:
-        differences = figure("differences", figures_final.differences(report), ABOUT_DIFFERENCES)
+        differences = sections.figure(
+            "differences", figures_final.differences(report), sections.ABOUT_DIFFERENCES
+        )
         blocks += [
-            results_section(report),
+            sections.results_section(report),
             legend(report.variants),
             Section("Final differences", differences),
-            Only((HTML,), [training_section(report, study_dir)]),
+            Only((HTML,), [sections.training_section(report, study_dir)]),
             Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
-            hellaswag_section(report),
-            cost_section(report),
-            alternation_section(report),
-            Only((HTML,), attention_sections(study_dir, report.variants)),
+            sections.hellaswag_section(report),
+            sections.cost_section(report),
+            sections.alternation_section(report),
+            Only((HTML,), sections.attention_sections(study_dir, report.variants)),
         ]
     blocks += [
         _runs(report),
@@ -80,7 +68,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
 
 def terminal_document(report: Report) -> Document:
     """The verdict and the next step, the table, then the limits of the verdict."""
-    table: list[Block] = [_terminal_table(report), *near_chance_notes(report)] if report.rows else []
+    table: list[Block] = [_terminal_table(report), *sections.near_chance_notes(report)] if report.rows else []
     return Document("", [*_verdict(report), *table, BulletList(context(report))])
 
 
@@ -134,12 +122,12 @@ def _terminal_table(report: Report) -> Table:
     """The table that fits into a terminal."""
     columns: dict[str, Callable[[Row], Text]] = {
         "variant": lambda row: row.variant[:14],
-        "seeds": seeds_cell,
+        "seeds": sections.seeds_cell,
         "perplexity [95 %]": lambda row: shown(row.final_loss),
         f"to {BASELINE}": lambda row: percent(row.against_baseline.mean) if row.against_baseline else "-",
         "HellaSwag": lambda row: score(row.hellaswag),
         "tokens": lambda row: f"{row.tokens / 1e6:,.2f}M",
-        "tok/s": tokens_per_second,
-        "GiB": gibibytes,
+        "tok/s": sections.tokens_per_second,
+        "GiB": sections.gibibytes,
     }
     return Table.of(report.rows, columns)

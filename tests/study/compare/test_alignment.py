@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpt2.artifacts.metrics_log import read_steps
 from study.compare import alignment, build
-from study.compare.load import read_curve
 from study.compare.sections import alignment_table
 from study.compare.sentences import error
 from tests.study.compared import a_study, markdown, page, terminal
@@ -107,7 +107,7 @@ def test_lines_without_training_losses_are_skipped(tmp_path: Path) -> None:
         step | {"loss": 5.0}, {"event": "train", "iteration": 3}, "x",
     )]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "{"]))
-    seen = read_curve(tmp_path / "metrics.jsonl")
-    assert seen.losses == {1: 5.0}
-    assert seen.unreadable == 7
-    assert read_curve(tmp_path / "absent").losses == {}
+    seen = read_steps(tmp_path / "metrics.jsonl")
+    assert alignment.losses(seen) == {1: 5.0}
+    assert seen.damaged == 7
+    assert alignment.losses(read_steps(tmp_path / "absent")) == {}

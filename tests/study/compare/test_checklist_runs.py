@@ -6,7 +6,7 @@ import pytest
 
 from gpt2.artifacts import equivalent_code
 from gpt2.artifacts.equivalent_code import changed_code, equivalent_versions, former_digests
-from study.compare import build, checklist
+from study.compare import build, checklist_rows
 from tests.study.compared import (
     SCORE,
     VARIANTS,
@@ -157,7 +157,7 @@ def code_checks(made: build.StudyComparison) -> dict[str, str]:
 def test_records_with_former_module_names_compare_with_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checklist, "NUMBER_CHANGES", {})
+    monkeypatch.setattr(checklist_rows, "NUMBER_CHANGES", {})
     old = a_study(tmp_path / "old", loading("reference"))
     new = a_study(tmp_path / "new", loading("present"))
     made = build.build_comparison([old, new])
@@ -173,7 +173,7 @@ def test_a_change_of_the_numbers_of_one_variant_excludes_only_that_variant(
 
     digests = {number: number * 16 for number in "123"}
     monkeypatch.setattr(equivalent_code, "former_digests", lambda: {"ra.attention": [*digests.values()]})
-    monkeypatch.setattr(checklist, "NUMBER_CHANGES", {"RALEARN": {"ra.attention": digests["2"]}})
+    monkeypatch.setattr(checklist_rows, "NUMBER_CHANGES", {"RALEARN": {"ra.attention": digests["2"]}})
     former = {number: loading("present", ra__attention=digest) for number, digest in digests.items()}
     before = [study("reference", loading("reference")), study("1", former["1"]), study("2", former["2"])]
     after = [study("3", former["3"]), study("present", loading("present"))]
@@ -195,7 +195,7 @@ def test_a_change_of_the_numbers_of_one_variant_excludes_only_that_variant(
 
 def test_the_former_mix_of_ralearn_is_listed_as_a_change_of_its_numbers() -> None:
     """The versions up to the listed digest have the mix of the reference commit, later ones another."""
-    changes = checklist.NUMBER_CHANGES["RALEARN"]
+    changes = checklist_rows.NUMBER_CHANGES["RALEARN"]
     last, present = changes["ra.attention"], equivalent_versions()["present"]["ra.attention"]
     listed = [*former_digests().get("ra.attention", []), present]
     outdated = listed[: listed.index(last) + 1]
@@ -216,7 +216,7 @@ def test_the_former_mix_of_ralearn_is_listed_as_a_change_of_its_numbers() -> Non
 def test_a_changed_computing_module_is_fatal_under_former_and_present_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: Change, new: Change, named: str
 ) -> None:
-    monkeypatch.setattr(checklist, "NUMBER_CHANGES", {})
+    monkeypatch.setattr(checklist_rows, "NUMBER_CHANGES", {})
     made = build.build_comparison([a_study(tmp_path / "old", old), a_study(tmp_path / "new", new)])
     fatal = [check for check in made.checks if check.status == "fatal"]
     assert [check.subject for check in fatal] == ["code that computes"]
