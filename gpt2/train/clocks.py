@@ -18,7 +18,7 @@ UNEVEN = 1.5  # 90th percentile of the step times over their median
 UNEVEN_STEPS = 20  # fewest steps for a note
 NAMES = ("train", "compile", "evaluate", "checkpoint", "data")
 TICK_SECONDS = 0.25
-STOPPED_SECONDS = 1.5  # between two ticks: no thread of the process ran
+STOPPED_SECONDS = 3.0  # between two ticks: no thread of the process ran
 
 
 class RunningTime:
