@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.system import files
+from gpt2.system.errors import UserError
+from gpt2.system.read_files import read_json
 
 STATISTICS = {  # name -> (title, whether the value differs between the paths)
     "total_variation": ("total variation between the paths", False),
@@ -149,7 +151,7 @@ def write_study(study_dir: Path, runs: Sequence[RunAttention], text: InputText) 
 def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
     """Read attention.json of a study; None if it does not exist or is not valid."""
     try:
-        found = json.loads((study_dir / FILE).read_text(encoding="utf-8"))
+        found = read_json(study_dir / FILE)
         if found["schema"] != SCHEMA:
             return None
         source = found["text"]
@@ -158,13 +160,13 @@ def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
         )
         return [_read_run(run, text.tokens) for run in found["runs"]], text
     except (
-        OSError,
+        FileNotFoundError,
+        UserError,
         ValueError,
         TypeError,
         KeyError,
         IndexError,
         AttributeError,
-        RecursionError,
         ZeroDivisionError,
     ):
         return None
