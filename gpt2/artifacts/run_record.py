@@ -195,14 +195,6 @@ class Learned(JsonObject):
     alternation_probability: tuple[Share, ...]
     history: Missing[tuple[LearnedPoint, ...]] = None
 
-    def __post_init__(self) -> None:
-        layers = {
-            len(self.alternation_probability),
-            *(len(point.probability) for point in self.history or ()),
-        }
-        if len(layers) > 1:
-            raise ValueError(f"evaluations have different numbers of layers: {sorted(layers)}")
-
 
 @dataclass(frozen=True)
 class Schedule(JsonObject):

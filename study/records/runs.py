@@ -108,6 +108,11 @@ def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
         return "incomplete record", f"its record says finished but has no {', '.join(unknown)}"
     if not record.validation or record.validation.loss is None or not losses(record):
         return "no finite loss", "it has no finite validation loss"
+    points = [record.learned.alternation_probability] if record.learned else []
+    points += [point.probability for point in (record.learned and record.learned.history) or ()]
+    layers = sorted({len(point) for point in points})
+    if len(layers) > 1:
+        return "damaged record", f"its learned probabilities are of different numbers of layers: {layers}"
     return "", ""
 
 
