@@ -221,8 +221,11 @@ def _join(notes: list[str | None]) -> str | None:
 def export_environment(name: str = "auto", detected: str | None = None) -> None:
     """Set a target's variables in this process and its children. "auto": those of `detected`, or of this machine.
 
-    Call before torch is loaded. Without them, a card with experimental fused kernels has none.
+    Call before torch is loaded. Without them, a card with experimental fused kernels has none. torch.compile's cache of
+    autograd graphs is disabled: its key lacks the selected attention kernel, so a graph with another one could run. The
+    cache of compiled kernels remains.
     """
+    os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
     if name == "auto":
         name = detected or detected_target_name()
     os.environ.update(TARGETS[name].environment)

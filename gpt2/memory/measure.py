@@ -109,7 +109,8 @@ def measure(work: StepWorkload, device: str, snapshot_path: Path | None = None) 
     if not gpu:
         load_libraries(work)
     meter = PeakMeter(device)
-    stepper = work.prepare(device)
+    stepper = work.prepare(device, work.compile)
+    meter.restart()
     with snapshot(snapshot_path) if gpu and snapshot_path else contextlib.nullcontext():
         work.run(stepper, meter)
     if gpu:

@@ -10,25 +10,29 @@ Assumptions for a GPU:
   row and head;
 - allocations are rounded up to 512 bytes;
 - library workspaces are WORKSPACE, and the attention kernel's is `attention_workspace`;
-- the step is not compiled. torch.compile fuses elementwise operations, so a compiled step needs less;
+- a compiled step allocates like an eager one, but its backward returns all weight gradients at once (see
+  `hold_gradients`). torch.compile also fuses elementwise operations, so it needs less than predicted;
 - the CUDA context and memory that the allocator reserves beyond its peak are not counted. A plan leaves a margin.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
 from gpt2.memory.allocation_tracker import Allocation, AllocationTracker, PhaseMarks, Timeline
 from gpt2.memory.workload import StepWorkload
 from gpt2.model import cpu_linear
 from gpt2.model import loss as loss_module
+from gpt2.train.step import Stepper
 
 GRANULARITY = {"cpu": 1, "cuda": 512, "rocm": 512}  # bytes; CUDACachingAllocator's kMinBlockSize
 # bytes that the matrix library allocates at its first matrix product: cuBLAS's largest default (Hopper; 8 MiB on older
@@ -90,16 +94,43 @@ def predict(work: StepWorkload) -> Prediction:
     gpu = work.kind != "cpu"
     tracker = AllocationTracker(GRANULARITY[work.kind], attention_workspace if gpu else None)
     with FakeTensorMode(), _emulate_device(work.kind):
-        timeline = track(work, tracker, "cpu")
+        timeline = track(work, tracker, "cpu", hold=work.compile)
     if gpu:
         timeline.blocks.append(Allocation(WORKSPACE[work.kind], 0, "", "matrix library"))
     return Prediction(timeline.peak_bytes(), timeline)
 
 
-def track(work: StepWorkload, tracker: AllocationTracker, device: str) -> Timeline:
-    """Run a workload on a device under the tracker, with real tensors or in a FakeTensorMode."""
+def hold_gradients(stepper: Stepper) -> None:
+    """Keep the weight gradients of a backward until its end where `.grad` exists, as a compiled backward does.
+
+    It is one autograd function, so all gradients exist before the first is added to its `.grad`. Without `.grad` they
+    become it. The head is outside of the compiled model.
+    """
+    held: list[Tensor] = []
+
+    def keep(parameter: Tensor) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            if parameter.grad is not None:
+                if not held:
+                    Variable._execution_engine.queue_callback(held.clear)  # type: ignore[attr-defined]
+                held.append(gradient)
+
+        return hook
+
+    for parameter in stepper.parameters:
+        if parameter is not stepper.model.head:
+            parameter.register_hook(keep(parameter))
+
+
+def track(work: StepWorkload, tracker: AllocationTracker, device: str, hold: bool = False) -> Timeline:
+    """Run a workload on a device under the tracker, with real tensors or in a FakeTensorMode.
+
+    hold: see `hold_gradients`.
+    """
     with tracker:
         stepper = work.prepare(device)
+        if hold:
+            hold_gradients(stepper)
         with tracker.track_modules(stepper.model):
             work.run(stepper, PhaseMarks(tracker, stepper.model, stepper.optimizer))
     return tracker.timeline()

@@ -18,7 +18,8 @@ MICRO_BATCHES = 2  # per step: the second adds to existing gradients, and furthe
 class StepWorkload:
     """micro: sequences per micro-batch. kind: "cuda", "rocm" or "cpu": the device to predict for.
 
-    accumulation: micro-batches per step. At most MICRO_BATCHES are run; more change no peak.
+    accumulation: micro-batches per step. At most MICRO_BATCHES are run; more change no peak. compile: whether training
+    compiles the model.
     """
 
     model: ModelConfig
@@ -28,6 +29,7 @@ class StepWorkload:
     accumulation: int
     kind: str
     dtype: str
+    compile: bool = False
 
     @property
     def batch(self) -> BatchPlan:
@@ -41,8 +43,11 @@ class StepWorkload:
         tokens = EVALUATION_TOKENS["cpu" if self.kind == "cpu" else "cuda"]
         return max(1, tokens // self.model.block_size)
 
-    def prepare(self, device: str) -> Stepper:
-        """Build model and optimizer, and run a step of one token, which allocates the optimizer's state."""
+    def prepare(self, device: str, compile: bool = False) -> Stepper:
+        """Build model and optimizer, and run a first step, which allocates the optimizer's state.
+
+        The step has one token. With `compile`, it is compiled and has the tokens of the work.
+        """
         stepper = Stepper(
             self.model,
             self.optimizer,
@@ -50,10 +55,11 @@ class StepWorkload:
             seed=0,
             device=device,
             dtype=self.dtype,
-            compile=False,
+            compile=compile,
             attention=self.attention,
         )
-        stepper.step(_ids(1, 1, device), 0, 2)
+        rows, tokens = (self.batch.effective, self.model.block_size) if compile else (1, 1)
+        stepper.step(_ids(rows, tokens, device), 0, 2)
         return stepper
 
     def run(self, stepper: Stepper, phases: Phases) -> None:

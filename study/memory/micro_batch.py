@@ -44,13 +44,14 @@ class Predictions:
         """Workload of `micro` sequences at a time; two micro-batches if `micro` does not divide the batch."""
         config, effective = self.config, self.config.batch.effective
         accumulation = 2 if effective % micro else effective // micro
-        device = (self.resolved.target.kind, self.resolved.dtype)
+        device = (self.resolved.target.kind, self.resolved.dtype, config.target.compile)
         return StepWorkload(config.model, config.optimizer, variant.attention, micro, accumulation, *device)
 
     def of(self, variant: Variant, micro: int) -> Prediction:
         """Predict a step of `micro` sequences at a time, once."""
         work = self.work_at(variant, micro)
-        key = (work.model, variant.cost_class, micro, work.batch.accumulation, work.kind, work.dtype)
+        shape = (work.model, micro, work.batch.accumulation)
+        key = (*shape, variant.cost_class, work.kind, work.dtype, work.compile)
         if key not in _PREDICTIONS:
             _PREDICTIONS[key] = predict(work)
         return _PREDICTIONS[key]

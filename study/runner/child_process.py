@@ -25,9 +25,6 @@ KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:gli
 # processes beside a run on two cores made its steps 7 times as long, and twice as long in CPU time. With this value
 # they are twice as long, and equal in CPU time.
 SPIN_COUNT = "1000"
-# torch.compile's cache of autograd graphs does not depend on the selected attention kernel: a graph that was compiled
-# for another kernel would run. The cache of compiled kernels does, so a second process compiles in little time.
-NO_AUTOGRAD_CACHE = {"TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 
 
 def process_settings(environment: Mapping[str, str], heap: str | None = KEEP_HEAP) -> dict[str, str]:
@@ -35,7 +32,7 @@ def process_settings(environment: Mapping[str, str], heap: str | None = KEEP_HEA
 
     heap: GLIBC_TUNABLES of the process; None for the system's heap.
     """
-    settings = NO_AUTOGRAD_CACHE | ({"GLIBC_TUNABLES": heap} if heap else {})
+    settings = {"GLIBC_TUNABLES": heap} if heap else {}
     if "OMP_WAIT_POLICY" not in environment:
         settings["GOMP_SPINCOUNT"] = SPIN_COUNT
     return settings | dict(environment)

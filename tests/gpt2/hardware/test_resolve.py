@@ -292,6 +292,17 @@ def test_a_configured_and_a_detected_card_have_the_same_environment(
     assert os.environ.get(switch) == exported
 
 
+def test_autograd_graphs_that_were_compiled_for_another_kernel_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The key of torch.compile's cache lacks the selected attention kernel. A value that the user set wins."""
+    name = "TORCHINDUCTOR_AUTOGRAD_CACHE"
+    for before, after in ((None, "0"), ("1", "1")):
+        monkeypatch.setattr(os, "environ", {name: before} if before else {})
+        export_environment("h200")
+        assert os.environ[name] == after
+
+
 def test_an_unsuitable_scale_gives_a_notice_with_the_command() -> None:
     assert scale_notice(config(detected="cpu"), "h200") == (
         "notice: .config is scaled to a CPU study, but this machine has NVIDIA H200 141 GB; "

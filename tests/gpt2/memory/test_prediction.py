@@ -53,6 +53,23 @@ def test_a_prediction_is_within_ten_percent_of_the_allocated_bytes() -> None:
         assert predicted[phase] == pytest.approx(measured[phase], rel=0.1)
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_compiled_backward_holds_all_weight_gradients_beside_existing_ones(
+    monkeypatch: pytest.MonkeyPatch, accumulation: int
+) -> None:
+    """Without Inductor, a compiled step has the eager allocations, so the prediction equals the measured bytes."""
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend="aot_eager"))
+    made = work(1, accumulation, width=256, layers=4, block_size=16)
+    eager = predict(made).timeline.by_phase()["backward"]
+    compiled = dataclasses.replace(made, compile=True)
+    measured = measure(compiled, "cpu").allocated["backward"]
+    predicted = predict(compiled).timeline.by_phase()["backward"]
+    assert predicted == pytest.approx(measured, rel=0.001)
+    layers = 4 * 4 * (12 * 256**2 + 13 * 256)  # bytes of their gradients
+    assert predicted - eager == pytest.approx(layers if accumulation == 2 else 0, rel=0.2)
+
+
 @given(
     micro=st.integers(1, 40),
     layers=st.integers(1, 3),

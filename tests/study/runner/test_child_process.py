@@ -13,7 +13,7 @@ from gpt2.artifacts import run_record
 from gpt2.system import files
 from study.attention.data import InputText, write_study
 from study.report import write
-from study.runner.child_process import Child, Session, StopAsked, process_settings
+from study.runner.child_process import Child, Session, StopAsked
 from study.runner.preconditions import StudyError, locked
 
 
@@ -51,13 +51,6 @@ def test_only_a_second_interrupt_ends_a_run_at_once(asked: list[str], done: list
         session._ask(signal.Signals[name], None)
     assert child.done == done
     assert session.asked == len(asked)
-
-
-def test_a_training_process_ignores_cached_autograd_graphs_unless_the_environment_asks_for_them() -> None:
-    """Their keys do not depend on the attention kernel that is selected now."""
-    name = "TORCHINDUCTOR_AUTOGRAD_CACHE"
-    assert process_settings({})[name] == "0"
-    assert process_settings({name: "1"})[name] == "1"
 
 
 def test_without_a_process_a_request_stops_the_study_and_later_requests_are_ignored() -> None:
