@@ -130,7 +130,7 @@ BrokenPipeError: [Errno 32] Broken pipe
 
 
 @pytest.mark.parametrize(
-    ("said", "starts", "lacks"),
+    ("text", "starts", "lacks"),
     [
         (COMPILER, "RuntimeError: Failed to find C compiler", "Traceback"),
         (MEMORY, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 12.00 GiB.", "BrokenPipe"),
@@ -141,9 +141,9 @@ BrokenPipeError: [Errno 32] Broken pipe
     ],
 )
 def test_a_message_starts_at_the_exception_and_includes_the_lines_after_it(
-    said: str, starts: str, lacks: str
+    text: str, starts: str, lacks: str
 ) -> None:
-    message = workers.last_message(said)
+    message = workers.last_message(text)
     assert message.startswith(starts)
     assert lacks not in message
     assert "\n" not in message

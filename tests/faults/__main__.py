@@ -30,16 +30,16 @@ def main(words: list[str]) -> int:
         for number, row in enumerate(rows, 1):
             began = time.monotonic()
             try:
-                seen = row.inflict(bench)
-                verdict = AS_EXPECTED if seen == row.expected else OTHERWISE
+                found = row.inflict(bench)
+                verdict = AS_EXPECTED if found == row.expected else OTHERWISE
             except CannotDoError as reason:
-                seen, verdict = f"nothing: {reason}", NOT_DONE
+                found, verdict = f"nothing: {reason}", NOT_DONE
             except Exception as error:
-                seen, verdict = f"{type(error).__name__}: {error}", OTHERWISE
+                found, verdict = f"{type(error).__name__}: {error}", OTHERWISE
             verdicts[verdict] += 1
             print(f"{number:2d}/{len(rows)}  {row.name}  ({time.monotonic() - began:.0f} s)")
             print(f"       expected  {row.expected}")
-            print(f"       seen      {seen}")
+            print(f"       observed  {found}")
             print(f"       {verdict}", flush=True)
     counts = [f"{verdicts[verdict]} {verdict}" for verdict in (AS_EXPECTED, OTHERWISE, NOT_DONE)]
     print(f"{len(rows)} rows: {', '.join(counts)}")

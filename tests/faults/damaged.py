@@ -81,10 +81,10 @@ REFUSED = "an error that names the file and the fix; nothing of the study change
 
 @fault("a byte above 0x7f in .config, and a FIFO in its place", REFUSED, quick=True)
 def damaged_configuration(bench: Bench) -> str:
-    place, said = bench.workplace(), []
+    place, output = bench.workplace(), []
     for damage in (byte_above_0x7f, fifo):
         damage(place.folder / ".config")
         done = place.command("scripts.study")
-        said.append(f"{done.returncode} {done.stdout}")
-    good = all(line.startswith("1 error: .config cannot be read") and "; fix: " in line for line in said)
-    return outcome(good and not place.study.exists(), REFUSED, f"{said}")
+        output.append(f"{done.returncode} {done.stdout}")
+    good = all(line.startswith("1 error: .config cannot be read") and "; fix: " in line for line in output)
+    return outcome(good and not place.study.exists(), REFUSED, f"{output}")

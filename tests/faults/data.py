@@ -35,9 +35,9 @@ def harmed(bench: Bench, harm: Callable[[Path], None], before: dict[str, Any] | 
     if not named or place.steps() != steps:
         return f"not named: {done.stdout[-300:]}"
     mended = place.command("scripts.data")
-    again = place.command("scripts.study")
-    same = again.returncode == 0 and place.numbers() == bench.undisturbed()
-    return outcome(mended.returncode == 0 and same, NAMED, f"{mended.stdout[-200:]} {again.stdout[-300:]}")
+    second = place.command("scripts.study")
+    same = second.returncode == 0 and place.numbers() == bench.undisturbed()
+    return outcome(mended.returncode == 0 and same, NAMED, f"{mended.stdout[-200:]} {second.stdout[-300:]}")
 
 
 @fault("a data shard of an odd number of bytes", NAMED)
@@ -83,14 +83,14 @@ def shrunk(bench: Bench) -> str:
     wait_for(lambda: place.steps() > 5)
     with shard.open("r+b") as file:
         file.truncate(0)
-    said, _ = process.communicate()
+    output, _ = process.communicate()
     error = str(place.record()["error"])
     explained = process.returncode == 1 and "SIGBUS" in error and "make data" in error
     shard.write_bytes(content[:10])
     mended = place.command("scripts.data")
-    again = place.command("scripts.study")
-    same = not mended.returncode and not again.returncode and place.numbers() == bench.undisturbed()
-    return outcome(explained and same, SHRUNK, f"{error} {said[-300:]} {again.stdout[-300:]}")
+    second = place.command("scripts.study")
+    same = not mended.returncode and not second.returncode and place.numbers() == bench.undisturbed()
+    return outcome(explained and same, SHRUNK, f"{error} {output[-300:]} {second.stdout[-300:]}")
 
 
 OTHER_DATA = "refused, naming data and validation; with the texts as they were, the undisturbed numbers"
@@ -108,16 +108,16 @@ def changed_texts(bench: Bench) -> str:
     refused = done.returncode == 1 and "data" in str(place.record()["error"]) and place.status() == "failed"
     story.write_text(before)
     os.utime(story, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    again = place.make()
-    same = again.returncode == 0 and place.numbers()["losses"] == bench.undisturbed()["losses"]
+    second = place.make()
+    same = second.returncode == 0 and place.numbers()["losses"] == bench.undisturbed()["losses"]
     return outcome(
-        refused and same, OTHER_DATA, f"{place.record()['error']} {done.stdout[-300:]} {again.stdout[-200:]}"
+        refused and same, OTHER_DATA, f"{place.record()['error']} {done.stdout[-300:]} {second.stdout[-200:]}"
     )
 
 
 @fault(
     "SIGKILL while data are prepared",
-    "nothing half-made is taken for data, no process is left; the next make prepares anew",
+    "no partial corpus is used, no process is left; the next `make` prepares the data",
 )
 def killed_preparation(bench: Bench) -> str:
     texts = write_stories(bench.folder / "many")
@@ -132,12 +132,12 @@ def killed_preparation(bench: Bench) -> str:
     process.communicate()
     wait_for(lambda: not [words for words in place._processes() if "python" in words])
     half = list(place.folder.glob("data/*/manifest.json"))
-    again = place.command("scripts.data")
+    second = place.command("scripts.data")
     whole = list(place.folder.glob("data/*/manifest.json"))
     left = list(place.folder.glob("data/.*.tmp"))
-    good = not half and again.returncode == 0 and len(whole) == 1 and not left
-    expected = "nothing half-made is taken for data, no process is left; the next make prepares anew"
-    return outcome(good, expected, f"{half} {whole} {left} {again.stdout[-300:]}")
+    good = not half and second.returncode == 0 and len(whole) == 1 and not left
+    expected = "no partial corpus is used, no process is left; the next `make` prepares the data"
+    return outcome(good, expected, f"{half} {whole} {left} {second.stdout[-300:]}")
 
 
 @fault(

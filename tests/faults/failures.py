@@ -31,8 +31,8 @@ def fell_back(bench: Bench, at: int) -> str:
         close(place.numbers(name)["losses"], bench.undisturbed(name, **BOTH)["losses"])
         for name in ("B0", "RALEARN0")
     )
-    told = "ran out of memory at micro-batch 2" in (place.study / "report.md").read_text()
-    return outcome(exact and same and told, FALLS, f"exact {exact}, same {same}, told {told}")
+    reported = "ran out of memory at micro-batch 2" in (place.study / "report.md").read_text()
+    return outcome(exact and same and reported, FALLS, f"exact {exact}, same {same}, reported {reported}")
 
 
 @fault("out of memory at the first micro-batch", FALLS, quick=True)
@@ -49,12 +49,12 @@ def oom_in_the_middle(bench: Bench) -> str:
 def oom_for_good(bench: Bench) -> str:
     place = bench.workplace(**BOTH)
     done = place.make({"place": "step", "at": 10, "action": "oom", "above": 0, "times": 2})
-    seen = (place.status("B0"), place.status("RALEARN0"), done.returncode)
-    good = seen == ("failed", "finished", 1) and "out of memory at micro-batch 1" in str(
+    found = (place.status("B0"), place.status("RALEARN0"), done.returncode)
+    good = found == ("failed", "finished", 1) and "out of memory at micro-batch 1" in str(
         place.record("B0")["error"]
     )
     return outcome(
-        good, "the run fails by name, the others go on, exit status 1", f"{seen} {done.stdout[-200:]}"
+        good, "the run fails by name, the others go on, exit status 1", f"{found} {done.stdout[-200:]}"
     )
 
 
@@ -91,24 +91,24 @@ REPEATABLE = (
 def nan_for_good(bench: Bench) -> str:
     place = bench.workplace(**BOTH)
     done = place.make({"place": "loss", "only": 25, "action": "nan", "times": 6})
-    seen = place.record("B0")
-    faults = seen["faults"]
+    record = place.record("B0")
+    faults = record["faults"]
     good = (
-        seen["status"] == "failed"
+        record["status"] == "failed"
         and len(faults) == 1
         and faults[0]["repeated"] is True
         and faults[0]["iteration"] == 25
         and faults[0]["what"] == "loss"
         and faults[0]["micro_batch"] == 0
         and len(faults[0]["sequences"]) == 2
-        and "repeatable" in str(seen["error"])
+        and "repeatable" in str(record["error"])
         and place.checkpoints("B0") != []
         and all(int(path.name) <= 25 for path in place.checkpoints("B0"))
         and place.status("RALEARN0") == "finished"
         and done.returncode == 1
         and "repeatable" in (place.study / "report.md").read_text()
     )
-    return outcome(good, REPEATABLE, f"{seen['status']} {faults} {seen['error']} {done.stdout[-300:]}")
+    return outcome(good, REPEATABLE, f"{record['status']} {faults} {record['error']} {done.stdout[-300:]}")
 
 
 PASSING = "retried from the checkpoint, ends at the undisturbed numbers, recorded as a transient fault"
@@ -118,11 +118,13 @@ PASSING = "retried from the checkpoint, ends at the undisturbed numbers, recorde
 def nan_once(bench: Bench) -> str:
     place = bench.workplace()
     done = place.make({"place": "loss", "only": 28, "action": "nan", "times": 1})
-    seen = place.record()
+    record = place.record()
     same = place.numbers() == bench.undisturbed()
-    told = "transient fault" in (place.study / "report.md").read_text()
-    good = done.returncode == 0 and same and told and [f["repeated"] for f in seen["faults"]] == [False]
-    return outcome(good, PASSING, f"same {same}, told {told}, {seen['faults']} {done.stdout[-300:]}")
+    reported = "transient fault" in (place.study / "report.md").read_text()
+    good = done.returncode == 0 and same and reported and [f["repeated"] for f in record["faults"]] == [False]
+    return outcome(
+        good, PASSING, f"same {same}, reported {reported}, {record['faults']} {done.stdout[-300:]}"
+    )
 
 
 @fault("a loss spike", "trained through and put on record with what was to be expected")
@@ -130,9 +132,12 @@ def spike(bench: Bench) -> str:
     place = bench.workplace(LEARNING_RATE="1e-6")
     done = place.make({"place": "loss", "only": 28, "action": "spike", "times": 0})
     spikes = place.record()["spikes"]
-    told = "loss spike" in (place.study / "report.md").read_text()
+    reported = "loss spike" in (place.study / "report.md").read_text()
     good = (
-        done.returncode == 0 and told and [row[0] for row in spikes] == [29] and spikes[0][1] > spikes[0][2]
+        done.returncode == 0
+        and reported
+        and [row[0] for row in spikes] == [29]
+        and spikes[0][1] > spikes[0][2]
     )
     return outcome(
         good,

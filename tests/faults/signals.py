@@ -108,9 +108,9 @@ KILLED = "failed, killed by SIGKILL; `make` ends at the undisturbed numbers; no 
 def killed(bench: Bench, injection: dict[str, Any]) -> str:
     place = bench.workplace()
     place.make(injection)
-    seen = place.record()
-    named = "killed by SIGKILL" in str(seen["error"])
-    return after_resuming(bench, place, f"{seen['status']}{', killed by SIGKILL' if named else ''}")
+    record = place.record()
+    named = "killed by SIGKILL" in str(record["error"])
+    return after_resuming(bench, place, f"{record['status']}{', killed by SIGKILL' if named else ''}")
 
 
 @fault("SIGKILL of the training process", KILLED)
@@ -158,14 +158,14 @@ def term_in_planning(bench: Bench) -> str:
     wait_for(lambda: any("--time" in words for words in place.orphans()))
     time.sleep(2.0)
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate()
-    stopped = process.returncode == 130 and "stopped" in said and not place.orphans()
-    again = place.command("scripts.study")
+    output, _ = process.communicate()
+    stopped = process.returncode == 130 and "stopped" in output and not place.orphans()
+    second = place.command("scripts.study")
     expected = "stopped with 130, nothing recorded as failed; `make` then runs"
-    return outcome(stopped and not again.returncode, expected, f"{process.returncode} {said[-300:]}")
+    return outcome(stopped and not second.returncode, expected, f"{process.returncode} {output[-300:]}")
 
 
-STAYS = "the next `make` waits for nobody: it is told that a process is still saving, and the one after it goes on"
+STAYS = "the next `make` waits for nobody: it names the process that still saves, and a later `make` resumes"
 
 
 @fault("SIGKILL of the study, and `make` at once while its training process saves", STAYS)
@@ -176,11 +176,11 @@ def make_at_once(bench: Bench) -> str:
     process.kill()
     process.communicate()
     at_once = place.command("scripts.study")
-    told = at_once.returncode == 1 and "is being run by" in at_once.stdout
+    reported = at_once.returncode == 1 and "is being run by" in at_once.stdout
     wait_for(lambda: not place.orphans())
-    seen = after_resuming(bench, place, "x")
-    same = seen == "x; `make` ends at the undisturbed numbers; no process left"
-    return outcome(told and same, STAYS, f"{at_once.stdout[-200:]} {seen}")
+    found = after_resuming(bench, place, "x")
+    same = found == "x; `make` ends at the undisturbed numbers; no process left"
+    return outcome(reported and same, STAYS, f"{at_once.stdout[-200:]} {found}")
 
 
 @fault("two SIGINTs", "exits at once with 130; `make` ends at the undisturbed numbers; no process left")
@@ -232,11 +232,13 @@ def second_make(bench: Bench) -> str:
     process = place.start(**bench.slow)
     wait_for(lambda: place.steps() > 3)
     second = place.command("scripts.study")
-    said = f"is being run by process {process.pid}" in second.stdout and second.returncode == 1
+    reported = f"is being run by process {process.pid}" in second.stdout and second.returncode == 1
     process.communicate()
     went_on = process.returncode == 0 and place.numbers() == bench.undisturbed()
     return outcome(
-        said and went_on, "refused, naming the process that holds it; the first goes on", second.stdout[-300:]
+        reported and went_on,
+        "refused, naming the process that holds it; the first goes on",
+        second.stdout[-300:],
     )
 
 
@@ -275,11 +277,13 @@ def stopped_for_a_while(bench: Bench) -> str:
     place.send(signal.SIGSTOP, "scripts.train")
     time.sleep(20)
     place.send(signal.SIGCONT, "scripts.train")
-    said, _ = process.communicate()
+    output, _ = process.communicate()
     seconds = [line["train_seconds"] for line in place.metrics() if line["event"] == "train"]
     longest = max(after - before for before, after in itertools.pairwise(seconds))
     same = place.numbers() == bench.undisturbed()
-    return outcome(same and longest < 15, STOPPED, f"same {same}, longest step {longest:.0f} s {said[-300:]}")
+    return outcome(
+        same and longest < 15, STOPPED, f"same {same}, longest step {longest:.0f} s {output[-300:]}"
+    )
 
 
 REFUSED = "`make mrproper` removes nothing and names the lock; the study ends at the undisturbed numbers"

@@ -25,10 +25,12 @@ def damaged(bench: Bench, harm: Callable[[Path], None], expected: str = PREVIOUS
         return f"{len(found)} checkpoints instead of two"
     harm(found[-1])
     done = place.make()
-    told = found[-1].name in (place.study / "report.md").read_text()
+    reported = found[-1].name in (place.study / "report.md").read_text()
     same = place.numbers() == bench.undisturbed()
     return outcome(
-        not done.returncode and told and same, expected, f"told {told} same {same} {done.stdout[-300:]}"
+        not done.returncode and reported and same,
+        expected,
+        f"reported {reported} same {same} {done.stdout[-300:]}",
     )
 
 
@@ -103,8 +105,8 @@ def malicious(bench: Bench) -> str:
     def harm(path: Path) -> None:
         replaced(path / "state.pt", pickle.dumps({"model": Malicious(mark)}))
 
-    seen = damaged(bench, harm)
-    return f"refused without running it; {seen}" if not mark.exists() else f"IT RAN; {seen}"
+    found = damaged(bench, harm)
+    return f"refused without running it; {found}" if not mark.exists() else f"IT RAN; {found}"
 
 
 @fault("both checkpoints damaged", "an error that names them and the remedy; nothing is begun anew silently")
@@ -199,8 +201,8 @@ def file_size_limit(bench: Bench) -> str:
     done = place.command("scripts.study", prefix=("prlimit", "--fsize=3000000"), **bench.slow)
     named = "exceeds the limit of file sizes of 3 MiB (ulimit -f)" in done.stdout
     first = done.returncode == 1 and named and place.status() == "interrupted"
-    again = place.make()
-    same = again.returncode == 0 and place.numbers() == bench.undisturbed()
+    second = place.make()
+    same = second.returncode == 0 and place.numbers() == bench.undisturbed()
     return outcome(first and same, LIMITED, f"first {first} same {same} {done.stdout[-400:]}")
 
 

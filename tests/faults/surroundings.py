@@ -76,18 +76,18 @@ def tracked_to_the_end(bench: Bench) -> str:
     fault = injected({"place": "hellaswag", "at": 0, "action": "TERM"})
     first = place.command(**beside(fault, "keep"))
     before, interrupted = place.steps(), first.returncode == 130 and place.status() == "interrupted"
-    again = place.command(**beside(injected(None), "keep"))
+    second = place.command(**beside(injected(None), "keep"))
     folders = sorted((place.run_dir() / "wandb").iterdir())
-    told = (folders[-1] / "told.jsonl").read_text().splitlines()
-    final = json.loads(told[-1]) if told else {}
+    output = (folders[-1] / "told.jsonl").read_text().splitlines()
+    final = json.loads(output[-1]) if output else {}
     sent = final.get("hellaswag/acc") == place.record()["hellaswag"]["acc"] and "validation/loss" in final
-    shown = f"-m wandb sync {folders[-1].relative_to(place.folder)}" in again.stdout
+    shown = f"-m wandb sync {folders[-1].relative_to(place.folder)}" in second.stdout
     nothing = place.steps() == before and place.status() == "finished"
     good = interrupted and nothing and len(folders) == 2 and sent and shown and not place.orphans()
     return outcome(
         good,
         SENT,
-        f"{interrupted} {nothing} {len(folders)} folders, sent {sent}, shown {shown} {again.stdout[-300:]}",
+        f"{interrupted} {nothing} {len(folders)} folders, sent {sent}, shown {shown} {second.stdout[-300:]}",
     )
 
 
@@ -114,10 +114,10 @@ def no_hellaswag(bench: Bench) -> str:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         proxy = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         done = place.command("scripts.study", https_proxy=proxy, HTTPS_PROXY=proxy)
-    seen = place.record()["hellaswag"]
-    good = not done.returncode and list(seen) == ["absent"] and seen["absent"]
+    record = place.record()["hellaswag"]
+    good = not done.returncode and list(record) == ["absent"] and record["absent"]
     return outcome(
-        bool(good), "recorded as absent with the reason; the study ends", f"{seen} {done.stdout[-300:]}"
+        bool(good), "recorded as absent with the reason; the study ends", f"{record} {done.stdout[-300:]}"
     )
 
 
@@ -141,15 +141,15 @@ def changed(bench: Bench) -> str:
 )
 def shell_characters(bench: Bench) -> str:
     place = bench.workplace()
-    said = []
+    messages = []
     for value in ("$(touch ran)", "`touch ran`", "a; touch ran", "../../ran", "a b"):
         done = place.command("scripts.kconfig", "defconfig", f"{STUDY}+cpu", f"CONFIG_STUDY_NAME={value}")
         if done.returncode == 0:
             done = place.command("scripts.study")
-        said.append(f"{value!r}: {done.returncode}")
+        messages.append(f"{value!r}: {done.returncode}")
     ran = [*place.folder.rglob("ran"), *place.folder.parent.glob("ran")]
-    refused = all(entry.endswith(": 1") for entry in said)
-    return outcome(refused and not ran, "rejected or taken as text; nothing is run", f"{said} {ran}")
+    refused = all(entry.endswith(": 1") for entry in messages)
+    return outcome(refused and not ran, "rejected or taken as text; nothing is run", f"{messages} {ran}")
 
 
 MARKED = "each is marked with its reason and left out of every mean"
@@ -194,11 +194,11 @@ INERT = "shown as text in every report"
 @fault("a record with HTML and Markdown in its strings", INERT, quick=True)
 def html_in_a_record(bench: Bench) -> str:
     place = bench.finished()
-    seen = place.record()
+    record = place.record()
     attack = "<script>alert(1)</script><img src=x onerror=alert(1)> [a](javascript:alert(1)) | b"
-    seen["target"]["device"] = attack
-    seen["notes"] = [attack]
-    files.write_json(place.run_dir() / "run.json", seen)
+    record["target"]["device"] = attack
+    record["notes"] = [attack]
+    files.write_json(place.run_dir() / "run.json", record)
     done = place.command("scripts.report")
     signs = {
         ".md": ("<script>alert(1)", "<img src=x", "[a](javascript:"),
@@ -227,10 +227,10 @@ def busy_machine(bench: Bench) -> str:
     count = idle.plan()["variants"]["B"]["iterations"]
     with other_work(2 * (os.cpu_count() or 1)):
         beside_work = busy.command("scripts.study")
-        again = bench.workplace(GPT2_MAX_ITERS=str(count), GPT2_MAX_TIME="0", EVAL_INTERVAL_TOKENS="0")
-        same = again.command("scripts.study")
+        second = bench.workplace(GPT2_MAX_ITERS=str(count), GPT2_MAX_TIME="0", EVAL_INTERVAL_TOKENS="0")
+        same = second.command("scripts.study")
     close = abs(busy.plan()["variants"]["B"]["iterations"] / count - 1) < 0.1
-    whole = [place.status() for place in (busy, again)] == ["finished"] * 2
-    losses = again.numbers()["losses"] == idle.numbers()["losses"]
+    whole = [place.status() for place in (busy, second)] == ["finished"] * 2
+    losses = second.numbers()["losses"] == idle.numbers()["losses"]
     good = not beside_work.returncode and not same.returncode and close and whole and losses
     return outcome(good, BUSY, f"{busy.plan()['variants']} against {count}; {whole} {losses}")

@@ -59,8 +59,8 @@ class Workplace:
         assert done.returncode == 0, done.stdout
 
     def environment(self, **extra: str) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
-        return kept | {"RA_DETECTED": "cpu", "PYTHONUNBUFFERED": "1"} | extra
+        saved = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+        return saved | {"RA_DETECTED": "cpu", "PYTHONUNBUFFERED": "1"} | extra
 
     def start(self, *arguments: str, prefix: tuple[str, ...] = (), **extra: str) -> subprocess.Popen[str]:
         """Start a command of the project with its output on a pipe. extra: environment variables."""
@@ -79,8 +79,8 @@ class Workplace:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end. Returns its status and its output."""
         process = self.start(*arguments, prefix=prefix, **extra)
-        said, _ = process.communicate(timeout=PATIENCE_SECONDS)
-        return subprocess.CompletedProcess(process.args, process.returncode, said)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        return subprocess.CompletedProcess(process.args, process.returncode, output)
 
     def make(self, fault: dict[str, Any] | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
         """Run `make` with a fault injected into its training processes."""
@@ -97,13 +97,13 @@ class Workplace:
 
     def numbers(self, name: str = "B0") -> dict[str, Any]:
         """Return the numbers of a run that must not depend on interruptions."""
-        seen = self.record(name)
+        record = self.record(name)
         return {
-            "status": seen["status"],
-            "iterations": seen["progress"]["iterations"],
-            "validation": [[tokens, loss] for tokens, _, loss in seen["validation"]["history"]],
-            "learned": seen["learned"],
-            "fingerprint": seen["fingerprint"],
+            "status": record["status"],
+            "iterations": record["progress"]["iterations"],
+            "validation": [[tokens, loss] for tokens, _, loss in record["validation"]["history"]],
+            "learned": record["learned"],
+            "fingerprint": record["fingerprint"],
             "losses": [
                 [line["iteration"], line["loss"]] for line in self.metrics(name) if line["event"] == "train"
             ],

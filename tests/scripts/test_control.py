@@ -30,6 +30,6 @@ def test_each_training_is_announced_before_it_starts_and_a_difference_fails(
         "training 4 of 5: RALATE from swapped weights",
         "training 5 of 5: RAALL from unswapped weights",
     ]
-    said = capsys.readouterr().out
-    assert said.count("coincides with B") == 2
-    assert "RALATE from swapped weights: largest loss difference 1.00e-01: DIFFERS" in said
+    output = capsys.readouterr().out
+    assert output.count("coincides with B") == 2
+    assert "RALATE from swapped weights: largest loss difference 1.00e-01: DIFFERS" in output

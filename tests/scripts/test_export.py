@@ -51,19 +51,19 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def environment_of_torch(command: str, detected: str, folder: Path) -> list[str]:
     """The switch's value whenever a process of the command loaded torch."""
-    stand_in, seen = folder / "stand-in", folder / "seen"
+    stand_in, found = folder / "stand-in", folder / "seen"
     stand_in.mkdir(exist_ok=True)
     (stand_in / "torch.py").write_text(TORCH)
     surroundings = {key: value for key, value in os.environ.items() if key != SWITCH}
     done = subprocess.run(
         [sys.executable, "-m", *COMMANDS[command]],
         cwd=folder,
-        env=surroundings | {"PYTHONPATH": f"{stand_in}:{ROOT}", "SEEN": str(seen), "RA_DETECTED": detected},
+        env=surroundings | {"PYTHONPATH": f"{stand_in}:{ROOT}", "SEEN": str(found), "RA_DETECTED": detected},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 7, done.stderr
-    return seen.read_text().split("\n")[:-1]
+    return found.read_text().split("\n")[:-1]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -70,10 +70,10 @@ def started_without_variables(checkout: Path, target: str) -> list[str]:
 
 
 def check_unchanged(checkout: Path, target: str, value: str) -> None:
-    seen = calls(checkout, target, *(f"{name}={value}" for name in VARIABLES[target]))[-1]
-    assert seen["argv"] == started_without_variables(checkout, target)
-    assert seen["exported"] == []
-    given = make_variables(seen["MAKEFLAGS"])
+    found = calls(checkout, target, *(f"{name}={value}" for name in VARIABLES[target]))[-1]
+    assert found["argv"] == started_without_variables(checkout, target)
+    assert found["exported"] == []
+    given = make_variables(found["MAKEFLAGS"])
     assert {name: given[name] for name in VARIABLES[target]} == dict.fromkeys(VARIABLES[target], value)
 
 
@@ -97,8 +97,8 @@ def test_any_value_arrives_unchanged(checkout: Path, value: str) -> None:
     "name", ["a'b;c", "a b", "$x$(touch made)$(shell touch made)", "`touch made`", "a\\b"]
 )
 def test_a_hostile_name_of_a_defconfig_arrives_unchanged_and_runs_nothing(checkout: Path, name: str) -> None:
-    seen = calls(checkout, f"defconfig-{name}")[-1]
-    assert (seen["argv"][1:], seen["DEFCONFIG"]) == (["-m", "scripts.kconfig", "defconfig"], name)
+    found = calls(checkout, f"defconfig-{name}")[-1]
+    assert (found["argv"][1:], found["DEFCONFIG"]) == (["-m", "scripts.kconfig", "defconfig"], name)
 
 
 def test_words_may_follow_the_interpreter(checkout: Path) -> None:

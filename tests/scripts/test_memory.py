@@ -133,11 +133,11 @@ def test_with_from_unset_symbols_of_a_configuration_follow_the_target(empty: Pat
 
 def test_the_first_line_names_the_configuration(empty: Path) -> None:
     configure(*SMALL)
-    said = {
+    output = {
         arguments: run("--variants", "B", *arguments).splitlines()[0]
         for arguments in [("--target", "cpu", "--from", ".config"), ()]
     }
-    assert list(said.values()) == ["configuration: .config with target cpu", "configuration: .config"]
+    assert list(output.values()) == ["configuration: .config with target cpu", "configuration: .config"]
     _, source = memory.configuration("w7900", "")
     assert source == "gpt2-ra-ablation+w7900 (.config is not used; FROM=.config uses its settings)"
 
@@ -153,7 +153,7 @@ def test_without_a_configuration_the_default_study_of_the_target_is_predicted_an
 
 
 @pytest.mark.parametrize(
-    ("configured", "arguments", "told"),
+    ("configured", "arguments", "message"),
     [
         (True, ["--target", "a100"], r'there is no fragment "a100"; did you mean a100-40g or a100-80g'),
         (True, ["--target", "a100-40g+w7900"], r"a100-40g\+w7900.*fix: TARGET=\"a100-40g w7900\""),
@@ -171,11 +171,11 @@ def test_without_a_configuration_the_default_study_of_the_target_is_predicted_an
     ],
 )
 def test_an_impossible_request_is_refused_in_one_line(
-    empty: Path, configured: bool, arguments: list[str], told: str
+    empty: Path, configured: bool, arguments: list[str], message: str
 ) -> None:
     if configured:
         configure(*SMALL)
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=message) as error:
         run(*arguments)
     assert "\n" not in str(error.value)
     assert not Path("results").exists()
@@ -214,18 +214,18 @@ def test_the_page_has_a_chart_of_each_cost_class_and_names_the_tensors_at_the_pe
     planned: dict[str, Any],
 ) -> None:
     text = planned["page"]
-    made = Outline(text)
+    outline = Outline(text)
     assert text.count('class="plot"') == 2  # B and RALEARN; RAALL is B's
     assert "The same kernels as B" in text
     for name, found in planned["json"]["variants"].items():
         assert f"<h2>{name}</h2>" in text
         module, kind, nbytes = found["by_module"][0]
-        assert made.text.count("at the peak, in ") == made.text.count("at the peak, by module") == 2
+        assert outline.text.count("at the peak, in ") == outline.text.count("at the peak, by module") == 2
         assert (
             f'<td class="text">{module}</td><td class="text">{kind}</td><td>{format_bytes(nbytes)}</td>'
             in text
         )
-    assert all(note in made.text for note in NOTES)
+    assert all(note in outline.text for note in NOTES)
 
 
 def test_on_this_machine_every_phase_has_a_predicted_and_a_measured_peak(empty: Path) -> None:

@@ -49,8 +49,8 @@ def look(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
     done = browse(*options, "--dump-dom", where)
     found = re.search("SEEN(.*)NEES", done.stdout)
     assert found, done.stderr[-2000:]
-    seen: dict[str, Any] = json.loads(html.unescape(found[1]))
-    return seen
+    content: dict[str, Any] = json.loads(html.unescape(found[1]))
+    return content
 
 
 def figures(study: Path) -> dict[str, Any]:
@@ -60,19 +60,19 @@ def figures(study: Path) -> dict[str, Any]:
     return json.loads(found[1]) if found else {}
 
 
-def empty(seen: dict[str, Any]) -> list[str]:
+def empty(found: dict[str, Any]) -> list[str]:
     """Return the figures and views without a visible mark."""
-    views = seen["drawn"] | seen["switched"]
+    views = found["drawn"] | found["switched"]
     return [name for name, traces in views.items() if not any(trace["marks"] for trace in traces)]
 
 
 def faultless(study: Path, *options: str, phone: bool = False) -> dict[str, Any]:
     """Return `look`, after checks that no error occurred and every specified figure is drawn."""
-    seen = look(study, *options, phone=phone)
-    assert seen["faults"] == []
-    assert set(seen["drawn"]) == set(figures(study))
-    assert empty(seen) == []
-    return seen
+    drawn = look(study, *options, phone=phone)
+    assert drawn["faults"] == []
+    assert set(drawn["drawn"]) == set(figures(study))
+    assert empty(drawn) == []
+    return drawn
 
 
 def percent(difference: float) -> float:

@@ -131,13 +131,13 @@ def published(folder: Path) -> list[Path]:
 
     The schema wants numbers for the split of the batch, the memory and the validation tokens: 1 and 0 stand in.
     """
-    told = json.loads((FIXTURES / "published_2025.json").read_text())
+    content = json.loads((FIXTURES / "published_2025.json").read_text())
     folders = []
-    for label, study in told["studies"].items():
+    for label, study in content["studies"].items():
         for name, perplexity in study["perplexity"].items():
             value = run_record.blank(run_record.run_name(name, 0), name, 0).to_json()
             iterations, loss = study["iterations"], math.log(perplexity)
-            tokens = iterations * study["effective_batch"] * told["block_size"]
+            tokens = iterations * study["effective_batch"] * content["block_size"]
             value |= {
                 "status": "finished",
                 "fingerprint": dict.fromkeys(SCHEMA["properties"]["fingerprint"]["properties"], "not recorded"),
@@ -147,14 +147,14 @@ def published(folder: Path) -> list[Path]:
                 },
                 "batch": {
                     "effective": study["effective_batch"], "micro": 1, "accumulation": study["effective_batch"],
-                    "world_size": 1, "block_size": told["block_size"],
+                    "world_size": 1, "block_size": content["block_size"],
                 },
                 "progress": {"iterations": iterations, "tokens": tokens, "train_seconds": 7200.0},
                 "validation": {
                     "loss": loss, "perplexity": perplexity, "best_perplexity": perplexity, "tokens": 0,
                     "history": [[tokens, 7200.0, loss]],
                 },
-                "schedule": {"iterations": told["planned_iterations"], "cut": True},
+                "schedule": {"iterations": content["planned_iterations"], "cut": True},
             }  # fmt: skip
             put(folder / label, value, None, None)
         folders.append(folder / label)

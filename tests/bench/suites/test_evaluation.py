@@ -45,9 +45,9 @@ def test_synthetic_items_are_as_long_as_the_published_ones(synthetic: list[Item]
     assert scored_tokens(real, 1024) == REAL_TOKENS
     captions = evaluation.VIDEO_CAPTIONS[0]
     for part in (slice(captions), slice(captions, None)):
-        for seen, stated in zip(lengths(synthetic[part]), lengths(real[part]), strict=True):
-            assert np.mean(seen) == pytest.approx(np.mean(stated), rel=0.02)
-            assert np.std(seen) == pytest.approx(np.std(stated), rel=0.1)
+        for found, stated in zip(lengths(synthetic[part]), lengths(real[part]), strict=True):
+            assert np.mean(found) == pytest.approx(np.mean(stated), rel=0.02)
+            assert np.std(found) == pytest.approx(np.std(stated), rel=0.1)
 
 
 def lengths(items: Sequence[Item]) -> tuple[list[int], list[int]]:
@@ -139,12 +139,12 @@ def test_the_scorer_gets_every_item_once_and_validation_every_window(
         asked.extend(items)
         return score(model, items, *arguments, **named)
 
-    def seen(model: Any, ids: Any, *arguments: Any) -> Any:
+    def watched(model: Any, ids: Any, *arguments: Any) -> Any:
         windows.append(ids.shape)
         return perplexity(model, ids, *arguments)
 
     monkeypatch.setattr("gpt2.eval.hellaswag.score", counted)
-    monkeypatch.setattr("gpt2.eval.validation.perplexity", seen)
+    monkeypatch.setattr("gpt2.eval.validation.perplexity", watched)
     resolved = resolve.resolve(TargetConfig("cpu", "auto", False, 1, "cpu", False))
     monkeypatch.setattr(attention_kernels, "prepare_device", lambda config, model: resolved)
     items = hellaswag.load_items(FIXTURE, 0)

@@ -52,18 +52,18 @@ def test_overwriting_an_iteration_leaves_a_complete_checkpoint_at_every_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 4)
-    seen = []
+    observed = []
     rename = Path.rename
 
     def look_then_rename(self: Path, target: Path) -> Path:
         loaded = checkpoint.load_latest(tmp_path)
-        seen.append(loaded is not None and loaded.iteration == 4)
+        observed.append(loaded is not None and loaded.iteration == 4)
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", look_then_rename)
     save(tmp_path, 4)
-    assert seen
-    assert all(seen)
+    assert observed
+    assert all(observed)
 
 
 def test_a_damaged_newer_checkpoint_does_not_replace_a_complete_one(tmp_path: Path) -> None:

@@ -66,15 +66,15 @@ def start(kind: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Experime
 
 def test_every_metric_is_logged_under_its_stable_name(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start("good", run_dir, monkeypatch).finish(60)
-    seen = [json.loads(line) for line in (run_dir / "seen").read_text().splitlines()]
-    assert seen[0] == ["init", "my-project", "B0", "offline", "study", {"CONFIG_STUDY_NAME": "study"}]
-    assert seen[1] == ["log", {"train/loss": 8.0, "train/train_seconds": 1.0, "train/tokens": 8}, 1]
-    assert seen[3] == [
+    observed = [json.loads(line) for line in (run_dir / "seen").read_text().splitlines()]
+    assert observed[0] == ["init", "my-project", "B0", "offline", "study", {"CONFIG_STUDY_NAME": "study"}]
+    assert observed[1] == ["log", {"train/loss": 8.0, "train/train_seconds": 1.0, "train/tokens": 8}, 1]
+    assert observed[3] == [
         "log",
         {"validation/loss": 7.5, "validation/perplexity": 1808.0, "train/tokens": 16},
         2,
     ]
-    assert seen[-1] == ["finish", 0]
+    assert observed[-1] == ["finish", 0]
 
 
 def test_metric_names_are_unique(run_dir: Path) -> None:
@@ -150,15 +150,15 @@ def test_a_hanging_logger_and_its_processes_end_soon_after_the_parent(
     tmp_path: Path, dead_before: bool
 ) -> None:
     """dead_before: the watched parent ended before the first check."""
-    seen = tmp_path / "seen"
+    found = tmp_path / "seen"
     watched = str(2**22 + 1) if dead_before else "0"  # no Linux has a process of that number
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, HANGING, watched, str(seen)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, HANGING, watched, str(found)], stdout=subprocess.PIPE, text=True
     )
     assert parent.stdout
     hanging = int(parent.stdout.readline())
-    wait_for(lambda: seen.exists() and seen.read_text().endswith("."))
-    helper = int(seen.read_text().rstrip("."))
+    wait_for(lambda: found.exists() and found.read_text().endswith("."))
+    helper = int(found.read_text().rstrip("."))
     if not dead_before:
         assert not gone(hanging)
         parent.kill()
@@ -173,9 +173,9 @@ def test_the_sync_command_names_this_interpreter_and_the_newest_folder(
     for name in ("offline-run-20260101_000000-aaaa", "offline-run-20260102_000000-bbbb"):
         (run_dir / "wandb" / name).mkdir(parents=True)
     (run_dir / "wandb/latest-run").symlink_to(run_dir / "wandb/offline-run-20260101_000000-aaaa")
-    told = start("good", run_dir, monkeypatch).finish(60)
-    assert told is not None
-    words = shlex.split(told.splitlines()[1])
+    output = start("good", run_dir, monkeypatch).finish(60)
+    assert output is not None
+    words = shlex.split(output.splitlines()[1])
     assert Path(words[0]).resolve() == Path(sys.executable).resolve()
     assert words[1:4] == ["-m", "wandb", "sync"]
     assert Path(words[4]).name == "offline-run-20260102_000000-bbbb"
@@ -194,9 +194,9 @@ def test_a_failing_logger_is_ended_and_leaves_no_process(
 
 
 def test_a_hanging_logger_is_reported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = start("hangs", run_dir, monkeypatch).finish(0.5)
-    assert told is not None
-    assert told.startswith("wandb did not finish; see ")
+    output = start("hangs", run_dir, monkeypatch).finish(0.5)
+    assert output is not None
+    assert output.startswith("wandb did not finish; see ")
 
 
 def test_without_tracking_no_process_is_started(run_dir: Path) -> None:

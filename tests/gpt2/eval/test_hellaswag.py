@@ -77,15 +77,15 @@ def reference_texts(line: str) -> tuple[str, list[str], int]:
 
     def clean(text: str) -> str:
         text = ". ".join(text.strip().split(" [title]"))
-        kept, inside = [], False
+        saved, inside = [], False
         for place, sign in enumerate(text):
             if not inside and sign == "[" and "]" in text[place:]:
                 inside = True
             if not inside:
-                kept.append(sign)
+                saved.append(sign)
             if inside and sign == "]":
                 inside = False
-        return " ".join("".join(kept).split("  "))
+        return " ".join("".join(saved).split("  "))
 
     second = raw["ctx_b"][:1].upper() + raw["ctx_b"][1:].lower()
     query = clean(f"{raw['activity_label']}: {raw['ctx_a']} {second}")

@@ -109,9 +109,9 @@ def rewritten(path: Path, line_end: str = "\n", **changes: object) -> Path:
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\n\n"])
 def test_the_digest_does_not_depend_on_the_layout_of_the_file(tmp_path: Path, line_end: str) -> None:
-    again = rewritten(tmp_path / "items.jsonl", line_end)
+    second = rewritten(tmp_path / "items.jsonl", line_end)
     for limit in (0, 5):
-        ours, theirs = hellaswag.load_items(FIXTURE, limit), hellaswag.load_items(again, limit)
+        ours, theirs = hellaswag.load_items(FIXTURE, limit), hellaswag.load_items(second, limit)
         assert hellaswag.digest(ours) == hellaswag.digest(theirs)
 
 
@@ -126,7 +126,7 @@ def test_any_change_of_an_item_changes_the_digest(tmp_path: Path) -> None:
         for number, change in enumerate(changes)
     ]
     others = [*edited, items[::-1], items[:-1], [*items, items[0]], hellaswag.load_items(FIXTURE, 5)]
-    assert len({hellaswag.digest(seen) for seen in [items, *others]}) == 1 + len(others)
+    assert len({hellaswag.digest(found) for found in [items, *others]}) == 1 + len(others)
 
 
 # --- getting the file

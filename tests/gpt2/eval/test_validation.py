@@ -55,9 +55,9 @@ def test_the_loss_is_the_mean_of_the_mean_losses_of_the_windows(model: GPT2, win
     logits = model(ids[:, :-1]).transpose(1, 2)
     expected = F.cross_entropy(logits, ids[:, 1:], reduction="none").mean(1)
     for batch in (1, 3, 7):
-        seen = perplexity(model, windows, batch, "cpu", contextlib.nullcontext)
-        assert seen.window_losses == pytest.approx(expected.tolist(), rel=1e-12)
-        assert np.mean(seen.window_losses) == pytest.approx(seen.loss, rel=1e-12)
+        scored = perplexity(model, windows, batch, "cpu", contextlib.nullcontext)
+        assert scored.window_losses == pytest.approx(expected.tolist(), rel=1e-12)
+        assert np.mean(scored.window_losses) == pytest.approx(scored.loss, rel=1e-12)
 
 
 def test_the_batch_size_changes_no_loss(model: GPT2, windows: np.ndarray) -> None:

@@ -45,12 +45,12 @@ def test_a_saved_tensor_counts_until_backward_releases_it() -> None:
             y = x.exp()  # saves its result for backward
             loss = y.sum()
             del y
-        kept = tracker.timeline().curve()[-1]
+        saved = tracker.timeline().curve()[-1]
         with tracker.phase("backward"):
             loss.backward()
             x.grad = None
             del loss
-    assert kept == 404
+    assert saved == 404
     assert tracker.timeline().curve()[-1] == 0
 
 
@@ -150,10 +150,10 @@ def backward_peak(loss) -> int:
     tracker = AllocationTracker()
     with tracker:
         with tracker.phase("forward"):
-            made = loss()
+            built = loss()
         before = tracker.timeline().curve()[-1]
         with tracker.phase("backward"):
-            made.backward()
+            built.backward()
     return tracker.timeline().peak_bytes(["backward"]) - before
 
 

@@ -38,17 +38,17 @@ def weights_bytes(of: StepWorkload) -> int:
 def test_a_prediction_equals_the_tracked_peak_of_a_real_step(
     dtype: str, micro: int, accumulation: int, layers: int
 ) -> None:
-    made = work(micro, accumulation, dtype=dtype, layers=layers)
-    real, predicted = track(made, AllocationTracker(), "cpu"), predict(made).timeline
+    workload = work(micro, accumulation, dtype=dtype, layers=layers)
+    real, predicted = track(workload, AllocationTracker(), "cpu"), predict(workload).timeline
     assert predicted.by_phase() == real.by_phase()
     assert predicted.by_kind(predicted.peak_event()) == real.by_kind(real.peak_event())
     assert predicted.by_module(predicted.peak_event()) == real.by_module(real.peak_event())
 
 
 def test_a_prediction_is_within_ten_percent_of_the_allocated_bytes() -> None:
-    made = work(8, 2, width=128, block_size=64, vocabulary=2000, padded_vocabulary=2048)
-    measured = measure(made, "cpu").allocated
-    predicted = predict(made).timeline.by_phase()
+    workload = work(8, 2, width=128, block_size=64, vocabulary=2000, padded_vocabulary=2048)
+    measured = measure(workload, "cpu").allocated
+    predicted = predict(workload).timeline.by_phase()
     for phase in ("forward", "backward"):
         assert predicted[phase] == pytest.approx(measured[phase], rel=0.1)
 
@@ -80,12 +80,12 @@ def test_a_compiled_backward_holds_all_weight_gradients_beside_existing_ones(
 def test_the_kinds_of_memory_at_the_peak_add_up_and_include_weights_and_optimizer_state(
     micro: int, layers: int, kind: str, dtype: str
 ) -> None:
-    made = work(micro, 2, kind, dtype, layers=layers)
-    prediction = predict(made)
+    workload = work(micro, 2, kind, dtype, layers=layers)
+    prediction = predict(workload)
     timeline = prediction.timeline
     kinds = timeline.by_kind(timeline.peak_event())
-    assert kinds["parameters"] >= weights_bytes(made)
-    assert kinds["optimizer state"] >= 2 * weights_bytes(made)
+    assert kinds["parameters"] >= weights_bytes(workload)
+    assert kinds["optimizer state"] >= 2 * weights_bytes(workload)
     assert set(kinds) == set(KINDS)
     assert sum(kinds.values()) == prediction.peak_bytes == max(timeline.by_phase().values())
 

@@ -86,15 +86,15 @@ def test_a_torch_without_onednn_uses_the_torch_layers(monkeypatch: pytest.Monkey
 
 def test_the_gelu_is_not_saved_for_backward() -> None:
     x, weight, bias = (t.requires_grad_() for t in sample(6, 16, 5, 5))
-    kept: list[int] = []
+    saved: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor.data_ptr())
+        saved.append(tensor.data_ptr())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         cpu_linear.gelu_linear(x, weight, bias)
-    assert sorted(kept) == sorted([x.data_ptr(), weight.data_ptr()])
+    assert sorted(saved) == sorted([x.data_ptr(), weight.data_ptr()])
 
 
 def test_a_row_of_a_batch_does_not_depend_on_the_others() -> None:

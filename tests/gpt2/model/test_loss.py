@@ -120,13 +120,13 @@ def test_under_autocast_the_products_are_bfloat16_and_the_softmax_float32() -> N
 
 def test_no_tensor_of_rows_by_vocabulary_is_saved_for_backward() -> None:
     x, weight, targets = sample(40, torch.float32)
-    kept: list[tuple[int, ...]] = []
+    saved: list[tuple[int, ...]] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tuple(tensor.shape))
+        saved.append(tuple(tensor.shape))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         linear_cross_entropy(x.requires_grad_(), weight.requires_grad_(), targets, VOCABULARY)
-    assert kept
-    assert not any(40 in shape and {VOCABULARY, PADDED} & set(shape) for shape in kept)
+    assert saved
+    assert not any(40 in shape and {VOCABULARY, PADDED} & set(shape) for shape in saved)

@@ -213,13 +213,13 @@ def test_an_eager_bfloat16_chunk_converts_few_rows_to_float32_at_once(
 
 
 def test_the_number_of_rows_copied_at_once_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    observed = []
     for chunk, wide in itertools.product((CHUNK, 64), (1, 3, 128)):
         monkeypatch.setattr(loss_module, "CHUNK_ROWS", {"cpu": chunk})
         monkeypatch.setattr(loss_module, "FLOAT32_ROWS", {8: wide})
-        seen.append(outcome(linear_cross_entropy, *sample(29, torch.float64)))
-    for other in seen[1:]:
-        for one, two in zip(seen[0], other, strict=True):
+        observed.append(outcome(linear_cross_entropy, *sample(29, torch.float64)))
+    for other in observed[1:]:
+        for one, two in zip(observed[0], other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-14)
 
 

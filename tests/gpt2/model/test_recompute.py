@@ -52,28 +52,28 @@ def test_values_and_gradients_are_bitwise_those_without_recomputation(dropout: f
     torch.manual_seed(2)
     usual = outcome(lambda x, weight, bias: F.linear(function(x), weight, bias))
     torch.manual_seed(2)
-    again = outcome(
+    result = outcome(
         lambda x, weight, bias: checkpoint_through_linear(
             function, lambda hidden: F.linear(hidden, weight, bias), x, random=dropout > 0
         )
     )
-    for one, other in zip(usual, again, strict=True):
+    for one, other in zip(usual, result, strict=True):
         assert torch.equal(one, other)
 
 
 def test_the_activation_is_not_saved_and_the_matrix_product_runs_once() -> None:
-    made: list[weakref.ref[Tensor]] = []
+    created: list[weakref.ref[Tensor]] = []
 
     def function(x: Tensor) -> Tensor:
         y = F.gelu(x)
-        made.append(weakref.ref(y))
+        created.append(weakref.ref(y))
         return y
 
     alive: list[bool] = []
 
     def work(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         y = checkpoint_through_linear(function, lambda hidden: F.linear(hidden, weight, bias), x)
-        alive.append(made[0]() is not None)
+        alive.append(created[0]() is not None)
         return y
 
     with Counted() as counted:

@@ -124,11 +124,11 @@ def test_initial_weights_do_not_depend_on_the_default_device_or_dtype() -> None:
     expected = keyed_normal(5, "blocks.0.mlp.fc.weight", torch.Size((8, 4)))
     torch.set_default_dtype(torch.float64)
     try:
-        again = keyed_normal(5, "blocks.0.mlp.fc.weight", torch.Size((8, 4)))
+        second = keyed_normal(5, "blocks.0.mlp.fc.weight", torch.Size((8, 4)))
     finally:
         torch.set_default_dtype(torch.float32)
-    assert torch.equal(expected, again)
-    assert expected.dtype == again.dtype == torch.float32
+    assert torch.equal(expected, second)
+    assert expected.dtype == second.dtype == torch.float32
     assert expected.device.type == "cpu"
 
 

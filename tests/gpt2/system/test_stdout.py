@@ -112,7 +112,7 @@ def test_every_command_prints_through_run_command() -> None:
 
 
 def test_nothing_else_writes_to_the_terminal() -> None:
-    own = {ROOT / "gpt2/system/stdout.py", ROOT / "gpt2/system/progress.py"}
+    values = {ROOT / "gpt2/system/stdout.py", ROOT / "gpt2/system/progress.py"}
     ways = (
         "sys.__stdout__",
         "sys.__stderr__",
@@ -122,5 +122,5 @@ def test_nothing_else_writes_to_the_terminal() -> None:
         "Console(",
         ".unescaped",
     )
-    found = [(path, way) for path in PRODUCT if path not in own for way in ways if way in path.read_text()]
+    found = [(path, way) for path in PRODUCT if path not in values for way in ways if way in path.read_text()]
     assert found == []

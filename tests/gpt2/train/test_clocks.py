@@ -119,11 +119,11 @@ def test_on_a_gpu_step_time_is_running_time_after_the_queue_is_finished(
 
 def test_the_total_is_the_sum_of_the_clocks() -> None:
     now = [0.0]
-    made = Clocks({"evaluate": 5.0}, now=lambda: now[0])
+    built = Clocks({"evaluate": 5.0}, now=lambda: now[0])
     now[0] = 2.0
-    made.switch("train")
+    built.switch("train")
     now[0] = 3.5
-    assert made.total() == 8.5
+    assert built.total() == 8.5
 
 
 def test_a_stopped_process_counts_no_time() -> None:

@@ -43,16 +43,16 @@ def start(directory: Path, texts: Path, *, compile: bool, every: int, stop: Stop
 
 def clocks_of_steps(run: Run) -> list[str]:
     """Train the run to its end. Returns the clock of each step."""
-    seen: list[str] = []
+    observed: list[str] = []
     step = run.stepper.step
 
     def watched(*arguments, **options):  # type: ignore[no-untyped-def]
-        seen.append(run.clocks._running)
+        observed.append(run.clocks._running)
         return step(*arguments, **options)
 
     run.stepper.step = watched  # type: ignore[method-assign]
     run.train()
-    return seen
+    return observed
 
 
 @pytest.mark.parametrize(("compile", "every"), [(True, EVERY), (True, 1), (False, EVERY)])

@@ -37,9 +37,9 @@ def test_resumed_detection_equals_uninterrupted_detection() -> None:
     losses[200] += 5
     whole, first = SpikeDetector(), SpikeDetector()
     expected = [whole.observe(loss) for loss in losses]
-    seen = [first.observe(loss) for loss in losses[:170]]
+    observed = [first.observe(loss) for loss in losses[:170]]
     second = SpikeDetector(first.losses)
-    assert seen + [second.observe(loss) for loss in losses[170:]] == expected
+    assert observed + [second.observe(loss) for loss in losses[170:]] == expected
     assert len(second.losses) == WINDOW
 
 

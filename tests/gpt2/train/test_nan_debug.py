@@ -43,75 +43,77 @@ class BadWhen(torch.autograd.Function):
         return gradients[0] * math.nan if ctx.bad else gradients[0], None, None
 
 
-def spoil(made: Stepper, name: str, token: int, forward: bool) -> None:
+def spoil(built: Stepper, name: str, token: int, forward: bool) -> None:
     """From now on `name` goes wrong in the micro-batches that contain `token`."""
-    seen: list[bool] = [False]
-    model: Any = made.model
+    observed: list[bool] = [False]
+    model: Any = built.model
     model.token.register_forward_pre_hook(
-        lambda module, inputs: seen.__setitem__(0, bool((inputs[0] == token).any()))
+        lambda module, inputs: observed.__setitem__(0, bool((inputs[0] == token).any()))
     )
     module: nn.Module = model.get_submodule(name)
     module.register_forward_hook(
-        lambda module, inputs, output: BadWhen.apply(output, forward and seen[0], not forward and seen[0])
+        lambda module, inputs, output: BadWhen.apply(
+            output, forward and observed[0], not forward and observed[0]
+        )
     )
 
 
 @pytest.mark.parametrize("name", ["blocks.0.mlp.fc", "blocks.1.mlp.proj", "blocks.1.attention", "norm"])
 @pytest.mark.parametrize("micro", [0, 1, 2])
 def test_the_first_output_that_is_not_finite_is_named_with_its_micro_batch(name: str, micro: int) -> None:
-    made, batch = stepper(), ids()
+    built, batch = stepper(), ids()
     batch[2 * micro, 3] = 40_000
-    spoil(made, name, 40_000, forward=True)
+    spoil(built, name, 40_000, forward=True)
     with pytest.raises(NotFiniteError):
-        made.step(batch, 0, 10)
-    assert first_not_finite(made, batch, 0) == NotFinite("output", name, micro)
+        built.step(batch, 0, 10)
+    assert first_not_finite(built, batch, 0) == NotFinite("output", name, micro)
 
 
 def test_a_gradient_that_is_not_finite_is_named_by_the_module_that_received_it() -> None:
-    made, batch = stepper(), ids()
+    built, batch = stepper(), ids()
     batch[3, 3] = 40_000
-    spoil(made, "blocks.1.attention", 40_000, forward=False)
+    spoil(built, "blocks.1.attention", 40_000, forward=False)
     with pytest.raises(NotFiniteError):
-        made.step(batch, 0, 10)
-    found = first_not_finite(made, batch, 0)
+        built.step(batch, 0, 10)
+    found = first_not_finite(built, batch, 0)
     assert found.what == "gradient"
     assert found.micro_batch == 1
     assert found.name.startswith("blocks.1.attention")
 
 
 def test_a_weight_that_is_not_finite_is_named() -> None:
-    made = stepper()
+    trainer = stepper()
     with torch.no_grad():
-        made.model.get_parameter("blocks.1.mlp.fc.weight")[0, 0] = math.inf
-    assert first_not_finite(made, ids(), 0) == NotFinite("weight", "blocks.1.mlp.fc.weight")
+        trainer.model.get_parameter("blocks.1.mlp.fc.weight")[0, 0] = math.inf
+    assert first_not_finite(trainer, ids(), 0) == NotFinite("weight", "blocks.1.mlp.fc.weight")
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_a_finite_step_names_nothing_and_is_unchanged(dropout: float) -> None:
-    made, other = stepper(dropout), stepper(dropout)
-    assert first_not_finite(made, ids(), 0) == NotFinite("nothing")
-    assert made.step(ids(), 0, 10) == other.step(ids(), 0, 10)
+    built, other = stepper(dropout), stepper(dropout)
+    assert first_not_finite(built, ids(), 0) == NotFinite("nothing")
+    assert built.step(ids(), 0, 10) == other.step(ids(), 0, 10)
 
 
 def test_a_fault_is_retried_once_and_then_called_repeatable() -> None:
-    made, batch = stepper(), ids()
+    built, batch = stepper(), ids()
     batch[5, 3] = 40_000
-    spoil(made, "norm", 40_000, forward=True)
+    spoil(built, "norm", 40_000, forward=True)
     log = FaultLog()
-    first = log.explain(NotFiniteError("iteration 7"), made, batch, 7, [10, 11, 12, 13, 14, 15])
+    first = log.explain(NotFiniteError("iteration 7"), built, batch, 7, [10, 11, 12, 13, 14, 15])
     assert first.retry
     assert "output of norm in micro-batch 2, sequences [14, 15]" in str(first)
     later = FaultLog(log.faults)
-    again = later.explain(NotFiniteError("iteration 7"), made, batch, 7, list(range(6)))
-    assert not again.retry
-    assert "repeatable" in str(again)
+    second = later.explain(NotFiniteError("iteration 7"), built, batch, 7, list(range(6)))
+    assert not second.retry
+    assert "repeatable" in str(second)
     assert later.faults[0].repeated is True
 
 
 def test_a_fault_that_does_not_recur_is_called_transient() -> None:
-    made = stepper()
+    trainer = stepper()
     log = FaultLog()
-    log.explain(NotFiniteError("iteration 7"), made, ids(), 7, list(range(6)))
+    log.explain(NotFiniteError("iteration 7"), trainer, ids(), 7, list(range(6)))
     log.passed(7)
     assert log.faults[0].repeated is None
     log.passed(8)
@@ -121,35 +123,35 @@ def test_a_fault_that_does_not_recur_is_called_transient() -> None:
 
 
 def test_every_fault_is_retried_once_up_to_a_limit_a_run() -> None:
-    made, log, tried = stepper(), FaultLog(), []
+    built, log, tried = stepper(), FaultLog(), []
     for iteration in (7, 9, 12, 15, 20):
         log = FaultLog(log.faults)  # as read from the record by the next process
-        tried.append(log.explain(NotFiniteError("x"), made, ids(), iteration, list(range(6))).retry)
+        tried.append(log.explain(NotFiniteError("x"), built, ids(), iteration, list(range(6))).retry)
         log.passed(iteration + 1)
     assert tried == [True] * MAX_RETRIES + [False] * (5 - MAX_RETRIES)
     assert [fault.repeated for fault in log.faults] == [False] * 5
 
 
 def test_a_second_fault_that_recurs_is_called_repeatable() -> None:
-    made, log = stepper(), FaultLog()
+    built, log = stepper(), FaultLog()
 
     def explained(iteration: int) -> NotFiniteError:
-        return log.explain(NotFiniteError("x"), made, ids(), iteration, list(range(6)))
+        return log.explain(NotFiniteError("x"), built, ids(), iteration, list(range(6)))
 
     assert explained(7).retry
     assert explained(5).retry  # going on from a checkpoint before both
     log.passed(6)
     assert [fault.repeated for fault in log.faults] == [None, False]
-    again = explained(7)
-    assert not again.retry
-    assert "repeatable" in str(again)
+    second = explained(7)
+    assert not second.retry
+    assert "repeatable" in str(second)
     assert [fault.repeated for fault in log.faults] == [True, False]
 
 
 def test_an_iteration_that_fails_every_other_time_is_not_retried_forever() -> None:
-    made, log = stepper(), FaultLog()
+    built, log = stepper(), FaultLog()
     tried = 0
-    while log.explain(NotFiniteError("x"), made, ids(), 7, list(range(6))).retry:
+    while log.explain(NotFiniteError("x"), built, ids(), 7, list(range(6))).retry:
         tried += 1
         log.passed(8)
         assert tried <= MAX_RETRIES

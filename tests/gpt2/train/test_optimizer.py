@@ -34,28 +34,30 @@ class Gate(nn.Module):
 
 
 def model() -> GPT2:
-    made = GPT2(layers=2, heads=2, width=8, block_size=8, vocabulary=11, padded_vocabulary=16,
+    built = GPT2(layers=2, heads=2, width=8, block_size=8, vocabulary=11, padded_vocabulary=16,
                 attention=lambda layer: Gate())  # fmt: skip
-    initialise(made, 0)
-    return made
+    initialise(built, 0)
+    return built
 
 
 def test_every_parameter_is_in_exactly_one_group_and_only_matrices_decay() -> None:
-    made = model()
-    groups = parameter_groups(made, weight_decay=0.1)
+    built = model()
+    groups = parameter_groups(built, weight_decay=0.1)
     members = [id(p) for group in groups for p in group["params"]]
-    assert sorted(members) == sorted(id(p) for p in made.parameters())
+    assert sorted(members) == sorted(id(p) for p in built.parameters())
     for group in groups:
         assert group["weight_decay"] == (0.1 if all(p.dim() >= 2 for p in group["params"]) else 0.0)
 
 
 def test_a_custom_parameter_gets_its_learning_rate_multiple_and_no_decay() -> None:
-    made = model()
-    optimizer = torch.optim.AdamW(parameter_groups(made, weight_decay=0.1))
+    built = model()
+    optimizer = torch.optim.AdamW(parameter_groups(built, weight_decay=0.1))
     set_learning_rate(optimizer, 0.01)
-    own = [g for g in optimizer.param_groups if any(p is made.blocks[0].attention.logit for p in g["params"])]
-    assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in own] == [(0.5, 0.0, 2)]
-    assert all(g["lr"] == 0.01 for g in optimizer.param_groups if g is not own[0])
+    values = [
+        g for g in optimizer.param_groups if any(p is built.blocks[0].attention.logit for p in g["params"])
+    ]
+    assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in values] == [(0.5, 0.0, 2)]
+    assert all(g["lr"] == 0.01 for g in optimizer.param_groups if g is not values[0])
 
 
 @given(st.floats(0, 1), st.floats(1e-5, 1), st.floats(0, 0.9), st.floats(0, 1))
@@ -119,18 +121,20 @@ def test_a_longer_run_has_bitwise_the_same_rates_until_the_decay_of_the_shorter_
     short: int, more: int, warmup_fraction: float, decay: float
 ) -> None:
     long = short + more
-    own = wsd_stepper(None, warmup_fraction, decay)
-    planned = wsd_stepper(own.warmup_iterations(short), warmup_fraction, decay)
-    start = own.decay_start(short)
-    assert own.warmup_iterations(short) <= start <= planned.decay_start(long)
+    trainer = wsd_stepper(None, warmup_fraction, decay)
+    planned = wsd_stepper(trainer.warmup_iterations(short), warmup_fraction, decay)
+    start = trainer.decay_start(short)
+    assert trainer.warmup_iterations(short) <= start <= planned.decay_start(long)
     steps = {
-        k for k in (0, 1, own.warmup_iterations(short), start // 2, start - 2, start - 1) if 0 <= k < start
+        k
+        for k in (0, 1, trainer.warmup_iterations(short), start // 2, start - 2, start - 1)
+        if 0 <= k < start
     }
     steps |= set(range(0, start, max(1, start // 50)))
-    assert all(own.rate(k, short) == planned.rate(k, long) for k in steps)
+    assert all(trainer.rate(k, short) == planned.rate(k, long) for k in steps)
     if start < short:
-        assert own.rate(start, short) < 7e-4
-    assert math.isclose(own.rate(short - 1, short), 7e-5) or start == short
+        assert trainer.rate(start, short) < 7e-4
+    assert math.isclose(trainer.rate(short - 1, short), 7e-5) or start == short
 
 
 @given(st.integers(1, 10**6), st.floats(0.001, 1), st.integers(0, 1000))

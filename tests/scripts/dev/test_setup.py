@@ -70,8 +70,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def see(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    seen = detect.Hardware(kind, "a device", 2**34, 1, (), "")
-    monkeypatch.setattr(detect, "detect_hardware", lambda: seen)
+    hardware = detect.Hardware(kind, "a device", 2**34, 1, (), "")
+    monkeypatch.setattr(detect, "detect_hardware", lambda: hardware)
 
 
 def error_of(*arguments: str) -> str:

@@ -5,10 +5,10 @@ from scripts.dev import simulate_verdicts
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0, 10.0])
 def test_false_positives_and_coverage_keep_their_level_in_simulated_studies(ratio: float) -> None:
-    seen = simulate_verdicts.simulate(3000, seeds=5, ratio=ratio)
-    assert 0.038 <= seen.decided <= 0.062  # three standard errors
-    assert 0.938 <= seen.covered <= 0.962
-    assert seen == simulate_verdicts.simulate(3000, seeds=5, ratio=ratio)
+    simulated = simulate_verdicts.simulate(3000, seeds=5, ratio=ratio)
+    assert 0.038 <= simulated.decided <= 0.062  # three standard errors
+    assert 0.938 <= simulated.covered <= 0.962
+    assert simulated == simulate_verdicts.simulate(3000, seeds=5, ratio=ratio)
 
 
 def test_power_grows_with_the_effect_and_with_the_seeds() -> None:

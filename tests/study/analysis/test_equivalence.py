@@ -13,9 +13,9 @@ Table = dict[str, dict[int, float]]
 
 
 def checked(final: Table) -> VarianceCheck:
-    seen = equivalence.variance_check(final)
-    assert seen is not None
-    return seen
+    check = equivalence.variance_check(final)
+    assert check is not None
+    return check
 
 
 def arms(seeds: int, draw: np.random.Generator) -> Table:
@@ -72,12 +72,12 @@ def square(halves: float, together: float, seeds: int) -> dict[str, dict[int, fl
 
 def test_additive_arms_are_distinguished_from_arms_with_equal_variances() -> None:
     """Then a half swap has half the variance of a full one; the pairs of opposites do not show it."""
-    seen = checked(square(0.02, 0.001, 6))
-    assert seen.test is not None
-    assert seen.enough
-    assert seen.test.dof == (12, 6)
-    assert seen.test.p_value < 1e-4
-    assert "They differ: variance" in detectable.variance_sentence(seen)
+    drawn = checked(square(0.02, 0.001, 6))
+    assert drawn.test is not None
+    assert drawn.enough
+    assert drawn.test.dof == (12, 6)
+    assert drawn.test.p_value < 1e-4
+    assert "They differ: variance" in detectable.variance_sentence(drawn)
     alike = detectable.variance_sentence(checked(square(0.02, 0.02, 6)))
     low, high = stats.f.ppf(0.025, 12, 6), stats.f.ppf(0.975, 12, 6)
     assert f"ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1" in alike
@@ -88,12 +88,12 @@ def test_the_contrasts_of_the_arms_equal_a_regression() -> None:
     final = {name: {s: float(4 + draw.normal()) for s in range(5)} for name in equivalence.SQUARE}
     design = np.array([[1, -1, -1, 1], [1, 1, -1, -1], [1, -1, 1, -1], [1, 1, 1, 1]]) / 2  # orthonormal
     found = np.array([np.linalg.solve(design, [final[n][s] for n in equivalence.SQUARE]) for s in range(5)])
-    seen = checked(final)
-    assert seen.halves is not None
-    assert seen.together is not None
-    assert seen.halves.sigma**2 == pytest.approx((found[:, 1:3] ** 2).mean())
-    assert seen.together.sigma**2 == pytest.approx((found[:, 3] ** 2).mean())
-    assert (seen.halves.dof, seen.together.dof) == (10, 5)
+    drawn = checked(final)
+    assert drawn.halves is not None
+    assert drawn.together is not None
+    assert drawn.halves.sigma**2 == pytest.approx((found[:, 1:3] ** 2).mean())
+    assert drawn.together.sigma**2 == pytest.approx((found[:, 3] ** 2).mean())
+    assert (drawn.halves.dof, drawn.together.dof) == (10, 5)
     final["RAALL"].pop(2)
     fewer = checked(final)
     assert fewer.together is not None
@@ -104,12 +104,14 @@ def test_independent_arms_fail_the_variance_check_in_one_study_of_twenty() -> No
     draw, found = np.random.default_rng(8), 0
     for _ in range(2000):
         losses = draw.normal(size=(4, 4)).tolist()
-        final = {name: dict(enumerate(own)) for name, own in zip(equivalence.SQUARE, losses, strict=True)}
+        final = {
+            name: dict(enumerate(values)) for name, values in zip(equivalence.SQUARE, losses, strict=True)
+        }
         found += checked(final).differs
     assert 0.03 <= found / 2000 <= 0.07
 
 
 def test_one_seed_gives_no_variance_check() -> None:
-    seen = checked(square(0.02, 0.02, 1))
-    assert not seen.enough
-    assert "Too little data (2 and 1 degrees of freedom)." in detectable.variance_sentence(seen)
+    drawn = checked(square(0.02, 0.02, 1))
+    assert not drawn.enough
+    assert "Too little data (2 and 1 degrees of freedom)." in detectable.variance_sentence(drawn)

@@ -62,24 +62,24 @@ def read(study: Path, run: str, name: str) -> Any:
 
 def test_items_of_one_seed_get_mcnemars_exact_test(tmp_path: Path) -> None:
     tests = build.build_report(a_study(tmp_path, seeds=1)).items
-    seen = next(test for test in tests if (test.variant, test.measure) == ("RALEARN", "acc"))
-    own, base = (np.array(read(tmp_path, run, "hellaswag.json")["correct"]) for run in ("RALEARN0", "B0"))
-    wins, losses = int((own & ~base).sum()), int((base & ~own).sum())
-    assert (seen.wins, seen.losses, seen.items) == (wins, losses, ITEMS)
-    assert seen.p_value == pytest.approx(stats.binomtest(wins, wins + losses).pvalue)
-    assert seen.adjusted_p >= seen.p_value
+    found = next(test for test in tests if (test.variant, test.measure) == ("RALEARN", "acc"))
+    values, base = (np.array(read(tmp_path, run, "hellaswag.json")["correct"]) for run in ("RALEARN0", "B0"))
+    wins, losses = int((values & ~base).sum()), int((base & ~values).sum())
+    assert (found.wins, found.losses, found.items) == (wins, losses, ITEMS)
+    assert found.p_value == pytest.approx(stats.binomtest(wins, wins + losses).pvalue)
+    assert found.adjusted_p >= found.p_value
 
 
 def test_items_of_several_seeds_are_counted_once_by_their_net_score(tmp_path: Path) -> None:
     tests = build.build_report(a_study(tmp_path)).items
-    seen = next(test for test in tests if (test.variant, test.measure) == ("RALEARN", "acc_norm"))
+    found = next(test for test in tests if (test.variant, test.measure) == ("RALEARN", "acc_norm"))
     net = sum(
         np.array(read(tmp_path, f"RALEARN{seed}", "hellaswag.json")["correct_norm"]).astype(int)
         - np.array(read(tmp_path, f"B{seed}", "hellaswag.json")["correct_norm"]).astype(int)
         for seed in range(3)
     )
-    assert (seen.wins, seen.losses) == (int((net > 0).sum()), int((net < 0).sum()))
-    assert seen.seeds == [0, 1, 2]
+    assert (found.wins, found.losses) == (int((net > 0).sum()), int((net < 0).sum()))
+    assert found.seeds == [0, 1, 2]
 
 
 def test_missing_damaged_and_foreign_item_files_are_skipped(tmp_path: Path) -> None:
@@ -101,6 +101,6 @@ def test_a_truncated_run_is_in_no_item_test(tmp_path: Path) -> None:
     value["schedule"] = {"iterations": value["progress"]["iterations"], "cut": True}
     value["progress"]["tokens"] -= 1
     files.write_json(study / "runs" / "RALEARN1" / "run.json", value)
-    made = build.build_report(study)
-    assert made.cut == ["RALEARN1"]
-    assert {tuple(test.seeds) for test in made.items if test.variant == "RALEARN"} == {(0, 2)}
+    report = build.build_report(study)
+    assert report.cut == ["RALEARN1"]
+    assert {tuple(test.seeds) for test in report.items if test.variant == "RALEARN"} == {(0, 2)}

@@ -20,15 +20,15 @@ from tests.study.sample_records import VARIANTS, a_study, edit
 
 
 def test_the_range_of_effects_follows_the_chi_square_interval_of_the_spread(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path, seeds=5))
-    (seen,) = made.sensitivities
-    spread = made.verdicts[0].test.spread
+    report = build.build_report(a_study(tmp_path, seeds=5))
+    (found,) = report.sensitivities
+    spread = report.verdicts[0].test.spread
     assert spread is not None
-    assert (seen.variant, seen.seeds, seen.at_seeds, seen.dof) == ("RALEARN", 5, 5, 4)
+    assert (found.variant, found.seeds, found.at_seeds, found.dof) == ("RALEARN", 5, 5, 4)
     low, high = (spread * math.sqrt(4 / stats.chi2.ppf(q, 4)) for q in (0.975, 0.025))
-    assert seen.mde_low == pytest.approx(power.mde(low, 5))
-    assert seen.mde_high == pytest.approx(power.mde(high, 5))
-    for row in seen.needed:
+    assert found.mde_low == pytest.approx(power.mde(low, 5))
+    assert found.mde_high == pytest.approx(power.mde(high, 5))
+    for row in found.needed:
         effect = math.log1p(row.percent / 100)
         assert row.low == power.seeds_for(low, effect, 3)
         assert row.high == power.seeds_for(high, effect, 3)
@@ -42,20 +42,20 @@ def test_the_range_contains_the_true_effect_of_80_percent_power_in_95_percent_of
         table = {
             name: dict(enumerate(values[:, k].tolist())) for k, name in enumerate(("B", "RAALL", "RALEARN"))
         }
-        (seen,) = sensitivities(judge(table), None, 5, {}, 2, None)
-        inside += seen.mde_low <= true <= seen.mde_high
+        (found,) = sensitivities(judge(table), None, 5, {}, 2, None)
+        inside += found.mde_low <= true <= found.mde_high
     assert 0.92 <= inside / 1000 <= 0.98
 
 
 def test_under_three_seeds_the_noise_floor_gives_the_range_that_three_seeds_would_have(
     tmp_path: Path,
 ) -> None:
-    made = build.build_report(a_study(tmp_path, seeds=1))
-    (seen,) = made.sensitivities
-    assert made.floor is not None
-    assert (seen.variant, seen.seeds, seen.at_seeds, seen.dof) == (None, 1, 3, 3)
-    assert seen.spread == pytest.approx(made.floor.sigma * math.sqrt(1.25))
-    text = rendered.markdown(made)
+    report = build.build_report(a_study(tmp_path, seeds=1))
+    (found,) = report.sensitivities
+    assert report.floor is not None
+    assert (found.variant, found.seeds, found.at_seeds, found.dof) == (None, 1, 3, 3)
+    assert found.spread == pytest.approx(report.floor.sigma * math.sqrt(1.25))
+    text = rendered.markdown(report)
     assert "With 3 seeds, such a study detects a difference of" in text
     assert (
         "The range comes from the uncertain noise: 3 degrees of freedom, assuming that the variant varies like the "
@@ -66,52 +66,52 @@ def test_under_three_seeds_the_noise_floor_gives_the_range_that_three_seeds_woul
 def test_the_range_of_a_running_study_is_that_of_its_planned_seeds(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
-    (seen,) = build.build_report(study).sensitivities
-    assert (seen.seeds, seen.at_seeds) == (1, 5)
-    assert seen.mde_low == pytest.approx(power.mde(spread_interval(seen.spread, seen.dof)[0], 5))
-    assert detectable.power_sentences(seen)[0].startswith("With 5 seeds, such a study detects")
+    (report,) = build.build_report(study).sensitivities
+    assert (report.seeds, report.at_seeds) == (1, 5)
+    assert report.mde_low == pytest.approx(power.mde(spread_interval(report.spread, report.dof)[0], 5))
+    assert detectable.power_sentences(report)[0].startswith("With 5 seeds, such a study detects")
 
 
 def test_a_failed_seed_does_not_count_as_planned(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=4)
     edit(study, "RALEARN3", status="failed", error="x")
-    (seen,) = build.build_report(study).sensitivities
-    assert (seen.variant, seen.seeds, seen.at_seeds) == ("RALEARN", 3, 3)
+    (report,) = build.build_report(study).sensitivities
+    assert (report.variant, report.seeds, report.at_seeds) == ("RALEARN", 3, 3)
     edit(study, "RALEARN3", status="running")
-    (seen,) = build.build_report(study).sensitivities
-    assert (seen.seeds, seen.at_seeds) == (3, 4)
+    (report,) = build.build_report(study).sensitivities
+    assert (report.seeds, report.at_seeds) == (3, 4)
 
 
 def test_the_range_is_based_on_the_differences_of_the_variant_or_on_the_control_arms(tmp_path: Path) -> None:
-    (seen,) = build.build_report(a_study(tmp_path)).sensitivities
-    text = detectable.power_sentences(seen)[0]
+    (report,) = build.build_report(a_study(tmp_path)).sensitivities
+    text = detectable.power_sentences(report)[0]
     assert text.endswith("2 degrees of freedom, from RALEARN's differences at 3 seeds.")
     assert "with 80 % probability (two-sided 5 %, before Holm)" in text
-    blind = dataclasses.replace(seen, mde_low=1.0, mde_high=2.0)
+    blind = dataclasses.replace(report, mde_low=1.0, mde_high=2.0)
     assert "may miss even a doubling of perplexity" in detectable.power_sentences(blind)[0]
 
 
 def test_every_variant_with_a_verdict_has_a_range(tmp_path: Path) -> None:
     names = ("B", "RAALL", "RALEARN", "MINE")
-    made = build.build_report(a_study(tmp_path, variants=names))
-    assert [seen.variant for seen in made.sensitivities] == ["RALEARN", "MINE"]
+    report = build.build_report(a_study(tmp_path, variants=names))
+    assert [found.variant for found in report.sensitivities] == ["RALEARN", "MINE"]
 
 
 def test_the_hours_of_a_seed_are_those_of_the_runs_clocks(tmp_path: Path) -> None:
-    (seen,) = build.build_report(a_study(tmp_path)).sensitivities
-    assert seen.seed_hours == pytest.approx(5 * (3000 + 140) / 3600)
-    assert "One more seed of all variants takes about 4.4 hours." in detectable.power_sentences(seen)[1]
+    (report,) = build.build_report(a_study(tmp_path)).sensitivities
+    assert report.seed_hours == pytest.approx(5 * (3000 + 140) / 3600)
+    assert "One more seed of all variants takes about 4.4 hours." in detectable.power_sentences(report)[1]
 
 
 def test_without_differing_control_arms_there_is_no_range(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path, seeds=1, variants=("B", "RALEARN")))
-    assert made.sensitivities == []
+    report = build.build_report(a_study(tmp_path, seeds=1, variants=("B", "RALEARN")))
+    assert report.sensitivities == []
     assert sensitivities([], NoiseFloor(0.0, 6), 2, {}, 4, 1.0) == []
-    assert "The detectable differences are not known" in rendered.markdown(made)
+    assert "The detectable differences are not known" in rendered.markdown(report)
 
 
 def test_report_json_contains_the_range(tmp_path: Path) -> None:
-    made = write.write_report(a_study(tmp_path))
-    seen = json.loads((tmp_path / "report.json").read_text())
-    assert seen["sensitivities"][0]["mde_low"] == made.sensitivities[0].mde_low
-    assert seen["variance_check"]["enough"] is True
+    report = write.write_report(a_study(tmp_path))
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["sensitivities"][0]["mde_low"] == report.sensitivities[0].mde_low
+    assert content["variance_check"]["enough"] is True

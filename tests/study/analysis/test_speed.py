@@ -35,10 +35,10 @@ def with_plan(folder: Path, content: dict[str, Any], effect: float = -0.02) -> b
 
 
 def test_the_ratio_of_step_times_is_reported_with_its_interval_and_without_a_verdict(tmp_path: Path) -> None:
-    made = with_plan(tmp_path, plan())
-    (speed,) = made.speeds
+    built = with_plan(tmp_path, plan())
+    (speed,) = built.speeds
     assert (speed.variant, speed.ratio, speed.low, speed.high) == ("RALEARN", 1.05, 1.03, 1.08)
-    text = rendered.markdown(made)
+    text = rendered.markdown(built)
     assert "one update of RALEARN takes 1.050 [1.030, 1.080] times as long" in text
     low, high = speed.at_equal_time or (0.0, 0.0)
     bounds = f"{sentences.percent(low)} to {sentences.percent(high)} of perplexity"
@@ -52,21 +52,21 @@ def test_the_ratio_of_step_times_is_reported_with_its_interval_and_without_a_ver
 
 
 def test_the_difference_at_equal_time_follows_the_late_slope_of_the_control_arms(tmp_path: Path) -> None:
-    made = with_plan(tmp_path, plan())
-    controls = [run for run in made.runs if run.variant != "RALEARN"]
+    built = with_plan(tmp_path, plan())
+    controls = [run for run in built.runs if run.variant != "RALEARN"]
     slope = slopes(controls)
     assert slope is not None
     low, high = slope
     assert 0 < low < high
-    seen, centre = made.speeds[0].at_equal_time, made.verdicts[0].test.difference.mean
-    assert seen == pytest.approx((centre + low * math.log(1.03), centre + high * math.log(1.08)))
+    found, centre = built.speeds[0].at_equal_time, built.verdicts[0].test.difference.mean
+    assert found == pytest.approx((centre + low * math.log(1.03), centre + high * math.log(1.08)))
 
 
 def test_a_faster_variant_gains_at_equal_time(tmp_path: Path) -> None:
-    made = with_plan(tmp_path, plan((0.9, 0.88, 0.92)))
-    seen, centre = made.speeds[0].at_equal_time, made.verdicts[0].test.difference.mean
-    assert seen is not None
-    assert seen[0] < seen[1] < centre
+    built = with_plan(tmp_path, plan((0.9, 0.88, 0.92)))
+    found, centre = built.speeds[0].at_equal_time, built.verdicts[0].test.difference.mean
+    assert found is not None
+    assert found[0] < found[1] < centre
 
 
 def test_a_loss_that_is_linear_in_ln_tokens_has_that_slope_exactly() -> None:
@@ -92,26 +92,26 @@ def test_a_loss_that_rises_late_or_was_not_evaluated_gives_no_estimate_at_equal_
 def test_with_fewer_than_three_seeds_there_is_a_ratio_and_no_estimate_at_equal_time(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=2)
     files.write_json(study / "plan.json", plan())
-    made = build.build_report(study)
-    assert (made.speeds[0].ratio, made.speeds[0].at_equal_time) == (1.05, None)
-    text = rendered.markdown(made)
+    report = build.build_report(study)
+    assert (report.speeds[0].ratio, report.speeds[0].at_equal_time) == (1.05, None)
+    text = rendered.markdown(report)
     assert "one update of RALEARN takes 1.050" in text
     assert "stimate at equal time" not in text
 
 
 def test_without_step_times_there_is_no_speed_line(tmp_path: Path) -> None:
-    made = with_plan(tmp_path / "untimed", plan(None))
-    assert made.speeds == []
-    assert "step-time ratio" not in rendered.markdown(made)
+    built = with_plan(tmp_path / "untimed", plan(None))
+    assert built.speeds == []
+    assert "step-time ratio" not in rendered.markdown(built)
     assert build.build_report(a_study(tmp_path / "no-plan")).speeds == []
 
 
 def test_a_verdict_at_equal_time_states_so_first_and_gives_the_number_of_updates(tmp_path: Path) -> None:
     study = a_study(tmp_path, effect=-0.1, ends={"RALEARN": 285})
     files.write_json(study / "plan.json", plan(equal_time=True))
-    made = build.build_report(study)
-    assert "At equal time (285 of 300 updates), **RALEARN** is better" in rendered.markdown(made)
-    assert made.speeds[0].at_equal_time is None
+    report = build.build_report(study)
+    assert "At equal time (285 of 300 updates), **RALEARN** is better" in rendered.markdown(report)
+    assert report.speeds[0].at_equal_time is None
 
 
 def test_an_old_plan_under_a_time_limit_with_different_counts_is_read_as_equal_time(tmp_path: Path) -> None:

@@ -114,10 +114,10 @@ def test_a_swapped_reciprocal_run_has_the_maps_of_the_baseline_with_paths_exchan
     assert {layer.share for layer in base.layers.values()} == {0.0}
     assert {layer.share for layer in swapped.layers.values()} == {1.0}
     for number, layer in base.layers.items():
-        own, other = layer.numbers, swapped.layers[number].numbers
-        near(own["entropy_standard"], other["entropy_reciprocal"])
-        near(own["total_variation"], other["total_variation"])
-        assert min(own["total_variation"]) > 0.05
+        values, other = layer.numbers, swapped.layers[number].numbers
+        near(values["entropy_standard"], other["entropy_reciprocal"])
+        near(values["total_variation"], other["total_variation"])
+        assert min(values["total_variation"]) > 0.05
     pairs = base.layers[0].pictures[1], swapped.layers[0].pictures[1]
     for row, other in zip(pairs[0][0], pairs[1][1], strict=True):
         near(row, other)
@@ -211,10 +211,10 @@ def test_the_page_shows_every_run_and_escapes_its_texts(tmp_path: Path, config_f
     runs = [a_run(tmp_path, config_file, name) for name in ("B", "RALEARN")]
     shown = [inspected(run_dir, words) for run_dir in runs]
     shown[0][0].notes.append("<b>note</b>")
-    made = render_html(attention_document([run_attention for run_attention, _ in shown], shown[0][1]))
-    assert "<script>alert" not in made
-    assert "<b>note" not in made
-    assert all(name in made for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "attention-map0-1"))
+    page = render_html(attention_document([run_attention for run_attention, _ in shown], shown[0][1]))
+    assert "<script>alert" not in page
+    assert "<b>note" not in page
+    assert all(name in page for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "attention-map0-1"))
     figure, _ = map_figure([run_attention for run_attention, _ in shown], 0, 1, shown[0][1])
     assert len(figure["data"]) == 4
     runs, colors = (choice["options"] for choice in figure["choices"])

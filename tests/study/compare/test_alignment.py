@@ -24,10 +24,10 @@ def test_errors_equal_those_of_numpy_and_the_divergence_is_at_its_known_step() -
     other = base.copy()
     other[600:] *= 1.05
     difference = alignment.relative_difference(curve(base), curve(other))
-    seen = alignment.summarize(difference)
+    found = alignment.summarize(difference)
     expected = np.abs(other - base) / base
-    assert (seen.first, seen.early) == (0.0, 0.0)
-    assert seen.late == pytest.approx(expected[-100:].mean())
+    assert (found.first, found.early) == (0.0, 0.0)
+    assert found.late == pytest.approx(expected[-100:].mean())
     at = alignment.parts_at(difference, alignment.TOLERANCE)
     assert at == 601
     assert alignment.parts_at(difference, 0.06) is None
@@ -38,12 +38,12 @@ def test_errors_equal_those_of_numpy_and_the_divergence_is_at_its_known_step() -
 def test_running_means_equal_those_of_numpy(values: list[float]) -> None:
     width = min(len(values), max(5, len(values) // 50))
     expected = np.convolve(values, np.ones(width) / width, mode="valid")
-    seen = alignment.running_means(curve(np.array(values)))
-    assert list(seen) == list(range(1, len(expected) + 1))
-    assert list(seen.values()) == pytest.approx(expected, abs=1e-12)
-    kept = alignment.thin_curve(curve(np.array(values)))
-    assert len(kept) <= alignment.POINTS
-    assert {1, len(values)} <= kept.keys()
+    means = alignment.running_means(curve(np.array(values)))
+    assert list(means) == list(range(1, len(expected) + 1))
+    assert list(means.values()) == pytest.approx(expected, abs=1e-12)
+    saved = alignment.thin_curve(curve(np.array(values)))
+    assert len(saved) <= alignment.POINTS
+    assert {1, len(values)} <= saved.keys()
 
 
 def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
@@ -60,15 +60,15 @@ def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
     for line in lines[50:]:
         line["loss"] *= 1.2
     path.write_text("\n".join(map(json.dumps, lines)) + '\n{"event": "train", "iter')
-    made = build.build_comparison([first, folder])
-    line = next(line for line in made.alignments if line.run == "B0")
+    comparison = build.build_comparison([first, folder])
+    line = next(line for line in comparison.alignments if line.run == "B0")
     assert not line.within_tolerance
     assert line.within_envelope is False
-    assert [one.within_envelope for one in made.alignments if one.run != "B0"] == [True] * 9
+    assert [one.within_envelope for one in comparison.alignments if one.run != "B0"] == [True] * 9
     assert line.parts_from_tolerance == 51
     assert line.unreadable == 1
-    assert sum(one.within_tolerance for one in made.alignments) == 9
-    assert "1 unreadable lines" in markdown(made)
+    assert sum(one.within_tolerance for one in comparison.alignments) == 9
+    assert "1 unreadable lines" in markdown(comparison)
 
 
 @pytest.mark.parametrize(("share", "within"), [(0.5, True), (1.5, False)])
@@ -82,22 +82,22 @@ def test_the_first_step_is_compared_with_the_first_step_of_equivalent_arms(
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["loss"] *= 1 + share * envelope.first
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = build.build_comparison([first, folder])
-    line = next(line for line in made.alignments if line.run == "RALEARN0")
+    comparison = build.build_comparison([first, folder])
+    line = next(line for line in comparison.alignments if line.run == "RALEARN0")
     assert line.envelope == envelope
     assert line.errors.first == pytest.approx(share * envelope.first)
     assert line.errors.early < envelope.early
     assert line.within_envelope is within
-    assert sum(bool(one.within_envelope) for one in made.alignments) == 9 + within
-    table = alignment_table(made.alignments)
+    assert sum(bool(one.within_envelope) for one in comparison.alignments) == 9 + within
+    table = alignment_table(comparison.alignments)
     row = next(row for row in table.rows if row[0] == "RALEARN0")
     shown = dict(zip(table.headings, row, strict=True))
     assert shown["A/A first step"] == error(envelope.first)
     assert shown["A/A last tenth"] == error(envelope.late)
-    for text in (markdown(made), page(made)):
+    for text in (markdown(comparison), page(comparison)):
         assert "A/A first step" in text
         assert f"{9 + within} of 10 differ by no more than control arms of one study do" in text
-    assert "parts: A/A" in terminal(made)
+    assert "parts: A/A" in terminal(comparison)
 
 
 def test_lines_without_training_losses_are_skipped(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_lines_without_training_losses_are_skipped(tmp_path: Path) -> None:
         step | {"loss": 5.0}, {"event": "train", "iteration": 3}, "x",
     )]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "{"]))
-    seen = read_steps(tmp_path / "metrics.jsonl")
-    assert alignment.losses(seen) == {1: 5.0}
-    assert seen.damaged == 7
+    found = read_steps(tmp_path / "metrics.jsonl")
+    assert alignment.losses(found) == {1: 5.0}
+    assert found.damaged == 7
     assert alignment.losses(read_steps(tmp_path / "absent")) == {}

@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[3]
 
 def test_seeds_and_variants_are_compared_where_shared(first: Path, tmp_path: Path) -> None:
     other = a_study(tmp_path / "two", seeds=(1, 2), variants=("B", "RAALL"))
-    made = build.build_comparison([first, other])
-    differing = {check.subject: check.status for check in made.checks if check.status != "equal"}
+    comparison = build.build_comparison([first, other])
+    differing = {check.subject: check.status for check in comparison.checks if check.status != "equal"}
     assert differing == {"variants": "harmless", "seeds": "harmless"}
-    assert [(row.variant, row.seeds) for row in made.absolute] == [
+    assert [(row.variant, row.seeds) for row in comparison.absolute] == [
         ("B", [1]),
         ("RAALL", [1]),
         (build.ARMS, [1]),
@@ -48,9 +48,9 @@ def test_the_difference_at_equal_tokens_and_its_interval_equal_those_of_scipy(
     ]  # fmt: skip
     differences = np.subtract(values[1], values[0])
     low, high = stats.t.interval(0.95, 1, loc=differences.mean(), scale=stats.sem(differences))
-    seen = row.differences[0]
+    found = row.differences[0]
     assert (row.tokens, row.seeds) == (51200, [0, 1])
-    assert (seen.mean, seen.low, seen.high) == pytest.approx((differences.mean(), low, high))
+    assert (found.mean, found.low, found.high) == pytest.approx((differences.mean(), low, high))
 
 
 def test_each_variant_is_compared_at_the_last_tokens_common_to_its_runs(first: Path, tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_each_variant_is_compared_at_the_last_tokens_common_to_its_runs(first: P
         if value["variant"] == "RAALL":
             value["validation"]["history"].pop()
 
-    made = build.build_comparison([first, a_study(tmp_path / "two", shorter)])
-    tokens = {row.variant: row.tokens for row in made.absolute}
+    comparison = build.build_comparison([first, a_study(tmp_path / "two", shorter)])
+    tokens = {row.variant: row.tokens for row in comparison.absolute}
     assert tokens == {"B": 51200, "RAEARLY": 51200, "RALATE": 51200, "RAALL": 25600, "RALEARN": 51200,
                       build.ARMS: 25600}  # fmt: skip
 
@@ -69,13 +69,13 @@ def test_control_arms_share_a_rank_and_a_real_change_has_a_separate_one(
 ) -> None:
     seeds = (0, 1, 2)
     first = a_study(tmp_path / "one", seeds=seeds)
-    made = build.build_comparison([first, a_study(tmp_path / "two", seeds=seeds, noise=3)])
-    for ranking in made.rankings:
+    comparison = build.build_comparison([first, a_study(tmp_path / "two", seeds=seeds, noise=3)])
+    for ranking in comparison.rankings:
         places = {one.variant: (one.low, one.high) for one in ranking.places}
         assert places.pop("RALEARN") == (1, 1)
         assert set(places.values()) == {(2, 5)}
-    assert "RALEARN** against its study's control arms" in markdown(made)
-    assert "they agree" in markdown(made)
+    assert "RALEARN** against its study's control arms" in markdown(comparison)
+    assert "they agree" in markdown(comparison)
     nothing = build.build_comparison([first, a_study(tmp_path / "three", seeds=seeds, effect=0.0, noise=5)])
     assert {(one.low, one.high) for one in nothing.rankings[1].places} == {(1, 5)}
     assert "no contradiction" in markdown(nothing)
@@ -93,38 +93,38 @@ def test_excluded_runs_are_named_and_change_no_number(first: Path, tmp_path: Pat
     (folder / "runs" / "RAALL1" / "run.json").write_text("{")
     (folder / "runs" / "RALATE0" / "run.json").write_text('{"schema": 9}')
     files.write_json(folder / "expected.json", {"variants": ["B"], "seeds": 4})  # two runs are pending
-    made = build.build_comparison([first, folder])
-    rows = {row.variant: row.seeds for row in made.absolute}
+    comparison = build.build_comparison([first, folder])
+    rows = {row.variant: row.seeds for row in comparison.absolute}
     assert rows == {"B": [1], "RAEARLY": [0, 1], "RALATE": [1], "RAALL": [0], "RALEARN": [0, 1]}
-    text = markdown(made)
+    text = markdown(comparison)
     assert (
         "two: 3 of 12 runs are not counted: RAALL1 (unreadable), RALATE0 (unreadable), B0 (failed)." in text
     )
     assert "<b>" not in text
     assert "is of schema 9" in text
-    assert max(row.losses[1].mean for row in made.absolute) < 5
+    assert max(row.losses[1].mean for row in comparison.absolute) < 5
 
 
 def test_a_study_without_a_finished_run_is_reported_and_not_compared(first: Path, tmp_path: Path) -> None:
     empty = tmp_path / "two"
     (empty / "runs").mkdir(parents=True)
-    made = build.build_comparison([first, empty])
-    assert (made.absolute, made.relative, made.checks) == ([], [], [])
-    assert "two has no finished run" in terminal(made)
-    assert "There is nothing to compare" in markdown(made)
+    comparison = build.build_comparison([first, empty])
+    assert (comparison.absolute, comparison.relative, comparison.checks) == ([], [], [])
+    assert "two has no finished run" in terminal(comparison)
+    assert "There is nothing to compare" in markdown(comparison)
 
 
 def test_three_studies_are_compared_with_the_first(first: Path, tmp_path: Path) -> None:
-    made = build.build_comparison(
+    comparison = build.build_comparison(
         [first, a_study(tmp_path / "two", noise=1), a_study(tmp_path / "three", noise=2)]
     )
-    assert {len(row.differences) for row in made.absolute} == {2}
-    assert {line.studies for line in made.alignments} == {("one", "two"), ("one", "three")}
+    assert {len(row.differences) for row in comparison.absolute} == {2}
+    assert {line.studies for line in comparison.alignments} == {("one", "two"), ("one", "three")}
 
 
 def test_incomparable_studies_are_an_error_of_one_line_with_the_fix(first: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for paths, told in (
+    for paths, message in (
         ([], "none was named"),
         ([first], "alone was named"),
         ([first, tmp_path / "nowhere"], "is not a folder"),
@@ -133,7 +133,7 @@ def test_incomparable_studies_are_an_error_of_one_line_with_the_fix(first: Path,
     ):
         with pytest.raises(CompareError) as raised:
             build.build_comparison(paths)
-        assert told in str(raised.value)
+        assert message in str(raised.value)
         assert "fix: " in str(raised.value)
         assert "\n" not in str(raised.value)
 
@@ -161,15 +161,15 @@ def test_the_command_writes_its_files_without_torch(first: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.split("\nwrote ")[0].splitlines())) <= 100
     assert "<script>" not in (tmp_path / "out" / "compare.md").read_text()
-    seen = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert seen["absolute"][0]["differences"][0]["mean"] == 0
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert content["absolute"][0]["differences"][0]["mean"] == 0
     html = (tmp_path / "out" / "compare.html").read_text()
     assert "<script>alert" not in html
     assert all(f'id="{name}"' in html for name in ("changes", "curves0"))
-    again = subprocess.run(
+    second = subprocess.run(
         [*command[:4], str(other), "--out", str(other)], cwd=ROOT, capture_output=True, text=True
     )
-    assert again.returncode == 1
-    assert again.stderr.startswith("error: ")
+    assert second.returncode == 1
+    assert second.stderr.startswith("error: ")
     code = "import sys, scripts.compare, study.compare.sections; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -92,22 +92,22 @@ def test_a_harmless_difference_does_not_hide_another_schedule(first: Path, tmp_p
 
     alone = build.build_comparison([first, a_study(tmp_path / "alone", setting({name: "7"}))])
     assert [(c.subject, c.status) for c in alone.checks if c.status != "equal"] == [(name, "harmless")]
-    made = build.build_comparison([first, a_study(tmp_path / "both", both)])
-    differing = {check.subject: check.status for check in made.checks if check.status != "equal"}
+    comparison = build.build_comparison([first, a_study(tmp_path / "both", both)])
+    differing = {check.subject: check.status for check in comparison.checks if check.status != "equal"}
     if name in HASHED:  # it changes the hash
         assert differing == {name: "harmless"}
-        assert made.absolute
+        assert comparison.absolute
     else:
         assert differing == {name: "harmless", HASH: "fatal"}
-        assert made.absolute == []
-        assert HASH in made.reasons[0]
+        assert comparison.absolute == []
+        assert HASH in comparison.reasons[0]
 
 
 def test_another_schedule_is_fatal_also_for_studies_without_that_setting(first: Path, tmp_path: Path) -> None:
     cosine = build.build_comparison([first, a_study(tmp_path / "cosine", setting({"SCHEDULE_COSINE": "y"}))])
     assert cosine.absolute
-    made = build.build_comparison([first, a_study(tmp_path / "wsd", setting(WSD))])
-    assert {check.subject for check in made.checks if check.status == "fatal"} == {
+    comparison = build.build_comparison([first, a_study(tmp_path / "wsd", setting(WSD))])
+    assert {check.subject for check in comparison.checks if check.status == "fatal"} == {
         "SCHEDULE_WSD",
         "DECAY_FRACTION",
     }
@@ -118,9 +118,9 @@ def test_the_triton_version_is_a_row_where_a_record_has_it(first: Path, tmp_path
         return lambda value, config: value["environment"].update(triton=version)
 
     def row(*folders: Path) -> tuple[str, tuple[str, ...]] | None:
-        made = build.build_comparison(folders)
-        assert made.absolute
-        return next(((c.status, c.values) for c in made.checks if c.subject == "triton"), None)
+        comparison = build.build_comparison(folders)
+        assert comparison.absolute
+        return next(((c.status, c.values) for c in comparison.checks if c.subject == "triton"), None)
 
     none, old, new = (
         a_study(tmp_path / name, triton(version))

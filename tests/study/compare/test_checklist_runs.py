@@ -86,14 +86,14 @@ ONE_THING = [
 def test_a_single_difference_is_named_and_nothing_else(
     first: Path, tmp_path: Path, change: Change, subject: str, status: str, word: str
 ) -> None:
-    made = build.build_comparison([first, a_study(tmp_path / "two", change)])
-    differing = [check for check in made.checks if check.status != "equal"]
+    comparison = build.build_comparison([first, a_study(tmp_path / "two", change)])
+    differing = [check for check in comparison.checks if check.status != "equal"]
     assert [(check.subject, check.status) for check in differing] == [(subject, status)]
     assert word in differing[0].values[1]
     assert word not in differing[0].values[0]
-    assert bool(made.absolute) == (status == "harmless")
-    assert [subject in reason for reason in made.reasons] == ([True] if status == "fatal" else [])
-    assert subject in terminal(made)
+    assert bool(comparison.absolute) == (status == "harmless")
+    assert [subject in reason for reason in comparison.reasons] == ([True] if status == "fatal" else [])
+    assert subject in terminal(comparison)
 
 
 def test_a_setting_that_a_hash_covers_as_well_is_named_once(first: Path, tmp_path: Path) -> None:
@@ -106,32 +106,34 @@ def test_a_setting_that_a_hash_covers_as_well_is_named_once(first: Path, tmp_pat
         value["fingerprint"]["model"] = "other"
 
     for name, change, subject in (("two", rate, "LEARNING_RATE"), ("three", size, "model")):
-        made = build.build_comparison([first, a_study(tmp_path / name, change)])
-        assert [reason.split(" ")[0] for reason in made.reasons] == [subject]
+        comparison = build.build_comparison([first, a_study(tmp_path / name, change)])
+        assert [reason.split(" ")[0] for reason in comparison.reasons] == [subject]
 
 
 def test_every_row_of_the_checklist_is_tested_with_a_difference(first: Path, tmp_path: Path) -> None:
-    made = build.build_comparison([first, a_study(tmp_path / "two")])
-    assert {check.status for check in made.checks} == {"equal"}
+    comparison = build.build_comparison([first, a_study(tmp_path / "two")])
+    assert {check.status for check in comparison.checks} == {"equal"}
     tried = {subject for _, subject, _, _ in ONE_THING} | {"variants", "seeds"}
     covered = {"environment variables", "CPU_THREADS", "HELLASWAG"}  # of the kinds tried
-    assert {check.subject for check in made.checks} <= tried | covered
+    assert {check.subject for check in comparison.checks} <= tried | covered
 
 
 def test_settings_of_a_variant_that_one_study_lacks_are_harmless(first: Path, tmp_path: Path) -> None:
     change = setting({"ALTERNATION_INIT": '"0.1"'})
-    made = build.build_comparison([first, a_study(tmp_path / "two", change, variants=("B", "RAALL"))])
-    assert [check.status for check in made.checks if check.subject == "ALTERNATION_INIT"] == ["harmless"]
+    comparison = build.build_comparison([first, a_study(tmp_path / "two", change, variants=("B", "RAALL"))])
+    assert [check.status for check in comparison.checks if check.subject == "ALTERNATION_INIT"] == [
+        "harmless"
+    ]
 
 
 def test_older_records_are_read_and_their_missing_parts_are_named(first: Path, tmp_path: Path) -> None:
     def older(value: dict[str, Any], config: Settings) -> None:
         del value["environment"]
 
-    made = build.build_comparison([first, a_study(tmp_path / "two", older)])
-    said = {check.subject for check in made.checks if check.status == "not recorded"}
-    assert {"numpy", "python", "environment variables", "CUDA or ROCm"} <= said
-    assert made.absolute  # same commit, no uncommitted changes: the code is known
+    comparison = build.build_comparison([first, a_study(tmp_path / "two", older)])
+    output = {check.subject for check in comparison.checks if check.status == "not recorded"}
+    assert {"numpy", "python", "environment variables", "CUDA or ROCm"} <= output
+    assert comparison.absolute  # same commit, no uncommitted changes: the code is known
     dirty = build.build_comparison(
         [first, a_study(tmp_path / "three", lambda v, c: (older(v, c), v.update(dirty=True))[0])]
     )
@@ -146,10 +148,10 @@ def loading(version: str, **changed: str) -> Change:
     return recorded("environment", "code", to=code)
 
 
-def code_checks(made: build.StudyComparison) -> dict[str, str]:
+def code_checks(built: build.StudyComparison) -> dict[str, str]:
     """Return subject -> status of the rows on code, without those that are equal in every test here."""
     subjects = ("commit", "uncommitted changes", "code that plans and reports")
-    found = {check.subject: check.status for check in made.checks if check.group == "code"}
+    found = {check.subject: check.status for check in built.checks if check.group == "code"}
     assert {found.pop(subject) for subject in subjects} == {"equal"}
     return found
 
@@ -160,9 +162,9 @@ def test_records_with_former_module_names_compare_with_new_ones(
     monkeypatch.setattr(checklist_rows, "NUMBER_CHANGES", {})
     old = a_study(tmp_path / "old", loading("reference"))
     new = a_study(tmp_path / "new", loading("present"))
-    made = build.build_comparison([old, new])
-    assert code_checks(made) == {"code that computes": "equal"}
-    assert {"B", "RALEARN"} <= {row.variant for row in made.absolute}
+    comparison = build.build_comparison([old, new])
+    assert code_checks(comparison) == {"code that computes": "equal"}
+    assert {"B", "RALEARN"} <= {row.variant for row in comparison.absolute}
 
 
 def test_a_change_of_the_numbers_of_one_variant_excludes_only_that_variant(
@@ -178,19 +180,25 @@ def test_a_change_of_the_numbers_of_one_variant_excludes_only_that_variant(
     before = [study("reference", loading("reference")), study("1", former["1"]), study("2", former["2"])]
     after = [study("3", former["3"]), study("present", loading("present"))]
     for same in (before, after):
-        made = build.build_comparison(same)
-        assert code_checks(made) == {"code that computes": "equal"}
-        assert "RALEARN" in {row.variant for row in made.absolute}
+        comparison = build.build_comparison(same)
+        assert code_checks(comparison) == {"code that computes": "equal"}
+        assert "RALEARN" in {row.variant for row in comparison.absolute}
     for one, other in itertools.product(before, after):
-        made = build.build_comparison([one, other])
-        assert code_checks(made) == {"code of RALEARN": "fatal", "code that computes": "equal"}
-        assert {row.variant for row in made.absolute} == {"B", "RAEARLY", "RALATE", "RAALL", "control arms"}
-        shown = " ".join(terminal(made).split())
+        comparison = build.build_comparison([one, other])
+        assert code_checks(comparison) == {"code of RALEARN": "fatal", "code that computes": "equal"}
+        assert {row.variant for row in comparison.absolute} == {
+            "B",
+            "RAEARLY",
+            "RALATE",
+            "RAALL",
+            "control arms",
+        }
+        shown = " ".join(terminal(comparison).split())
         assert "RALEARN is excluded: ra.attention: the runs may compute something else" in shown
     alone = [study(f"{number} alone", former[number], ("RALEARN",)) for number in "23"]
-    made = build.build_comparison(alone)
-    assert code_checks(made) == {"code that computes": "fatal"}
-    assert not made.absolute
+    comparison = build.build_comparison(alone)
+    assert code_checks(comparison) == {"code that computes": "fatal"}
+    assert not comparison.absolute
 
 
 def test_the_former_mix_of_ralearn_is_listed_as_a_change_of_its_numbers() -> None:
@@ -217,11 +225,11 @@ def test_a_changed_computing_module_is_fatal_under_former_and_present_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: Change, new: Change, named: str
 ) -> None:
     monkeypatch.setattr(checklist_rows, "NUMBER_CHANGES", {})
-    made = build.build_comparison([a_study(tmp_path / "old", old), a_study(tmp_path / "new", new)])
-    fatal = [check for check in made.checks if check.status == "fatal"]
+    comparison = build.build_comparison([a_study(tmp_path / "old", old), a_study(tmp_path / "new", new)])
+    fatal = [check for check in comparison.checks if check.status == "fatal"]
     assert [check.subject for check in fatal] == ["code that computes"]
     assert fatal[0].reason.startswith(f"{named}: ")
-    assert not made.absolute
+    assert not comparison.absolute
 
 
 def test_other_hellaswag_items_are_reported_and_losses_are_still_compared(tmp_path: Path) -> None:
@@ -235,11 +243,11 @@ def test_other_hellaswag_items_are_reported_and_losses_are_still_compared(tmp_pa
         (scored("fewer", items_sha256="a" * 64, items=400), "harmless"),
         (scored("older"), "not recorded"),
     ):
-        made = build.build_comparison([one, other])
-        (check,) = [check for check in made.checks if check.subject == "HellaSwag items"]
+        comparison = build.build_comparison([one, other])
+        (check,) = [check for check in comparison.checks if check.subject == "HellaSwag items"]
         assert (check.status, check.blocks) == (status, False)
         assert ("HellaSwag accuracies" in check.reason) == (status != "equal")
-        assert made.absolute
+        assert comparison.absolute
 
 
 def test_without_saved_settings_the_hash_of_the_schedule_decides(first: Path, tmp_path: Path) -> None:

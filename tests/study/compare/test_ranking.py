@@ -65,20 +65,20 @@ def consistent(ranking: Ranking) -> bool:
 def test_a_truncated_run_is_not_ranked(tmp_path: Path) -> None:
     whole, short = rankings(tmp_path, cut("RALEARN1"), seeds=(0, 1, 2, 3))
     assert (whole.seeds, short.seeds, short.left_out) == ([0, 1, 2, 3], [0, 2, 3], [])
-    seen = {one.variant: (one.place, one.low, one.high) for one in short.places}
-    assert seen["RALEARN"] == (1, 1, 1)  # the cut run's loss would have put it last
+    found = {one.variant: (one.place, one.low, one.high) for one in short.places}
+    assert found["RALEARN"] == (1, 1, 1)  # the cut run's loss would have put it last
     assert max(one.loss.mean for one in short.places) < 5
     assert consistent(short)
 
 
 def test_a_variant_with_one_complete_seed_is_named_and_not_ranked(tmp_path: Path) -> None:
     studies = [a_study(tmp_path / "0"), a_study(tmp_path / "1", cut("RALEARN1"))]
-    made = build.build_comparison(studies)
-    short = made.rankings[1]
+    comparison = build.build_comparison(studies)
+    short = comparison.rankings[1]
     assert (short.seeds, short.left_out) == ([0, 1], ["RALEARN"])
     assert {one.variant for one in short.places} == set(ARMS)
     assert consistent(short)
-    for text in (markdown(made), page(made)):
+    for text in (markdown(comparison), page(comparison)):
         assert "the schedule was cut in 1 of 10 runs: RALEARN1" in text
         assert "excluded because they lack these seeds: RALEARN" in text
         assert "excluded from every difference, order and verdict" in text
@@ -89,9 +89,9 @@ def test_runs_truncated_at_different_points_are_not_ranked(tmp_path: Path) -> No
         value["schedule"]["cut"] = True
         value["progress"]["tokens"] -= len(value["run"])
 
-    seen = rankings(tmp_path, all_cut)[1]
-    assert (seen.places, seen.seeds) == ([], [])
-    assert seen.why_not == compare_ranking.ALL_CUT
+    ranking = rankings(tmp_path, all_cut)[1]
+    assert (ranking.places, ranking.seeds) == ([], [])
+    assert ranking.why_not == compare_ranking.ALL_CUT
 
 
 @pytest.mark.parametrize("effect", [0.0, -0.006, 0.006, 0.05])
@@ -114,22 +114,22 @@ def test_a_function_class_is_ranked_by_the_mean_of_its_arms() -> None:
 
 
 def test_one_seed_gives_no_ranking_and_no_verdict(tmp_path: Path) -> None:
-    made = build.build_comparison(
+    comparison = build.build_comparison(
         [a_study(tmp_path / name, seeds=(0,), noise=n) for n, name in enumerate("ab")]
     )
-    assert [ranking.places for ranking in made.rankings] == [[], []]
-    assert [ranking.why_not for ranking in made.rankings] == [NO_ORDER, NO_ORDER]
-    for text in (markdown(made), page(made), terminal(made)):
+    assert [ranking.places for ranking in comparison.rankings] == [[], []]
+    assert [ranking.why_not for ranking in comparison.rankings] == [NO_ORDER, NO_ORDER]
+    for text in (markdown(comparison), page(comparison), terminal(comparison)):
         words = " ".join(text.split())
         assert words.count("one seed: no ranking") >= 2
         assert words.count(": one seed; a verdict needs 3; fix: ") == 2
         assert "place observed" not in text
         assert "places in" not in text
-    seen = build.as_json(made)
-    assert [ranking["places"] for ranking in seen["rankings"]] == [[], []]
-    assert {ranking["why_not"] for ranking in seen["rankings"]} == {"one seed: no ranking"}
-    assert [one["variant"] for one in seen["studies"][0]["verdicts"]] == ["RALEARN"]
-    assert {place for row in seen["across"] for place in row["places"]} == {None}
+    content = build.as_json(comparison)
+    assert [ranking["places"] for ranking in content["rankings"]] == [[], []]
+    assert {ranking["why_not"] for ranking in content["rankings"]} == {"one seed: no ranking"}
+    assert [one["variant"] for one in content["studies"][0]["verdicts"]] == ["RALEARN"]
+    assert {place for row in content["across"] for place in row["places"]} == {None}
 
 
 def with_own(folder: Path, effects: dict[str, float], seeds: int = 4, noise: int = 0) -> Path:
@@ -161,56 +161,58 @@ def test_two_real_changes_are_ranked_by_holm_over_their_pairs(tmp_path: Path) ->
             if raw[pair] >= 0.05 / (len(pairs) - rank):
                 break
             rejected.add(pair)
-        told = {
+        output = {
             (one.variant, other)
             for one in ranking.places
             for other in one.better_than
             if other in effects and one.variant in effects
         }
-        assert {tuple(sorted(pair)) for pair in told} == rejected
-        assert all(np.mean(table[a]) < np.mean(table[b]) for a, b in told)
+        assert {tuple(sorted(pair)) for pair in output} == rejected
+        assert all(np.mean(table[a]) < np.mean(table[b]) for a, b in output)
         assert consistent(ranking)
         settled += len([pair for pair in pairs if raw[pair] < 0.05]) - len(rejected)
     assert settled > 0  # the adjustment decides something here
 
 
 def agreement(folder: Path, first: dict[str, float], second: dict[str, float]) -> tuple[dict[str, str], str]:
-    made = build.build_comparison([with_own(folder / "a", first), with_own(folder / "b", second, noise=1)])
-    return {row.variant: row.agreement for row in made.across}, markdown(made)
+    comparison = build.build_comparison(
+        [with_own(folder / "a", first), with_own(folder / "b", second, noise=1)]
+    )
+    return {row.variant: row.agreement for row in comparison.across}, markdown(comparison)
 
 
 def test_rankings_on_two_cards_agree_contradict_or_are_inconclusive(tmp_path: Path) -> None:
     better, worse, none = {"RALEARN": -0.1}, {"RALEARN": 0.1}, {"RALEARN": 0.0}
-    said, text = agreement(tmp_path / "1", better, better)
-    assert set(said.values()) == {compare_ranking.AGREE}
+    output, text = agreement(tmp_path / "1", better, better)
+    assert set(output.values()) == {compare_ranking.AGREE}
     assert "The orders agree." in text
-    said, text = agreement(tmp_path / "2", better, worse)
-    assert set(said.values()) == {compare_ranking.CONTRADICT}
+    output, text = agreement(tmp_path / "2", better, worse)
+    assert set(output.values()) == {compare_ranking.CONTRADICT}
     assert "The orders contradict each other beyond noise: B, RAEARLY" in text
-    said, text = agreement(tmp_path / "3", better, none)
-    assert set(said.values()) == {compare_ranking.SOME}
+    output, text = agreement(tmp_path / "3", better, none)
+    assert set(output.values()) == {compare_ranking.SOME}
     assert "not every study can tell" in text
-    said, text = agreement(tmp_path / "4", none, none)
-    assert set(said.values()) == {compare_ranking.NONE}
+    output, text = agreement(tmp_path / "4", none, none)
+    assert set(output.values()) == {compare_ranking.NONE}
     assert "no study finds a difference among the variants" in text
 
 
 def test_studies_without_a_common_variant_have_no_rankings_to_compare(tmp_path: Path) -> None:
     one = a_study(tmp_path / "a", variants=("B", "RAEARLY", "RALEARN"))
-    made = build.build_comparison([one, a_study(tmp_path / "b", variants=("RALATE", "RAALL"), noise=1)])
-    assert made.across == []
-    assert "finds a difference among the variants" not in markdown(made)
+    comparison = build.build_comparison([one, a_study(tmp_path / "b", variants=("RALATE", "RAALL"), noise=1)])
+    assert comparison.across == []
+    assert "finds a difference among the variants" not in markdown(comparison)
 
 
 def test_ranks_across_studies_are_among_their_common_variants(tmp_path: Path) -> None:
     first = with_own(tmp_path / "a", {"RALEARN": -0.1, "OWN": -0.3})
-    made = build.build_comparison([first, with_own(tmp_path / "b", {"RALEARN": -0.1})])
-    assert [(row.variant, row.places) for row in made.across] == [
+    comparison = build.build_comparison([first, with_own(tmp_path / "b", {"RALEARN": -0.1})])
+    assert [(row.variant, row.places) for row in comparison.across] == [
         *((name, [(2, 5), (2, 5)]) for name in ARMS),
         ("RALEARN", [(1, 1), (1, 1)]),
     ]
-    assert made.rankings[0].places[0].variant == "OWN"
-    for text in (markdown(made), page(made)):
+    assert comparison.rankings[0].places[0].variant == "OWN"
+    for text in (markdown(comparison), page(comparison)):
         assert "places in a" in text
         assert "2 to 5" in text
         assert compare_ranking.AGREE in text
@@ -218,8 +220,8 @@ def test_ranks_across_studies_are_among_their_common_variants(tmp_path: Path) ->
 
 def test_a_study_of_one_seed_has_no_ranks_in_the_table_across_studies(tmp_path: Path) -> None:
     one = with_own(tmp_path / "a", {"RALEARN": -0.1}, seeds=1)
-    made = build.build_comparison([one, with_own(tmp_path / "b", {"RALEARN": -0.1})])
-    assert {row.places[0] for row in made.across} == {None}
-    assert {row.agreement for row in made.across} == {compare_ranking.ALONE}
-    assert "There are no orders to compare: a (one seed: no ranking)." in markdown(made)
-    assert math.isfinite(made.rankings[1].places[0].loss.mean)
+    comparison = build.build_comparison([one, with_own(tmp_path / "b", {"RALEARN": -0.1})])
+    assert {row.places[0] for row in comparison.across} == {None}
+    assert {row.agreement for row in comparison.across} == {compare_ranking.ALONE}
+    assert "There are no orders to compare: a (one seed: no ranking)." in markdown(comparison)
+    assert math.isfinite(comparison.rankings[1].places[0].loss.mean)

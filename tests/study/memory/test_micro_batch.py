@@ -70,9 +70,9 @@ def test_a_failed_prediction_is_reported_and_the_plan_continues(config: Config) 
         raise RuntimeError("needs a real tensor\nsecond line")
 
     predictions = on(config, 400)
-    own = Variant("OWN", broken, "OWN")  # type: ignore[arg-type]
-    assert predictions.choose_batch([VARIANTS[0], own]).effective == 512
-    reason = predictions.unpredictable(own, 4)
+    custom = Variant("OWN", broken, "OWN")  # type: ignore[arg-type]
+    assert predictions.choose_batch([VARIANTS[0], custom]).effective == 512
+    reason = predictions.unpredictable(custom, 4)
     assert reason == "the memory of OWN cannot be predicted (RuntimeError: needs a real tensor)"
 
 
@@ -83,9 +83,9 @@ def test_too_little_free_memory_is_refused_in_one_line(config: Config) -> None:
     require_free(resolved, 10 * 2**30, None)
     with pytest.raises(
         MemoryPlanError, match=r"a card: 3.0 of 40.0 GiB are free, .* needs 10.0 GiB: another"
-    ) as told:
+    ) as caught:
         require_free(resolved, 10 * 2**30, 3 * 2**30)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_model_too_large_for_the_card_is_refused_with_the_fix(config: Config) -> None:

@@ -31,26 +31,26 @@ def a_scored_study(folder: Path, digests: dict[str, str], seeds: int = 3) -> Pat
 
 
 def test_scores_on_other_items_are_named_and_excluded_from_the_mean(tmp_path: Path) -> None:
-    made = build.build_report(a_scored_study(tmp_path, {"RAALL1": OTHER}))
-    row = next(row for row in made.rows if row.variant == "RAALL")
+    report = build.build_report(a_scored_study(tmp_path, {"RAALL1": OTHER}))
+    row = next(row for row in report.rows if row.variant == "RAALL")
     assert (row.hellaswag.acc, row.hellaswag.runs, row.hellaswag.items) == (pytest.approx(0.4), 2, 400)
-    text = rendered.markdown(made)
+    text = rendered.markdown(report)
     assert "2 of 3" in text
     assert f"HellaSwag leaves out RAALL1: scored on 400 items (SHA-256 {OTHER[:12]}), the others on" in text
 
 
 def test_variants_on_different_items_are_never_compared(tmp_path: Path) -> None:
-    made = build.build_report(a_scored_study(tmp_path, {f"RAALL{seed}": OTHER for seed in range(3)}))
-    seen = {row.variant: row.hellaswag for row in made.rows}
-    assert seen["B"].acc == pytest.approx(0.4)
-    assert seen["RAALL"].acc is None
-    assert "RAALL not run: its runs were scored on other items than most." in rendered.markdown(made)
+    report = build.build_report(a_scored_study(tmp_path, {f"RAALL{seed}": OTHER for seed in range(3)}))
+    found = {row.variant: row.hellaswag for row in report.rows}
+    assert found["B"].acc == pytest.approx(0.4)
+    assert found["RAALL"].acc is None
+    assert "RAALL not run: its runs were scored on other items than most." in rendered.markdown(report)
 
 
 def test_a_study_on_one_set_of_items_excludes_no_score(tmp_path: Path) -> None:
-    made = build.build_report(a_scored_study(tmp_path, {}))
-    assert all(row.hellaswag.runs == 3 for row in made.rows)
-    assert "leaves out" not in rendered.markdown(made)
+    report = build.build_report(a_scored_study(tmp_path, {}))
+    assert all(row.hellaswag.runs == 3 for row in report.rows)
+    assert "leaves out" not in rendered.markdown(report)
 
 
 def scored(score: dict[str, Any] | None) -> run_record.RunRecord:
@@ -88,13 +88,13 @@ def test_a_study_is_not_continued_on_other_items(tmp_path: Path) -> None:
     study, source = a_scored_study(tmp_path, {}, seeds=1), Path("items.jsonl")
     refuse_other_items(study, source, 400, ONE)
     for items, digest in ((400, OTHER), (399, ONE)):
-        with pytest.raises(StudyError) as told:
+        with pytest.raises(StudyError) as caught:
             refuse_other_items(study, source, items, digest)
         assert f"{source} gives {items} items (SHA-256 {digest[:12]}), but B0 was scored on 400" in str(
-            told.value
+            caught.value
         )
-        assert "CONFIG_STUDY_NAME" in str(told.value)
-        assert "\n" not in str(told.value)
+        assert "CONFIG_STUDY_NAME" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_an_older_score_is_compared_by_the_number_of_items(tmp_path: Path) -> None:

@@ -68,25 +68,25 @@ def a_study(
     return folder
 
 
-def losses(made: build.Report, name: str) -> dict[int, float]:
-    return {r.seed: r.record.validation.loss for r in made.runs
+def losses(built: build.Report, name: str) -> dict[int, float]:
+    return {r.seed: r.record.validation.loss for r in built.runs
             if r.used and r.variant == name and r.record and r.seed is not None}  # fmt: skip
 
 
-def row(made: build.Report, name: str) -> build.Row:
-    return next(r for r in made.rows if r.variant == name)
+def row(built: build.Report, name: str) -> build.Row:
+    return next(r for r in built.rows if r.variant == name)
 
 
 def test_every_interval_equals_that_of_scipy(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path))
-    base = losses(made, "B")
+    report = build.build_report(a_study(tmp_path))
+    base = losses(report, "B")
     for name in VARIANTS[1:]:
-        own = losses(made, name)
-        differences = [own[seed] - base[seed] for seed in base]
+        values = losses(report, name)
+        differences = [values[seed] - base[seed] for seed in base]
         low, high = stats.t.interval(0.95, 2, loc=np.mean(differences), scale=stats.sem(differences))
-        seen = row(made, name).against_baseline
-        assert seen is not None
-        assert (seen.low, seen.high) == (pytest.approx(low), pytest.approx(high))
+        found = row(report, name).against_baseline
+        assert found is not None
+        assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
 
 
 def test_a_real_change_is_judged_against_the_control_arms(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_a_real_change_is_judged_against_the_control_arms(tmp_path: Path) -> Non
 
 
 def test_one_seed_has_a_difference_and_no_verdict(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path, seeds=1, effect=-0.2))
-    text = rendered.markdown(made)
-    assert made.floor is not None
-    assert made.floor.dof == 3
+    report = build.build_report(a_study(tmp_path, seeds=1, effect=-0.2))
+    text = rendered.markdown(report)
+    assert report.floor is not None
+    assert report.floor.dof == 3
     assert "**RALEARN**: cannot tell, 1 of 3 needed seeds finished (perplexity -1" in text
     assert "better than" not in text
 
@@ -128,18 +128,18 @@ def test_excluded_runs_are_named_and_never_averaged(tmp_path: Path) -> None:
     (study / "runs" / "RAEARLY1" / "run.json").write_text('{"schema": 9}')
     (study / "runs" / "RAEARLY2" / "run.json").unlink()
     (study / "runs" / "RAEARLY2").rmdir()
-    made = build.build_report(study)
-    assert {run.name: run.status for run in made.runs if not run.used} == {
+    report = build.build_report(study)
+    assert {run.name: run.status for run in report.runs if not run.used} == {
         "B0": "failed", "RAALL1": "interrupted", "RALATE2": "finished",
         "RAEARLY0": "unreadable", "RAEARLY1": "unreadable", "RAEARLY2": "missing",
     }  # fmt: skip
-    assert [r.variant for r in made.rows] == ["B", "RALATE", "RAALL", "RALEARN"]
-    assert max(r.final_loss.mean for r in made.rows) < 5
-    text = rendered.markdown(made)
-    for told in ("NotFiniteError", "fingerprint differs in data", "is of schema 9", "it has not been run"):
-        assert told in text
+    assert [r.variant for r in report.rows] == ["B", "RALATE", "RAALL", "RALEARN"]
+    assert max(r.final_loss.mean for r in report.rows) < 5
+    text = rendered.markdown(report)
+    for message in ("NotFiniteError", "fingerprint differs in data", "is of schema 9", "it has not been run"):
+        assert message in text
     assert "| RAEARLY2 | pending | no: it has not been run |" in text
-    (line,) = [line for line in summary.context(made) if "not counted" in line]
+    (line,) = [line for line in summary.context(report) if "not counted" in line]
     assert line == (
         "4 of 15 runs are not counted: RAEARLY0 (unreadable), RAEARLY1 (unreadable), B0 (failed), "
         "RALATE2 (not comparable)."
@@ -154,12 +154,12 @@ def test_hellaswag_near_chance_is_noted_and_a_missing_score_is_no_number(tmp_pat
         value["hellaswag"] = {"absent": "no network"}
 
     change = {f"B{seed}": near for seed in range(3)} | {f"RAALL{seed}": absent for seed in range(3)}
-    made = build.build_report(a_study(tmp_path, change=change))
-    text = rendered.markdown(made)
+    report = build.build_report(a_study(tmp_path, change=change))
+    text = rendered.markdown(report)
     assert "Within two standard errors of chance, so no sign of skill: B." in text
     assert "RAALL not run: no network." in text
-    assert row(made, "RAALL").hellaswag.acc is None
-    assert "not run" in rendered.terminal(made)
+    assert row(report, "RAALL").hellaswag.acc is None
+    assert "not run" in rendered.terminal(report)
 
 
 def test_a_truncated_schedule_is_flagged(tmp_path: Path) -> None:
@@ -183,8 +183,8 @@ def test_markup_in_strings_of_records_is_escaped(tmp_path: Path) -> None:
 
 def test_a_study_without_a_finished_run_is_reported_as_such(tmp_path: Path) -> None:
     files.write_json(tmp_path / "expected.json", {"variants": ["B"], "seeds": 1})
-    made = write.write_report(tmp_path)
-    assert "No finished run yet" in rendered.terminal(made)
+    report = write.write_report(tmp_path)
+    assert "No finished run yet" in rendered.terminal(report)
     assert "No finished run yet" in (tmp_path / "report.md").read_text()
 
 
@@ -194,11 +194,11 @@ def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path) -> None:
 
 
 def test_report_json_contains_every_interval_of_the_report(tmp_path: Path) -> None:
-    made = write.write_report(a_study(tmp_path))
-    seen = json.loads((tmp_path / "report.json").read_text())
-    assert seen["rows"][0]["final_loss"]["low"] == made.rows[0].final_loss.low
-    assert seen["verdicts"][0]["test"]["difference"]["high"] == made.verdicts[0].test.difference.high
-    assert seen["learned"]["RALEARN"]["last"] == pytest.approx([0.4, 0.6])
+    report = write.write_report(a_study(tmp_path))
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["rows"][0]["final_loss"]["low"] == report.rows[0].final_loss.low
+    assert content["verdicts"][0]["test"]["difference"]["high"] == report.verdicts[0].test.difference.high
+    assert content["learned"]["RALEARN"]["last"] == pytest.approx([0.4, 0.6])
 
 
 def cut_short(value: dict[str, Any]) -> None:
@@ -248,13 +248,13 @@ def test_runs_truncated_at_different_points_have_no_verdict_and_at_one_point_the
         cut_short(value)
         value["progress"]["tokens"] += names.index(value["run"])
 
-    made = build.build_report(a_study(tmp_path / "apart", change=dict.fromkeys(names, cut_anywhere)))
-    assert made.floor is None
-    assert made.verdicts == []
-    told = "**RALEARN**: cannot tell: no seed of it has a control arm that ended its schedule"
-    assert told in rendered.markdown(made)
-    assert {made_row.final_loss for made_row in made.rows} == {None}
-    assert {run.name for run in build.ended_runs(made)} == {*names}
+    report = build.build_report(a_study(tmp_path / "apart", change=dict.fromkeys(names, cut_anywhere)))
+    assert report.floor is None
+    assert report.verdicts == []
+    output = "**RALEARN**: cannot tell: no seed of it has a control arm that ended its schedule"
+    assert output in rendered.markdown(report)
+    assert {made_row.final_loss for made_row in report.rows} == {None}
+    assert {run.name for run in build.ended_runs(report)} == {*names}
     alike = build.build_report(a_study(tmp_path / "alike", change=dict.fromkeys(names, cut_short)))
     assert alike.cut == []
     assert alike.floor is not None

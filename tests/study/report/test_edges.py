@@ -64,15 +64,15 @@ def a_study(study: Path, variants: tuple[str, ...] = VARIANTS, seeds: int = 3, n
     return study
 
 
-def why_not(made: build.Report) -> dict[str, str]:
-    return {run.name: run.why_not for run in made.runs if not run.used}
+def why_not(built: build.Report) -> dict[str, str]:
+    return {run.name: run.why_not for run in built.runs if not run.used}
 
 
 def test_unknown_parts_of_a_record_do_not_break_the_report(tmp_path: Path) -> None:
-    made = write.write_report(a_study(tmp_path))
-    assert all(run.used for run in made.runs)
-    assert {row.peak_memory_bytes for row in made.rows} == {None}
-    assert "not run" in rendered.terminal(made)
+    report = write.write_report(a_study(tmp_path))
+    assert all(run.used for run in report.runs)
+    assert {row.peak_memory_bytes for row in report.rows} == {None}
+    assert "not run" in rendered.terminal(report)
 
 
 @pytest.mark.parametrize("part", ["validation", "progress", "fingerprint", "batch", "target"])
@@ -87,17 +87,17 @@ def test_a_finished_record_without_a_required_part_is_named_and_not_averaged(
 def test_a_loss_that_is_not_finite_does_not_count(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     edit(study, "B1", validation={"loss": float("nan")})
-    made = build.build_report(study)
-    assert why_not(made) == {"B1": "it has no finite validation loss"}
-    assert next(row for row in made.rows if row.variant == "B").seeds == [0, 2]
+    report = build.build_report(study)
+    assert why_not(report) == {"B1": "it has no finite validation loss"}
+    assert next(row for row in report.rows if row.variant == "B").seeds == [0, 2]
 
 
 def test_a_copied_run_is_not_counted_twice(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     put(study, a_record("B", 0, 4.0), folder="B0-copy")
-    made = build.build_report(study)
-    assert "its record is that of B0" in why_not(made)["B0-copy"]
-    assert next(row for row in made.rows if row.variant == "B").seeds == [0, 1, 2]
+    report = build.build_report(study)
+    assert "its record is that of B0" in why_not(report)["B0-copy"]
+    assert next(row for row in report.rows if row.variant == "B").seeds == [0, 1, 2]
 
 
 def test_every_differing_entry_of_a_fingerprint_is_named(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_without_a_majority_the_experiment_of_the_baseline_counts(tmp_path: Path
 def test_a_variant_with_a_missing_seed_is_judged_at_the_others(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=4)
     (study / "runs" / "RALEARN2" / "run.json").unlink()
-    made = build.build_report(study)
-    assert made.floor is not None
-    assert made.floor.dof == 12
-    assert (made.verdicts[0].seeds, made.verdicts[0].controls) == (3, [4, 4, 4])
+    report = build.build_report(study)
+    assert report.floor is not None
+    assert report.floor.dof == 12
+    assert (report.verdicts[0].seeds, report.verdicts[0].controls) == (3, [4, 4, 4])
 
 
 def test_one_arm_under_two_names_does_not_shrink_the_noise(tmp_path: Path) -> None:
@@ -152,17 +152,17 @@ def test_the_noise_of_the_control_arms_does_not_affect_the_verdict(tmp_path: Pat
             for name in VARIANTS[:-1]
         ]
         edit(study, f"RALEARN{seed}", validation={"loss": sum(arms) / len(arms) + difference})
-    made = build.build_report(study)
-    assert made.noise is not None
-    assert made.verdicts[0].test.difference.mean > 3 * made.noise
-    sentence = to_markdown(summary.findings(made)[0].sentence)
+    report = build.build_report(study)
+    assert report.noise is not None
+    assert report.verdicts[0].test.difference.mean > 3 * report.noise
+    sentence = to_markdown(summary.findings(report)[0].sentence)
     assert sentence.startswith("**RALEARN**: cannot tell whether it is better or worse")
 
 
 def test_several_changes_are_judged_together(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path, variants=(*VARIANTS, "MINE")))
-    assert [verdict.judged_together for verdict in made.verdicts] == [2, 2]
-    assert all((verdict.adjusted_p or 0) >= (verdict.test.p_value or 0) for verdict in made.verdicts)
+    report = build.build_report(a_study(tmp_path, variants=(*VARIANTS, "MINE")))
+    assert [verdict.judged_together for verdict in report.verdicts] == [2, 2]
+    assert all((verdict.adjusted_p or 0) >= (verdict.test.p_value or 0) for verdict in report.verdicts)
 
 
 def test_a_control_arm_that_differs_from_the_others_is_a_warning_about_the_pipeline(tmp_path: Path) -> None:
@@ -171,14 +171,14 @@ def test_a_control_arm_that_differs_from_the_others_is_a_warning_about_the_pipel
     for seed in range(3):
         loss = json.loads((study / "runs" / f"B{seed}" / "run.json").read_text())["validation"]["loss"]
         edit(study, f"RAALL{seed}", validation={"loss": loss + 0.5})
-    made = build.build_report(study)
-    assert "RAALL" in made.odd_controls
-    assert "differs from the other control arms by more than chance" in rendered.markdown(made)
+    report = build.build_report(study)
+    assert "RAALL" in report.odd_controls
+    assert "differs from the other control arms by more than chance" in rendered.markdown(report)
 
 
 def test_a_real_change_has_one_verdict_with_its_number(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path, seeds=5))
-    text, interval = rendered.markdown(made), made.verdicts[0].test.difference
+    report = build.build_report(a_study(tmp_path, seeds=5))
+    text, interval = rendered.markdown(report), report.verdicts[0].test.difference
     assert interval.low is not None
     assert interval.high is not None
     assert text.count("**RALEARN**") == 1
@@ -195,8 +195,8 @@ def test_with_one_control_arm_no_sentence_mentions_several(tmp_path: Path) -> No
 
 
 def test_too_few_seeds_are_mentioned_once(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path, seeds=2))
-    (found,) = summary.findings(made)
+    report = build.build_report(a_study(tmp_path, seeds=2))
+    (found,) = summary.findings(report)
     assert to_markdown(found.sentence).startswith("**RALEARN**: cannot tell, 2 of 3 needed seeds finished (")
     assert found.reason == ""
     assert "seeds" not in to_markdown(found.numbers)
@@ -225,10 +225,10 @@ def test_pending_runs_are_not_listed_as_excluded(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     edit(study, "RALEARN0", status="running")
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 5})
-    made = build.build_report(study)
-    assert not any("not counted" in line for line in summary.context(made))
-    assert to_markdown(summary.next_step(made)).startswith("Next: 21 of 25 runs are pending.")
-    assert summary.no_verdict(made) == "No verdict yet: RALEARN has no finished run."
+    report = build.build_report(study)
+    assert not any("not counted" in line for line in summary.context(report))
+    assert to_markdown(summary.next_step(report)).startswith("Next: 21 of 25 runs are pending.")
+    assert summary.no_verdict(report) == "No verdict yet: RALEARN has no finished run."
     edit(study, "RALEARN0", status="finished", fingerprint={"data": "other"})
     assert summary.no_verdict(build.build_report(study)) == "No verdict yet: RALEARN has no counted run."
 
@@ -236,9 +236,11 @@ def test_pending_runs_are_not_listed_as_excluded(tmp_path: Path) -> None:
 def test_runs_outside_the_present_settings_are_named(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 2})
-    made = build.build_report(study)
-    assert made.not_configured == [f"{name}2" for name in VARIANTS]
-    assert "5 finished runs are counted though .config does not ask for their seed" in rendered.markdown(made)
+    report = build.build_report(study)
+    assert report.not_configured == [f"{name}2" for name in VARIANTS]
+    assert "5 finished runs are counted though .config does not ask for their seed" in rendered.markdown(
+        report
+    )
 
 
 def test_no_sentence_names_an_absent_arm(tmp_path: Path) -> None:
@@ -247,8 +249,8 @@ def test_no_sentence_names_an_absent_arm(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_run_is_explained_by_an_example_of_the_study(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path, variants=("B", "SHP2")))
-    assert summary.run_names(made) == (
+    report = build.build_report(a_study(tmp_path, variants=("B", "SHP2")))
+    assert summary.run_names(report) == (
         "A run is named by its variant and its seed: B0 is B with seed 0; a dot separates a variant that ends in a "
         "digit from its seed, as in SHP2.0."
     )
@@ -261,13 +263,13 @@ def test_the_column_of_seeds_counts_them(tmp_path: Path) -> None:
 
 
 def test_a_study_of_control_arms_alone_has_no_verdict(tmp_path: Path) -> None:
-    made = build.build_report(a_study(tmp_path, variants=("B", "RAALL")))
-    assert summary.findings(made) == []
-    assert to_markdown(summary.no_verdict(made)) == (
+    report = build.build_report(a_study(tmp_path, variants=("B", "RAALL")))
+    assert summary.findings(report) == []
+    assert to_markdown(summary.no_verdict(report)) == (
         "No verdict: all variants are control arms (B with W_Q and W_K renamed). fix: add a variant such as RALEARN to "
         "CONFIG_VARIANTS (`make menuconfig`), then `make`."
     )
-    assert summary.next_step(made) == ""
+    assert summary.next_step(report) == ""
 
 
 def test_different_commits_devices_and_uncommitted_changes_are_reported(tmp_path: Path) -> None:
@@ -291,10 +293,10 @@ def test_damaged_side_files_are_treated_as_missing(tmp_path: Path) -> None:
 def test_hostile_strings_are_escaped_in_the_terminal_and_in_notes(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     edit(study, "B0", notes=["\x1b[2J<img src=x>"], target={"dtype": "<i>"})
-    made = build.build_report(study)
-    assert "\x1b" not in rendered.terminal(made) + rendered.markdown(made)
-    assert "<img" not in rendered.markdown(made)
-    assert "<i>" not in rendered.markdown(made)
+    report = build.build_report(study)
+    assert "\x1b" not in rendered.terminal(report) + rendered.markdown(report)
+    assert "<img" not in rendered.markdown(report)
+    assert "<i>" not in rendered.markdown(report)
 
 
 @pytest.mark.parametrize("loss", [0.1, 9.9, 40.0, 400.0])
@@ -310,9 +312,9 @@ def test_hellaswag_near_chance_is_noted_on_the_terminal(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     score = {"acc": 0.252, "acc_stderr": 0.004, "acc_norm": 0.3, "acc_norm_stderr": 0.004, "items": 10042}
     edit(study, "B0", hellaswag=score)
-    made = build.build_report(study)
-    assert "no sign of skill: B." in rendered.terminal(made)
-    assert "| B | 25.2 ± 0.4 % † | 30.0 ± 0.5 % | 10,042 | 1 of 3 |" in rendered.markdown(made)
+    report = build.build_report(study)
+    assert "no sign of skill: B." in rendered.terminal(report)
+    assert "| B | 25.2 ± 0.4 % † | 30.0 ± 0.5 % | 10,042 | 1 of 3 |" in rendered.markdown(report)
 
 
 def test_means_over_different_seeds_are_not_compared(tmp_path: Path) -> None:

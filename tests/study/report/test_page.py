@@ -50,11 +50,11 @@ class Outline(HTMLParser):
 
 
 def outline(text: str) -> Outline:
-    made = Outline()
-    made.feed(text)
-    assert made.open == []
-    assert len(set(made.ids)) == len(made.ids)
-    return made
+    built = Outline()
+    built.feed(text)
+    assert built.open == []
+    assert len(set(built.ids)) == len(built.ids)
+    return built
 
 
 def page(study: Path) -> str:
@@ -72,10 +72,10 @@ def specified(text: str) -> dict[str, Any]:
 
 
 def test_the_page_is_well_formed_and_loads_nothing(tmp_path: Path) -> None:
-    seen = outline(page(a_study(tmp_path)))
-    assert seen.loads == []
-    assert set(seen.links) == {f"runs/{name}{seed}/run.json" for name in VARIANTS for seed in range(3)}
-    assert all((tmp_path / link).is_file() for link in seen.links)
+    found = outline(page(a_study(tmp_path)))
+    assert found.loads == []
+    assert set(found.links) == {f"runs/{name}{seed}/run.json" for name in VARIANTS for seed in range(3)}
+    assert all((tmp_path / link).is_file() for link in found.links)
 
 
 def test_every_specified_figure_has_an_element(tmp_path: Path) -> None:
@@ -89,11 +89,13 @@ def test_every_specified_figure_has_an_element(tmp_path: Path) -> None:
 
 def test_every_drawn_interval_is_that_of_report_json(tmp_path: Path) -> None:
     text = page(a_study(tmp_path, effect=-0.02))
-    made = json.loads((tmp_path / "report.json").read_text())
+    content = json.loads((tmp_path / "report.json").read_text())
     expected = {
-        (row["variant"], "circle"): row["against_baseline"] for row in made["rows"] if row["against_baseline"]
+        (row["variant"], "circle"): row["against_baseline"]
+        for row in content["rows"]
+        if row["against_baseline"]
     }
-    expected |= {(seen["variant"], "diamond"): seen["test"]["difference"] for seen in made["verdicts"]}
+    expected |= {(found["variant"], "diamond"): found["test"]["difference"] for found in content["verdicts"]}
     drawn = specified(text)["differences"]["data"]
     assert len(drawn) == len(expected) == 5
     for trace in drawn:
@@ -115,10 +117,10 @@ def test_every_interval_of_the_table_is_that_of_report_json(tmp_path: Path) -> N
 
 def test_the_noise_bands_are_a_t_interval_of_the_spread_of_the_control_arms(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    made = build.build_report(study)
-    assert made.floor is not None
-    half = stats.t.ppf(0.975, 9) * made.floor.sigma * math.sqrt((1 + 1 / 4) / 3)
-    drawn = figures_final.differences(made)
+    report = build.build_report(study)
+    assert report.floor is not None
+    half = stats.t.ppf(0.975, 9) * report.floor.sigma * math.sqrt((1 + 1 / 4) / 3)
+    drawn = figures_final.differences(report)
     assert drawn is not None
     assert drawn["layout"]["shapes"][0]["x1"] == pytest.approx(percent(half))
     band = specified(page(study))["ranking"]["choices"][0]["options"][0]["data"][0]["y"]
@@ -195,8 +197,8 @@ def test_missing_failed_and_unreadable_runs_are_listed_and_not_drawn(tmp_path: P
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
     text = page(study)
     outline(text)
-    for told in ("NotFiniteError: loss nan", "cannot be read", "it has not been run"):
-        assert told in text
+    for message in ("NotFiniteError: loss nan", "cannot be read", "it has not been run"):
+        assert message in text
     assert "runs/B0/run.json" not in text
 
 
@@ -214,9 +216,9 @@ def test_a_variant_whose_control_arms_were_all_truncated_has_no_verdict(tmp_path
     for name in VARIANTS[:-1]:
         for seed in range(3):
             edit(study, f"{name}{seed}", schedule={"cut": True}, progress={"tokens": 250 * UPDATE})
-    said = "cannot tell: no seed of it has a control arm that ended its schedule to compare with"
-    assert f'<span class="said">{said}</span>' in page(study)
-    assert f"**RALEARN**: {said}." in (study / "report.md").read_text()
+    output = "cannot tell: no seed of it has a control arm that ended its schedule to compare with"
+    assert f'<span class="said">{output}</span>' in page(study)
+    assert f"**RALEARN**: {output}." in (study / "report.md").read_text()
 
 
 def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_follow_them(
@@ -224,9 +226,9 @@ def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_f
 ) -> None:
     study = a_study(tmp_path, effect=-0.05)
     figure = specified(page(study))["ranking"]
-    made = {run.name: run.record.validation.history for run in build.build_report(study).runs}
+    built = {run.name: run.record.validation.history for run in build.build_report(study).runs}
     by_seed = np.array(
-        [[[row[2] for row in made[f"{name}{seed}"]] for seed in range(3)] for name in VARIANTS]
+        [[[row[2] for row in built[f"{name}{seed}"]] for seed in range(3)] for name in VARIANTS]
     )
     losses = by_seed.mean(1)
     expected = 100 * np.expm1(losses - losses[:4].mean(0))  # the first four are the control arms
@@ -236,16 +238,16 @@ def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_f
     assert drawn == pytest.approx(expected, rel=1e-4, abs=1e-9)
     ranks = np.array([rank["data"][place]["y"] for place in lines])
     assert (ranks[:4] == ranks[0]).all()  # the arms share their places
-    own = by_seed[4] - by_seed[:4].mean(0)
-    apart = stats.ttest_1samp(own, 0).pvalue < 0.05
+    values = by_seed[4] - by_seed[:4].mean(0)
+    apart = stats.ttest_1samp(values, 0).pvalue < 0.05
     assert apart.any()
     assert (ranks[4] == np.where(apart, np.where(expected[4] < 0, 1, 5), 3)).all()
     assert (ranks[0] == np.where(apart, np.where(expected[4] < 0, 3.5, 2.5), 3)).all()
-    assert [figure["data"][place]["x"][0] for place in lines] == [made["B0"][0][0]] * 5
+    assert [figure["data"][place]["x"][0] for place in lines] == [built["B0"][0][0]] * 5
     better, worse = (int((apart & side).sum()) for side in (expected[4] < 0, expected[4] > 0))
     same = len(apart) - better - worse
-    said = f"at {better}, worse at {worse} and not different at {same} of {len(apart)} points"
-    assert f"RALEARN is better than the control arms {said}" in page(study)
+    output = f"at {better}, worse at {worse} and not different at {same} of {len(apart)} points"
+    assert f"RALEARN is better than the control arms {output}" in page(study)
 
 
 def test_short_training_times_are_not_written_in_hours(tmp_path: Path) -> None:
@@ -292,14 +294,14 @@ def test_each_value_of_the_environment_is_listed_once_with_the_runs_that_have_it
     })  # fmt: skip
     text = page(study)
     outline(text)
-    seen = facts(text)
+    found = facts(text)
     for name, key in (("Python", "python"), ("CUDA", "cuda"), ("float32 products", "float32_matmul"),
                       ("CPU threads", "threads"), ("platform", "platform"), ("cuDNN or MIOpen", "cudnn")):  # fmt: skip
-        assert seen[name] == [str(ENVIRONMENT[key])]
-    assert "ROCm" not in seen
-    assert seen["NumPy"] == ["2.3.1 (3 runs)", "2.3.2 (1 run)"]
+        assert found[name] == [str(ENVIRONMENT[key])]
+    assert "ROCm" not in found
+    assert found["NumPy"] == ["2.3.1 (3 runs)", "2.3.2 (1 run)"]
     inert = evil.replace("<", "&lt;").replace(">", "&gt;")
-    assert seen["variables"] == [f"<code>OMP_NUM_THREADS={inert} (1 run)</code>"]
+    assert found["variables"] == [f"<code>OMP_NUM_THREADS={inert} (1 run)</code>"]
     step, attention = ENVIRONMENT["code"].values()
     lines = [f"{inert} bbbb (1 run)", f"gpt2.train.step {step} (3 runs)", "gpt2.train.step aaaa (1 run)",
              f"ra.attention {attention}"]  # fmt: skip
@@ -337,26 +339,26 @@ def test_the_page_needs_no_torch(tmp_path: Path) -> None:
 
 def test_validation_curves_are_the_records_means_and_ranges(tmp_path: Path) -> None:
     used = [run for run in build.build_report(a_study(tmp_path)).runs if run.used]
-    seen = next(curve for curve in curves.validation_curves(used) if curve.variant == "RAALL")
+    found = next(curve for curve in curves.validation_curves(used) if curve.variant == "RAALL")
     histories = [run.record.validation.history for run in used if run.variant == "RAALL"]
     for place, rows in enumerate(zip(*histories, strict=True)):
         losses = [row[2] for row in rows]
-        assert seen.tokens[place] == rows[0][0]
-        assert seen.seconds[place] == pytest.approx(sum(row[1] for row in rows) / 3)
-        assert seen.loss[place] == pytest.approx(sum(losses) / 3)
-        assert (seen.low[place], seen.high[place]) == (min(losses), max(losses))
+        assert found.tokens[place] == rows[0][0]
+        assert found.seconds[place] == pytest.approx(sum(row[1] for row in rows) / 3)
+        assert found.loss[place] == pytest.approx(sum(losses) / 3)
+        assert (found.low[place], found.high[place]) == (min(losses), max(losses))
 
 
 def test_training_curves_are_thinned_means_of_the_steps(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     used = [run for run in build.build_report(study).runs if run.used]
-    seen = next(curve for curve in curves.training_curves(study, used) if curve.variant == "B")
-    assert len(seen.tokens) <= curves.BINS
-    assert seen.tokens == sorted(seen.tokens)
+    found = next(curve for curve in curves.training_curves(study, used) if curve.variant == "B")
+    assert len(found.tokens) <= curves.BINS
+    assert found.tokens == sorted(found.tokens)
     lines = [json.loads(line) for line in (study / "runs" / "B0" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if line["event"] == "train"]
-    assert min(losses) <= min(seen.loss)
-    assert max(seen.loss) <= max(losses)
+    assert min(losses) <= min(found.loss)
+    assert max(found.loss) <= max(losses)
 
 
 def test_damaged_metrics_lines_are_skipped(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ Traces = list[dict[str, Any]]
 
 
 @dataclass
-class Seen:
+class DrawnPage:
     """A study's page as the browser showed it, and its report.json."""
 
     study: Path
     page: dict[str, Any]
-    made: dict[str, Any]
+    report: dict[str, Any]
 
     def drawn(self, figure: str) -> Traces:
         """The traces of a figure, or of a figure after a switch."""
@@ -43,7 +43,7 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def browsed(tmp_path_factory: pytest.TempPathFactory) -> DrawnPage:
     """A study in which no two numbers of a variant are the same: RALEARN ends early and one of B's losses is low."""
     study = a_study(tmp_path_factory.mktemp("uneven"), effect=-0.02, ends={"RALEARN": 270})
     for place, name in enumerate(VARIANTS):
@@ -53,7 +53,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     history = json.loads((study / "runs" / "B1" / "run.json").read_text())["validation"]["history"]
     edit(study, "B1", validation={"history": [*history[:2], [*history[2][:2], 3.9], *history[3:]]})
     write.write_report(study)
-    return Seen(study, faultless(study), json.loads((study / "report.json").read_text()))
+    return DrawnPage(study, faultless(study), json.loads((study / "report.json").read_text()))
 
 
 def by_variant(traces: Traces) -> dict[str, dict[str, Any]]:
@@ -61,7 +61,7 @@ def by_variant(traces: Traces) -> dict[str, dict[str, Any]]:
     return {trace["variant"]: trace for trace in traces if trace.get("label")}
 
 
-def stands(trace: dict[str, Any], middle: float, low: float, high: float) -> None:
+def is_drawn_at(trace: dict[str, Any], middle: float, low: float, high: float) -> None:
     """The estimate and its bar are in the data, and on the screen to the pixel."""
     assert trace["x"][0] == pytest.approx(middle)
     assert middle + trace["plus"][0] == pytest.approx(high)
@@ -86,13 +86,13 @@ def test_the_check_detects_requests_of_a_page_and_an_empty_figure(tmp_path: Path
     assert bare != text
     page.write_text(bare.replace('"x":[31.0],', '"x":[999],'))  # acc_norm lies outside the axis
     page.write_text(page.read_text().replace('"nticks":8}', '"nticks":8,"range":[20,40]}'))
-    seen = look(tmp_path)
-    assert any("securitypolicyviolation" in fault for fault in seen["faults"])
-    assert empty(seen) == ["hellaswag"]
+    drawn = look(tmp_path)
+    assert any("securitypolicyviolation" in fault for fault in drawn["faults"])
+    assert empty(drawn) == ["hellaswag"]
 
 
-def test_every_trace_is_drawn_and_every_control_works(seen: Seen) -> None:
-    page = seen.page
+def test_every_trace_is_drawn_and_every_control_works(browsed: DrawnPage) -> None:
+    page = browsed.page
     assert {
         name for name, traces in page["drawn"].items() if not all(trace["marks"] for trace in traces)
     } == set()
@@ -105,48 +105,48 @@ def test_every_trace_is_drawn_and_every_control_works(seen: Seen) -> None:
     assert (page["left"], page["pressed"]) == ([], "false")
 
 
-def test_hovering_over_a_point_shows_its_numbers(seen: Seen) -> None:
-    told = seen.page["hovered"]
-    assert {name for name, labels in told.items() if not any(labels)} == set()
-    first = seen.made["verdicts"][0]["test"]["difference"]  # the topmost line of the figure
-    assert f"{percent(first['mean']):+.3f}" in "".join(told["differences"]).replace("\u2212", "-")
+def test_hovering_over_a_point_shows_its_numbers(browsed: DrawnPage) -> None:
+    output = browsed.page["hovered"]
+    assert {name for name, labels in output.items() if not any(labels)} == set()
+    first = browsed.report["verdicts"][0]["test"]["difference"]  # the topmost line of the figure
+    assert f"{percent(first['mean']):+.3f}" in "".join(output["differences"]).replace("\u2212", "-")
 
 
 def test_differences_are_drawn_at_the_intervals_of_report_json_with_the_noise_floor(
-    seen: Seen,
+    browsed: DrawnPage,
 ) -> None:
-    expected = {(row["variant"], "circle"): row["against_baseline"] for row in seen.made["rows"][1:]}
-    for one in seen.made["verdicts"]:
+    expected = {(row["variant"], "circle"): row["against_baseline"] for row in browsed.report["rows"][1:]}
+    for one in browsed.report["verdicts"]:
         expected[one["variant"], "diamond"] = one["test"]["difference"]
-    drawn = {(trace["variant"], trace["symbol"]): trace for trace in seen.drawn("differences")}
+    drawn = {(trace["variant"], trace["symbol"]): trace for trace in browsed.drawn("differences")}
     assert len(expected) == 5
     assert set(drawn) == set(expected)
     for name, interval in expected.items():
-        stands(drawn[name], *(percent(interval[part]) for part in ("mean", "low", "high")))
-    sigma, dof = seen.made["floor"]["sigma"], seen.made["floor"]["dof"]
+        is_drawn_at(drawn[name], *(percent(interval[part]) for part in ("mean", "low", "high")))
+    sigma, dof = browsed.report["floor"]["sigma"], browsed.report["floor"]["dof"]
     half = percent(stats.t.ppf(0.975, dof) * sigma * math.sqrt((1 + 1 / 4) / 3))
-    pixel = 1.5 * seen.drawn("differences")[0]["pixel"][0]
+    pixel = 1.5 * browsed.drawn("differences")[0]["pixel"][0]
     assert [-half, half] == pytest.approx(
-        max(seen.page["shapes"]["differences"], key=lambda x: x[1] - x[0]), abs=pixel
+        max(browsed.page["shapes"]["differences"], key=lambda x: x[1] - x[0]), abs=pixel
     )
 
 
-def test_hellaswag_is_drawn_with_the_standard_errors_of_report_json(seen: Seen) -> None:
-    drawn = {(trace["variant"], trace["symbol"]): trace for trace in seen.drawn("hellaswag")}
+def test_hellaswag_is_drawn_with_the_standard_errors_of_report_json(browsed: DrawnPage) -> None:
+    drawn = {(trace["variant"], trace["symbol"]): trace for trace in browsed.drawn("hellaswag")}
     assert len(drawn) == 2 * len(VARIANTS)
-    for row in seen.made["rows"]:
+    for row in browsed.report["rows"]:
         for key, symbol in (("acc", "circle"), ("acc_norm", "circle-open")):
             rate, error = (100 * row["hellaswag"][part] for part in (key, f"{key}_stderr"))
-            stands(drawn[(row["variant"], symbol)], rate, rate - error, rate + error)
+            is_drawn_at(drawn[(row["variant"], symbol)], rate, rate - error, rate + error)
 
 
-def test_validation_curves_end_at_the_final_losses_on_every_axis(seen: Seen) -> None:
+def test_validation_curves_end_at_the_final_losses_on_every_axis(browsed: DrawnPage) -> None:
     first, updates, loss, log = (
-        by_variant(seen.drawn(name))
+        by_variant(browsed.drawn(name))
         for name in ("validation", "validation-0-2", "validation-1-1", "validation-2-1")
     )
-    time = by_variant(seen.drawn("validation-0-1"))
-    for row in seen.made["rows"]:
+    time = by_variant(browsed.drawn("validation-0-1"))
+    for row in browsed.report["rows"]:
         name, final = row["variant"], row["final_loss"]["mean"]
         ends(first[name], row["tokens"], math.exp(final), log=True)
         ends(time[name], row["train_seconds"] / 60, math.exp(final), log=True)
@@ -156,13 +156,13 @@ def test_validation_curves_end_at_the_final_losses_on_every_axis(seen: Seen) -> 
         assert 10 ** log[name]["points"][-1][0] == pytest.approx(row["iterations"], rel=0.02)
 
 
-def shared_losses(seen: Seen) -> tuple[int, dict[str, list[float]]]:
+def shared_losses(browsed: DrawnPage) -> tuple[int, dict[str, list[float]]]:
     """The last tokens at which every run was evaluated, and the losses there by variant, in the order of seeds."""
     curves = {
         (name, seed): {
             tokens: loss
             for tokens, _, loss in json.loads(
-                (seen.study / "runs" / f"{name}{seed}" / "run.json").read_text()
+                (browsed.study / "runs" / f"{name}{seed}" / "run.json").read_text()
             )["validation"]["history"]
         }
         for name in VARIANTS
@@ -172,47 +172,49 @@ def shared_losses(seen: Seen) -> tuple[int, dict[str, list[float]]]:
     return last, {name: [curves[name, seed][last] for seed in range(3)] for name in VARIANTS}
 
 
-def test_ranks_and_differences_end_at_those_of_the_records(seen: Seen) -> None:
-    last, losses = shared_losses(seen)
+def test_ranks_and_differences_end_at_those_of_the_records(browsed: DrawnPage) -> None:
+    last, losses = shared_losses(browsed)
     assert last == 250 * UPDATE
     arms = [sum(losses[name][seed] for name in VARIANTS[:4]) / 4 for seed in range(3)]  # the control arms
     apart = stats.ttest_rel(losses["RALEARN"], arms).pvalue < 0.05
     better = sum(losses["RALEARN"]) < sum(arms)
     place = (1 if better else 5) if apart else 3
     shared = (3.5 if better else 2.5) if apart else 3
-    difference, rank = (by_variant(seen.drawn(name)) for name in ("ranking", "ranking-0-1"))
+    difference, rank = (by_variant(browsed.drawn(name)) for name in ("ranking", "ranking-0-1"))
     for name in VARIANTS:
         ends(difference[name], last, percent((sum(losses[name]) - sum(arms)) / 3))
         ends(rank[name], last, place if name == "RALEARN" else shared)
         assert all(1 <= y <= len(VARIANTS) for y in rank[name]["y"])
 
 
-def test_speed_memory_and_alternation_are_those_of_report_json(seen: Seen) -> None:
-    bars = {(trace["variant"], trace["axis"]): trace for trace in seen.drawn("cost")}
-    for row in seen.made["rows"]:
+def test_speed_memory_and_alternation_are_those_of_report_json(browsed: DrawnPage) -> None:
+    bars = {(trace["variant"], trace["axis"]): trace for trace in browsed.drawn("cost")}
+    for row in browsed.report["rows"]:
         for axis, value in (("x", row["tokens_per_second"]), ("x2", row["peak_memory_bytes"] / 2**30)):
             bar = bars[(row["variant"], axis)]
             assert bar["x"] == pytest.approx([value])
             assert bar["points"][0][0] == pytest.approx(value, abs=bar["pixel"][0])
-    layers = seen.drawn("alternation0")
+    layers = browsed.drawn("alternation0")
     for moment, place in (("first", 0), ("last", -1)):
-        assert [line["y"][place] for line in layers] == pytest.approx(seen.made["learned"]["RALEARN"][moment])
+        assert [line["y"][place] for line in layers] == pytest.approx(
+            browsed.report["learned"]["RALEARN"][moment]
+        )
 
 
-def rows_under(seen: Seen, *headings: str) -> dict[str, list[str]]:
+def rows_under(browsed: DrawnPage, *headings: str) -> dict[str, list[str]]:
     """The rows of the table that has these headings, by their first cell."""
-    table = next(table for table in seen.page["tables"] if set(headings) <= set(table[0]))
+    table = next(table for table in browsed.page["tables"] if set(headings) <= set(table[0]))
     return {row[0].strip(): row for row in table[1:]}
 
 
-def test_printed_intervals_are_those_of_report_json(seen: Seen) -> None:
-    made = seen.made
-    verdict = next(line for line in seen.page["verdicts"] if line.startswith("RALEARN"))
+def test_printed_intervals_are_those_of_report_json(browsed: DrawnPage) -> None:
+    built = browsed.report
+    verdict = next(line for line in browsed.page["verdicts"] if line.startswith("RALEARN"))
     assert verdict.count(" against the control arms") == 1
     numbers = verdict.replace(" against the control arms", "").partition("perplexity")[2]
-    printed(numbers, made["verdicts"][0]["test"]["difference"], False)
-    results = rows_under(seen, "final perplexity", "best perplexity")
-    for row in made["rows"]:
+    printed(numbers, built["verdicts"][0]["test"]["difference"], False)
+    results = rows_under(browsed, "final perplexity", "best perplexity")
+    for row in built["rows"]:
         name = row["variant"]
         assert results[name][1] == "3"
         printed(results[name][2], row["final_loss"], True)
@@ -221,9 +223,9 @@ def test_printed_intervals_are_those_of_report_json(seen: Seen) -> None:
             printed(results[name][4], row["against_baseline"], False)
 
 
-def test_printed_scores_and_items_are_those_of_report_json(seen: Seen) -> None:
-    printed_scores = rows_under(seen, "acc", "acc_norm", "items")
-    for row in seen.made["rows"]:
+def test_printed_scores_and_items_are_those_of_report_json(browsed: DrawnPage) -> None:
+    printed_scores = rows_under(browsed, "acc", "acc_norm", "items")
+    for row in browsed.report["rows"]:
         for cell, key in zip(printed_scores[row["variant"]][1:3], ("acc", "acc_norm"), strict=True):
             found = re.fullmatch(r"([\d.]+) ± ([\d.]+) %( †)?", " ".join(cell.split()))
             assert found, cell
@@ -232,9 +234,9 @@ def test_printed_scores_and_items_are_those_of_report_json(seen: Seen) -> None:
             assert (found[3] is not None) == (abs(rate - 0.25) <= 2 * error)
 
 
-def test_the_band_over_training_ends_at_the_noise_of_the_control_arms(seen: Seen) -> None:
-    (band,) = (trace for trace in seen.drawn("ranking") if not trace.get("label"))
-    tokens, losses = shared_losses(seen)
+def test_the_band_over_training_ends_at_the_noise_of_the_control_arms(browsed: DrawnPage) -> None:
+    (band,) = (trace for trace in browsed.drawn("ranking") if not trace.get("label"))
+    tokens, losses = shared_losses(browsed)
     arms = np.array([losses[name] for name in VARIANTS[:4]])
     half = stats.t.ppf(0.975, 9) * math.sqrt(arms.var(axis=0, ddof=1).mean() * (1 + 1 / 4) / 3)
     last = len(band["y"]) // 2 - 1
@@ -258,18 +260,18 @@ def test_a_variant_with_a_large_variance_shares_the_rank_of_the_arms_and_its_ite
             right = [(item * (seed + 2 + len(name))) % 7 < 3 for item in range(200)]
             rate = sum(right) / len(right)
             edit(study, f"{name}{seed}", hellaswag={"acc": rate, "acc_norm": rate, "items": len(right)})
-            kept = {"choices": [], "choices_norm": [], "correct": right, "correct_norm": right}
-            files.write_json(study / "runs" / f"{name}{seed}" / "hellaswag.json", kept)
+            saved = {"choices": [], "choices_norm": [], "correct": right, "correct_norm": right}
+            files.write_json(study / "runs" / f"{name}{seed}" / "hellaswag.json", saved)
     write.write_report(study)
-    made = json.loads((study / "report.json").read_text())
-    page = Seen(study, faultless(study), made)
-    assert made["verdicts"][0]["word"] == "cannot tell"
-    assert abs(made["verdicts"][0]["test"]["difference"]["mean"]) > made["noise"]
+    content = json.loads((study / "report.json").read_text())
+    page = DrawnPage(study, faultless(study), content)
+    assert content["verdicts"][0]["word"] == "cannot tell"
+    assert abs(content["verdicts"][0]["test"]["difference"]["mean"]) > content["noise"]
     ranks = by_variant(page.drawn("ranking-0-1"))
     assert {ranks[name]["y"][-1] for name in VARIANTS} == {3}
     tested = rows_under(page, "acc: items won / lost")
-    assert len(made["items"]) == 2 * (len(VARIANTS) - 1)
-    for test in made["items"]:
+    assert len(content["items"]) == 2 * (len(VARIANTS) - 1)
+    for test in content["items"]:
         cell = (
             tested[test["variant"]][1 if test["measure"] == "acc" else 2]
             .replace("\u2212", "-")
@@ -278,8 +280,8 @@ def test_a_variant_with_a_large_variance_shares_the_rank_of_the_arms_and_its_ite
         assert cell.startswith(f"+{test['wins']} / -{test['losses']}, p ")
 
 
-def test_no_element_overflows_a_phone(seen: Seen) -> None:
-    page = faultless(seen.study, phone=True)
+def test_no_element_overflows_a_phone(browsed: DrawnPage) -> None:
+    page = faultless(browsed.study, phone=True)
     assert page["width"] == [390, 390]
     assert page["beyond"] == []
 
@@ -311,8 +313,8 @@ def palette(block: int, name: str) -> tuple[int, ...]:
     return rgb(found.partition(f"--{name}: ")[2])
 
 
-def test_the_dark_page_has_a_dark_background(seen: Seen) -> None:
-    for block, page in enumerate((seen.page, faultless(seen.study, DARK))):
+def test_the_dark_page_has_a_dark_background(browsed: DrawnPage) -> None:
+    for block, page in enumerate((browsed.page, faultless(browsed.study, DARK))):
         assert rgb(page["background"]) == palette(block, "page")
         assert {rgb(ink) for ink in page["ink"].values()} == {palette(block, "soft")}
     assert max(palette(1, "page")) < 64
@@ -331,9 +333,9 @@ def pdf_colours(pdf: bytes) -> set[tuple[int, ...]]:
     return found
 
 
-def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(seen: Seen) -> None:
-    out = seen.study / "report.pdf"
-    browse(DARK, f"--print-to-pdf={out}", "--no-pdf-header-footer", (seen.study / "report.html").as_uri())
+def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(browsed: DrawnPage) -> None:
+    out = browsed.study / "report.pdf"
+    browse(DARK, f"--print-to-pdf={out}", "--no-pdf-header-footer", (browsed.study / "report.html").as_uri())
     pdf = out.read_bytes()
     assert len(re.findall(rb"/Type /Page\b", pdf)) > 1
     names = ("ink", "soft", "line", *(f"v{components.palette_index(name, VARIANTS)}" for name in VARIANTS))
@@ -343,14 +345,14 @@ def test_a_dark_page_prints_its_verdict_and_its_figures_in_the_colours_of_print(
         {palette(block, name) for block in (0, 1) for name in ("soft", "line")} | {palette(1, "v1")}
     )
     if reader := shutil.which("pdftotext"):
-        told = subprocess.run([reader, str(out), "-"], capture_output=True, text=True, check=True).stdout
-        said = " ".join(told.split())
-        verdict = next(line for line in seen.page["verdicts"] if line.startswith("RALEARN"))
+        done = subprocess.run([reader, str(out), "-"], capture_output=True, text=True, check=True).stdout
+        output = " ".join(done.split())
+        verdict = next(line for line in browsed.page["verdicts"] if line.startswith("RALEARN"))
         sentence = " ".join(verdict.removeprefix("RALEARN").split("perplexity")[0].split())
         assert sentence.startswith("better than")
-        assert sentence in said
-        assert all(digest in said for digest in ENVIRONMENT["code"].values())  # which the screen folds away
-        assert "click to hide or show" not in said
+        assert sentence in output
+        assert all(digest in output for digest in ENVIRONMENT["code"].values())  # which the screen folds away
+        assert "click to hide or show" not in output
     else:
         assert len(pdf) > 50_000
 

@@ -59,6 +59,6 @@ def lab(colour: np.ndarray) -> np.ndarray:
 )
 def test_colours_of_known_variants_differ_for_the_colour_blind(matrix: list[list[float]]) -> None:
     for palette in palettes():
-        seen = [lab(np.array(matrix) @ palette[f"v{place}"]) for place in range(6)]
-        apart = [float(np.linalg.norm(a - b)) for place, a in enumerate(seen) for b in seen[:place]]
+        observed = [lab(np.array(matrix) @ palette[f"v{place}"]) for place in range(6)]
+        apart = [float(np.linalg.norm(a - b)) for place, a in enumerate(observed) for b in observed[:place]]
         assert min(apart) > 15, apart

@@ -36,12 +36,12 @@ def as_report(folder: Path, name: str) -> Path:
     return folder
 
 
-def stands_as_recorded(seen: dict[str, Any], made: dict[str, Any]) -> None:
+def changes_are_drawn(found: dict[str, Any], built: dict[str, Any]) -> None:
     """Every change of compare.json and its interval, where it has one, is drawn, to the pixel."""
-    columns = [row["differences"] for row in made["absolute"]]
-    columns = columns or [row["against_baseline"] for row in made["relative"]]
-    names = [row["variant"] for row in made["absolute"] or made["relative"]]
-    traces = seen["drawn"]["changes"]
+    columns = [row["differences"] for row in built["absolute"]]
+    columns = columns or [row["against_baseline"] for row in built["relative"]]
+    names = [row["variant"] for row in built["absolute"] or built["relative"]]
+    traces = found["drawn"]["changes"]
     assert len(traces) == len(columns[0])
     for trace, intervals in zip(traces, zip(*columns, strict=True), strict=True):
         pixel = trace["pixel"][0]
@@ -53,10 +53,10 @@ def stands_as_recorded(seen: dict[str, Any], made: dict[str, Any]) -> None:
         assert trace["errors"] == [pytest.approx(bar, abs=pixel) for bar in bars]
 
 
-def is_printed(seen: dict[str, Any], made: dict[str, Any]) -> None:
+def is_printed(found: dict[str, Any], built: dict[str, Any]) -> None:
     """Every interval of the main table is that of compare.json."""
-    (table,) = (table for table in seen["tables"] if table[0][0] == "variant" and "against" in table[0][-1])
-    for cells, row in zip(table[1:], made["absolute"] or made["relative"], strict=True):
+    (table,) = (table for table in found["tables"] if table[0][0] == "variant" and "against" in table[0][-1])
+    for cells, row in zip(table[1:], built["absolute"] or built["relative"], strict=True):
         assert cells[0].strip() == row["variant"]
         losses, changes = row.get("losses", []), row.get("differences") or row["against_baseline"]
         for cell, interval in zip(cells[-len(losses + changes) :], losses + changes, strict=True):
@@ -73,31 +73,31 @@ def test_a_comparison_is_drawn_and_fits(tmp_path: Path, phone: bool) -> None:
     )
     studies = [a_study(tmp_path / "one"), a_study(tmp_path / "two", other, noise=1, shift=0.01)]
     write.write_comparison(compare.build_comparison(studies), tmp_path / "out")
-    seen = faultless(as_report(tmp_path / "out", "compare.html"), phone=phone)
-    assert {"changes", "curves0"} == set(seen["drawn"])
-    made = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert made["absolute"]
-    stands_as_recorded(seen, made)
-    is_printed(seen, made)
-    curves = {trace["name"]: trace for trace in seen["drawn"]["curves0"]}
+    drawn = faultless(as_report(tmp_path / "out", "compare.html"), phone=phone)
+    assert {"changes", "curves0"} == set(drawn["drawn"])
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert content["absolute"]
+    changes_are_drawn(drawn, content)
+    is_printed(drawn, content)
+    curves = {trace["name"]: trace for trace in drawn["drawn"]["curves0"]}
     assert all(trace["marks"] for trace in curves.values())
-    for line in made["alignments"]:
+    for line in content["alignments"]:
         assert curves[line["run"]]["x"] == [int(step) for step in line["curve"]]
         assert curves[line["run"]]["y"] == pytest.approx([100 * e for e in line["curve"].values()], rel=1e-3)
-    assert seen["width"][0] <= seen["width"][1]
-    assert seen["beyond"] == []
+    assert drawn["width"][0] <= drawn["width"][1]
+    assert drawn["beyond"] == []
 
 
 def test_the_published_study_is_drawn_without_its_curves(tmp_path: Path) -> None:
     write.write_comparison(compare.build_comparison(published(tmp_path)), tmp_path / "out")
-    seen = faultless(as_report(tmp_path / "out", "compare.html"), phone=True)
-    assert set(seen["drawn"]) == {"changes"}
-    made = json.loads((tmp_path / "out" / "compare.json").read_text())
-    assert not made["absolute"]
-    stands_as_recorded(seen, made)
-    is_printed(seen, made)
-    assert seen["width"][0] <= seen["width"][1]
-    assert seen["beyond"] == []
+    drawn = faultless(as_report(tmp_path / "out", "compare.html"), phone=True)
+    assert set(drawn["drawn"]) == {"changes"}
+    content = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert not content["absolute"]
+    changes_are_drawn(drawn, content)
+    is_printed(drawn, content)
+    assert drawn["width"][0] <= drawn["width"][1]
+    assert drawn["beyond"] == []
 
 
 @pytest.mark.parametrize("phone", [False, True])
@@ -106,14 +106,14 @@ def test_the_memory_of_a_step_is_drawn_and_fits(tmp_path: Path, phone: bool) -> 
     (tmp_path / "report.html").write_text(
         render_html(memory_document(rows, "a card " + "x" * 200, ["a note"]))
     )
-    seen = faultless(tmp_path, phone=phone)
-    assert set(seen["drawn"]) == {"timeline0", "timeline1"}
-    for traces in seen[
+    drawn = faultless(tmp_path, phone=phone)
+    assert set(drawn["drawn"]) == {"timeline0", "timeline1"}
+    for traces in drawn[
         "drawn"
     ].values():  # plotly draws the area of a stacked trace in the group of its neighbour
         assert sum(trace["marks"] for trace in traces) == len(traces)
-    assert seen["width"][0] <= seen["width"][1]
-    assert seen["beyond"] == []
+    assert drawn["width"][0] <= drawn["width"][1]
+    assert drawn["beyond"] == []
 
 
 def a_run_attention(name: str, variant: str, share: float, tokens: int) -> RunAttention:
@@ -138,10 +138,10 @@ def a_text(tokens: int) -> InputText:
 def test_the_attention_maps_are_drawn_and_fit(tmp_path: Path, phone: bool, tokens: int) -> None:
     attentions = [a_run_attention("B0", "B", 0.0, tokens), a_run_attention("RAALL0", "RAALL", 1.0, tokens)]
     (tmp_path / "attention.html").write_text(render_html(attention_document(attentions, a_text(tokens))))
-    seen = faultless(as_report(tmp_path, "attention.html"), phone=phone)
-    assert set(seen["drawn"]) == {"attention-layers", "attention-map0-0", "attention-map1-0"}
-    assert seen["width"][0] <= seen["width"][1]
-    assert seen["beyond"] == []
+    drawn = faultless(as_report(tmp_path, "attention.html"), phone=phone)
+    assert set(drawn["drawn"]) == {"attention-layers", "attention-map0-0", "attention-map1-0"}
+    assert drawn["width"][0] <= drawn["width"][1]
+    assert drawn["beyond"] == []
 
 
 THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
@@ -174,20 +174,20 @@ def _towards_the_first(rows: list[list[float]], share: float) -> list[list[float
 @pytest.mark.parametrize("phone", [False, True])
 def test_a_report_shows_the_attention_maps(tmp_path: Path, phone: bool) -> None:
     study, _ = with_attention(tmp_path / "study")
-    seen = faultless(study, phone=phone)
-    assert {"attention-layers", "attention-map0-0", "attention-map1-0"} < set(seen["drawn"])
-    assert seen["width"][0] <= seen["width"][1]
-    assert seen["beyond"] == []
+    drawn = faultless(study, phone=phone)
+    assert {"attention-layers", "attention-map0-0", "attention-map1-0"} < set(drawn["drawn"])
+    assert drawn["width"][0] <= drawn["width"][1]
+    assert drawn["beyond"] == []
 
 
 def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(tmp_path: Path) -> None:
     study, _ = with_attention(tmp_path / "study")
-    kept = json.loads((study / "attention.json").read_text())
-    runs = {one["run"]: one for one in kept["runs"]}
-    seen = faultless(study)
+    content = json.loads((study / "attention.json").read_text())
+    runs = {one["run"]: one for one in content["runs"]}
+    drawn = faultless(study)
     statistics = ("total_variation", "jensen_shannon", "entropy", "distance", "previous", "first")
     for place, name in enumerate(statistics):
-        traces = {trace["name"]: trace for trace in seen["switched"][f"attention-layers-0-{place}"]}
+        traces = {trace["name"]: trace for trace in drawn["switched"][f"attention-layers-0-{place}"]}
         assert len(traces) == 2 * len(runs)
         for run, one in runs.items():
             for path in ("standard", "reciprocal"):
@@ -224,16 +224,16 @@ def test_attention_maps_are_coloured_relative_to_uniform_attention_and_blank_abo
     tmp_path: Path,
 ) -> None:
     study, attentions = with_attention(tmp_path / "study")
-    seen = faultless(study)
+    drawn = faultless(study)
     block = attentions[0].block
     for layer in attentions[0].layers:
         for place, one in enumerate(attentions):
             name = f"attention-map{layer}-0-0-{place}"
             for path, (trace, masses) in enumerate(
-                zip(seen["switched"][name], one.layers[layer].pictures[0], strict=True)
+                zip(drawn["switched"][name], one.layers[layer].pictures[0], strict=True)
             ):
                 (low, high), count = trace["reach"], len(masses)
-                cells = middles(seen["painted"][name][str(path)], count)
+                cells = middles(drawn["painted"][name][str(path)], count)
                 for i, row in enumerate(cells):
                     for j, (*colour, opacity) in enumerate(row):
                         if j > i:

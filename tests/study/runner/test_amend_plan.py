@@ -66,8 +66,8 @@ def wsd(config: Config) -> Config:
 def on_record(folder: Path, name: str, **schedule: Any) -> None:
     run = folder / "runs" / f"{name}0"
     run.mkdir(parents=True)
-    seen = run_record.blank(f"{name}0", name, 0).to_json() | {"schedule": {"cut": False} | schedule}
-    files.write_json(run / "run.json", seen)
+    found = run_record.blank(f"{name}0", name, 0).to_json() | {"schedule": {"cut": False} | schedule}
+    files.write_json(run / "run.json", found)
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -80,9 +80,9 @@ def test_a_rebuilt_plan_has_the_warm_up_of_existing_runs(
     on_record(tmp_path, "B", iterations=first.iterations, **known)
     slower = place.make("B", "RALEARN", time_steps=steady({"B": 4.0, "RALEARN": 6.0}))
     assert (slower.variants["B"].warmup_iterations or 0) < (first.warmup_iterations or 0)
-    made = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), place.config.optimizer)
-    assert made.variants["B"] == first
-    assert made.variants["RALEARN"] == slower.variants["RALEARN"]
+    plan = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), place.config.optimizer)
+    assert plan.variants["B"] == first
+    assert plan.variants["RALEARN"] == slower.variants["RALEARN"]
 
 
 def test_a_recorded_warm_up_takes_precedence_over_a_computed_one(config: Config, tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_a_recorded_warm_up_takes_precedence_over_a_computed_one(config: Config,
     count = plan.variants["B"].iterations
     assert warmup_iterations(count, config.optimizer.warmup_fraction) != 17
     on_record(tmp_path, "B", iterations=count, warmup_iterations=17)
-    made = amend_plan.restore_counts(plan, amend_plan.recorded_schedules(tmp_path), place.config.optimizer)
-    assert made.variants["B"].warmup_iterations == 17
+    built = amend_plan.restore_counts(plan, amend_plan.recorded_schedules(tmp_path), place.config.optimizer)
+    assert built.variants["B"].warmup_iterations == 17
 
 
 def test_a_lost_plan_of_an_extended_study_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_rebuilt_plan_gives_every_variant_the_recorded_count(config: Config, t
     on_record(tmp_path, "B", iterations=3602)
     plan = place.make("B", "RALEARN")
     assert plan.variants["B"].iterations < 3602
-    made = amend_plan.restore_counts(plan, amend_plan.recorded_schedules(tmp_path), config.optimizer)
-    assert {row.iterations for row in made.variants.values()} == {3602}
+    built = amend_plan.restore_counts(plan, amend_plan.recorded_schedules(tmp_path), config.optimizer)
+    assert {row.iterations for row in built.variants.values()} == {3602}
 
 
 def test_a_fast_added_variant_has_no_note(config: Config, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_variant_that_never_fits_is_refused_and_the_plan_is_unchanged(
     monkeypatch.setattr(
         Predictions, "fits", lambda self, it, micro: it.name != "RALEARN" and fits(self, it, micro)
     )
-    with pytest.raises(MemoryPlanError, match=r"RALEARN .*for one sequence") as told:
+    with pytest.raises(MemoryPlanError, match=r"RALEARN .*for one sequence") as caught:
         place.add(plan, "B", "RALEARN")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert plan_file.read(tmp_path) == plan

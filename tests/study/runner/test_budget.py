@@ -126,12 +126,12 @@ class Study:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Stepper, "step", step)
                 attentions = {name: variant(name, self.config.model, ALTERNATION).attention for name in names}
-                seen: Mapping[str, list[float]] = measure_steps(
+                found: Mapping[str, list[float]] = measure_steps(
                     self.config, self.resolved, attentions, batch, seconds, Stop(), machine.now,
                     after_warm_up=lambda: timed_from.append(steps[0]),
                 )  # fmt: skip
             assert timed_from == [WARM_UP_STEPS * len(names)]
-            return {name: Timing((tuple(own),), None) for name, own in seen.items()}
+            return {name: Timing((tuple(values),), None) for name, values in found.items()}
 
         def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
             return time_together([name], batch, seconds)[name]
@@ -176,11 +176,11 @@ def test_all_variants_get_one_count_and_the_slowest_trains_for_the_time_limit(
     counts = {name: row.iterations for name, row in plan.variants.items()}
     assert len(set(counts.values())) == 1
     for seed, name in enumerate(NAMES):
-        seen = study.run(plan, name, Machine(10 + seed, noise, evaluation=300.0, saving=7.0))
-        assert seen["progress"]["iterations"] == counts[name]
-        assert seen["schedule"]["cut"] is False
+        output = study.run(plan, name, Machine(10 + seed, noise, evaluation=300.0, saving=7.0))
+        assert output["progress"]["iterations"] == counts[name]
+        assert output["schedule"]["cut"] is False
         planned = LIMIT * STEP[name] / STEP["RALEARN"]
-        assert seen["clock"]["train"] == pytest.approx(planned, rel=0.1), name
+        assert output["clock"]["train"] == pytest.approx(planned, rel=0.1), name
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -231,11 +231,11 @@ def test_the_time_of_evaluation_saving_and_compiling_changes_neither_count_nor_t
 @pytest.mark.parametrize("slower", [1.2, 3.0])
 def test_a_machine_that_slows_down_after_timing_finishes_its_runs(study: Study, slower: float) -> None:
     plan = study.plan(Machine(1, jitter))
-    seen = study.run(plan, "RALEARN", Machine(2, waves, evaluation=300.0), slower)
-    assert seen["schedule"]["iterations"] == plan.variants["RALEARN"].iterations
-    assert seen["schedule"]["cut"] is False
-    assert seen["progress"]["iterations"] == plan.variants["RALEARN"].iterations
-    assert seen["clock"]["train"] == pytest.approx(slower * LIMIT, rel=0.1)
+    output = study.run(plan, "RALEARN", Machine(2, waves, evaluation=300.0), slower)
+    assert output["schedule"]["iterations"] == plan.variants["RALEARN"].iterations
+    assert output["schedule"]["cut"] is False
+    assert output["progress"]["iterations"] == plan.variants["RALEARN"].iterations
+    assert output["clock"]["train"] == pytest.approx(slower * LIMIT, rel=0.1)
 
 
 @pytest.mark.parametrize("names", [("B", "RAALL"), NAMES])

@@ -21,8 +21,8 @@ def keep(tmp_path: Path, begun: bool) -> str:
     snapshot_sources(
         tmp_path / "study", ["B", "RAALL", "RA:0", "MINE"], lambda name: begun and name == "MINE"
     )
-    (kept,) = (tmp_path / "study/own").iterdir()
-    return kept.read_text()
+    (saved,) = (tmp_path / "study/own").iterdir()
+    return saved.read_text()
 
 
 def test_the_source_is_saved_and_may_change_until_a_run_has_started(tmp_path: Path, source: Path) -> None:

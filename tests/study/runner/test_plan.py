@@ -242,10 +242,10 @@ def test_a_rebuilt_plan_has_the_counts_of_existing_runs(config: Config, tmp_path
     began = first.variants["RAALL"].iterations
     folder = tmp_path / "runs" / "RAALL0"
     folder.mkdir(parents=True)
-    seen = run_record.blank("RAALL0", "RAALL", 0).to_json() | {
+    found = run_record.blank("RAALL0", "RAALL", 0).to_json() | {
         "schedule": {"iterations": began, "cut": False}
     }
-    files.write_json(folder / "run.json", seen)
+    files.write_json(folder / "run.json", found)
     settings = StudySettings("s", NAMES, 3, tmp_path, False)
     variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
     slower = planner.make_plan(config, settings, resolved(), variants, steady(dict.fromkeys(NAMES, 3.0)))

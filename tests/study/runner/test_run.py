@@ -50,14 +50,14 @@ def ended(study: Study, status: int, written: str | None, before: str | None = N
     """The record after a process that wrote one of status `written` ended with `status`."""
     folder = study.run_dir("B", 0)
     folder.mkdir(parents=True, exist_ok=True)
-    made = a_record("B", 0, 4.0)
+    record = a_record("B", 0, 4.0)
     if before:
-        files.write_json(folder / "run.json", made | {"status": before, "error": None})
+        files.write_json(folder / "run.json", record | {"status": before, "error": None})
 
     class Fake(Session):
         @contextlib.contextmanager
         def process(self, arguments: list[str], log: Path) -> Iterator[Any]:
-            of_this = made | {"status": written, "error": None, "notes": ["by this process"]}
+            of_this = record | {"status": written, "error": None, "notes": ["by this process"]}
             yield Child(folder, of_this if written else None, status)
 
     study.session = Fake()
@@ -72,16 +72,16 @@ def study(a100_config: Config) -> Study:
 
 @pytest.mark.parametrize("status", [-6, -11, 120, 1])
 def test_a_finished_run_is_finished_for_any_exit_of_its_process(study: Study, status: int) -> None:
-    seen = ended(study, status, "finished", before="interrupted")
-    assert (seen["status"], seen["error"]) == ("finished", None)
+    found = ended(study, status, "finished", before="interrupted")
+    assert (found["status"], found["error"]) == ("finished", None)
     assert study.status("B", 0) == "finished"
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", None])
 def test_a_process_that_died_before_its_end_has_failed(study: Study, status: str | None) -> None:
-    seen = ended(study, -6, status, before="running")
-    assert seen["status"] == "failed"
-    assert re.search("killed by SIGABRT: terminate called", seen["error"])
+    found = ended(study, -6, status, before="running")
+    assert found["status"] == "failed"
+    assert re.search("killed by SIGABRT: terminate called", found["error"])
 
 
 def test_a_record_older_than_the_process_does_not_show_its_end(study: Study) -> None:

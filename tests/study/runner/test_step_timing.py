@@ -47,11 +47,11 @@ def draw(generator: np.random.Generator, ratio: float, drift: float) -> dict[str
     """Interleaved steps on a machine whose speed drifts equally for both classes."""
     speed = np.exp(drift * np.sin(np.arange(60) / 9))
     blocks = {
-        name: own * speed * generator.lognormal(0, 0.05, 60) for name, own in (("a", 1.0), ("b", ratio))
+        name: values * speed * generator.lognormal(0, 0.05, 60) for name, values in (("a", 1.0), ("b", ratio))
     }
     return {
-        name: Timing(tuple(tuple(part) for part in np.split(own, BLOCKS)), None)
-        for name, own in blocks.items()
+        name: Timing(tuple(tuple(part) for part in np.split(values, BLOCKS)), None)
+        for name, values in blocks.items()
     }
 
 

@@ -83,9 +83,9 @@ def test_all_sessions_of_a_study_use_one_set_of_hellaswag_items(place: Workplace
     edited = json.loads(lines[0])
     edited["label"] = (int(edited["label"]) + 1) % 4
     items.write_text("\n".join([json.dumps(edited), *lines[1:]]), encoding="utf-8")
-    said = run(place, "scripts.study", expect=1)
-    assert f"{items} gives 3 items" in said
-    assert "B0 was scored on 3 items" in said
+    output = run(place, "scripts.study", expect=1)
+    assert f"{items} gives 3 items" in output
+    assert "B0 was scored on 3 items" in output
     assert not (place.study / "runs/B1").exists()
     items.write_text("\r\n".join(lines) + "\r\n", encoding="utf-8")  # the same questions
     run(place, "scripts.study", expect=0)
@@ -96,8 +96,8 @@ def test_a_failed_run_is_recorded_and_the_others_continue(place: Workplace) -> N
     study = place.study
     (study / "runs" / "B0").mkdir(parents=True)
     (study / "runs" / "B0" / "checkpoint").write_text("in the way")  # its checkpoint cannot be written
-    told = run(place, "scripts.study", expect=1)
-    assert "not finished: B0" in told
+    output = run(place, "scripts.study", expect=1)
+    assert "not finished: B0" in output
     assert run_record.load(study / "runs/B0").status == "failed"
     assert run_record.load(study / "runs/RALEARN0").status == "finished"
 
@@ -132,19 +132,21 @@ def test_an_extended_study_has_the_numbers_of_a_longer_one(place: Workplace) -> 
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("CONFIG_FOO=1", "CONFIG_FOO"),
         ("CONFIG_SEEDS=99999", "CONFIG_SEEDS"),
         ("CONFIG_CHECKPOINT_SECONDS=0", "CONFIG_CHECKPOINT_SECONDS"),
     ],
 )
-def test_a_manually_edited_config_is_checked_against_kconfig(place: Workplace, line: str, told: str) -> None:
+def test_a_manually_edited_config_is_checked_against_kconfig(
+    place: Workplace, line: str, message: str
+) -> None:
     name = line.partition("=")[0]
     path = place.folder / ".config"
-    kept = [text for text in path.read_text().splitlines() if not text.startswith(f"{name}=")]
-    path.write_text("\n".join([*kept, line]) + "\n")
-    said = run(place, "scripts.study", expect=1)
-    assert told in said
-    assert "error:" in said
+    saved = [text for text in path.read_text().splitlines() if not text.startswith(f"{name}=")]
+    path.write_text("\n".join([*saved, line]) + "\n")
+    output = run(place, "scripts.study", expect=1)
+    assert message in output
+    assert "error:" in output
     assert not (place.folder / "results").exists()

@@ -16,9 +16,9 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: made.now)
-    return made
+    built = Clock()
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: built.now)
+    return built
 
 
 def train(iteration: int) -> Event:
@@ -32,10 +32,10 @@ def lines_of(monkeypatch: pytest.MonkeyPatch, *events: Event, name: str = "RALEA
     """Return the texts of the live line after its start."""
     shown: list[str] = []
     monkeypatch.setattr(LiveLine, "update", lambda self, text, share: shown.append(text))
-    made = Terminal(Estimate(11, 7200.0), 15, io.StringIO())
-    made.begin(name, 5)
+    built = Terminal(Estimate(11, 7200.0), 15, io.StringIO())
+    built.begin(name, 5)
     for event in events:
-        made.update(event)
+        built.update(event)
     return shown
 
 
@@ -60,13 +60,13 @@ def test_before_the_first_step_the_line_shows_the_phase(monkeypatch: pytest.Monk
 
 def test_without_a_terminal_lines_are_plain_and_rare(clock: Clock) -> None:
     stream = io.StringIO()
-    made = Terminal(Estimate(1, None), 1, stream)
-    made.begin("B0", 1)
+    built = Terminal(Estimate(1, None), 1, stream)
+    built.begin("B0", 1)
     for second in range(40):
         clock.now = float(second)
-        made.update(train(second + 1))
-    made.update(Event("note", message="a note"))
-    made.end("perplexity 12.00")
+        built.update(train(second + 1))
+    built.update(Event("note", message="a note"))
+    built.end("perplexity 12.00")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("[1/1] B0   16%  loss 8.310")
@@ -96,16 +96,16 @@ def test_a_resumed_run_is_not_counted_as_a_fast_one(clock: Clock) -> None:
 
 
 def test_a_restarted_run_is_not_counted_as_finished(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    made = Terminal(Estimate(3, 1000.0), 3)
-    made.begin("B0", 1)
+    built = Terminal(Estimate(3, 1000.0), 3)
+    built.begin("B0", 1)
     clock.now = 5.0
-    made.pause("once more")
-    made.begin("B0", 1)
-    assert made.estimate.seconds_left() == 3000.0
+    built.pause("once more")
+    built.begin("B0", 1)
+    assert built.estimate.seconds_left() == 3000.0
     clock.now = 105.0
-    made.end("done")
-    made.estimate.begin()
-    assert made.estimate.seconds_left() == pytest.approx(200.0)
+    built.end("done")
+    built.estimate.begin()
+    assert built.estimate.seconds_left() == pytest.approx(200.0)
     assert capsys.readouterr().out.splitlines() == ["[1/3] B0  once more", "[1/3] B0  done"]
 
 

@@ -141,16 +141,16 @@ def test_students_t_agrees_with_the_former_code_to_1e_10() -> None:
     assert all(statistics.t_p_value(t, dof) == near(p) for t, dof, p in T_P_VALUES)
     assert all(statistics.t_quantile(level, dof) == near(t) for level, dof, t in T_QUANTILES)
     for values, low, high in INTERVALS:
-        seen = statistics.mean_interval(values)
-        assert (seen.low, seen.high) == (near(low), near(high))
+        interval = statistics.mean_interval(values)
+        assert (interval.low, interval.high) == (near(low), near(high))
 
 
 def test_the_f_test_and_the_sign_test_agree_with_the_former_code_to_1e_10() -> None:
     floor = statistics.NoiseFloor
     for ratio, a, b, p in F_P_VALUES:
-        seen = statistics.variance_ratio(floor(ratio**0.5, a), floor(1.0, b))
-        assert seen is not None
-        assert seen.p_value == near(p)
+        found = statistics.variance_ratio(floor(ratio**0.5, a), floor(1.0, b))
+        assert found is not None
+        assert found.p_value == near(p)
     for a, b, low, high in UNDETECTED_RATIOS:
         assert statistics.undetected_ratios(a, b) == (near(low), near(high))
     for wins, losses, p in SIGN_P_VALUES:

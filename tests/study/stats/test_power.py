@@ -32,8 +32,8 @@ def test_the_detectable_effect_has_a_power_of_80_percent(dof: int) -> None:
 
 def test_without_an_effect_the_power_is_the_significance_level_and_it_grows_with_the_effect() -> None:
     assert power.power(0.0, 7) == pytest.approx(0.05, abs=1e-9)
-    seen = [power.power(effect / 2, 7) for effect in range(80)]
-    assert seen == sorted(seen)
+    observed = [power.power(effect / 2, 7) for effect in range(80)]
+    assert observed == sorted(observed)
     assert power.power(1e9, 1) == 1.0
 
 

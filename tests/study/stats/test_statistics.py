@@ -28,25 +28,25 @@ def test_t_quantiles_equal_those_of_scipy(dof: int, confidence: float) -> None:
 @pytest.mark.parametrize("quantile", [0.6, 0.75, 0.9, 0.95, 0.975, 0.995, 0.9995])
 def test_t_quantiles_equal_those_of_scipy_at_every_degree_of_freedom(quantile: float) -> None:
     dofs = range(1, 201)
-    seen = [statistics.t_quantile(2 * quantile - 1, dof) for dof in dofs]
-    assert seen == pytest.approx(stats.t.ppf(quantile, dofs), rel=1e-8)
+    observed = [statistics.t_quantile(2 * quantile - 1, dof) for dof in dofs]
+    assert observed == pytest.approx(stats.t.ppf(quantile, dofs), rel=1e-8)
 
 
 @given(st.lists(losses, min_size=2, max_size=9))
 def test_the_interval_of_a_mean_equals_that_of_scipy(values: list[float]) -> None:
-    seen = statistics.mean_interval(values)
+    interval = statistics.mean_interval(values)
     error = stats.sem(values)
-    assert seen.low is not None
-    assert seen.high is not None
+    assert interval.low is not None
+    assert interval.high is not None
     if error > 1e-9:
         low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=error)
-        assert seen.low == pytest.approx(low, rel=1e-9)
-        assert seen.high == pytest.approx(high, rel=1e-9)
+        assert interval.low == pytest.approx(low, rel=1e-9)
+        assert interval.high == pytest.approx(high, rel=1e-9)
 
 
 def test_one_value_has_no_interval() -> None:
-    seen = statistics.mean_interval([3.0])
-    assert (seen.mean, seen.low, seen.high, seen.contains_zero) == (3.0, None, None, None)
+    interval = statistics.mean_interval([3.0])
+    assert (interval.mean, interval.low, interval.high, interval.contains_zero) == (3.0, None, None, None)
 
 
 def test_the_noise_floor_is_the_residual_of_a_one_way_analysis_by_seed() -> None:
@@ -82,15 +82,15 @@ def test_a_variant_without_effect_lies_in_the_noise_band_in_95_percent_of_simula
 
 @given(st.lists(st.floats(-0.1, 0.1).map(lambda value: round(value, 6)), min_size=2, max_size=9))
 def test_the_paired_test_equals_that_of_scipy_and_has_its_spread(differences: list[float]) -> None:
-    seen, spread = statistics.paired_t(differences), np.std(differences, ddof=1)
-    assert seen.spread == pytest.approx(spread, abs=1e-12)
+    found, spread = statistics.paired_t(differences), np.std(differences, ddof=1)
+    assert found.spread == pytest.approx(spread, abs=1e-12)
     if spread > 1e-6:
         expected = stats.ttest_1samp(differences, 0)
-        assert seen.p_value == pytest.approx(expected.pvalue, rel=1e-8)
-        for level, interval in ((0.95, seen.difference), (0.90, seen.narrow)):
+        assert found.p_value == pytest.approx(expected.pvalue, rel=1e-8)
+        for level, interval in ((0.95, found.difference), (0.90, found.narrow)):
             bounds = expected.confidence_interval(level)
             assert (interval.low, interval.high) == pytest.approx((bounds.low, bounds.high))
-        assert seen.difference.contains_zero == (seen.p_value >= 0.05)
+        assert found.difference.contains_zero == (found.p_value >= 0.05)
 
 
 def test_one_difference_has_no_test_and_equal_differences_have_a_p_value_of_zero_or_one() -> None:
@@ -124,11 +124,11 @@ def test_holm_never_lowers_a_p_value_and_preserves_their_order(values: list[floa
 def test_mcnemars_exact_test_is_the_binomial_test_of_scipy_on_discordant_items(
     differences: list[float],
 ) -> None:
-    seen = statistics.sign_test(differences)
+    test = statistics.sign_test(differences)
     wins, losses = differences.count(1.0), differences.count(-1.0)
-    assert (seen.wins, seen.losses) == (wins, losses)
+    assert (test.wins, test.losses) == (wins, losses)
     expected = stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    assert seen.p_value == pytest.approx(expected, rel=1e-8)
+    assert test.p_value == pytest.approx(expected, rel=1e-8)
 
 
 def test_the_exact_test_holds_for_all_of_hellaswag() -> None:
@@ -139,12 +139,12 @@ def test_the_exact_test_holds_for_all_of_hellaswag() -> None:
 
 def test_a_ratio_of_variances_is_the_two_sided_f_test_of_scipy() -> None:
     one, other = statistics.NoiseFloor(0.02, 4), statistics.NoiseFloor(0.01, 6)
-    seen, mirrored = statistics.variance_ratio(one, other), statistics.variance_ratio(other, one)
-    assert seen is not None
+    found, mirrored = statistics.variance_ratio(one, other), statistics.variance_ratio(other, one)
+    assert found is not None
     assert mirrored is not None
-    assert seen.ratio == pytest.approx(4)
-    assert seen.p_value == pytest.approx(2 * stats.f.sf(4, 4, 6), rel=1e-8)
-    assert mirrored.p_value == pytest.approx(seen.p_value, rel=1e-8)
+    assert found.ratio == pytest.approx(4)
+    assert found.p_value == pytest.approx(2 * stats.f.sf(4, 4, 6), rel=1e-8)
+    assert mirrored.p_value == pytest.approx(found.p_value, rel=1e-8)
     assert statistics.variance_ratio(one, statistics.NoiseFloor(0.0, 3)) is None
 
 
@@ -155,9 +155,9 @@ def test_the_variance_test_has_5_percent_false_positives_in_simulated_studies() 
         full, half = (statistics.noise_floor(part.tolist()) for part in (table[:, :2], table[:, 2:]))
         assert full is not None
         assert half is not None
-        seen = statistics.variance_ratio(half, full)
-        assert seen is not None
-        wrong += seen.p_value < 0.05
+        ratio = statistics.variance_ratio(half, full)
+        assert ratio is not None
+        wrong += ratio.p_value < 0.05
     assert 0.03 <= wrong / 2000 <= 0.07
 
 
