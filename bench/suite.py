@@ -77,25 +77,36 @@ class SuiteResult:
 
 @dataclass(frozen=True)
 class Suite:
-    """One question that `make bench SUITE=name` answers.
+    """One question that `make bench SUITE=name` answers. It takes the options that it has a value for.
 
-    options: meaning of each option that the suite takes. rounds, seconds: defaults by kind of device ("cpu", "cuda").
+    shape: meaning of SHAPE. rounds, seconds: defaults by kind of device ("cpu", "cuda").
     """
 
     name: str
     help: str
     run: Callable[[Options, Session], SuiteResult]
-    options: Mapping[str, str] = field(default_factory=dict)
+    shape: str = ""
     rounds: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    cases: str = ""
     least_rounds: int = 1
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Option -> meaning."""
+        meanings = {
+            "SHAPE": self.shape,
+            "ROUNDS": "measurements of each case" if self.rounds else "",
+            "SECONDS": "seconds of timed steps of one measurement" if self.seconds else "",
+            "CASES": self.cases,
+        }
+        return {name: meaning for name, meaning in meanings.items() if meaning}
 
     def check(self, given: Mapping[str, Any]) -> None:
         """Raise UserError for an option that the suite does not take, or for too few rounds."""
-        for name in given:
-            if name not in self.options:
-                takes = ", ".join(self.options) or "no option"
-                raise UserError(f"suite {self.name} takes no {name}=; it takes: {takes}")
+        for name in given.keys() - self.options.keys():
+            takes = ", ".join(self.options) or "no option"
+            raise UserError(f"suite {self.name} takes no {name}=; it takes: {takes}")
         if given.get("ROUNDS", self.least_rounds) < self.least_rounds:
             raise UserError(
                 f"ROUNDS={given['ROUNDS']} is too few for suite {self.name}; fix: ROUNDS={self.least_rounds} or more"

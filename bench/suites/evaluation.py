@@ -111,9 +111,12 @@ def run(options: Options, session: Session) -> SuiteResult:
                 f"round {number + 1}/{options.rounds}  {case}: validation of {sample.validation_tokens:,} tokens "
                 f"{sample.validation_seconds:.2f} s, {sample.items} items {sample.hellaswag_seconds:.2f} s"
             )
-    rates = {case: training_rate(shape, case, options.seconds) for case in CASES}
+    model = cases.Shape(shape.name, shape.layers, shape.heads, shape.width, shape.block_size)
+    with open_workers(persistent=False) as measure:
+        turns = {case: measure(model, case, shape.micro, options.seconds) for case in CASES}
+    rates = {case: turn["tokens_per_second"] for case, turn in turns.items()}
     data["rows"] = rows_of(samples, rates, whole)
-    return SuiteResult(data, (table(data["rows"], whole),))
+    return SuiteResult(data, (table(data["rows"], samples, whole),))
 
 
 def local_items_file(default: Config) -> Path | None:
@@ -202,14 +205,6 @@ def evaluate_once(shape: Shape, case: str, windows: int, items: list[hellaswag.I
     return Sample(case, tokens, validation_seconds, len(items), item_tokens, hellaswag_seconds, peak)
 
 
-def training_rate(shape: Shape, case: str, seconds: float) -> float:
-    """Measure tokens/s of training steps. The rate gives the number of validations of a run."""
-    model = cases.Shape(shape.name, shape.layers, shape.heads, shape.width, shape.block_size)
-    with open_workers(persistent=False) as measure:
-        rate: float = measure(model, case, shape.micro, seconds)["tokens_per_second"]
-    return rate
-
-
 def validations(whole: Whole, training_rate: float) -> int:
     """Count the validations of a run at this rate in tokens/s: one at each grid point inside it and one at its end."""
     tokens = int(whole.run_seconds * training_rate)
@@ -219,29 +214,21 @@ def validations(whole: Whole, training_rate: float) -> int:
 def rows_of(
     samples: Sequence[Sample], training_rates: Mapping[str, float], whole: Whole
 ) -> list[dict[str, Any]]:
-    """Return one row a variant: measured values and extrapolations as `spread` over the rounds.
-
-    timed_items, timed_validation_tokens: size of the timed share.
-    """
+    """Return one row a variant, each value extrapolated from a share by its tokens, as `spread` over the rounds."""
     rows = []
-    for case in dict.fromkeys(sample.case for sample in samples):
+    for case, rate in training_rates.items():
         measured = [sample for sample in samples if sample.case == case]
-        hellaswag_seconds = [s.hellaswag_seconds * whole.item_tokens / s.item_tokens for s in measured]
-        rates = [sample.validation_tokens / sample.validation_seconds for sample in measured]
-        count = validations(whole, training_rates[case])
-        seconds = [whole.validation_tokens / rate for rate in rates]
+        seconds = [s.validation_seconds * whole.validation_tokens / s.validation_tokens for s in measured]
+        count = validations(whole, rate)
         rows.append(
             {
                 "case": case,
-                "rounds": len(measured),
-                "timed_items": measured[0].items,
-                "timed_validation_tokens": measured[0].validation_tokens,
-                "items_per_second": spread([whole.items / value for value in hellaswag_seconds]),
-                "hellaswag_seconds": spread(hellaswag_seconds),
-                "validation_tokens_per_second": spread(rates),
+                "hellaswag_seconds": spread(
+                    [s.hellaswag_seconds * whole.item_tokens / s.item_tokens for s in measured]
+                ),
                 "validation_seconds": spread(seconds),
-                "training_tokens_per_second": training_rates[case],
                 "validations": count,
+                "training_tokens_per_second": rate,
                 "validation_share": spread([count * value / whole.run_seconds for value in seconds]),
                 "peak_bytes": max(sample.peak_bytes for sample in measured),
             }
@@ -251,9 +238,7 @@ def rows_of(
 
 COLUMNS: Columns = {
     "variant": lambda row: row["case"],
-    "items/s": lambda row: format_spread(row["items_per_second"], ".1f"),
     "HellaSwag s": lambda row: format_spread(row["hellaswag_seconds"], ".1f"),
-    "validation tokens/s": lambda row: format_spread(row["validation_tokens_per_second"], ",.0f"),
     "one validation s": lambda row: format_spread(row["validation_seconds"], ".2f"),
     "validations": lambda row: str(row["validations"]),
     "% of a run": lambda row: format_spread(row["validation_share"], ".2f", 100),
@@ -261,15 +246,13 @@ COLUMNS: Columns = {
 }
 
 
-def table(rows: list[dict[str, Any]], whole: Whole) -> ResultTable:
+def table(rows: list[dict[str, Any]], samples: Sequence[Sample], whole: Whole) -> ResultTable:
     """List the rows. Notes state the extrapolations and the source of the number of validations."""
-    first = rows[0]
-    notes = [f"{first['rounds']} rounds, median [{INTERVAL}]"]
-    timed, timed_tokens = first["timed_items"], first["timed_validation_tokens"]
-    if timed < whole.items:
-        notes.append(f"HellaSwag s is EXTRAPOLATED by tokens from {timed} items to all {whole.items:,}")
-    if timed_tokens < whole.validation_tokens:
-        source = f"from {timed_tokens:,} tokens to all {whole.validation_tokens:,}"
+    timed, notes = samples[0], [f"{len(samples) // len(rows)} rounds, median [{INTERVAL}]"]
+    if timed.items < whole.items:
+        notes.append(f"HellaSwag s is EXTRAPOLATED by tokens from {timed.items} items to all {whole.items:,}")
+    if timed.validation_tokens < whole.validation_tokens:
+        source = f"from {timed.validation_tokens:,} tokens to all {whole.validation_tokens:,}"
         notes.append(f"one validation s is EXTRAPOLATED {source}")
     rates = ", ".join(f"{row['case']} {row['training_tokens_per_second']:,.0f}" for row in rows)
     notes.append(
@@ -283,11 +266,7 @@ SUITE = Suite(
     "evaluation",
     "seconds of HellaSwag and of a validation, and their share of a run",
     run,
-    options={
-        "SHAPE": "the first shape whose name contains this; the first by default",
-        "ROUNDS": "evaluations of each variant",
-        "SECONDS": "timed training steps of each variant",
-    },
+    shape="the first shape whose name contains this",
     rounds={"cpu": 3, "cuda": 3},
     seconds={"cpu": 6.0, "cuda": 6.0},
 )

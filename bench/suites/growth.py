@@ -82,11 +82,7 @@ SUITE = Suite(
     "growth",
     "time and memory by sequence length and by model size",
     run,
-    options={
-        "SHAPE": "T (sequence length) or size (model size); both by default",
-        "ROUNDS": "measurements of each case",
-        "SECONDS": "timed steps of one measurement",
-    },
+    shape="T (sequence length) or size (model size); both by default",
     rounds={"cpu": 9, "cuda": 3},
     seconds={"cpu": 0.5, "cuda": 6.0},
 )

@@ -7,7 +7,7 @@ start from different weights; their differences are the noise of an experiment.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,15 +52,6 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Training losses of one seed in nats, one a step: ours and the plain step's."""
-
-    seed: int
-    ours: Sequence[float]
-    plain: Sequence[float]
-
-
-@dataclass(frozen=True)
 class Comparison:
     """difference: ours - plain at the end, with its t interval over the seeds.
 
@@ -86,20 +77,25 @@ def run(options: Options, session: Session) -> SuiteResult:
             "fix: use a GPU with bfloat16"
         )
     session.say(f"{shape.name}, {shape.steps} steps")
-    data: dict[str, Any] = {"shape": asdict(shape), "curves": []}
-    pairs: list[Pair] = []
+    curves: list[dict[str, Any]] = []
+    data: dict[str, Any] = {"shape": asdict(shape), "curves": curves}
     with Worker(f"training of {shape.name}", KEEP_HEAP) as worker:
         for seed in range(options.rounds):
-            pair = Pair(seed, *worker.call(train_both, shape, seed))
-            pairs.append(pair)
-            data["curves"].append(asdict(pair))
-            ends = f"ours {final_loss(pair.ours):.6f}, plain {final_loss(pair.plain):.6f}"
-            session.say(f"seed {seed}: {ends} nats at the end")
+            ours, plain = worker.call(train_both, shape, seed)
+            curves.append({"seed": seed, "ours": ours, "plain": plain})
+            session.say(f"seed {seed + 1}/{options.rounds} is trained with both steps")
             session.save(data)
-    found, rows = compare(pairs), rows_of(pairs)
+    rows = [row_of(**curve) for curve in curves]
+    found = compare(rows)
     data |= {"rows": rows, "equal": found.equal, **asdict(found)}
-    table = ResultTable.of("training loss in nats", COLUMNS, rows, (verdict(found, len(pairs)),))
+    table = ResultTable.of("training loss in nats", COLUMNS, rows, (verdict(found),))
     return SuiteResult(data, (table,))
+
+
+def row_of(seed: int, ours: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
+    """Return the final losses of one seed in nats, and the largest difference of a step."""
+    largest = max(abs(one - other) for one, other in zip(ours, plain, strict=True))
+    return {"seed": seed, "ours": final_loss(ours), "plain": final_loss(plain), "difference": largest}
 
 
 def final_loss(losses: Sequence[float]) -> float:
@@ -107,48 +103,29 @@ def final_loss(losses: Sequence[float]) -> float:
     return mean(losses[-max(1, len(losses) // END) :])
 
 
-def compare(pairs: Sequence[Pair]) -> Comparison:
+def compare(rows: Sequence[Mapping[str, Any]]) -> Comparison:
     """Compare the final losses of two or more seeds."""
-    ends = [[final_loss(pair.ours) for pair in pairs], [final_loss(pair.plain) for pair in pairs]]
-    noise = noise_floor(ends)
+    noise = noise_floor([[row["ours"] for row in rows], [row["plain"] for row in rows]])
     assert noise, "one seed has no noise"
-    return Comparison(mean_interval([ours - plain for ours, plain in zip(*ends, strict=True)]), noise.sigma)
-
-
-def rows_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Return the curves at steps 1, 2, 5, 10 ... and the last, in nats.
-
-    ours, plain: means over the seeds. difference: the largest of any seed between the two steps. seeds: the largest
-    between two seeds of one step.
-    """
-    last = len(pairs[0].ours)
-    rows = []
-    for step in sorted({n * 10**k for k in range(7) for n in (1, 2, 5) if n * 10**k < last} | {last}):
-        ours = [pair.ours[step - 1] for pair in pairs]
-        plain = [pair.plain[step - 1] for pair in pairs]
-        row = {"step": step, "ours": mean(ours), "plain": mean(plain)}
-        row["difference"] = max(abs(one - two) for one, two in zip(ours, plain, strict=True))
-        rows.append(row | {"seeds": max(max(ours) - min(ours), max(plain) - min(plain))})
-    return rows
+    return Comparison(mean_interval([row["ours"] - row["plain"] for row in rows]), noise.sigma)
 
 
 COLUMNS: Columns = {
-    "step": lambda row: f"{row['step']}",
-    "ours": lambda row: f"{row['ours']:.4f}",
-    "plain": lambda row: f"{row['plain']:.4f}",
-    "largest difference": lambda row: f"{row['difference']:.1e}",
-    "between seeds": lambda row: f"{row['seeds']:.1e}",
+    "seed": lambda row: f"{row['seed']}",
+    "ours at the end": lambda row: f"{row['ours']:.6f}",
+    "plain at the end": lambda row: f"{row['plain']:.6f}",
+    "largest difference of a step": lambda row: f"{row['difference']:.1e}",
 }
 
 
-def verdict(found: Comparison, seeds: int) -> str:
+def verdict(found: Comparison) -> str:
     """State in one line whether the two steps train alike."""
     interval = found.difference
     result = "equal within noise" if found.equal else "NOT shown to be equal within noise"
     return (
         f"ours - plain over the last tenth of the steps: {interval.mean:+.2g} nats [{interval.low:+.2g}, "
-        f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {seeds} seeds); noise of one seed: {found.noise:.2g} nats: "
-        f"{result}"
+        f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {interval.count} seeds); noise of one seed: "
+        f"{found.noise:.2g} nats: {result}"
     )
 
 
@@ -190,10 +167,7 @@ SUITE = Suite(
     "loss_parity",
     "loss curves of our step and the plain one beside the noise among seeds",
     run,
-    options={
-        "SHAPE": "the first shape whose name contains this; the first by default",
-        "ROUNDS": "seeds, at least 2",
-    },
+    shape="the first shape whose name contains this",
     rounds={"cpu": 3, "cuda": 3},
     least_rounds=2,
 )

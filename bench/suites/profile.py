@@ -113,9 +113,6 @@ SUITE = Suite(
     "profile",
     "time of a step by operation, in our step and in the plain one",
     run,
-    {
-        "SHAPE": "the first shape whose name contains this, such as 6x384",
-        "ROUNDS": "number of profiled steps",
-    },
-    {"cpu": 3, "cuda": 3},
+    shape="the first shape whose name contains this, such as 6x384",
+    rounds={"cpu": 3, "cuda": 3},
 )

@@ -152,5 +152,5 @@ SUITE = Suite(
     "records",
     "seconds of planning and reporting by the number of recorded runs",
     run,
-    {"SHAPE": "runs, or runs x lines of metrics, such as 1000x500; 1000 runs by default"},
+    shape="runs, or runs x lines of metrics, such as 1000x500; 1000 runs by default",
 )

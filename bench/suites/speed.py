@@ -102,14 +102,10 @@ SUITE = Suite(
     "speed",
     "tokens/s, MFU and peak memory of each variant beside a standard GPT-2 training step",
     run,
-    options={
-        "SHAPE": "shapes whose name contains this, such as 124m",
-        "ROUNDS": "measurements of each case",
-        "SECONDS": "timed steps of one measurement in a new process",
-        "CASES": 'such as "plain B RALEARN@32" (@: one micro-batch)',
-    },
+    shape="shapes whose name contains this, such as 124m",
     # On a GPU a new process loads torch and compiles in every turn, so the default is below the FEW rounds that an
     # interval needs: the brackets hold the range. ROUNDS=6 gives an interval.
     rounds={"cpu": 6, "cuda": 3},
     seconds={"cpu": 12.0, "cuda": 6.0},
+    cases='such as "plain B RALEARN@32" (@: one micro-batch)',
 )
