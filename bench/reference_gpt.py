@@ -14,21 +14,24 @@ from bench.cases import Sizes
 
 
 class PlainBlock(nn.Module):
+    """Its layers have the names of the project's, so that weights can be copied."""
+
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         C = sizes.width
         self.heads = sizes.heads
         self.norm1, self.norm2 = nn.LayerNorm(C), nn.LayerNorm(C)
-        self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
-        self.wide, self.narrow = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+        self.attention = nn.ModuleDict({"qkv": nn.Linear(C, 3 * C), "proj": nn.Linear(C, C)})
+        self.mlp = nn.ModuleDict({"fc": nn.Linear(C, 4 * C), "proj": nn.Linear(4 * C, C)})
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         B, T, C = x_BTC.shape
-        parts = self.qkv(self.norm1(x_BTC)).split(C, dim=2)
+        parts = self.attention["qkv"](self.norm1(x_BTC)).split(C, dim=2)
         q, k, v = (part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in parts)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x_BTC = x_BTC + self.proj(y.transpose(1, 2).contiguous().view(B, T, C))
-        mlp_BTC: Tensor = self.narrow(F.gelu(self.wide(self.norm2(x_BTC)), approximate="tanh"))
+        x_BTC = x_BTC + self.attention["proj"](y.transpose(1, 2).contiguous().view(B, T, C))
+        wide_BTC = F.gelu(self.mlp["fc"](self.norm2(x_BTC)), approximate="tanh")
+        mlp_BTC: Tensor = self.mlp["proj"](wide_BTC)
         return x_BTC + mlp_BTC
 
 
@@ -55,19 +58,10 @@ class PlainGPT(nn.Module):
         return F.cross_entropy(logits_BTV.view(-1, logits_BTV.shape[-1]), targets_BT.reshape(-1))
 
 
-PLAIN_NAMES = {"attention.qkv": "qkv", "attention.proj": "proj", "mlp.fc": "wide", "mlp.proj": "narrow"}
-
-
-@torch.no_grad()
 def take_weights(plain: PlainGPT, ours: nn.Module) -> None:
     """Copy the weights of the project's baseline of the same shape into the plain model, without padded rows."""
-    state: dict[str, Tensor] = {}
-    for name, parameter in ours.named_parameters():
-        for our_name, plain_name in PLAIN_NAMES.items():
-            name = name.replace(our_name, plain_name)
-        state[name] = parameter
-    rows = plain.token.weight.shape[0]
-    state["token.weight"] = state["head.weight"] = state["token.weight"][:rows]
+    state = {name: parameter.detach() for name, parameter in ours.named_parameters()}
+    state["token.weight"] = state["head.weight"] = state["token.weight"][: len(plain.token.weight)]
     plain.load_state_dict(state)
 
 

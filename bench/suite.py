@@ -21,21 +21,15 @@ SCHEMA = 4
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of one run: those given, and the defaults of the device."""
+class Session:
+    """One run of a suite. resolved: the device of this machine. The others are its options, with their defaults."""
 
+    suite: str
+    resolved: resolve.ResolvedTarget
     shape: str = ""
     rounds: int = 0
     seconds: float = 0.0
     cases: str = ""
-
-
-@dataclass(frozen=True)
-class Session:
-    """Where a running suite prints and saves. resolved: the device of this machine."""
-
-    suite: str
-    resolved: resolve.ResolvedTarget
 
     @property
     def on_cpu(self) -> bool:
@@ -84,7 +78,7 @@ class Suite:
 
     name: str
     help: str
-    run: Callable[[Options, Session], SuiteResult]
+    run: Callable[[Session], SuiteResult]
     shape: str = ""
     rounds: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -127,10 +121,10 @@ def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
     resolved = resolve.resolve(config.ANY_TARGET)
     kind = resolved.device_type
     defaults = {"ROUNDS": suite.rounds.get(kind, 0), "SECONDS": suite.seconds.get(kind, 0.0)}
-    options = Options(**{name.lower(): value for name, value in (defaults | dict(given)).items()})
-    session = Session(suite.name, resolved)
+    options = {name.lower(): value for name, value in (defaults | dict(given)).items()}
+    session = Session(suite.name, resolved, **options)
     session.say(f"{resolved.device_name}, {resolved.dtype}")
-    result = suite.run(options, session)
+    result = suite.run(session)
     for block in (*result.tables, *result.notes):
         session.say(f"{block}")
     session.save(result.data, complete=True)

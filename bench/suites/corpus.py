@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.suite import Options, Session, Suite, SuiteResult
+from bench.suite import Session, Suite, SuiteResult
 from bench.tables import Columns, ResultTable, mebibytes
 from bench.workers import Worker
 from gpt2.config.config import DataConfig
@@ -29,12 +29,12 @@ STATUS = Path("/proc/self/status")
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes
 
 
-def run(options: Options, session: Session) -> SuiteResult:
+def run(session: Session) -> SuiteResult:
     """Write texts to a temporary folder and prepare each corpus in a new worker."""
-    if options.shape and not (options.shape.isdecimal() and int(options.shape)):
-        raise UserError(f"SHAPE={options.shape} is not a number of megabytes; fix: SHAPE={MEGABYTES}")
+    if session.shape and not (session.shape.isdecimal() and int(session.shape)):
+        raise UserError(f"SHAPE={session.shape} is not a number of megabytes; fix: SHAPE={MEGABYTES}")
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(Path(folder), 1_000_000 * int(options.shape or MEGABYTES))
+        rows = measure(Path(folder), 1_000_000 * int(session.shape or MEGABYTES))
     return SuiteResult({"rows": rows}, (table(rows),))
 
 

@@ -1,12 +1,12 @@
 """Measure HellaSwag, validation, and their share of a run: `make bench SUITE=evaluation`.
 
-A share of each is timed and extrapolated by its tokens to the whole evaluation of the study STUDY.
+A share of each is timed and extrapolated by its tokens to the whole evaluation of the study STUDY. The items are
+synthetic, with the token lengths of the published ones.
 """
 
 from __future__ import annotations
 
 import random
-import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tiktoken
 
-from bench import cases
 from bench.case_step import model_and_attention, model_config
+from bench.cases import Shape, find_shapes
 from bench.runner import case_worker, open_workers
-from bench.suite import Options, Session, Suite, SuiteResult
+from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, Columns, ResultTable, format_spread, mebibytes, spread
 from bench.temporary_studies import configure_study
-from gpt2.config.config import ANY_TARGET, VOCABULARY, Config, load_config
+from gpt2.config.config import ANY_TARGET, VOCABULARY
 from gpt2.data import tokenizer
 from gpt2.eval import hellaswag, validation
-from gpt2.eval.hellaswag_download import FILE_NAME
 from gpt2.hardware import attention_kernels
 from gpt2.model.init import initialise
 from gpt2.train.peak_memory import PeakMeter
@@ -37,25 +35,25 @@ from gpt2.train.trainer import device_synchroniser
 
 CASES = ("B", "RALEARN")
 STUDY = "gpt2-ra-ablation+h200"
-GOAL = "goal on an H200: HellaSwag within 60 s, validation within 3 % of a run"
+GOAL = "goal on an H200: HellaSwag within 60 s, validation within 3 % of training"
 # Items of each source in HellaSwag's validation set, and ranges of the tokens of a query and of an ending. Lengths
 # drawn evenly from these ranges have the means of the real ones and about their spread.
 VIDEO_CAPTIONS, WIKIHOW = (3243, (14, 44), (4, 24)), (6799, (41, 78), (21, 53))
 
 
 @dataclass(frozen=True)
-class Shape(cases.Sizes):
+class EvaluatedShape(Shape):
     """A model, and the share of an evaluation to time. windows, items: 0 for all. micro: of a training step."""
 
-    micro: int
-    windows: int
-    items: int
+    micro: int = 1
+    windows: int = 0
+    items: int = 0
 
 
-TINY = Shape("tiny", 1, 1, 8, 64, 1, 2, 3)  # for tests
+TINY = EvaluatedShape("tiny", 1, 1, 8, 64, micro=1, windows=2, items=3)  # for tests
 SHAPES = {
-    "cpu": (Shape("124m-t256", 12, 12, 768, 256, 2, 16, 100), TINY),
-    "cuda": (Shape("124m-t1024", 12, 12, 768, 1024, 32, 0, 0), TINY),
+    "cpu": (EvaluatedShape("124m-t256", 12, 12, 768, 256, micro=2, windows=16, items=100), TINY),
+    "cuda": (EvaluatedShape("124m-t1024", 12, 12, 768, 1024, micro=32), TINY),
 }
 
 
@@ -63,12 +61,11 @@ SHAPES = {
 class Whole:
     """The full evaluation of a run. interval_tokens: training tokens from one validation to the next.
 
-    run_seconds: of training. items, item_tokens: of the whole HellaSwag.
+    items, item_tokens: of the whole HellaSwag.
     """
 
     validation_tokens: int
     interval_tokens: int
-    run_seconds: float
     items: int
     item_tokens: int
 
@@ -86,21 +83,20 @@ class Sample:
     peak_bytes: int
 
 
-def run(options: Options, session: Session) -> SuiteResult:
+def run(session: Session) -> SuiteResult:
     """Evaluate each variant once a round in a new worker, then time its training steps. Save after every evaluation."""
-    shape = cases.find_shapes(SHAPES[session.resolved.device_type], options.shape)[0]
+    shape = find_shapes(SHAPES[session.resolved.device_type], session.shape)[0]
     with tempfile.TemporaryDirectory() as folder:
         config = configure_study(Path(folder), STUDY).config
-    items, share, source = choose_items(shape, local_items_file(config))
+    items = synthetic_items()
+    share = random.Random(0).sample(items, shape.items or len(items))
     tokens = config.evaluation.tokens // shape.block_size * shape.block_size
-    run_seconds = float(config.budget.max_time_seconds)
     item_tokens = scored_tokens(items, shape.block_size)
-    whole = Whole(tokens, config.evaluation.interval_tokens, run_seconds, len(items), item_tokens)
-    session.say(f"{shape.name}; HellaSwag: {source}")
+    whole = Whole(tokens, config.evaluation.interval_tokens, len(items), item_tokens)
     samples: list[Sample] = []
-    data: dict[str, Any] = {"shape": asdict(shape), "items": source, "whole": asdict(whole)}
+    data: dict[str, Any] = {"shape": asdict(shape), "whole": asdict(whole)}
     windows = shape.windows or whole.validation_tokens // shape.block_size
-    for number in range(options.rounds):
+    for number in range(session.rounds):
         for case in CASES:
             with case_worker(shape, case, shape.micro) as worker:
                 sample = worker.call(evaluate_once, shape, case, windows, share)
@@ -108,55 +104,27 @@ def run(options: Options, session: Session) -> SuiteResult:
             data["samples"] = [asdict(sample) for sample in samples]
             session.save(data)
             session.say(
-                f"round {number + 1}/{options.rounds}  {case}: validation of {sample.validation_tokens:,} tokens "
+                f"round {number + 1}/{session.rounds}  {case}: validation of {sample.validation_tokens:,} tokens "
                 f"{sample.validation_seconds:.2f} s, {sample.items} items {sample.hellaswag_seconds:.2f} s"
             )
-    model = cases.Shape(shape.name, shape.layers, shape.heads, shape.width, shape.block_size)
     with open_workers(persistent=False) as measure:
-        turns = {case: measure(model, case, shape.micro, options.seconds) for case in CASES}
+        turns = {case: measure(shape, case, shape.micro, session.seconds) for case in CASES}
     rates = {case: turn["tokens_per_second"] for case, turn in turns.items()}
     data["rows"] = rows_of(samples, rates, whole)
     return SuiteResult(data, (table(data["rows"], samples, whole),))
 
 
-def local_items_file(default: Config) -> Path | None:
-    """Return the HellaSwag file that .config names or that was downloaded earlier. Download nothing."""
-    config = load_config(".config") if Path(".config").is_file() else default
-    path = config.evaluation.hellaswag_file or config.data.directory / FILE_NAME
-    return path if path.is_file() else None
-
-
-def choose_items(
-    shape: Shape, file: Path | None, seed: int = 0
-) -> tuple[list[hellaswag.Item], list[hellaswag.Item], str]:
-    """Return all items, those to time, and their source in words. Without a file the items are synthetic."""
-    items = hellaswag.load_items(file, 0) if file else synthetic_items(seed)
-    source = f"the items of {file}" if file else "synthetic items with the token lengths of the real ones"
-    if not 0 < shape.items < len(items):
-        return items, items, source
-    share = random.Random(seed).sample(items, shape.items)
-    return items, share, f"{source}; timed: {shape.items} of them, drawn at random"
-
-
 def synthetic_items(seed: int = 0) -> list[hellaswag.Item]:
-    """Generate as many items as HellaSwag has, of random words, reproducible by seed. Each word is one token."""
-    draw, words = random.Random(seed), one_token_words(tokenizer.load())
-    items = []
+    """Generate as many items as HellaSwag has, of one repeated word, which is one token; reproducible by seed."""
+    draw, items = random.Random(seed), []
     for count, query_tokens, ending_tokens in (VIDEO_CAPTIONS, WIKIHOW):
         for _ in range(count):
-            query = " ".join(["the", *draw.choices(words, k=draw.randint(*query_tokens) - 1)])
-            endings = tuple(
-                " ".join(draw.choices(words, k=draw.randint(*ending_tokens)))
-                for _ in range(hellaswag.ENDINGS)
+            query, *endings = (
+                " ".join(["the"] * draw.randint(*length))
+                for length in (query_tokens, *[ending_tokens] * hellaswag.ENDINGS)
             )
-            items.append(hellaswag.Item(query, endings, draw.randrange(hellaswag.ENDINGS)))
+            items.append(hellaswag.Item(query, tuple(endings), draw.randrange(hellaswag.ENDINGS)))
     return items
-
-
-def one_token_words(encoding: tiktoken.Encoding) -> list[str]:
-    """Return the words that are one token after a space."""
-    found = (re.fullmatch(rb" ([a-z]{2,})", token) for token in encoding.token_byte_values())
-    return [match[1].decode() for match in found if match]
 
 
 def scored_tokens(items: Sequence[hellaswag.Item], block_size: int) -> int:
@@ -169,7 +137,7 @@ def scored_tokens(items: Sequence[hellaswag.Item], block_size: int) -> int:
     )
 
 
-def evaluate_once(shape: Shape, case: str, windows: int, items: list[hellaswag.Item]) -> Sample:
+def evaluate_once(shape: EvaluatedShape, case: str, windows: int, items: list[hellaswag.Item]) -> Sample:
     """Evaluate a variant with the functions of a run, after one warm-up batch. Call in a worker.
 
     windows: number of validation windows, of random token ids. On a CPU the peak is growth of the process, with the
@@ -205,12 +173,6 @@ def evaluate_once(shape: Shape, case: str, windows: int, items: list[hellaswag.I
     return Sample(case, tokens, validation_seconds, len(items), item_tokens, hellaswag_seconds, peak)
 
 
-def validations(whole: Whole, training_rate: float) -> int:
-    """Count the validations of a run at this rate in tokens/s: one at each grid point inside it and one at its end."""
-    tokens = int(whole.run_seconds * training_rate)
-    return max(1, -(-tokens // whole.interval_tokens)) if whole.interval_tokens else 1
-
-
 def rows_of(
     samples: Sequence[Sample], training_rates: Mapping[str, float], whole: Whole
 ) -> list[dict[str, Any]]:
@@ -219,7 +181,6 @@ def rows_of(
     for case, rate in training_rates.items():
         measured = [sample for sample in samples if sample.case == case]
         seconds = [s.validation_seconds * whole.validation_tokens / s.validation_tokens for s in measured]
-        count = validations(whole, rate)
         rows.append(
             {
                 "case": case,
@@ -227,9 +188,8 @@ def rows_of(
                     [s.hellaswag_seconds * whole.item_tokens / s.item_tokens for s in measured]
                 ),
                 "validation_seconds": spread(seconds),
-                "validations": count,
                 "training_tokens_per_second": rate,
-                "validation_share": spread([count * value / whole.run_seconds for value in seconds]),
+                "validation_share": spread([value * rate / whole.interval_tokens for value in seconds]),
                 "peak_bytes": max(sample.peak_bytes for sample in measured),
             }
         )
@@ -240,8 +200,7 @@ COLUMNS: Columns = {
     "variant": lambda row: row["case"],
     "HellaSwag s": lambda row: format_spread(row["hellaswag_seconds"], ".1f"),
     "one validation s": lambda row: format_spread(row["validation_seconds"], ".2f"),
-    "validations": lambda row: str(row["validations"]),
-    "% of a run": lambda row: format_spread(row["validation_share"], ".2f", 100),
+    "% of training": lambda row: format_spread(row["validation_share"], ".2f", 100),
     "peak MiB": lambda row: mebibytes(row["peak_bytes"]),
 }
 
@@ -255,16 +214,14 @@ def table(rows: list[dict[str, Any]], samples: Sequence[Sample], whole: Whole) -
         source = f"from {timed.validation_tokens:,} tokens to all {whole.validation_tokens:,}"
         notes.append(f"one validation s is EXTRAPOLATED {source}")
     rates = ", ".join(f"{row['case']} {row['training_tokens_per_second']:,.0f}" for row in rows)
-    notes.append(
-        f"validations of a run: every {whole.interval_tokens:,} training tokens and at the end, in "
-        f"{whole.run_seconds:g} s at the training speed measured here ({rates} tokens/s)"
-    )
+    interval = f"one validation each {whole.interval_tokens:,} training tokens"
+    notes.append(f"% of training: {interval}, at the training speed measured here ({rates} tokens/s)")
     return ResultTable.of("cost of evaluation", COLUMNS, rows, [*notes, GOAL])
 
 
 SUITE = Suite(
     "evaluation",
-    "seconds of HellaSwag and of a validation, and their share of a run",
+    "seconds of HellaSwag and of a validation, and its share of training",
     run,
     shape="the first shape whose name contains this",
     rounds={"cpu": 3, "cuda": 3},

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.cases import Shape
 from bench.runner import PEAKS, Stage, measure_stage
-from bench.suite import Options, Session, Suite, SuiteResult
+from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread, mebibytes
 from gpt2.system.errors import UserError
 
@@ -43,17 +43,17 @@ COLUMNS: Columns = {
 }
 
 
-def run(options: Options, session: Session) -> SuiteResult:
+def run(session: Session) -> SuiteResult:
     """Measure both series, or the one that SHAPE names. Save after every round."""
     series = SERIES[session.resolved.device_type]
-    if options.shape not in ("", *series):
-        raise UserError(f"unknown part SHAPE={options.shape}; parts: {', '.join(series)}")
+    if session.shape not in ("", *series):
+        raise UserError(f"unknown part SHAPE={session.shape}; parts: {', '.join(series)}")
     data: dict[str, Any] = {}
     tables = []
-    for along in [options.shape] if options.shape else series:
+    for along in [session.shape] if session.shape else series:
         rows = []
         for shape in series[along]:
-            stage = Stage(shape, options.rounds, options.seconds, persistent=session.on_cpu)
+            stage = Stage(shape, session.rounds, session.seconds, persistent=session.on_cpu)
             rows += measure_stage(stage, session, data)
         notes = growth_of_peaks(rows) if along == "T" else []
         tables += [ResultTable.of(f"cost by {along}", COLUMNS, rows, notes)] if rows else []

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.case_step import make_stepper, model_config
 from bench.cases import Sizes, find_shapes
 from bench.reference_gpt import PlainStep, take_weights
-from bench.suite import Options, Session, Suite, SuiteResult
+from bench.suite import Session, Suite, SuiteResult
 from bench.tables import Columns, ResultTable
 from bench.workers import Worker
 from gpt2.config import config
@@ -68,9 +68,9 @@ class Comparison:
         return low is not None and high is not None and -self.noise <= low and high <= self.noise
 
 
-def run(options: Options, session: Session) -> SuiteResult:
+def run(session: Session) -> SuiteResult:
     """Train ROUNDS seeds with both steps, in a worker. Save after every seed."""
-    shape = find_shapes(SHAPES[session.resolved.device_type], options.shape)[0]
+    shape = find_shapes(SHAPES[session.resolved.device_type], session.shape)[0]
     if not session.on_cpu and session.resolved.dtype != "bfloat16":
         raise UserError(
             f"the plain step needs bfloat16 on a GPU; this GPU trains in {session.resolved.dtype}; "
@@ -80,10 +80,10 @@ def run(options: Options, session: Session) -> SuiteResult:
     curves: list[dict[str, Any]] = []
     data: dict[str, Any] = {"shape": asdict(shape), "curves": curves}
     with Worker(f"training of {shape.name}", KEEP_HEAP) as worker:
-        for seed in range(options.rounds):
+        for seed in range(session.rounds):
             ours, plain = worker.call(train_both, shape, seed)
             curves.append({"seed": seed, "ours": ours, "plain": plain})
-            session.say(f"seed {seed + 1}/{options.rounds} is trained with both steps")
+            session.say(f"seed {seed + 1}/{session.rounds} is trained with both steps")
             session.save(data)
     rows = [row_of(**curve) for curve in curves]
     found = compare(rows)

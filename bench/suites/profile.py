@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity
 from bench.case_step import kernels, prepare_case
 from bench.cases import SHAPES, Shape, find_shapes
 from bench.runner import LIMIT_SECONDS, case_worker
-from bench.suite import Options, Session, Suite, SuiteResult
+from bench.suite import Session, Suite, SuiteResult
 from bench.tables import ResultTable
 from bench.workers import BenchError
 from gpt2.system.errors import UserError
@@ -25,21 +25,21 @@ SHOWN = 20  # operations in the table
 STEP_LIMIT_SECONDS = 60.0  # for each profiled step
 
 
-def run(options: Options, session: Session) -> SuiteResult:
+def run(session: Session) -> SuiteResult:
     """Profile each case in a new worker. Save after every case."""
-    shape = find_shapes(SHAPES[session.resolved.device_type], options.shape)[0]
+    shape = find_shapes(SHAPES[session.resolved.device_type], session.shape)[0]
     micro = dict(shape.cases)[
         "RALEARN"
     ]  # the variants' micro-batch; B and the plain case have others as well
     session.say(f"{shape.name}, an optimizer step of {micro} x {shape.accumulation(micro)} sequences")
     found: dict[str, dict[str, Any]] = {}
     data = {"shape": shape.name, "micro": micro, "accumulation": shape.accumulation(micro), "cases": found}
-    limit = LIMIT_SECONDS + STEP_LIMIT_SECONDS * options.rounds
+    limit = LIMIT_SECONDS + STEP_LIMIT_SECONDS * session.rounds
     for case in CASES:
         try:
             with case_worker(shape, case, micro) as worker:
                 found[case] = worker.call(
-                    profile_case, shape, case, micro, options.rounds, limit_seconds=limit
+                    profile_case, shape, case, micro, session.rounds, limit_seconds=limit
                 )
         except BenchError as error:
             session.say(f"skipped: {error}")

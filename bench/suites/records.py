@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.suite import Options, Session, Suite, SuiteResult
+from bench.suite import Session, Suite, SuiteResult
 from bench.tables import ResultTable
 from bench.temporary_studies import configure_study, prepare_study
 from bench.workers import BenchError, Worker
@@ -46,11 +46,11 @@ class StudyUpToNextRun(Study):
         raise NextRunError
 
 
-def run(options: Options, session: Session) -> SuiteResult:
+def run(session: Session) -> SuiteResult:
     """Measure `make` up to its next run and `make report`, each in a new worker."""
-    sizes = re.fullmatch(r"(\d+)(?:x(\d+))?", options.shape or str(GOAL_RUNS))
+    sizes = re.fullmatch(r"(\d+)(?:x(\d+))?", session.shape or str(GOAL_RUNS))
     if not sizes:
-        raise UserError(f"SHAPE={options.shape} is no number of runs; fix: SHAPE=1000 or SHAPE=1000x500")
+        raise UserError(f"SHAPE={session.shape} is no number of runs; fix: SHAPE=1000 or SHAPE=1000x500")
     seeds, lines = max(1, int(sizes[1]) // len(VARIANTS)), int(sizes[2] or METRICS_LINES)
     with tempfile.TemporaryDirectory() as folder:
         with Worker("planning") as worker:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, SHAPES, Shape, find_shapes, select_cases
 from bench.runner import PEAKS, Stage, measure_stage
-from bench.suite import Options, Session, Suite, SuiteResult
+from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
 from gpt2.config.config import VOCABULARY
 from gpt2.system.errors import UserError
@@ -65,16 +65,16 @@ def table(stage: Stage, rows: list[dict[str, Any]]) -> ResultTable:
     return ResultTable.of(title, COLUMNS, rows, (f"{workers}, {stage.rounds} rounds",))
 
 
-def run(options: Options, session: Session) -> SuiteResult:
+def run(session: Session) -> SuiteResult:
     """Measure the selected cases. Save after every round."""
     peak = session.resolved.target.peak_flops
-    shapes = find_shapes(SHAPES[session.resolved.device_type], options.shape)
-    shapes = select_cases(shapes, options.cases.split())
+    shapes = find_shapes(SHAPES[session.resolved.device_type], session.shape)
+    shapes = select_cases(shapes, session.cases.split())
     session.say(f"peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown'}")
     data: dict[str, Any] = {}
     tables = []
     for shape in shapes:
-        for stage in stages(shape, session.on_cpu, options.rounds, options.seconds, free_bytes("cpu")):
+        for stage in stages(shape, session.on_cpu, session.rounds, session.seconds, free_bytes("cpu")):
             rows = measure_stage(stage, session, data)
             tables += [table(stage, rows)] if rows else []
     if not tables:
@@ -85,16 +85,13 @@ def run(options: Options, session: Session) -> SuiteResult:
 def note(shapes: list[Shape], on_cpu: bool) -> str:
     """Explain the columns."""
     defaults = ", ".join(f"{shape.plain_micro} in {shape.name}" for shape in shapes)
-    blocks = f"Steps are timed in blocks of {BLOCK_STEPS}, with one synchronisation at the end of a block."
-    timed = "Each step is timed separately." if on_cpu else blocks
+    timed = "Each step is timed." if on_cpu else f"Steps are timed in blocks of {BLOCK_STEPS}."
     return (
-        "plain: a standard GPT-2 training step (bench/reference_gpt.py) with the attention kernel that torch prefers. "
-        f"batch: micro-batch x accumulation. {timed}\n"
+        f"plain: a standard GPT-2 training step (bench/reference_gpt.py). batch: micro-batch x accumulation. {timed}\n"
         f"Ratios of tokens/s within a round: median [{INTERVAL}]. to plain: to the plain step at its default "
-        f"micro-batch ({defaults}); at its micro: to the plain step at the same micro-batch; to B: to B at the same "
-        "micro-batch.\n"
-        "MFU = tokens/s x FLOPs a token / peak FLOP/s of the card. FLOPs: 6 a matrix weight, causal attention at half "
-        f"(in brackets nanoGPT's formula: 6 N + 12 L C T). {PEAKS[on_cpu]}"
+        f"micro-batch ({defaults}); at its micro, to B: at the same micro-batch.\n"
+        "MFU: causal attention counts half (in brackets by nanoGPT's formula: 6 N + 12 L C T FLOPs a token). "
+        f"{PEAKS[on_cpu]}"
     )
 
 

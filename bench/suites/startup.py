@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench.first_step import EVENT, HEAVY
-from bench.suite import Options, Session, Suite, SuiteResult
+from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.temporary_studies import configure_study, prepare_study
 from bench.workers import BenchError
@@ -26,7 +26,7 @@ STUDIES: tuple[tuple[str, dict[str, str]], ...] = ((SMOKE, {}), (MAIN, {}), (SMO
 PARTS = ("interpreter", "imports", "settings and data", "model", "opening the run", "first step")
 
 
-def run(options: Options, session: Session) -> SuiteResult:
+def run(session: Session) -> SuiteResult:
     """Prepare each study in a temporary folder and start it ROUNDS times. Save after every study."""
     starts: dict[str, list[dict[str, Any]]] = {}
     data: dict[str, Any] = {"parts": PARTS, "starts": starts}
@@ -35,8 +35,8 @@ def run(options: Options, session: Session) -> SuiteResult:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder, f"kernels{number}"))  # empty at first
             label = " ".join([name, *(f"CONFIG_{symbol}={value}" for symbol, value in values.items())])
             try:
-                starts[label] = measure(Path(folder, str(number)), name, options.rounds, **values)
-            except BenchError as error:  # such as a missing compiler
+                starts[label] = measure(Path(folder, str(number)), name, session.rounds, **values)
+            except UserError as error:  # such as a missing compiler
                 session.say(f"skipped: {label}: {error}")
                 continue
             totals = ", ".join(f"{row['total']:.2f}" for row in starts[label])

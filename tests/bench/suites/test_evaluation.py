@@ -1,7 +1,5 @@
 """The evaluation suite: its items, its arithmetic, and a run on a tiny model."""
 
-import dataclasses
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +10,11 @@ import pytest
 
 from bench import suite
 from bench.suites import evaluation
-from bench.suites.evaluation import Sample, Whole, choose_items, evaluate_once, rows_of, scored_tokens, table
+from bench.suites.evaluation import Sample, Whole, evaluate_once, rows_of, scored_tokens, table
 from bench.temporary_studies import configure_study
 from gpt2.config.config import TargetConfig
 from gpt2.data import tokenizer
-from gpt2.eval import hellaswag, hellaswag_download
+from gpt2.eval import hellaswag
 from gpt2.eval.hellaswag import Item
 from gpt2.eval.validation import perplexity
 from gpt2.hardware import attention_kernels, resolve
@@ -24,7 +22,7 @@ from tests.bench.sessions import run_small
 from tests.hellaswag_items import FIXTURE, real_items
 
 REAL_TOKENS = 3_143_781  # that the model is asked for in the real items, by encode_pair
-WHOLE = Whole(1000, 10_000, 100.0, 50, 2000)
+WHOLE = Whole(1000, 10_000, 50, 2000)
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +92,14 @@ def test_the_table_extrapolates_a_share_by_its_tokens() -> None:
         first["hellaswag_seconds"].items() >= {"median": 40.0, "least": 20.0, "most": 60.0}.items()
     )  # 2,000 of 100 tokens
     assert first["validation_seconds"].items() >= {"median": 4.0, "least": 2.0, "most": 8.0}.items()
-    assert first["validations"] == 3  # 25,000 tokens: at 10,000, at 20,000 and at the end
-    assert first["validation_share"]["median"] == pytest.approx(3 * 4.0 / 100)
+    assert first["validation_share"]["median"] == pytest.approx(4.0 / 40)  # 10,000 training tokens take 40 s
     assert first["peak_bytes"] == 9
-    assert rows[1]["validations"] == 1
+    assert rows[1]["validation_share"]["median"] == pytest.approx(4.0 / 100)
     shown = str(table(rows, samples, WHOLE))
     assert "3 rounds, median [" in shown
     assert "EXTRAPOLATED by tokens from 5 items to all 50" in shown
     assert "EXTRAPOLATED from 500 tokens to all 1,000" in shown
-    assert "every 10,000 training tokens and at the end, in 100 s" in shown
+    assert "one validation each 10,000 training tokens" in shown
     assert "(B 250, RALEARN 100 tokens/s)" in shown
 
 
@@ -111,14 +108,6 @@ def test_a_complete_measurement_is_not_called_extrapolated() -> None:
     rows = rows_of([whole], {"B": 250.0}, WHOLE)
     assert rows[0]["hellaswag_seconds"]["median"] == 30.0
     assert "EXTRAPOLATED" not in str(table(rows, [whole], WHOLE))
-
-
-@pytest.mark.parametrize(
-    ("rate", "count"), [(1.0, 1), (100.0, 1), (100.01, 2), (200.0, 2), (250.0, 3), (0.0, 1)]
-)
-def test_validations_are_counted_on_the_grid_and_once_at_the_end(rate: float, count: int) -> None:
-    assert evaluation.validations(WHOLE, rate) == count
-    assert evaluation.validations(dataclasses.replace(WHOLE, interval_tokens=0), rate) == 1
 
 
 # --- measuring
@@ -151,35 +140,25 @@ def test_the_scorer_gets_every_item_once_and_validation_every_window(
     assert found.item_tokens == scored_tokens(items, 64)
 
 
-def test_a_share_selects_the_same_items_at_every_run() -> None:
-    everything, share, source = choose_items(evaluation.TINY, FIXTURE)
-    assert everything == hellaswag.load_items(FIXTURE, 0)
-    assert choose_items(evaluation.TINY, FIXTURE)[1] == share
-    assert len(share) == len(set(share)) == evaluation.TINY.items
-    assert set(share) <= set(everything)
-    assert f"timed: {evaluation.TINY.items} of them" in source
-    shape = dataclasses.replace(evaluation.TINY, items=0)
-    assert choose_items(shape, FIXTURE)[:2] == (everything, everything)
-
-
 def test_costs_are_those_of_the_main_study_on_the_card_of_the_goal(tmp_path: Path) -> None:
     config = configure_study(tmp_path, evaluation.STUDY).config
-    assert config.budget.max_time_seconds == 7200
     assert (config.evaluation.tokens, config.evaluation.interval_tokens) == (1_048_576, 52_428_800)
     assert config.model.block_size == 1024
 
 
 def test_the_suite_measures_prints_and_saves(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (elsewhere / "data").mkdir()
-    shutil.copy(FIXTURE, elsewhere / "data" / hellaswag_download.FILE_NAME)
-    found = run_small(evaluation.SUITE, elsewhere, monkeypatch, shape="tiny", rounds=1, seconds=0)
+    found = run_small(evaluation.SUITE, tmp_path, monkeypatch, shape="tiny", rounds=1, seconds=0)
     shown = capsys.readouterr().out
-    assert f"the items of data/{hellaswag_download.FILE_NAME}" in shown
     assert "1 rounds, median [95 % interval; below 6 rounds the range]" in shown
+    assert "EXTRAPOLATED by tokens from 3 items to all 10,042" in shown
     assert (found["schema"], found["suite"]) == (suite.SCHEMA, "evaluation")
     assert {"created", "device", "dtype", "target", "environment"} <= set(found)
     assert [row["case"] for row in found["rows"]] == list(evaluation.CASES)
-    assert [row["case"] for row in found["samples"]] == list(evaluation.CASES)
-    assert all(row["hellaswag_seconds"]["least"] > 0 < row["validations"] for row in found["rows"])
+    assert [(row["case"], row["items"]) for row in found["samples"]] == [
+        (case, 3) for case in evaluation.CASES
+    ]
+    assert all(
+        row["hellaswag_seconds"]["least"] > 0 < row["validation_share"]["least"] for row in found["rows"]
+    )
