@@ -85,7 +85,11 @@ def run(session: Session) -> SuiteResult:
 def note(shapes: list[Shape], on_cpu: bool) -> str:
     """Explain the columns."""
     defaults = ", ".join(f"{shape.plain_micro} in {shape.name}" for shape in shapes)
-    timed = "Each step is timed." if on_cpu else f"Steps are timed in blocks of {BLOCK_STEPS}."
+    timed = (
+        "Each step is timed."
+        if on_cpu
+        else f"Steps are timed in blocks of {BLOCK_STEPS}, with one synchronisation."
+    )
     return (
         f"plain: a standard GPT-2 training step (bench/reference_gpt.py). batch: micro-batch x accumulation. {timed}\n"
         f"Ratios of tokens/s within a round: median [{INTERVAL}]. to plain: to the plain step at its default "
