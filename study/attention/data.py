@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Range, parse
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import read_json
@@ -25,50 +26,77 @@ PATHS = ("standard", "reciprocal")
 SCHEMA = 1
 FILE = "attention.json"
 
-Picture = list[list[float]]  # row i: attention mass from query block i to key blocks 0 .. i
+Numbers = tuple[float, ...]  # a value for each head
+Masses = tuple[tuple[float, ...], ...]  # row i: attention mass from query block i to key blocks 0 .. i
 
 
-@dataclass
-class InputText:
+@dataclass(frozen=True)
+class InputText(JsonObject):
     """The inspected text. tokens: their number. pieces: the tokens as strings, for a short text only."""
 
     source: str
     tokens: int
-    pieces: list[str] = field(default_factory=list)
+    pieces: tuple[str, ...] = ()
 
 
-@dataclass
-class LayerAttention:
-    """Statistics and maps of one layer.
+@dataclass(frozen=True)
+class LayerAttention(JsonObject):
+    """Statistics of one layer. reciprocal_share: weight of the reciprocal path; None for custom attention."""
 
-    share: weight of the reciprocal path; None for custom attention. numbers: `statistic_key` -> a value for each head.
-    pictures: head -> (standard, reciprocal).
+    layer: int
+    reciprocal_share: float | None
+    total_variation: Numbers
+    jensen_shannon: Numbers
+    entropy_standard: Numbers
+    entropy_reciprocal: Numbers
+    distance_standard: Numbers
+    distance_reciprocal: Numbers
+    previous_standard: Numbers
+    previous_reciprocal: Numbers
+    first_standard: Numbers
+    first_reciprocal: Numbers
+
+
+@dataclass(frozen=True)
+class AttentionMap(JsonObject):
+    """Both paths of one head."""
+
+    layer: int
+    head: int
+    standard: Masses
+    reciprocal: Masses
+
+
+@dataclass(frozen=True)
+class RunAttention(JsonObject):
+    """Attention of one run on one text. depth: layers of the model. block: tokens for each cell of a map.
+
+    A layer without query and key is absent from `layers`.
     """
 
-    share: float | None
-    numbers: dict[str, list[float]]
-    pictures: dict[int, tuple[Picture, Picture]] = field(default_factory=dict)
-
-
-@dataclass
-class RunAttention:
-    """Attention of one run on one text. depth: layers of the model. layers: number -> statistics.
-
-    A layer without query and key is absent from `layers`. block: tokens for each pixel of a map.
-    """
-
-    name: str
+    name: str = field(metadata={"key": "run"})
     variant: str
     seed: int
     iteration: int
     depth: int
-    block: int
-    layers: dict[int, LayerAttention]
-    notes: list[str] = field(default_factory=list)
+    block: Annotated[int, Range(1)]
+    layers: tuple[LayerAttention, ...]
+    pictures: tuple[AttentionMap, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        keys = [statistic_key(name, path) for name, path in statistics_by_path()]
+        heads = {len(getattr(layer, key)) for layer in self.layers for key in keys}
+        if len(heads) > 1 or 0 in heads:
+            raise ValueError("layers have different numbers of heads")
+
+    def share(self, number: int) -> float | None:
+        """The weight of the reciprocal path in a layer."""
+        return next(layer.reciprocal_share for layer in self.layers if layer.layer == number)
 
 
 def statistic_key(name: str, path: str) -> str:
-    """Return the key in `LayerAttention.numbers`; it names the path if the value differs between the paths."""
+    """Return the field of `LayerAttention`; it names the path if the value differs between the paths."""
     return f"{name}_{path}" if STATISTICS[name][1] else name
 
 
@@ -83,7 +111,7 @@ def statistics_by_path() -> list[tuple[str, str]]:
 
 def layer_means(run: RunAttention, name: str, path: str) -> dict[int, float]:
     """Return layer -> mean over the heads."""
-    found = {number: layer.numbers[statistic_key(name, path)] for number, layer in run.layers.items()}
+    found = {layer.layer: getattr(layer, statistic_key(name, path)) for layer in run.layers}
     return {number: sum(values) / len(values) for number, values in found.items()}
 
 
@@ -107,100 +135,41 @@ def used_path(share: float | None) -> str:
 
 def as_json(run: RunAttention, text: InputText) -> dict[str, Any]:
     """Return the content of a run's attention.json: all statistics of all heads, without maps."""
-    return {
-        "schema": SCHEMA,
-        "run": run.name,
-        "variant": run.variant,
-        "seed": run.seed,
-        "iteration": run.iteration,
-        "text": {"source": text.source, "tokens": text.tokens},
-        "layers": [
-            {"layer": number, "reciprocal_share": layer.share} | layer.numbers
-            for number, layer in run.layers.items()
-        ],
-        "halves": {
-            statistic_key(name, path): dict(
-                zip(("early", "late"), early_late_means(run, name, path), strict=True)
-            )
-            for name, path in statistics_by_path()
-        },
-        "notes": run.notes,
+    halves = {
+        statistic_key(name, path): dict(
+            zip(("early", "late"), early_late_means(run, name, path), strict=True)
+        )
+        for name, path in statistics_by_path()
     }
+    about = {"schema": SCHEMA, "text": {"source": text.source, "tokens": text.tokens}, "halves": halves}
+    return about | dataclasses.replace(run, pictures=()).to_json()
 
 
 def write_study(study_dir: Path, runs: Sequence[RunAttention], text: InputText) -> None:
     """Write attention.json of a study, with the maps for its report."""
-    rows = [
-        as_json(run, text)
-        | {
-            "depth": run.depth,
-            "block": run.block,
-            "pictures": [
-                {"layer": number, "head": head, **dict(zip(PATHS, pair, strict=True))}
-                for number, layer in run.layers.items()
-                for head, pair in layer.pictures.items()
-            ],
-        }
-        for run in runs
-    ]
-    source = {"source": text.source, "tokens": text.tokens, "pieces": text.pieces}
-    value = files.finite({"schema": SCHEMA, "text": source, "runs": rows})
-    files.write_text(study_dir / FILE, json.dumps(value, allow_nan=False) + "\n")  # on one line: it is large
+    value = {"schema": SCHEMA, "text": text.to_json(), "runs": [run.to_json() for run in runs]}
+    # on one line: it is large
+    files.write_text(study_dir / FILE, json.dumps(files.finite(value), allow_nan=False) + "\n")
 
 
 def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
     """Read attention.json of a study; None if it does not exist or is not valid."""
     try:
-        found = read_json(study_dir / FILE)
-        if found["schema"] != SCHEMA:
-            return None
-        source = found["text"]
-        text = InputText(
-            str(source["source"]), int(source["tokens"]), [str(piece) for piece in source["pieces"]]
-        )
-        return [_read_run(run, text.tokens) for run in found["runs"]], text
-    except (
-        FileNotFoundError,
-        UserError,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        ZeroDivisionError,
-    ):
+        content = read_json(study_dir / FILE)
+        known = content["schema"] == SCHEMA
+        text = parse(InputText, content["text"], "text")
+        # an older version wrote the text and the halves of each run as well
+        fields = [
+            {key: run[key] for key in run if key not in ("schema", "text", "halves")}
+            for run in content["runs"]
+        ]
+        runs = [parse(RunAttention, run, "run") for run in fields]
+    except (OSError, UserError, InvalidJsonError, LookupError, TypeError):
         return None
-
-
-def _read_run(run: dict[str, Any], tokens: int) -> RunAttention:
-    wanted = [statistic_key(name, path) for name, path in statistics_by_path()]
-    layers = {
-        int(row["layer"]): LayerAttention(
-            None if row["reciprocal_share"] is None else _finite(row["reciprocal_share"]),
-            {name: [_finite(value) for value in row[name]] for name in wanted},
-        )
-        for row in run["layers"]
-    }
-    heads = {len(values) for layer in layers.values() for values in layer.numbers.values()}
-    if len(heads) != 1 or 0 in heads:
-        raise ValueError("layers have different numbers of heads")
-    block = int(run["block"])
-    for drawn in run["pictures"]:
-        standard, reciprocal = (_picture(drawn[path], -(-tokens // block)) for path in PATHS)
-        layers[int(drawn["layer"])].pictures[int(drawn["head"])] = (standard, reciprocal)
-    return RunAttention(
-        str(run["run"]), str(run["variant"]), int(run["seed"]), int(run["iteration"]), int(run["depth"]),
-        block, layers, [str(line) for line in run["notes"]],
-    )  # fmt: skip
-
-
-def _picture(rows: list[list[float]], side: int) -> Picture:
-    if [len(row) for row in rows] != list(range(1, side + 1)):
-        raise ValueError("the shape of a map does not fit the text")
-    return [[_finite(value) for value in row] for row in rows]
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("a number is not finite")
-    return float(value)
+    shapes = all(
+        [len(row) for row in masses] == list(range(1, -(-text.tokens // run.block) + 1))
+        for run in runs
+        for drawn in run.pictures
+        for masses in (drawn.standard, drawn.reciprocal)
+    )
+    return (runs, text) if known and shapes else None

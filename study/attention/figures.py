@@ -14,8 +14,9 @@ from pages.plots import Plain, axis, figure, line
 from study.attention.data import (
     PATHS,
     STATISTICS,
+    AttentionMap,
     InputText,
-    Picture,
+    Masses,
     RunAttention,
     layer_means,
     used_path,
@@ -49,7 +50,7 @@ def layer_figure(runs: Sequence[RunAttention], variants: Sequence[str]) -> Plain
             label=run.variant if path == PATHS[0] else "",
             dash="solid" if path == PATHS[0] else "dash",
             marker={"size": 6},
-            x=list(run.layers),
+            x=[layer.layer for layer in run.layers],
             y=[],
         )
         for run, path in lines
@@ -65,25 +66,28 @@ def layer_figure(runs: Sequence[RunAttention], variants: Sequence[str]) -> Plain
     return figure(data, 380, (66, 84, 12, 48), narrow, choices, xaxis=across, yaxis=upwards)
 
 
-def heads_with_maps(runs: Sequence[RunAttention]) -> dict[tuple[int, int], list[RunAttention]]:
+RunMap = tuple[RunAttention, AttentionMap]
+
+
+def maps_by_head(runs: Sequence[RunAttention]) -> dict[tuple[int, int], list[RunMap]]:
     """(layer, head) -> the runs with a map of it."""
-    found: dict[tuple[int, int], list[RunAttention]] = {}
+    found: dict[tuple[int, int], list[RunMap]] = {}
     for run in runs:
-        for number, layer in run.layers.items():
-            for head in layer.pictures:
-                found.setdefault((number, head), []).append(run)
+        for drawn in run.pictures:
+            found.setdefault((drawn.layer, drawn.head), []).append((run, drawn))
     return dict(sorted(found.items()))
 
 
 def map_figure(
-    runs: Sequence[RunAttention], layer: int, head: int, text: InputText, scales: Sequence[str] = SCALES
+    drawn_runs: Sequence[RunMap], text: InputText, scales: Sequence[str] = SCALES
 ) -> tuple[Plain, int]:
-    """The two paths of one run at a time as heat maps, and the powers of two that the colors reach.
+    """The two paths of one run at a time as heat maps of one head, and the powers of two that the colors reach.
 
     Switches choose the run and the color scale. The color scales are those of all runs.
     """
-    even = even_spread(text.tokens, runs[0].block)
-    maps = [run.layers[layer].pictures[head] for run in runs]
+    block = drawn_runs[0][0].block
+    even = even_spread(text.tokens, block)
+    maps = [(drawn.standard, drawn.reciprocal) for _, drawn in drawn_runs]
     lower = np.tril_indices(len(even))
     distances = np.sort([abs(ratios(masses, even)[lower]) for pair in maps for masses in pair], axis=None)
     reach = min(max(math.ceil(distances[int(0.99 * (len(distances) - 1))]), SPANS[0]), SPANS[1])
@@ -92,10 +96,10 @@ def map_figure(
         SCALES[1]: {"zmin": math.log10(FLOOR), "zmax": 0, "colorscale": "Viridis"},
     }
     drawn = [(scale, column) for scale in scales for column in range(2)]
-    data = [_heat(column, len(even), runs[0].block, text) | colors[scale] for scale, column in drawn]
+    data = [_heat(column, len(even), block, text) | colors[scale] for scale, column in drawn]
     options = []
-    for run, pair in zip(runs, maps, strict=True):
-        share = run.layers[layer].share
+    for (run, one), pair in zip(drawn_runs, maps, strict=True):
+        share = run.share(one.layer)
         uses = used_path(share)
         options.append({
             "name": f"{run.name} ({uses})" if "%" in uses else run.name,
@@ -147,19 +151,19 @@ def even_spread(tokens: int, block: int) -> Matrix:
     return sums / np.diff(np.append(starts, tokens))[:, None]
 
 
-def ratios(masses: Picture, even: Matrix) -> Matrix:
+def ratios(masses: Masses, even: Matrix) -> Matrix:
     """log2 of the mass over that of an even spread; 0 above the diagonal."""
     ratio: Matrix = np.log2(np.maximum(_matrix(masses), 1e-30) / np.maximum(even, 1e-30))
     return ratio
 
 
-def _matrix(rows: Picture) -> Matrix:
+def _matrix(rows: Masses) -> Matrix:
     matrix = np.zeros((len(rows), len(rows)))
     matrix[np.tril_indices(len(rows))] = [mass for row in rows for mass in row]
     return matrix
 
 
-def _cells(masses: Picture, even: Matrix, scale: str) -> list[list[float | None]]:
+def _cells(masses: Masses, even: Matrix, scale: str) -> list[list[float | None]]:
     """The values of a color scale. Cells above the diagonal (the future) are empty."""
     if scale == SCALES[0]:
         values = np.clip(ratios(masses, even), -2 * SPANS[1], 2 * SPANS[1])

@@ -29,9 +29,10 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.attention.data import (
     STATISTICS,
+    AttentionMap,
     InputText,
     LayerAttention,
-    Picture,
+    Masses,
     RunAttention,
     read_study,
     statistic_key,
@@ -127,42 +128,37 @@ def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int
     """
     longest = min(run.config.model.block_size for run in runs)
     if file is not None:
+        source = f"the start of {file.name}"
         try:
-            words = file.read_text(encoding="utf-8", errors="replace")
+            ids = tokenizer.load().encode_ordinary(file.read_text(encoding="utf-8", errors="replace"))
         except OSError as error:
             raise AttentionError(
                 f"TEXT={file} cannot be read: {error.strerror}; fix: TEXT=a text file"
             ) from error
-        ids = tokenizer.load().encode_ordinary(words)[:longest]
         if len(ids) < 2:
             raise AttentionError(
                 f"TEXT={file} has {len(ids)} tokens, and attention needs 2; fix: TEXT=a longer file"
             )
-        return _with_words(ids, f"the start of {file.name}")
-    window = _validation_window(runs[0].config)
-    if window is not None:
-        return _with_words(window[:longest], "the first validation window")
-    ids = tokenizer.load().encode_ordinary(SENTENCE)[:longest]
-    return _with_words(ids, "a built-in sentence, because the data of the run are not on this machine")
+    elif window := _validation_window(runs[0].config):
+        ids, source = window, "the first validation window"
+    else:
+        source = "a built-in sentence, because the data of the run are not on this machine"
+        ids = tokenizer.load().encode_ordinary(SENTENCE)
+    ids = ids[:longest]
+    pieces = [tokenizer.load().decode([token]) for token in ids if len(ids) <= READABLE]
+    return ids, InputText(source, len(ids), tuple(pieces))
 
 
-def _with_words(ids: list[int], source: str) -> tuple[list[int], InputText]:
-    pieces = [tokenizer.load().decode([token]) for token in ids] if len(ids) <= READABLE else []
-    return ids, InputText(source, len(ids), pieces)
-
-
-def _validation_window(config: Config) -> list[int] | None:
-    """Return the first validation window, or None if the data are not prepared. Nothing is downloaded."""
+def _validation_window(config: Config) -> list[int]:
+    """Return the first validation window; empty if the data are not prepared. Nothing is downloaded."""
+    length = config.model.block_size
     try:
         directory, _ = dataset.corpus_directory(config.data)
         if not directory.is_dir():
-            return None
-        corpus = dataset.open_corpus(directory)
-        window = dataset.validation_windows(
-            corpus.validation, config.model.block_size, config.model.block_size
-        )
+            return []
+        window = dataset.validation_windows(dataset.open_corpus(directory).validation, length, length)
     except UserError:
-        return None
+        return []
     return list(np.asarray(window[0][:-1], dtype=np.int64).tolist())
 
 
@@ -182,33 +178,36 @@ def inspect_run(
     pixels: int = attention_maps.PIXELS,
 ) -> RunAttention:
     """Measure every layer, and compute maps (at most `pixels` a side) of the chosen layers and heads."""
-    found = {}
+    found: list[LayerAttention] = []
+    drawn: list[AttentionMap] = []
     for layer, (query_HTD, key_HTD) in attention_maps.queries_and_keys(run.model, torch.tensor(ids)).items():
         maps = attention_maps.layer_maps(query_HTD, key_HTD, heads if layer in layers else (), pixels)
-        found[layer] = layer_attention(maps, run.shares[layer])
-    block = attention_maps.pixel_tokens(len(ids), pixels)
-    return RunAttention(
-        run.name, run.variant, run.seed, run.iteration, len(run.model.blocks), block, found, run.notes
-    )
+        found.append(layer_attention(layer, maps, run.shares[layer]))
+        drawn += head_maps(layer, maps)
+    depth, block = len(run.model.blocks), attention_maps.pixel_tokens(len(ids), pixels)
+    about = (run.name, run.variant, run.seed, run.iteration, depth, block)
+    return RunAttention(*about, tuple(found), tuple(drawn), tuple(run.notes))
 
 
-def layer_attention(maps: attention_maps.LayerMaps, share: float | None) -> LayerAttention:
-    """Convert tensors to plain data. Masses of maps are rounded to four digits."""
+def layer_attention(layer: int, maps: attention_maps.LayerMaps, share: float | None) -> LayerAttention:
+    """Convert the statistics of a layer to plain data."""
+    values = {
+        statistic_key(name, path): tuple(
+            getattr(getattr(maps, path) if STATISTICS[name][1] else maps, name).tolist()
+        )
+        for name, path in statistics_by_path()
+    }
+    return LayerAttention(layer, share, **values)
 
-    def values(name: str, path: str) -> list[float]:
-        part = getattr(maps, path) if STATISTICS[name][1] else maps
-        return [float(value) for value in getattr(part, name)]
 
-    def lower(masses: Tensor) -> Picture:
+def head_maps(layer: int, maps: attention_maps.LayerMaps) -> list[AttentionMap]:
+    """Convert the maps of a layer to plain data, with masses of four digits."""
+
+    def lower(masses: Tensor) -> Masses:
         rows: list[list[float]] = masses.tolist()
-        return [[float(f"{value:.4g}") for value in row[: place + 1]] for place, row in enumerate(rows)]
+        return tuple(tuple(float(f"{value:.4g}") for value in row[: at + 1]) for at, row in enumerate(rows))
 
-    pictures = {head: (lower(one), lower(other)) for head, (one, other) in maps.pictures.items()}
-    return LayerAttention(
-        share,
-        {statistic_key(name, path): values(name, path) for name, path in statistics_by_path()},
-        pictures,
-    )
+    return [AttentionMap(layer, head, *map(lower, pair)) for head, pair in maps.pictures.items()]
 
 
 def inspect_study(study_dir: Path) -> list[str]:

@@ -30,7 +30,7 @@ from study.attention.data import (
     statistics_by_path,
     used_path,
 )
-from study.attention.figures import ABOUT_MAPS, ABOUT_MASS, SCALES, heads_with_maps, layer_figure, map_figure
+from study.attention.figures import ABOUT_MAPS, ABOUT_MASS, SCALES, layer_figure, map_figure, maps_by_head
 
 ABOUT_PATHS = (
     "The standard path is softmax(Q·K) and the reciprocal path is softmax(K·Q). Both are causal and use the same "
@@ -73,8 +73,8 @@ def _sections(
     layers = Figure("attention-layers", layer_figure(runs, variants), ABOUT_LAYERS)
     table = Details("means over the early and over the late layers", [_early_late_table(runs, variants)])
     maps: list[Block] = []
-    for (layer, head), drawn in heads_with_maps(runs).items():
-        spec, reach = map_figure(drawn, layer, head, text, scales)
+    for (layer, head), drawn in maps_by_head(runs).items():
+        spec, reach = map_figure(drawn, text, scales)
         caption = f"Layer {layer}, head {head}. The colors reach a factor of {2**reach}."
         maps.append(Figure(f"attention-map{layer}-{head}", spec, caption))
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
@@ -111,7 +111,7 @@ def _layer_details(run: RunAttention) -> Details:
         headings.append(title.partition(" (")[0] + (f", {path}" if by_path else ""))
         columns.append(layer_means(run, name, path))
     rows = [
-        [str(number), used_path(layer.share), *(_number(column[number]) for column in columns)]
-        for number, layer in run.layers.items()
+        [str(one.layer), used_path(one.reciprocal_share), *(_number(column[one.layer]) for column in columns)]
+        for one in run.layers
     ]
     return Details(f"{run.name} in numbers", [Table(headings, rows)])

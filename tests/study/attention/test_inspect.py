@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ from study.attention.data import (
     read_study,
     write_study,
 )
-from study.attention.figures import even_spread, map_figure, ratios
+from study.attention.figures import even_spread, map_figure, maps_by_head, ratios
 from study.attention.page import attention_document
 from study.report import write
 from tests.study.sample_records import a_record, edit
@@ -111,16 +112,16 @@ def test_a_swapped_reciprocal_run_has_the_maps_of_the_baseline_with_paths_exchan
 ) -> None:
     base, _ = inspected(a_run(tmp_path, config_file, "B"))
     swapped, _ = inspected(a_run(tmp_path, config_file, "RAALL", swap=tuple(range(base.depth))))
-    assert {layer.share for layer in base.layers.values()} == {0.0}
-    assert {layer.share for layer in swapped.layers.values()} == {1.0}
-    for number, layer in base.layers.items():
-        values, other = layer.numbers, swapped.layers[number].numbers
-        near(values["entropy_standard"], other["entropy_reciprocal"])
-        near(values["total_variation"], other["total_variation"])
-        assert min(values["total_variation"]) > 0.05
-    pairs = base.layers[0].pictures[1], swapped.layers[0].pictures[1]
-    for row, other in zip(pairs[0][0], pairs[1][1], strict=True):
-        near(row, other)
+    assert {layer.reciprocal_share for layer in base.layers} == {0.0}
+    assert {layer.reciprocal_share for layer in swapped.layers} == {1.0}
+    for values, other in zip(base.layers, swapped.layers, strict=True):
+        near(values.entropy_standard, other.entropy_reciprocal)
+        near(values.total_variation, other.total_variation)
+        assert min(values.total_variation) > 0.05
+    (one,), (exchanged,) = base.pictures, swapped.pictures
+    assert (one.layer, one.head) == (exchanged.layer, exchanged.head) == (0, 1)
+    for row, other_row in zip(one.standard, exchanged.reciprocal, strict=True):
+        near(row, other_row)
 
 
 def test_early_and_late_values_are_means_over_their_layers(tmp_path: Path, config_file: Path) -> None:
@@ -143,7 +144,7 @@ def test_the_text_is_the_start_of_the_file_or_a_sentence_without_data(
 ) -> None:
     run = inspect.load_run(a_run(tmp_path, config_file, "B"))
     ids, words = inspect.choose_text([run], text_of("one two three", tmp_path))
-    assert (len(ids), words.tokens, words.pieces) == (3, 3, ["one", " two", " three"])
+    assert (len(ids), words.tokens, words.pieces) == (3, 3, ("one", " two", " three"))
     assert len(inspect.choose_text([run], text_of("word " * 500, tmp_path))[0]) == 32
     assert inspect.choose_text([run], None)[1].source.startswith("a built-in sentence")
 
@@ -210,12 +211,13 @@ def test_the_page_shows_every_run_and_escapes_its_texts(tmp_path: Path, config_f
     words = text_of("<script>alert(1)</script> is what was written", tmp_path)
     runs = [a_run(tmp_path, config_file, name) for name in ("B", "RALEARN")]
     shown = [inspected(run_dir, words) for run_dir in runs]
-    shown[0][0].notes.append("<b>note</b>")
+    shown[0] = (dataclasses.replace(shown[0][0], notes=("<b>note</b>",)), shown[0][1])
     page = render_html(attention_document([run_attention for run_attention, _ in shown], shown[0][1]))
     assert "<script>alert" not in page
     assert "<b>note" not in page
     assert all(name in page for name in ("B0 at iteration 7", "RALEARN0 at iteration 7", "attention-map0-1"))
-    figure, _ = map_figure([run_attention for run_attention, _ in shown], 0, 1, shown[0][1])
+    maps = maps_by_head([run_attention for run_attention, _ in shown])
+    figure, _ = map_figure(maps[0, 1], shown[0][1])
     assert len(figure["data"]) == 4
     runs, colors = (choice["options"] for choice in figure["choices"])
     assert [option["name"] for option in runs] == ["B0", "RALEARN0 (50.0 % reciprocal)"]
@@ -235,7 +237,7 @@ def test_a_layer_of_another_kind_is_not_on_the_page(tmp_path: Path, config_file:
     run.model.blocks[0].attention = torch.nn.Identity()  # type: ignore[union-attr]
     ids, text = inspect.choose_text([run], None)
     run_attention = inspect.inspect_run(run, ids, [0, 1], [0])
-    assert list(run_attention.layers) == [1]
+    assert [layer.layer for layer in run_attention.layers] == [1]
     assert early_late_means(run_attention, "entropy", "standard")[0] is None
     assert "attention-map1-0" in render_html(attention_document([run_attention], text))
 
@@ -273,10 +275,8 @@ def test_a_study_inspects_the_lowest_seed_of_each_variant_and_only_new_checkpoin
     assert text is not None
     for one in runs:
         fresh = inspected(study / "runs" / one.name)[0]
-        assert {n: layer.numbers for n, layer in fresh.layers.items()} == {
-            n: layer.numbers for n, layer in one.layers.items()
-        }
-        assert [number for number, layer in one.layers.items() if layer.pictures] == [0, one.depth - 1]
+        assert fresh.layers == one.layers
+        assert [drawn.layer for drawn in one.pictures] == [0, one.depth - 1]
     monkeypatch.setattr(
         inspect, "load_run", lambda path: pytest.fail("inspected a run that is saved already")
     )
@@ -300,7 +300,7 @@ def test_the_report_has_an_attention_section_and_ignores_a_damaged_file(
     plain = (study / "report.html").read_text()
     assert all(part in plain for part in ("Where attention goes", "attention-layers", "attention-map1-0"))
     runs, text = read_study(study) or ([], InputText("", 0))
-    runs[0].notes.append("<img src=x onerror=alert(1)>")
+    runs[0] = dataclasses.replace(runs[0], notes=("<img src=x onerror=alert(1)>",))
     write_study(study, runs, InputText("</script><b>words</b>", text.tokens))
     write.write_report(study)
     written = (study / "report.html").read_text()

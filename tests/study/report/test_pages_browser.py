@@ -1,6 +1,7 @@
 """compare.html and attention.html in a real browser: nothing goes wrong, all is drawn, nothing overflows a phone."""
 
 import base64
+import dataclasses
 import io
 import json
 import math
@@ -14,9 +15,16 @@ from PIL import Image
 
 from pages.page import render_html
 from ra import attention_maps
-from study.attention.data import InputText, RunAttention, write_study
+from study.attention.data import (
+    InputText,
+    Masses,
+    RunAttention,
+    statistic_key,
+    statistics_by_path,
+    write_study,
+)
 from study.attention.figures import DIVERGING
-from study.attention.inspect import READABLE, layer_attention
+from study.attention.inspect import READABLE, head_maps, layer_attention
 from study.attention.page import attention_document
 from study.compare import build as compare
 from study.compare import write
@@ -118,19 +126,18 @@ def test_the_memory_of_a_step_is_drawn_and_fits(tmp_path: Path, phone: bool) -> 
 
 def a_run_attention(name: str, variant: str, share: float, tokens: int) -> RunAttention:
     """Two layers of four heads, pictures of head 0."""
-    layers = {}
+    layers, drawn = [], []
     for layer in range(2):
         query, key = torch.randn(2, 4, tokens, 8, generator=torch.Generator().manual_seed(layer))
-        layers[layer] = layer_attention(attention_maps.layer_maps(query, key, [0]), share)
-    return RunAttention(
-        name, variant, 0, 1, 2, attention_maps.pixel_tokens(tokens, attention_maps.PIXELS), layers
-    )
+        maps = attention_maps.layer_maps(query, key, [0])
+        layers.append(layer_attention(layer, maps, share))
+        drawn += head_maps(layer, maps)
+    block = attention_maps.pixel_tokens(tokens, attention_maps.PIXELS)
+    return RunAttention(name, variant, 0, 1, 2, block, tuple(layers), tuple(drawn))
 
 
 def a_text(tokens: int) -> InputText:
-    return InputText(
-        "numbers", tokens, [str(number) for number in range(tokens)] if tokens <= READABLE else []
-    )
+    return InputText("numbers", tokens, tuple(str(number) for number in range(tokens) if tokens <= READABLE))
 
 
 @pytest.mark.parametrize("phone", [False, True])
@@ -144,6 +151,7 @@ def test_the_attention_maps_are_drawn_and_fit(tmp_path: Path, phone: bool, token
     assert drawn["beyond"] == []
 
 
+STATISTIC_KEYS = [statistic_key(name, path) for name, path in statistics_by_path()]
 THREE = (("B", 0.0), ("RAALL", 1.0), ("RALEARN", 0.4))
 
 
@@ -151,24 +159,34 @@ def with_attention(folder: Path) -> tuple[Path, list[RunAttention]]:
     """Return a study with a report, and its attention maps on 60 tokens."""
     study = records.a_study(folder)
     attentions = [a_run_attention(f"{name}0", name, share, 60) for name, share in THREE]
-    for place, one in enumerate(attentions):  # no two equal runs
-        for layer in one.layers.values():
-            layer.numbers = {
-                name: [v * (1 + place / 10) for v in values] for name, values in layer.numbers.items()
-            }
-            for head, pair in layer.pictures.items():
-                layer.pictures[head] = tuple(_towards_the_first(path, place / 10) for path in pair)
+    for place, one in enumerate(attentions):  # no two runs alike
+        scaled = [
+            {key: tuple(v * (1 + place / 10) for v in getattr(layer, key)) for key in STATISTIC_KEYS}
+            for layer in one.layers
+        ]
+        layers = tuple(
+            dataclasses.replace(layer, **values) for layer, values in zip(one.layers, scaled, strict=True)
+        )
+        drawn = tuple(
+            dataclasses.replace(
+                each,
+                standard=_towards_the_first(each.standard, place / 10),
+                reciprocal=_towards_the_first(each.reciprocal, place / 10),
+            )
+            for each in one.pictures
+        )
+        attentions[place] = dataclasses.replace(one, layers=layers, pictures=drawn)
     write_study(study, attentions, a_text(60))
     write_report(study)
     return study, attentions
 
 
-def _towards_the_first(rows: list[list[float]], share: float) -> list[list[float]]:
+def _towards_the_first(rows: Masses, share: float) -> Masses:
     """So much of every row's mass moved to its first column."""
-    return [
-        [(1 - share) * mass + share * sum(row) * (column == 0) for column, mass in enumerate(row)]
+    return tuple(
+        tuple((1 - share) * mass + share * sum(row) * (column == 0) for column, mass in enumerate(row))
         for row in rows
-    ]
+    )
 
 
 @pytest.mark.parametrize("phone", [False, True])
@@ -226,11 +244,12 @@ def test_attention_maps_are_coloured_relative_to_uniform_attention_and_blank_abo
     study, attentions = with_attention(tmp_path / "study")
     drawn = faultless(study)
     block = attentions[0].block
-    for layer in attentions[0].layers:
+    for number in range(2):
         for place, one in enumerate(attentions):
-            name = f"attention-map{layer}-0-0-{place}"
+            name = f"attention-map{number}-0-0-{place}"
+            maps = one.pictures[number]
             for path, (trace, masses) in enumerate(
-                zip(drawn["switched"][name], one.layers[layer].pictures[0], strict=True)
+                zip(drawn["switched"][name], (maps.standard, maps.reciprocal), strict=True)
             ):
                 (low, high), count = trace["reach"], len(masses)
                 cells = middles(drawn["painted"][name][str(path)], count)
