@@ -76,12 +76,11 @@ def study(tmp_path_factory: pytest.TempPathFactory, smoke_config: str) -> Path:
         files.write_json(run_dir / "hellaswag.json", scores)
         (run_dir / "config").write_text(smoke_config)
     (folder / "config").write_text(smoke_config)
-    layer = data.LayerAttention(
-        0.5, {data.statistic_key(*key): [0.25, 0.5] for key in data.statistics_by_path()}
-    )
-    layer.pictures[0] = ([[1.0], [0.5, 0.5]], [[1.0], [0.25, 0.75]])
-    run = data.RunAttention("RALEARN0", "RALEARN", 0, 300, 1, 1, {0: layer})
-    data.write_study(folder, [run], data.InputText("a text", 2, ["a", " text"]))
+    values = {data.statistic_key(*key): (0.25, 0.5) for key in data.statistics_by_path()}
+    layer = data.LayerAttention(0, 0.5, **values)
+    drawn = data.AttentionMap(0, 0, ((1.0,), (0.5, 0.5)), ((1.0,), (0.25, 0.75)))
+    run = data.RunAttention("RALEARN0", "RALEARN", 0, 300, 1, 1, (layer,), (drawn,))
+    data.write_study(folder, [run], data.InputText("a text", 2, ("a", " text")))
     checkpoint.save(folder / "checkpoint", 3, {"model": {"w": torch.zeros(2)}}, META)
     split = Split(10, (Shard("train-0.bin", 10, "0" * 64),))
     source = {"dataset": "files", "validation_permille": 10}
