@@ -21,7 +21,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run extend report compare attention control memory bench check faults clean mrproper
+        data run extend report compare attention control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -66,6 +66,9 @@ control: setup-main  ## Check that B and the reciprocal patterns are one functio
 
 bench: setup-core  ## Speed and memory; or SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records
 	@$(INTERPRETER) -m scripts.bench
+
+card: setup-core  ## Check this card: kernels, gradients, a stopped study, memory, speed (ten minutes) [OUT=folder]
+	@$(INTERPRETER) -m scripts.card
 
 memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]
 	@$(INTERPRETER) -m scripts.memory

@@ -153,13 +153,14 @@ class StopAsked(BaseException):
 class Session:
     """Signals of a study and the training process that they are passed on to.
 
-    asked: number of requests to stop. lock: descriptor that holds the study's lock.
+    asked: number of requests to stop. lock: descriptor that holds the study's lock. module: see `Child`.
 
     The first request is passed on to the run, which saves. A second SIGINT kills the run. Further SIGTERMs and SIGHUPs,
     and a first SIGINT after them, change nothing: a supervisor, make and a terminal may each send one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "scripts.train") -> None:
+        self.module = module
         self.asked, self._interrupts = 0, 0
         self.lock: int | None = None
         self._child: Child | None = None
@@ -170,7 +171,7 @@ class Session:
         """Start a training process and stop it at the end of the block; StopAsked after a request to stop."""
         if self.asked:
             raise StopAsked
-        self._child = Child(arguments, log, self.lock)
+        self._child = Child(arguments, log, self.lock, self.module)
         try:
             yield self._child
         finally:

@@ -18,6 +18,7 @@ RUN_BY = {
     "": "tests/study/runner/test_study.py",
     "attention": "tests/study/attention/test_inspect.py",
     "bench": "tests/scripts/test_bench_command.py",
+    "card": "tests/bench/card/test_run.py",
     "check": "tests/scripts/dev/test_setup.py",
     "clean": "tests/scripts/dev/test_clean.py",
     "compare": "tests/study/compare/test_build.py",

@@ -22,6 +22,7 @@ VARIABLES = {
     "report": ("STUDY",),
     "compare": ("STUDIES", "OUT"),
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
+    "card": ("OUT",),
     "extend": ("FACTOR", "UNDO"),
     "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"),
     "memory": ("TARGET", "FROM", "VARIANTS", "CONFIG_STUDY_NAME"),

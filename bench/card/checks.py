@@ -1,0 +1,53 @@
+"""One line of `make card`: what was expected, what was measured, and the verdict. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.hardware.resolve import ResolvedTarget
+
+PASS, DIFFERS, NOT_RUN = "pass", "differs", "not run"
+
+
+class NotRunError(Exception):
+    """A check cannot run here. Its text is the reason."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """measured: for a check that was not run, the reason."""
+
+    name: str
+    expected: str
+    measured: str
+    verdict: str
+
+    @property
+    def line(self) -> str:
+        found = "reason" if self.verdict == NOT_RUN else "measured"
+        return f"{self.verdict:<8} {self.name}: expected {self.expected}; {found}: {self.measured}"
+
+
+@dataclass(frozen=True)
+class Card:
+    """The device to check, and an empty folder for studies."""
+
+    resolved: ResolvedTarget
+    folder: Path
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.resolved.device == "cpu"
+
+
+Question = Callable[[Card], Iterator[Check]]
+
+
+def judge(name: str, expected: str, measured: str, good: bool) -> Check:
+    return Check(name, expected, measured, PASS if good else DIFFERS)
+
+
+def not_run(name: str, expected: str, reason: str) -> Check:
+    return Check(name, expected, reason, NOT_RUN)

@@ -1,0 +1,117 @@
+"""Run all checks of `make card`, print a line for each, and write the page and the JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.card.checks import DIFFERS, NOT_RUN, PASS, Card, Check, NotRunError, Question, judge, not_run
+from bench.card.gates import gate_checks
+from bench.card.kernels import kernel_checks
+from bench.card.speed import speed_checks
+from bench.card.studies import budget_checks, memory_checks, out_of_memory_checks, study_checks
+from bench.workers import Worker
+from gpt2.artifacts.provenance import environment_record, revision
+from gpt2.config.config import ANY_TARGET
+from gpt2.hardware.resolve import ResolvedTarget, resolve, target_record
+from gpt2.system.errors import one_line
+from gpt2.system.files import write_json, write_text
+from pages.document import Block, Document, Note, Paragraph, Section, Table, render_terminal
+from pages.markup import Code, Strong
+from pages.page import render_html
+
+QUESTIONS: dict[str, Question] = {
+    "kernels": kernel_checks,
+    "gate gradients": gate_checks,
+    "study": study_checks,
+    "memory": memory_checks,
+    "out of memory": out_of_memory_checks,
+    "budget": budget_checks,
+    "speed": speed_checks,
+}
+
+
+def check_card(out: Path) -> int:
+    """Run every question. Write card.json after each check, so that a killed command loses no line."""
+    began = time.monotonic()
+    with Worker("device") as worker:  # this process never opens the GPU
+        resolved, environment = worker.call(describe_device)
+    origin = {
+        "schema": 1,
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "target": target_record(resolved),
+        "revision": dataclasses.asdict(revision()),
+        "environment": environment,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"{resolved.device_name}, {resolved.dtype}, torch {resolved.torch}", flush=True)
+    checks: list[Check] = []
+
+    def save(check: Check) -> None:
+        checks.append(check)
+        print(check.line, flush=True)
+        seconds = round(time.monotonic() - began, 1)
+        rows = [dataclasses.asdict(each) for each in checks]
+        write_json(out / "card.json", origin | {"seconds": seconds, "checks": rows})
+
+    with tempfile.TemporaryDirectory(prefix="card-") as folder:
+        card = Card(resolved, Path(folder))
+        for name, question in QUESTIONS.items():
+            try:
+                for check in question(card):
+                    save(check)
+            except NotRunError as reason:
+                save(not_run(name, "all checks", f"{reason}"))
+            except Exception as error:  # the other questions are independent
+                save(judge(name, "all checks", f"{type(error).__name__}: {one_line(error)}", False))
+    document = card_document(resolved, checks, out, time.monotonic() - began)
+    write_text(out / "card.html", render_html(document))
+    print(f"\n{render_terminal(dataclasses.replace(document, blocks=document.blocks[-1:]))}")
+    return 1 if any(check.verdict == DIFFERS for check in checks) else 0
+
+
+def describe_device() -> tuple[ResolvedTarget, dict[str, Any]]:
+    resolved = resolve(ANY_TARGET)
+    return resolved, environment_record().to_json()
+
+
+def card_document(resolved: ResolvedTarget, checks: Sequence[Check], out: Path, seconds: float) -> Document:
+    """Build the page: all checks in one table, and what to report."""
+    count = Counter(check.verdict for check in checks)
+    summary = (
+        f"{len(checks)} checks in {seconds / 60:.1f} minutes: {count[PASS]} pass, {count[DIFFERS]} differ, "
+        f"{count[NOT_RUN]} not run"
+    )
+    versions = (
+        f"torch {resolved.torch}, driver {resolved.driver or 'none'}, commit {revision().commit or 'unknown'}"
+    )
+    table = Table.of(
+        checks,
+        {
+            "check": lambda check: check.name,
+            "expected": lambda check: check.expected,
+            "measured": lambda check: check.measured,
+            "verdict": lambda check: (
+                Strong(check.verdict, bad=True) if check.verdict == DIFFERS else check.verdict
+            ),
+        },
+        text_columns=(1, 2, 3),
+    )
+    different = [check.line for check in checks if check.verdict == DIFFERS]
+    report: list[Block] = [
+        Paragraph(("Open an issue with the file ", Code(f"{out / 'card.json'}"), " and these versions:")),
+        Paragraph(f"{resolved.device_name}, {versions}"),
+        Paragraph("Lines that differ:" if different else "No line differs."),
+        *map(Note, different),
+    ]
+    return Document(
+        f"Card: {resolved.device_name}",
+        [table, Section("What to send back", [Paragraph(summary), *report])],
+        subtitle=f"{resolved.target.title}, {resolved.dtype}",
+    )

@@ -1,0 +1,230 @@
+"""Run small studies of B and RALEARN: stopped and resumed, out of memory, with a time budget. Check their records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.card.checks import Card, Check, NotRunError, judge, not_run
+from bench.card.disturbed_train import VARIABLE, Disturbance
+from bench.temporary_studies import configure_study
+from bench.workers import Worker
+from gpt2.artifacts import run_record
+from gpt2.artifacts.metrics_log import read_steps
+from gpt2.artifacts.run_record import RunRecord
+from gpt2.config.batch import next_smaller
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware import attention_kernels
+from gpt2.memory.measure import EXACT_HEAP
+from study.memory.page import format_bytes
+from study.memory.peaks import measure_variant
+from study.records import plan_file
+from study.records.plan_file import Plan
+from study.runner.child_process import Session
+from study.runner.study import Study
+
+STEPS, STOP_AT = 14, 7
+BUDGET_SECONDS = {False: 20, True: 8}  # of training, besides 15 s in which the plan times steps
+NAMES = ("B", "RALEARN")
+SPECIFICATIONS = {False: "gpt2-ra-ablation", True: "gpt2-ra-ablation-smoke"}
+COMMON = {
+    "VARIANTS": " ".join(NAMES),
+    "SEEDS": "1",
+    "GPT2_MAX_TIME": "0",
+    "GPT2_MAX_ITERS": str(STEPS),
+    "DATASET_EMBEDDED": "y",
+    "DATASET_MAX_TOKENS": "1000000",
+    "HELLASWAG": "n",
+}
+GPU = {"EFFECTIVE_BATCH": "128", "EVAL_TOKENS": "65536", "EVAL_INTERVAL_TOKENS": "1048576"}
+UNDISTURBED, STOPPED, STARVED, TIMED = "undisturbed", "stopped", "out-of-memory", "budget"
+LIMIT_SECONDS = 900.0
+STARTS = 4  # of a study that is stopped in each of its two runs
+DIFFERENCE = 0.01  # nats between two runs on a GPU, whose kernels may add in another order
+ROUNDING = 1e-4  # nats between two micro-batches on a CPU
+ERROR = 0.1  # of a prediction: the share of the memory that a plan reserves
+PLANNED, USED = (
+    (0.8, 1.05),
+    (0.7, 1.2),
+)  # share of the time budget that the plan fills, and that a run may use
+
+
+def study_checks(card: Card) -> Iterator[Check]:
+    """Run a study twice, once stopped in each run, and compare losses, kernels and memory."""
+    run(card, UNDISTURBED)
+    statuses = run(card, STOPPED, Disturbance(stop_at=STOP_AT), starts=STARTS)
+    expected = f"exit statuses 130, 130, 0 for a study that is stopped at step {STOP_AT} of each run"
+    yield judge("study: stop and resume", expected, ", ".join(map(str, statuses)), statuses == [130, 130, 0])
+    kernel = next(iter(attention_kernels.kernel_order(card.resolved)))
+    for name in NAMES:
+        record = finished(card, UNDISTURBED, name)
+        target = record.target
+        assert target
+        if target.dtype != "float32" or card.on_cpu:
+            used = target.attention_backend
+            yield judge(f"study: kernel of {name}", kernel, used, used == kernel)
+        limit = 0.0 if card.on_cpu else DIFFERENCE
+        yield compare_losses(card, f"study: resumed losses of {name}", STOPPED, name, limit)
+
+
+def memory_checks(card: Card) -> Iterator[Check]:
+    """Compare the predicted peak with that of one step without compilation, and with that of the run on a GPU."""
+    for name in NAMES:
+        record = finished(card, UNDISTURBED, name)
+        assert record.batch
+        assert record.memory
+        predicted = read_plan(card, UNDISTURBED).variants[name].predicted_bytes
+        if not predicted:
+            raise NotRunError(f"the plan predicts no memory for {name}")
+        with Worker(f"memory of {name}", EXACT_HEAP) as worker:
+            arguments = (card.folder, study_folder(card, UNDISTURBED), name, record.batch.micro)
+            peak = worker.call(peak_bytes, *arguments, limit_seconds=LIMIT_SECONDS)
+        measured = f"{format_bytes(peak)}; {predicted / peak - 1:+.1%} is the prediction's error"
+        expected = f"{format_bytes(predicted)} predicted for a step that is not compiled, within {ERROR:.0%}"
+        yield judge(f"memory: {name}", expected, measured, abs(predicted / peak - 1) <= ERROR)
+        used = record.memory.peak_allocated_bytes
+        if not card.on_cpu and used:
+            expected = f"at most {format_bytes(predicted)} in the compiled run, and {ERROR:.0%} more"
+            name = f"memory: compiled {name}"
+            yield judge(name, expected, format_bytes(used), used <= (1 + ERROR) * predicted)
+
+
+def out_of_memory_checks(card: Card) -> Iterator[Check]:
+    """Give the training process too little memory for the planned micro-batch."""
+    planned = read_plan(card, UNDISTURBED).batch
+    smaller = next_smaller(planned)
+    peak = finished(card, UNDISTURBED, "B").memory
+    if smaller is None or peak is None:
+        raise NotRunError("the planned micro-batch is 1, and no smaller one exists")
+    disturbance = Disturbance(largest_micro=smaller.micro)
+    if not card.on_cpu:  # between the peaks at the two micro-batches
+        disturbance = Disturbance(memory_bytes=int(0.8 * (peak.peak_allocated_bytes or 0)))
+    (status,) = run(card, STARVED, disturbance, VARIANTS="B")
+    batch = read_plan(card, STARVED).batch
+    text = "exit status {}, micro-batch {}, effective batch {}"
+    expected = text.format(0, smaller.micro, planned.effective)
+    measured = text.format(status, batch.micro, batch.effective)
+    yield judge("out of memory: next micro-batch", expected, measured, measured == expected)
+    limit = ROUNDING if card.on_cpu else DIFFERENCE
+    yield compare_losses(card, "out of memory: losses", STARVED, "B", limit)
+
+
+def budget_checks(card: Card) -> Iterator[Check]:
+    """Plan a run by its time, and compare its count and its time."""
+    limit = BUDGET_SECONDS[card.on_cpu]
+    run(card, TIMED, VARIANTS="B", GPT2_MAX_TIME=str(limit), GPT2_MAX_ITERS="0")
+    record, plan = finished(card, TIMED, "B"), read_plan(card, TIMED)
+    assert record.progress
+    planned, trained = plan.variants["B"].iterations, record.progress.iterations
+    yield judge("budget: iterations", f"{planned:,} planned", f"{trained:,} trained", planned == trained)
+    used = (
+        ("planned", plan.planned_seconds("B") or 0.0, PLANNED),
+        ("used", record.progress.train_seconds, USED),
+    )
+    for name, seconds, (low, high) in used:
+        expected = f"{low * limit:.1f} to {high * limit:.1f} s of training for a limit of {limit} s"
+        if name == "used" and card.on_cpu:
+            yield not_run(
+                "budget: time used", expected, f"{seconds:.1f} s; a CPU is shared with other processes"
+            )
+        else:
+            yield judge(
+                f"budget: time {name}", expected, f"{seconds:.1f} s", low * limit <= seconds <= high * limit
+            )
+
+
+# ---- records
+
+
+def study_folder(card: Card, label: str) -> Path:
+    return card.folder / label / "results" / SPECIFICATIONS[card.on_cpu]
+
+
+def read_plan(card: Card, label: str) -> Plan:
+    """Return the plan of a study. NotRunError where it has none."""
+    plan = plan_file.read(study_folder(card, label))
+    if plan is None:
+        raise NotRunError(f"the {label} study has no plan")
+    return plan
+
+
+def finished(card: Card, label: str, name: str) -> RunRecord:
+    """Return the record of a finished run. NotRunError, with the run's error, for any other."""
+    try:
+        record = run_record.load(study_folder(card, label) / "runs" / run_record.run_name(name, 0))
+    except run_record.RecordError as error:
+        raise NotRunError(f"the {label} run of {name} has no record") from error
+    if record.status != "finished":
+        raise NotRunError(f"the {label} run of {name} is {record.status}: {record.error or 'no error'}")
+    return record
+
+
+def losses(card: Card, label: str, name: str) -> list[float]:
+    """Return the training losses of a finished run in nats, one for each step."""
+    finished(card, label, name)
+    folder = study_folder(card, label) / "runs" / run_record.run_name(name, 0)
+    return [step.loss for step in read_steps(folder / "metrics.jsonl").steps]
+
+
+def compare_losses(card: Card, title: str, label: str, name: str, limit: float) -> Check:
+    """Compare a run's losses with those of the undisturbed one, which has the same seed."""
+    one, other = (losses(card, each, name) for each in (UNDISTURBED, label))
+    within = "equal to the bit" if not limit else f"within {limit:g} nats"
+    expected = f"{STEPS} losses {within}"
+    if not len(one) == len(other) == STEPS:
+        return judge(title, expected, f"{len(one)} and {len(other)} losses", False)
+    return judge(title, expected, describe_difference(one, other), largest(one, other) <= limit)
+
+
+def largest(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def describe_difference(one: Sequence[float], other: Sequence[float]) -> str:
+    if one == other:
+        return "equal to the bit"
+    first = next(number for number, (a, b) in enumerate(zip(one, other, strict=True), 1) if a != b)
+    return f"largest difference {largest(one, other):.1e} nats; equal to the bit before step {first}"
+
+
+# ---- in a worker
+
+
+class CardStudy(Study):
+    """A study whose training processes are disturbed, without attention maps."""
+
+    def inspect_attention(self) -> None:
+        pass
+
+
+def run(
+    card: Card, label: str, disturbance: Disturbance | None = None, starts: int = 1, **changes: str
+) -> list[int]:
+    """Run a study, and start it up to `starts` times until it finishes. Returns the exit statuses."""
+    values = COMMON | ({} if card.on_cpu else GPU) | {"DATA_DIR": str(card.folder / "data")} | changes
+    with Worker(f"{label} study") as worker:
+        arguments = (card.folder / label, SPECIFICATIONS[card.on_cpu], values, disturbance or Disturbance())
+        return worker.call(start_study, *arguments, starts, limit_seconds=LIMIT_SECONDS)
+
+
+def start_study(
+    folder: Path, specification: str, values: dict[str, str], disturbance: Disturbance, starts: int
+) -> list[int]:
+    os.environ[VARIABLE] = json.dumps(dataclasses.asdict(disturbance))
+    statuses: list[int] = []
+    while len(statuses) < starts and 0 not in statuses:
+        configured = configure_study(folder, specification, **values)
+        study = CardStudy(configured.symbols, configured.config_text)
+        study.session = Session("bench.card.disturbed_train")
+        statuses.append(study.run())
+    return statuses
+
+
+def peak_bytes(folder: Path, study: Path, name: str, micro: int) -> int:
+    """Return the peak bytes of a variant's step and evaluation in this process, without compilation."""
+    symbols = read_symbols(study / "config")
+    found = measure_variant(symbols, name, micro, folder)
+    return int(max(found["allocated"].values()))

@@ -1,0 +1,28 @@
+"""`make card [OUT=folder]`: check this card and write results/card/card.html and card.json."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="make card", description="Check kernels, gradients, studies, memory and speed."
+    )
+    parser.add_argument("--out", type=Path, default=Path("results/card"), help="folder of the page")
+    out = parser.parse_args(command_arguments(("OUT",))).out
+    if (out / "runs").exists() or (out.exists() and not out.is_dir()):
+        raise UserError(f"OUT={out} is a study or a file; fix: name a folder for the page")
+    export_environment()
+    from bench.card.run import check_card
+
+    return check_card(out)
+
+
+if __name__ == "__main__":
+    run_command(main)

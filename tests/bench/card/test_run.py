@@ -1,0 +1,121 @@
+"""`make card`: its command from beginning to end with small shapes, its page, and failures of checks."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.card import gates, kernels, run
+from bench.card.checks import Card, Check, NotRunError, Question, judge
+from bench.cases import Sizes
+from gpt2.config.config import ANY_TARGET
+from gpt2.hardware.resolve import resolve
+from scripts import card as script
+
+
+def agrees(card: Card) -> Iterator[Check]:
+    yield judge("agrees", "1", "1", True)
+
+
+def differs(card: Card) -> Iterator[Check]:
+    yield judge("differs", "1", "2 & <3>", False)
+
+
+def raises(card: Card) -> Iterator[Check]:
+    yield judge("before", "1", "1", True)
+    raise RuntimeError("first line\nsecond line")
+
+
+def cannot(card: Card) -> Iterator[Check]:
+    raise NotRunError("no such kernel")
+    yield
+
+
+def start(monkeypatch: pytest.MonkeyPatch, out: Path, **questions: Question) -> int:
+    """Run the command with these questions."""
+    monkeypatch.setattr(run, "QUESTIONS", questions)
+    monkeypatch.setattr(run, "describe_device", here)
+    monkeypatch.setattr(run, "Worker", Here)
+    monkeypatch.setattr(sys, "argv", ["card", "--out", str(out)])
+    return script.main()
+
+
+def here() -> tuple[object, dict[str, object]]:
+    return resolve(ANY_TARGET), {}
+
+
+class Here:
+    """Calls functions in this process in place of a worker."""
+
+    def __init__(self, label: str) -> None: ...
+    def __enter__(self) -> "Here":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+    def call(self, function, *arguments, limit_seconds=None):  # type: ignore[no-untyped-def]
+        return function(*arguments)
+
+
+def test_a_check_that_fails_or_raises_stops_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = start(monkeypatch, tmp_path, a=differs, b=raises, c=cannot, d=agrees)
+    saved = json.loads((tmp_path / "card.json").read_text())["checks"]
+    assert status == 1
+    assert [(row["name"], row["verdict"]) for row in saved] == [
+        ("differs", "differs"),
+        ("before", "pass"),
+        ("b", "differs"),
+        ("c", "not run"),
+        ("agrees", "pass"),
+    ]
+    shown = capsys.readouterr().out
+    assert "differs  b: expected all checks; measured: RuntimeError: first line second line\n" in shown
+    assert "not run  c: expected all checks; reason: no such kernel\n" in shown
+    ending = shown.partition("What to send back")[2]
+    assert "5 checks in 0.0 minutes: 2 pass, 2 differ, 1 not run" in ending
+    assert "differs: expected 1; measured: 2 & <3>" in ending
+    assert "agrees" not in ending
+    page = (tmp_path / "card.html").read_text()
+    assert "2 &amp; &lt;3&gt;" in page
+    assert str(tmp_path / "card.json") in page
+
+
+@pytest.mark.parametrize("questions", [{"a": agrees}, {"a": agrees, "b": cannot}])
+def test_the_exit_status_is_zero_if_no_check_differs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: dict[str, Question]
+) -> None:
+    assert start(monkeypatch, tmp_path, **questions) == 0
+
+
+def test_a_study_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(script.UserError, match="is a study or a file; fix: name a folder"):
+        start(monkeypatch, tmp_path, a=agrees)
+
+
+def test_the_command_checks_kernels_and_gates_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(kernels.SHAPES, True, ((2, 2, 24, 8),))
+    monkeypatch.setitem(gates.SHAPES, True, Sizes("small", 2, 2, 64, 64))
+    monkeypatch.setitem(gates.LIMITS, "bfloat16", 0.5)
+    for module in (kernels, gates):
+        monkeypatch.setattr(module, "Worker", Here)
+    status = start(monkeypatch, tmp_path, kernels=kernels.kernel_checks, gates=gates.gate_checks)
+    saved = json.loads((tmp_path / "card.json").read_text())
+    verdicts = {row["name"]: row["verdict"] for row in saved["checks"]}
+    assert status == 0
+    assert verdicts == {
+        "kernels: order": "pass",
+        "kernels: flash, 2 x 2 x 24 x 8": "pass",
+        "kernels: cudnn, 2 x 2 x 24 x 8": "not run",
+        "kernels: efficient, 2 x 2 x 24 x 8": "not run",
+        "kernels: speed": "not run",
+        "gate gradients: float32": "pass",
+        "gate gradients: bfloat16": "pass",
+        "gate gradients: bfloat16 compiled": "not run",
+    }
+    assert saved["target"]["name"] == "cpu"
