@@ -72,12 +72,12 @@ def square(halves: float, together: float, seeds: int) -> dict[str, dict[int, fl
 
 def test_additive_arms_are_distinguished_from_arms_with_equal_variances() -> None:
     """Then a half swap has half the variance of a full one; the pairs of opposites do not show it."""
-    drawn = checked(square(0.02, 0.001, 6))
-    assert drawn.test is not None
-    assert drawn.enough
-    assert drawn.test.dof == (12, 6)
-    assert drawn.test.p_value < 1e-4
-    assert "They differ: variance" in detectable.variance_sentence(drawn)
+    check = checked(square(0.02, 0.001, 6))
+    assert check.test is not None
+    assert check.enough
+    assert check.test.dof == (12, 6)
+    assert check.test.p_value < 1e-4
+    assert "They differ: variance" in detectable.variance_sentence(check)
     alike = detectable.variance_sentence(checked(square(0.02, 0.02, 6)))
     low, high = stats.f.ppf(0.025, 12, 6), stats.f.ppf(0.975, 12, 6)
     assert f"ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1" in alike
@@ -88,12 +88,12 @@ def test_the_contrasts_of_the_arms_equal_a_regression() -> None:
     final = {name: {s: float(4 + draw.normal()) for s in range(5)} for name in equivalence.SQUARE}
     design = np.array([[1, -1, -1, 1], [1, 1, -1, -1], [1, -1, 1, -1], [1, 1, 1, 1]]) / 2  # orthonormal
     found = np.array([np.linalg.solve(design, [final[n][s] for n in equivalence.SQUARE]) for s in range(5)])
-    drawn = checked(final)
-    assert drawn.halves is not None
-    assert drawn.together is not None
-    assert drawn.halves.sigma**2 == pytest.approx((found[:, 1:3] ** 2).mean())
-    assert drawn.together.sigma**2 == pytest.approx((found[:, 3] ** 2).mean())
-    assert (drawn.halves.dof, drawn.together.dof) == (10, 5)
+    check = checked(final)
+    assert check.halves is not None
+    assert check.together is not None
+    assert check.halves.sigma**2 == pytest.approx((found[:, 1:3] ** 2).mean())
+    assert check.together.sigma**2 == pytest.approx((found[:, 3] ** 2).mean())
+    assert (check.halves.dof, check.together.dof) == (10, 5)
     final["RAALL"].pop(2)
     fewer = checked(final)
     assert fewer.together is not None
@@ -112,6 +112,12 @@ def test_independent_arms_fail_the_variance_check_in_one_study_of_twenty() -> No
 
 
 def test_one_seed_gives_no_variance_check() -> None:
-    drawn = checked(square(0.02, 0.02, 1))
-    assert not drawn.enough
-    assert "Too little data (2 and 1 degrees of freedom)." in detectable.variance_sentence(drawn)
+    check = checked(square(0.02, 0.02, 1))
+    assert not check.enough
+    assert "Too little data (2 and 1 degrees of freedom)." in detectable.variance_sentence(check)
+
+
+def test_variances_are_compared_from_three_seeds_on() -> None:
+    """Three seeds give 6 and 3 degrees of freedom, two give 4 and 2."""
+    assert not checked(square(0.02, 0.001, 2)).enough
+    assert checked(square(0.02, 0.001, 3)).enough

@@ -104,3 +104,11 @@ def test_a_truncated_run_is_in_no_item_test(tmp_path: Path) -> None:
     report = build.build_report(study)
     assert report.cut == ["RALEARN1"]
     assert {tuple(test.seeds) for test in report.items if test.variant == "RALEARN"} == {(0, 2)}
+
+
+def test_a_file_with_another_number_of_items_is_skipped(tmp_path: Path) -> None:
+    study = a_study(tmp_path, seeds=1)
+    content = read(study, "RALEARN0", "hellaswag.json")
+    repeated = {key: 2 * values for key, values in content.items() if isinstance(values, list)}
+    files.write_json(study / "runs" / "RALEARN0" / "hellaswag.json", content | repeated)
+    assert not [test for test in build.build_report(study).items if test.variant == "RALEARN"]

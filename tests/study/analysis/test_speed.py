@@ -127,3 +127,14 @@ def test_an_old_plan_under_a_time_limit_with_different_counts_is_read_as_equal_t
 def test_different_numbers_of_updates_without_a_plan_are_reported(tmp_path: Path) -> None:
     text = rendered.markdown(build.build_report(a_study(tmp_path, ends={"RALEARN": 285})))
     assert "With another number of updates (285 of 300 updates), **RALEARN**" in text
+
+
+def test_evaluations_before_half_and_after_nine_tenths_of_the_tokens_do_not_enter_the_slope() -> None:
+    value = a_record("B", 0, 4.0)
+    end = value["progress"]["tokens"]
+    slope_at = {0.3: 2.0, 0.49: 0.9, 0.5: 0.3, 0.7: 0.2, 0.9: 0.1, 0.95: 0.0}
+    value["validation"]["history"] = [
+        [int(end * share), 1.0, 4.0 - slope * math.log(share)] for share, slope in slope_at.items()
+    ]
+    run = Run("B0", "B", 0, "finished", True, record=run_record.from_json(value))
+    assert slopes([run]) == pytest.approx((0.1, 0.3), rel=1e-3)

@@ -1,11 +1,13 @@
 """The error of a process, the lock that it holds, and the requests that end it immediately."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +15,14 @@ from gpt2.artifacts import run_record
 from gpt2.system import files
 from study.attention.data import InputText, write_study
 from study.report import write
-from study.runner.child_process import Child, Session, StopAsked
+from study.runner.child_process import (
+    KEEP_HEAP,
+    SPIN_COUNT,
+    Child,
+    Session,
+    StopAsked,
+    process_settings,
+)
 from study.runner.preconditions import StudyError, locked
 
 
@@ -108,3 +117,19 @@ def test_a_report_is_current_when_it_is_complete_and_newer_than_every_record(tmp
     later = time.time_ns() + 10**9
     os.utime(run_dir / "run.json", ns=(later, later))
     assert not write.is_current(tmp_path)
+
+
+def test_output_lines_that_are_not_events_go_to_the_log() -> None:
+    lines = ['{"event": "train"}\n', '{"other": 1}\n', "a warning\n", "3\n", '{"event": "val\n']
+    child = Child.__new__(Child)
+    child.process = SimpleNamespace(stdout=lines)  # type: ignore[assignment]
+    child._log_file = io.StringIO()  # type: ignore[assignment]
+    assert list(child.messages()) == [{"event": "train"}]
+    assert child._log_file.getvalue() == "".join(lines[1:])  # type: ignore[attr-defined]
+
+
+def test_settings_of_the_environment_take_precedence() -> None:
+    assert process_settings({}) == {"GLIBC_TUNABLES": KEEP_HEAP, "GOMP_SPINCOUNT": SPIN_COUNT}
+    custom = {"GLIBC_TUNABLES": "", "GOMP_SPINCOUNT": "7"}
+    assert process_settings(custom) == custom
+    assert "GOMP_SPINCOUNT" not in process_settings({"OMP_WAIT_POLICY": "active"})

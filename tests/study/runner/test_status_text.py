@@ -1,8 +1,14 @@
 """A slower machine is reported once, with both end times."""
 
 import datetime
+from pathlib import Path
+from typing import Any
 
-from study.runner.status_text import SpeedCheck
+import pytest
+
+from gpt2.system import files
+from study.runner.status_text import SpeedCheck, outcome
+from tests.study.sample_records import a_record
 
 NOON = datetime.datetime(2026, 11, 22, 12, 0)
 
@@ -33,3 +39,22 @@ def test_the_last_run_and_a_plan_without_times_are_not_reported() -> None:
     check = SpeedCheck()
     assert check.observe(60.0, 600.0, 700.0, 0, NOON) == ""
     assert check.observe(None, 600.0, 700.0, 9, NOON) == ""
+
+
+SCORE = {"acc": 0.3, "acc_stderr": 0.005, "acc_norm": 0.31, "acc_norm_stderr": 0.005, "items": 9}
+MEASURED = "157.3M tokens in 50m 00s of training  52,429 tok/s  1.00 GiB"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"status": "failed", "error": "no free memory"}, "failed: no free memory"),
+        ({}, f"perplexity 54.60  {MEASURED}"),
+        ({"hellaswag": SCORE}, f"perplexity 54.60  HellaSwag 30.0% +- 0.5%  {MEASURED}"),
+    ],
+)
+def test_the_line_of_an_ended_run_has_its_results_or_its_error(
+    tmp_path: Path, changes: dict[str, Any], expected: str
+) -> None:
+    files.write_json(tmp_path / "run.json", a_record("B", 0, 4.0) | changes)
+    assert outcome(tmp_path) == expected
