@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from gpt2.system.files import write_json, write_text
+from gpt2.system.read_files import DamagedFileError, read_json
 from pages.document import render_markdown
 from pages.document import render_terminal as render_document
 from pages.page import render_html
@@ -12,14 +14,18 @@ from study.attention import data
 from study.report.build import Report, as_json, build_report
 from study.report.document import report_document, terminal_document
 
+RUN_INPUTS = ("run", "metrics", "hellaswag", "validation_windows")
+INPUTS = ("plan*.json", "expected.json", data.FILE, *(f"runs/*/{name}*.json*" for name in RUN_INPUTS))
+
 
 def write_report(study_dir: Path) -> Report:
-    """Rebuild report.json, report.md and report.html from the records, each replaced at once."""
+    """Rebuild report.html, report.md and report.json from the records, each replaced at once."""
+    inputs = _inputs(study_dir)
     report = build_report(study_dir)
     document = report_document(report, study_dir)
-    write_json(study_dir / "report.json", as_json(report))
-    write_text(study_dir / "report.md", render_markdown(document))
     write_text(study_dir / "report.html", render_html(document))
+    write_text(study_dir / "report.md", render_markdown(document))
+    write_json(study_dir / "report.json", as_json(report) | {"inputs": inputs})  # last: it marks the end
     return report
 
 
@@ -29,10 +35,19 @@ def render_terminal(report: Report) -> str:
 
 
 def is_current(study_dir: Path) -> bool:
-    """Whether every part of the report exists and is newer than every record."""
-    parts = ("report.json", "report.md", "report.html", data.FILE)
-    try:
-        written = min((study_dir / part).stat().st_mtime_ns for part in parts)
-    except OSError:
+    """Whether the report is complete and was made of the present files."""
+    if not all((study_dir / name).exists() for name in ("report.html", "report.md", data.FILE)):
         return False
-    return all(path.stat().st_mtime_ns <= written for path in (study_dir / "runs").glob("*/run.json"))
+    try:
+        written = read_json(study_dir / "report.json")
+    except (FileNotFoundError, DamagedFileError):
+        return False
+    return isinstance(written, dict) and written.get("inputs") == _inputs(study_dir)
+
+
+def _inputs(study_dir: Path) -> str:
+    """Return a digest of the names, sizes and times of the files that a report reads."""
+    paths = sorted(path for pattern in INPUTS for path in study_dir.glob(pattern))
+    states = [(str(path.relative_to(study_dir)), path.lstat()) for path in paths]
+    found = [(name, state.st_size, state.st_mtime_ns) for name, state in states]
+    return hashlib.sha256(repr(found).encode()).hexdigest()

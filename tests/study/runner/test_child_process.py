@@ -5,16 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from gpt2.artifacts import run_record
-from gpt2.system import files
-from study.attention.data import InputText, write_study
-from study.report import write
 from study.runner.child_process import (
     KEEP_HEAP,
     SPIN_COUNT,
@@ -99,24 +94,6 @@ def test_the_lock_is_held_until_its_process_ends(tmp_path: Path) -> None:
     holder.communicate(b"\n")
     with locked(tmp_path):
         pass
-
-
-def test_a_report_is_current_when_it_is_complete_and_newer_than_every_record(tmp_path: Path) -> None:
-    run_dir = tmp_path / "runs" / "B0"
-    run_dir.mkdir(parents=True)
-    files.write_json(run_dir / "run.json", run_record.blank("B0", "B", 0).to_json())
-    assert not write.is_current(tmp_path)
-    time.sleep(0.01)
-    write.write_report(tmp_path)
-    assert not write.is_current(tmp_path)  # where attention goes is a part of it
-    write_study(tmp_path, [], InputText("nothing", 0))
-    assert write.is_current(tmp_path)
-    (tmp_path / "report.html").unlink()
-    assert not write.is_current(tmp_path)
-    write.write_report(tmp_path)
-    later = time.time_ns() + 10**9
-    os.utime(run_dir / "run.json", ns=(later, later))
-    assert not write.is_current(tmp_path)
 
 
 def test_output_lines_that_are_not_events_go_to_the_log() -> None:

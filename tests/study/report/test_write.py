@@ -1,0 +1,32 @@
+"""A report is rebuilt when a file that it reads has changed."""
+
+import os
+from pathlib import Path
+
+from study.attention import data
+from study.report import write
+from tests.study.sample_records import a_study
+
+
+def test_a_report_is_current_until_a_file_that_it_reads_changes(tmp_path: Path) -> None:
+    a_study(tmp_path, seeds=1, variants=("B", "RAALL"))
+    assert not write.is_current(tmp_path)
+    write.write_report(tmp_path)
+    assert not write.is_current(tmp_path)  # attention.json is a part of it
+    data.write_study(tmp_path, [], data.InputText("nothing", 0))
+    write.write_report(tmp_path)
+    assert write.is_current(tmp_path)
+    record, metrics = (tmp_path / "runs" / "B0" / name for name in ("run.json", "metrics.jsonl"))
+    for path, change in (
+        (record, lambda: os.utime(record, ns=(0, 0))),  # a record from a backup is older than the report
+        (record, lambda: record.rename(record.with_name("elsewhere"))),
+        (metrics, metrics.unlink),
+        (tmp_path / "expected.json", lambda: (tmp_path / "expected.json").write_text("{}")),
+        (tmp_path / "plan.json", lambda: (tmp_path / "plan.json").write_text("{}")),
+        (tmp_path / "report.md", (tmp_path / "report.md").unlink),
+        (tmp_path / "report.json", lambda: (tmp_path / "report.json").write_text("[")),
+    ):
+        change()
+        assert not write.is_current(tmp_path), path
+        write.write_report(tmp_path)
+        assert write.is_current(tmp_path), path
