@@ -15,6 +15,7 @@ from gpt2.artifacts.run_record import FinishedRecord, RunRecord, Text
 from gpt2.artifacts.typed_json import JsonObject, Range, read_file
 from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
+from study.records.hellaswag_scores import scored_items
 from study.records.lengths import Length, saved_name
 
 BASELINE = "B"
@@ -126,9 +127,33 @@ def _expected(study_dir: Path) -> tuple[int, tuple[str, ...]]:
     """Return the seeds and the variants that the study is configured for; (0, ()) where they are not recorded."""
     try:
         expected = read_file(Expected, study_dir / EXPECTED)
-    except (FileNotFoundError, DamagedFileError):
+    except (FileNotFoundError, DamagedFileError):  # missing_files names a damaged one
         return 0, ()
     return expected.seeds, expected.variants
+
+
+def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
+    """Return notes on files without which a part of the report is missing."""
+    notes = []
+    try:
+        read_file(Expected, study_dir / EXPECTED)
+    except FileNotFoundError:
+        pass
+    except DamagedFileError as error:
+        notes.append(
+            f"{error}; runs that have not started are not listed; fix: run `make`, which writes the file"
+        )
+    for name, consequence in (
+        ("metrics.jsonl", "their training curves are not shown"),
+        ("hellaswag.json", "they are left out of the paired tests of HellaSwag items"),
+    ):
+        runs = [run for run in used if name != "hellaswag.json" or scored_items(run.record)]
+        lacking = [run.name for run in runs if not run.file(study_dir, name).exists()]
+        if lacking:
+            notes.append(
+                f"{name} is missing in {len(lacking)} runs ({', '.join(lacking[:5])}): {consequence}"
+            )
+    return notes
 
 
 def _missing(study_dir: Path, present: set[str]) -> list[Run]:

@@ -36,6 +36,7 @@ from study.records.runs import (
     UNREAD,
     Run,
     losses,
+    missing_files,
     not_configured,
     provenance,
     read_runs,
@@ -161,7 +162,15 @@ def build_report(study_dir: Path) -> Report:
         block_size=first.batch.block_size if first else None,
         validation_tokens=first.validation.tokens if first else None,
         target=first.target if first else None,
-        notes=_notes([*filter(None, [shown.note]), *unreadable, *(plan.notes if plan else ())], used),
+        notes=_notes(
+            [
+                *filter(None, [shown.note]),
+                *unreadable,
+                *missing_files(study_dir, used),
+                *(plan.notes if plan else ()),
+            ],
+            used,
+        ),
         cut=[run.name for run in short],
         not_configured=not_configured(study_dir, used),
     )

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from gpt2.system import files
 from study.attention import data
 from study.report import write
 from tests.study.sample_records import a_study
@@ -30,3 +31,25 @@ def test_a_report_is_current_until_a_file_that_it_reads_changes(tmp_path: Path) 
         assert not write.is_current(tmp_path), path
         write.write_report(tmp_path)
         assert write.is_current(tmp_path), path
+
+
+def test_files_that_a_part_of_the_report_needs_are_named_where_they_are_missing_or_damaged(
+    tmp_path: Path,
+) -> None:
+    a_study(tmp_path, seeds=1, variants=("B", "RAALL"))
+    scores = {"choices": [0], "choices_norm": [0], "correct": [True], "correct_norm": [True]}
+    for folder in tmp_path.glob("runs/*"):
+        files.write_json(folder / "hellaswag.json", scores)
+    assert not [note for note in write.write_report(tmp_path).notes if ".json" in note]
+    (tmp_path / "expected.json").write_text('{"variants": ["B"], "seeds": 3000000}')
+    (tmp_path / "plan.json").write_text("[" * 100_000)
+    (tmp_path / "runs/B0/metrics.jsonl").unlink()
+    (tmp_path / "runs/RAALL0/hellaswag.json").unlink()
+    page = [write.write_report(tmp_path), (tmp_path / "report.html").read_text()][1]
+    for note in (
+        "content.seeds is 3000000; at most 1000 expected",
+        "plan.json cannot be read: nested more than 32 levels deep",
+        "metrics.jsonl is missing in 1 runs (B0): their training curves are not shown",
+        "hellaswag.json is missing in 1 runs (RAALL0)",
+    ):
+        assert note in page
