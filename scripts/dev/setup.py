@@ -52,7 +52,7 @@ def package(requirement: str) -> str:
 
 def config_text() -> str:
     config = ROOT / ".config"
-    return config.read_text(errors="replace") if config.exists() else ""
+    return config.read_text(errors="replace") if config.is_file() else ""
 
 
 def configured_extras() -> list[str]:

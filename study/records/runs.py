@@ -150,9 +150,8 @@ def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
         runs = [run for run in used if name != "hellaswag.json" or scored_items(run.record)]
         lacking = [run.name for run in runs if not run.file(study_dir, name).exists()]
         if lacking:
-            notes.append(
-                f"{name} is missing in {len(lacking)} runs ({', '.join(lacking[:5])}): {consequence}"
-            )
+            more = f" and {len(lacking) - 5} more runs" if len(lacking) > 5 else ""
+            notes.append(f"{name} is missing in {', '.join(lacking[:5])}{more}: {consequence}")
     return notes
 
 

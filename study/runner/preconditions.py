@@ -160,7 +160,7 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
         source = names.CUSTOM_FOLDER / f"{name.lower()}.py"
         copy = study_dir / "own" / source.name
         text = source.read_text(encoding="utf-8")
-        if copy.exists() and copy.read_text(encoding="utf-8") == text:
+        if copy.is_file() and copy.read_bytes() == text.encode():
             continue
         if copy.exists() and has_runs(name):
             raise SourceError(
