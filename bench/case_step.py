@@ -1,13 +1,14 @@
 """Build and time the optimizer step of one case, inside its worker.
 
 A case is "plain" (bench.reference_gpt), a variant, RALEARN:mix, or RALEARN:mix:k with the gate's gradient at every
-k-th step.
+k-th step. It may end in options of the step (bench.step_options).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ import torch
 
 from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes
 from bench.reference_gpt import PlainStep
+from bench.step_options import apply_options
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ANY_TARGET, PADDED_VOCABULARY, VOCABULARY, ModelConfig, OptimizerConfig
 from gpt2.hardware import attention_kernels
@@ -156,7 +158,7 @@ def make_stepper(
 ) -> Stepper:
     """Build the trainer's Stepper of a case, compiled on a GPU as in training."""
     model, attention = model_and_attention(sizes, case)
-    return Stepper(
+    stepper = Stepper(
         model,
         optimizer_config(learning_rate),
         plan_batch(effective or micro, micro, 1, sizes.block_size),
@@ -166,6 +168,8 @@ def make_stepper(
         compile=resolved.device != "cpu",
         attention=attention,
     )
+    apply_options(stepper, case)
+    return stepper
 
 
 def optimizer_config(learning_rate: float = 1e-4) -> OptimizerConfig:
@@ -191,12 +195,12 @@ def model_and_attention(sizes: Sizes, case: str) -> tuple[ModelConfig, Any]:
     mix, every = mix_of(case)
     model = model_config(sizes)
     settings = AlternationSettings(mix or "output", 0.5, 1.0, gate_every=every)
-    return model, variant(case.partition(":")[0], model, settings).attention
+    return model, variant(re.split("[:+]", case)[0], model, settings).attention
 
 
 def mix_of(case: str) -> tuple[str, int]:
     """Parse RALEARN:mix:k into mix ("" if absent) and k (1 if absent)."""
-    _, mix, every = [*case.split(":"), "", ""][:3]
+    _, mix, every = [*case.partition("+")[0].split(":"), "", ""][:3]
     return mix, int(every or 1)
 
 

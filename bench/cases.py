@@ -72,17 +72,22 @@ def find_shapes(shapes: Sequence[AnyShape], part: str) -> list[AnyShape]:
 def select_cases(shapes: Sequence[Shape], names: Sequence[str]) -> list[Shape]:
     """Return the shapes with only the cases in `names`, without shapes that have none of them.
 
-    names: a case at all its micro-batches ("B") or at one ("B@32"); empty: all cases. UserError for an unknown case.
+    names: a case at all its micro-batches ("B") or at one ("B@32"); empty: all cases. Either may have options of the
+    step ("B+bf16@32", see bench.step_options). UserError for an unknown case.
     """
     labels: dict[str, list[str]] = {}
     for case, micro in dict.fromkeys(pair for shape in shapes for pair in shape.cases):
         labels.setdefault(case, []).append(f"{case}@{micro}")
-    for name in names:
-        if not any(name in (case, *at_micro) for case, at_micro in labels.items()):
+    wanted: list[tuple[str, str]] = []  # name without options, and options
+    for name in names or labels:
+        _, plus, options = name.partition("@")[0].partition("+")
+        wanted.append((name.replace(plus + options, "", 1), plus + options))
+        if not any(wanted[-1][0] in (case, *at_micro) for case, at_micro in labels.items()):
             known = ", ".join(f"{case} ({', '.join(at_micro)})" for case, at_micro in labels.items())
             raise UserError(f"unknown case {name!r}; cases: {known}")
     selected = []
     for shape in shapes:
-        cases = tuple((c, m) for c, m in shape.cases if not names or c in names or f"{c}@{m}" in names)
-        selected += [replace(shape, cases=cases)] if cases else []
+        pairs = [(case + options, micro) for case, micro in shape.cases for name, options in wanted
+                 if name in (case, f"{case}@{micro}")]  # fmt: skip
+        selected += [replace(shape, cases=tuple(dict.fromkeys(pairs)))] if pairs else []
     return selected

@@ -226,5 +226,5 @@ def start_study(
 def peak_bytes(folder: Path, study: Path, name: str, micro: int) -> int:
     """Return the peak bytes of a variant's step and evaluation in this process, without compilation."""
     symbols = read_symbols(study / "config")
-    found = measure_variant(symbols, name, micro, folder)
+    found = measure_variant(symbols, name, micro, folder, eager=True)
     return int(max(found["allocated"].values()))

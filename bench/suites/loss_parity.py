@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench.case_step import make_stepper, model_config
-from bench.cases import Sizes, find_shapes
+from bench.cases import BASELINE, Sizes, find_shapes
 from bench.reference_gpt import PlainStep, take_weights
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import Columns, ResultTable
@@ -77,11 +77,12 @@ def run(session: Session) -> SuiteResult:
             "fix: use a GPU with bfloat16"
         )
     session.say(f"{shape.name}, {shape.steps} steps")
+    case = session.cases or BASELINE
     curves: list[dict[str, Any]] = []
-    data: dict[str, Any] = {"shape": asdict(shape), "curves": curves}
+    data: dict[str, Any] = {"shape": asdict(shape), "case": case, "curves": curves}
     with Worker(f"training of {shape.name}", KEEP_HEAP) as worker:
         for seed in range(session.rounds):
-            ours, plain = worker.call(train_both, shape, seed)
+            ours, plain = worker.call(train_both, shape, seed, case)
             curves.append({"seed": seed, "ours": ours, "plain": plain})
             session.say(f"seed {seed + 1}/{session.rounds} is trained with both steps")
             session.save(data)
@@ -147,13 +148,13 @@ def draw_batches(shape: Shape, ids_N: Tensor) -> list[Tensor]:
     return list(ids_N[starts + torch.arange(shape.block_size + 1)])
 
 
-def train_both(shape: Shape, seed: int) -> tuple[list[float], list[float]]:
+def train_both(shape: Shape, seed: int, case: str = BASELINE) -> tuple[list[float], list[float]]:
     """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses."""
     resolved = attention_kernels.prepare_device(config.ANY_TARGET, model_config(shape))
     micro, effective, rate, device = shape.micro, shape.effective, shape.learning_rate, resolved.device
     batches = draw_batches(shape, embedded_tokens())
     with attention_kernels.attention_context(resolved, 0.0):
-        stepper = make_stepper(shape, "B", micro, resolved, effective, seed, rate)
+        stepper = make_stepper(shape, case, micro, resolved, effective, seed, rate)
         ours = [stepper.step(ids_ET.to(device), k, shape.steps).loss for k, ids_ET in enumerate(batches)]
     # no padded vocabulary: padding would be in the plain step's softmax
     plain = PlainStep(shape, config.VOCABULARY, device, effective // micro, rate)
@@ -168,6 +169,7 @@ SUITE = Suite(
     "loss curves of our step and the plain one beside the noise among seeds",
     run,
     shape="the first shape whose name contains this",
+    cases="our step: B, the default, or B with options, such as B+bf16",
     rounds={"cpu": 3, "cuda": 3},
     least_rounds=2,
 )

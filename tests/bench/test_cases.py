@@ -1,5 +1,6 @@
 """Selection of shapes and cases by name."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -28,9 +29,18 @@ def test_a_name_alone_is_a_case_at_all_its_micro_batches_and_no_name_is_all_case
     assert (small.name, small.cases) == ("6x384-t256", (("B", 12),))
 
 
-@pytest.mark.parametrize("name", ["XB", "B@7", "ralearn", "RALEARN:hard:9"])
+def test_a_case_with_options_of_the_step_has_the_micro_batches_of_the_case() -> None:
+    names = ["B@64", "B+bf16@64", "B+chunk32k+bf16@64", "RALEARN+bf16"]
+    (shape,) = select_cases(SHAPES["cuda"], names)
+    assert shape.cases == (
+        ("RALEARN+bf16", 32),
+        *((case, 64) for case in ("B", "B+bf16", "B+chunk32k+bf16")),
+    )
+
+
+@pytest.mark.parametrize("name", ["XB", "B@7", "XB+bf16", "B+bf16@7", "ralearn", "RALEARN:hard:9"])
 def test_an_unknown_case_is_an_error_of_one_line_with_the_existing_ones(name: str) -> None:
-    start = rf"unknown case '{name}'; cases: plain \(plain@12, plain@32\), B"
+    start = rf"unknown case '{re.escape(name)}'; cases: plain \(plain@12, plain@32\), B"
     with pytest.raises(UserError, match=start) as refused:
         select_cases(SHAPES["cuda"], ["B", name])
     assert "\n" not in str(refused.value)
