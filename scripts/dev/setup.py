@@ -147,19 +147,22 @@ def install(kind: str) -> None:
 
 def check_as_it_is(kind: str) -> None:
     """Raise UserError with the modules that this interpreter lacks for a kind, broken ones with the reason."""
-    missing = []
-    for name in dict.fromkeys(map(package, requirements_of(kind))):
-        module = MODULES.get(name, name)
+    missing, needed = [], []
+    for requirement in dict.fromkeys(requirements_of(kind)):
+        module = MODULES.get(package(requirement), package(requirement))
         try:
             importlib.import_module(module)
         except Exception as error:  # a broken library may raise anything
             absent = isinstance(error, ModuleNotFoundError) and error.name == module
             reason = " ".join(str(error).split())[:100]
             missing.append(module if absent else f"{module} ({type(error).__name__}: {reason})")
+            needed.append(f"'{requirement}'")
     if missing:
+        packages = " ".join(needed)
         raise UserError(
-            f"{sys.executable} has no {', '.join(missing)}; fix: install them there, or run make without PYTHON=, "
-            "which creates .venv"
+            f"{sys.executable} has no {', '.join(missing)}; fix: {sys.executable} -m pip install {packages} (without "
+            f"internet: on another machine python3 -m pip download {packages}, carry the .whl files here, and install "
+            "with --no-index --find-links=FOLDER), or run make without PYTHON=, which creates .venv"
         )
 
 

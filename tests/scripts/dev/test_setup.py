@@ -290,6 +290,9 @@ def test_as_it_is_names_what_is_missing_or_broken_and_installs_nothing(
     assert (
         f"{sys.executable} has no absent_one, broken_one (OSError: libsomething.so.7: cannot open);" in line
     )
+    needed = "'absent_one==2' 'broken_one<3'"
+    assert f"fix: {sys.executable} -m pip install {needed} (without internet: " in line
+    assert f"python3 -m pip download {needed}, carry the .whl files here" in line
     assert machine.calls() == []
     assert not list((machine.root / ".venv").glob(".installed*"))
 
