@@ -185,7 +185,7 @@ def test_only_our_step_is_restricted_to_the_fused_kernels(
 
 @pytest.mark.parametrize("case", [PLAIN, "B"])
 @pytest.mark.parametrize(("effective", "micro", "times"), [(0, 4, 1), (12, 4, 3), (12, 6, 2)])
-def test_a_step_is_as_many_sequences_in_every_case_whatever_the_micro_batch(
+def test_every_case_has_equally_many_sequences_a_step_at_any_micro_batch(
     case: str,
     effective: int,
     micro: int,

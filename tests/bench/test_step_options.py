@@ -83,7 +83,7 @@ def test_an_option_changes_gradients_by_rounding_only(
         assert error < TOLERANCE[option], (name, error)
 
 
-def test_each_option_changes_what_it_names(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_option_changes_its_setting(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     stepper = stepper_of("B+chunk32k")
     assert loss.CHUNK_ROWS["cpu"] == 32_768
     stepper = stepper_of("B+bf16")

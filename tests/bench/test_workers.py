@@ -31,7 +31,7 @@ def test_a_worker_answers_one_call_after_another_and_ends_with_its_context() -> 
     assert worker.process.exitcode == 0
 
 
-def test_a_worker_has_the_environment_of_a_training_process_and_this_process_keeps_its_own() -> None:
+def test_a_worker_has_the_environment_of_a_training_process_and_this_process_is_unchanged() -> None:
     with case_worker(SHAPE, "B", 4) as worker:
         found = worker.call(worker_calls.environment, *NAMES)
     training = process_settings(os.environ)
@@ -58,7 +58,7 @@ def test_variables_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "GOMP_SPINCOUNT" not in process_settings(os.environ)
 
 
-def test_a_call_that_fails_gives_the_exception_and_the_worker_goes_on() -> None:
+def test_a_failed_call_gives_the_exception_and_the_worker_continues() -> None:
     with Worker("B at micro-batch 4") as worker:
         with pytest.raises(BenchError, match=r"^B at micro-batch 4: ValueError: no such case$"):
             worker.call(worker_calls.fail, "no such case")

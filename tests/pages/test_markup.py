@@ -197,7 +197,7 @@ def test_minus_signs_are_typeset_and_names_are_unchanged(plain: str, typeset: st
     assert format_numbers(plain) == typeset
 
 
-def test_code_keeps_its_hyphens_and_an_address_its_path() -> None:
+def test_hyphens_in_code_and_paths_of_addresses_are_unchanged() -> None:
     assert to_html(Code("head -5 %")) == "<code>head -5 %</code>"
     assert to_html(Link("x", "https://a.invalid/b?c=d")) == '<a href="https://a.invalid/b?c=d">x</a>'
     assert "javascript:" not in to_html(Link("x", "javascript:alert(1)"))

@@ -129,7 +129,7 @@ def test_eight_mi300x_are_counted_and_the_first_is_named(machine: Machine) -> No
     assert (found.name, found.count, row(found)) == ("AMD Instinct MI300X", 8, "mi300x")
 
 
-def test_ten_nodes_keep_the_order_of_their_numbers(machine: Machine) -> None:
+def test_ten_nodes_are_in_the_order_of_their_numbers(machine: Machine) -> None:
     for node in range(1, 11):
         machine.amd(node, 0x7448 if node == 2 else 0x74A1, 110000, 100, 192)
     assert machine.detect(HIP_VISIBLE_DEVICES="1").name == "AMD Radeon PRO W7900"

@@ -54,7 +54,7 @@ def test_a_prediction_is_within_ten_percent_of_the_allocated_bytes() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_compiled_backward_holds_all_weight_gradients_beside_existing_ones(
+def test_a_compiled_backward_holds_all_weight_gradients_and_the_accumulated_ones(
     monkeypatch: pytest.MonkeyPatch, accumulation: int
 ) -> None:
     """Without Inductor, a compiled step has the eager allocations, so the prediction equals the measured bytes."""

@@ -73,7 +73,7 @@ def test_a_wide_terminal_shows_a_bar_and_the_line_is_erased_at_the_end(
     assert written.rstrip().endswith("\x1b[2K")
 
 
-def test_what_is_said_appears_above_the_line_and_breaks_between_words() -> None:
+def test_messages_are_printed_above_the_line_and_wrapped_between_words() -> None:
     screen = Screen()
     command = (
         "  .venv/bin/python -m wandb sync results/a-study/runs/RALEARN0/wandb/offline-run-2 --with --more"
@@ -115,7 +115,7 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
     assert (reported, screen.getvalue()) == (["data"], "")
 
 
-def test_a_hostile_text_sends_no_control_sequence_of_its_own() -> None:
+def test_control_sequences_of_a_hostile_text_are_not_sent() -> None:
     screen = Screen()
     with LiveLine(stream=screen) as line:
         line.update(HOSTILE, 0.5)
@@ -128,7 +128,7 @@ def test_a_hostile_text_sends_no_control_sequence_of_its_own() -> None:
 
 
 @given(st.floats(0, 1e7))
-def test_a_duration_keeps_its_two_largest_units(seconds: float) -> None:
+def test_a_duration_has_its_two_largest_units(seconds: float) -> None:
     numbers = [int(part[:-1]) for part in duration(seconds).split()]
     units = [{"s": 1, "m": 60, "h": 3600}[part[-1]] for part in duration(seconds).split()]
     total = sum(number * unit for number, unit in zip(numbers, units, strict=True))

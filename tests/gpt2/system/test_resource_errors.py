@@ -94,7 +94,7 @@ def test_an_exceeded_file_size_limit_is_a_full_disk_also_through_torch_save(tmp_
         (errno.EFBIG, 10, "a file in {} exceeds the limit of file sizes of 3 MiB (ulimit -f)"),
     ],
 )
-def test_what_is_exhausted_is_named_with_its_fix(
+def test_the_exhausted_resource_is_named_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, inodes: int, fact: str
 ) -> None:
     disk = types.SimpleNamespace(f_files=100, f_favail=inodes)

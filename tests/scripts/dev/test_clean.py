@@ -173,7 +173,7 @@ def test_an_unknown_name_removes_nothing() -> None:
     assert Path(".pytest_cache").exists()
 
 
-def test_what_is_no_result_stays_in_the_results_folder_and_is_named(
+def test_foreign_files_remain_in_the_results_folder_and_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     mine = [write("results/paper/runs/photo.jpg"), write("results/memory/notes.txt"), write("results/a.txt")]
@@ -206,7 +206,7 @@ def test_a_results_folder_among_the_sources_costs_none(place: str, with_git: boo
     assert all(path.exists() for path in [*sources, Path("gpt2/model/transformer.py")])
 
 
-def test_what_git_tracks_stays_wherever_it_is() -> None:
+def test_tracked_files_remain_in_every_folder() -> None:
     tracked = [write("results/paper/runs/B0/run.json"), Path("defconfig"), write("gpt2/__pycache__/a.txt")]
     subprocess.run(["git", "init", "-q"], check=True)
     subprocess.run(["git", "add", "-f", *map(str, tracked)], check=True)
@@ -215,7 +215,7 @@ def test_what_git_tracks_stays_wherever_it_is() -> None:
     assert not Path("results/night").exists()
 
 
-def test_make_mrproper_removes_results_only_where_it_says_so(checkout: Path) -> None:
+def test_make_mrproper_removes_results_only_with_results_yes(checkout: Path) -> None:
     command = [sys.executable, "-S", "-m", "scripts.dev.clean", *MRPROPER]
     for flags, left in (("", True), (" -- RESULTS=no", True), (" -- RESULTS=yes", False)):
         environment = os.environ | {"PYTHONPATH": str(Path(clean.__file__).parents[2]), "MAKEFLAGS": flags}
@@ -247,7 +247,7 @@ NAMES = ("a.txt", "notes.md", "train-007.bin", "hellaswag_train.jsonl", "it's a 
 
 @settings(max_examples=25)
 @given(st.randoms(use_true_random=False))
-def test_a_users_file_stays_wherever_it_is(
+def test_files_of_the_user_remain_in_every_folder(
     tmp_path_factory: pytest.TempPathFactory, rng: random.Random
 ) -> None:
     """Whatever the configuration; in a folder that a command writes, where CONFIG_DATASET_FILES names it."""

@@ -176,7 +176,7 @@ def test_a_failed_installation_is_retried(machine: Machine, capsys: pytest.Captu
     assert "-m pip install kconfiglib>=14.1,<15" in machine.calls()
 
 
-def test_an_environment_without_its_interpreter_is_created_again(
+def test_an_environment_without_its_interpreter_is_recreated(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup.main(["base"])
@@ -283,7 +283,7 @@ def modules(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return folder
 
 
-def test_as_it_is_names_what_is_missing_or_broken_and_installs_nothing(
+def test_with_as_it_is_missing_and_broken_packages_are_named_and_none_is_installed(
     machine: Machine, modules: Path
 ) -> None:
     line = error_of("--as-it-is", "main")
@@ -297,7 +297,7 @@ def test_as_it_is_names_what_is_missing_or_broken_and_installs_nothing(
     assert not list((machine.root / ".venv").glob(".installed*"))
 
 
-def test_as_it_is_with_everything_there_says_nothing(
+def test_with_as_it_is_and_all_packages_installed_nothing_is_printed(
     machine: Machine, modules: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (modules / "absent_one.py").write_text("")

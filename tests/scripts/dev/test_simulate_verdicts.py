@@ -4,7 +4,7 @@ from scripts.dev import simulate_verdicts
 
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0, 10.0])
-def test_false_positives_and_coverage_keep_their_level_in_simulated_studies(ratio: float) -> None:
+def test_false_positives_and_coverage_have_their_nominal_rates_in_simulated_studies(ratio: float) -> None:
     simulated = simulate_verdicts.simulate(3000, seeds=5, ratio=ratio)
     assert 0.038 <= simulated.decided <= 0.062  # three standard errors
     assert 0.938 <= simulated.covered <= 0.962

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("factor", ["1", "0.5", "-2", "two", "nan", "1e3", ""])
-def test_a_factor_that_makes_nothing_longer_is_refused(factor: str) -> None:
+def test_a_factor_of_at_most_one_is_refused(factor: str) -> None:
     with pytest.raises(ExtendError, match="FACTOR=2"):
         parse_factor(factor)
 
@@ -29,7 +29,7 @@ def test_a_factor_too_small_to_add_an_iteration_is_refused(finished: Place) -> N
     assert "adds no iteration" in finished.refusal("1.05")
 
 
-def test_a_cosine_is_refused_and_what_would_be_right_is_named(finished: Place) -> None:
+def test_a_cosine_is_refused_with_the_fix(finished: Place) -> None:
     finished.config = dataclasses.replace(
         finished.config, optimizer=dataclasses.replace(finished.config.optimizer, schedule="cosine")
     )
@@ -40,12 +40,12 @@ def test_a_cosine_is_refused_and_what_would_be_right_is_named(finished: Place) -
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
-def test_a_run_that_is_not_finished_is_named(finished: Place, status: str) -> None:
+def test_an_unfinished_run_is_named(finished: Place, status: str) -> None:
     finished.alter("RALEARN", status=status)
     assert f"RALEARN0 is {status}" in finished.refusal()
 
 
-def test_a_run_that_is_missing_is_named(finished: Place) -> None:
+def test_a_missing_run_is_named(finished: Place) -> None:
     finished.settings = dataclasses.replace(finished.settings, seeds=2)
     assert "B1 is missing" in finished.refusal()
 
@@ -56,7 +56,7 @@ def test_a_run_outside_the_configuration_is_extended_with_the_others(finished: P
     assert run_record.load(finished.folder("RALEARN")).status == "interrupted"
 
 
-def test_a_cut_schedule_is_refused(finished: Place) -> None:
+def test_a_truncated_schedule_is_refused(finished: Place) -> None:
     finished.alter(schedule={"iterations": FIRST, "cut": True})
     assert "a time limit cut B0 before its 10 iterations" in finished.refusal()
 
@@ -66,13 +66,13 @@ def test_a_run_of_another_plan_is_refused(finished: Place) -> None:
     assert f"planned with {FIRST - 1} iterations" in finished.refusal()
 
 
-def test_without_the_checkpoint_of_the_decay_there_is_no_going_on(finished: Place) -> None:
+def test_without_the_checkpoint_before_the_decay_an_extension_is_refused(finished: Place) -> None:
     stable = finished.folder("RALEARN") / "stable"
     stable.rename(stable.with_name("elsewhere"))
     assert f"no checkpoint of iteration {START}" in finished.refusal()
 
 
-def test_a_damaged_checkpoint_of_the_decay_is_found_before_anything_is_changed(finished: Place) -> None:
+def test_a_damaged_checkpoint_before_the_decay_is_refused_and_nothing_is_changed(finished: Place) -> None:
     path = finished.folder("RALEARN") / "stable" / f"{START:08d}" / "state.pt"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -80,25 +80,25 @@ def test_a_damaged_checkpoint_of_the_decay_is_found_before_anything_is_changed(f
     assert "is altered" in finished.refusal()
 
 
-def test_a_study_that_was_never_run_is_refused(tmp_path: Path, texts: Path) -> None:
+def test_a_study_without_runs_is_refused(tmp_path: Path, texts: Path) -> None:
     place = Place(tmp_path, configuration(texts), ("B",))
     (place.directory / "plan.json").unlink()
     assert "nothing to extend" in place.refusal()
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_changed(
+def test_a_disk_without_enough_space_is_refused_and_nothing_is_changed(
     finished: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preconditions, "free_bytes", lambda path: 2**20)
     assert "free space" in finished.refusal()
 
 
-def test_a_study_that_is_being_run_is_not_extended(finished: Place) -> None:
+def test_a_running_study_is_not_extended(finished: Place) -> None:
     with preconditions.locked(finished.directory), pytest.raises(StudyError, match="is being run"):
         finished.extend()
 
 
-def test_another_budget_in_the_configuration_is_refused_and_extend_is_named(finished: Place) -> None:
+def test_another_budget_in_the_configuration_is_refused_with_the_extend_command(finished: Place) -> None:
     larger, smaller = (TEXT.replace("ITERS=10", f"ITERS={count}") for count in (20, 5))
     with pytest.raises(StudyError, match=r"CONFIG_GPT2_MAX_ITERS: 10 -> 20.*make extend FACTOR=2"):
         refuse_another_configuration(finished.directory, larger)
@@ -115,7 +115,7 @@ def test_another_budget_in_the_configuration_is_refused_and_extend_is_named(fini
     assert "make extend" not in str(caught.value)
 
 
-def test_a_larger_budget_of_a_cosine_is_not_sent_to_a_command_that_would_refuse_it(tmp_path: Path) -> None:
+def test_for_a_cosine_the_fix_of_a_larger_budget_is_not_the_extend_command(tmp_path: Path) -> None:
     text = TEXT.replace("CONFIG_SCHEDULE_WSD=y", "CONFIG_SCHEDULE_COSINE=y")
     (tmp_path / "config").write_text(text)
     with pytest.raises(StudyError, match="cosine schedule cannot be extended") as caught:
@@ -123,7 +123,7 @@ def test_a_larger_budget_of_a_cosine_is_not_sent_to_a_command_that_would_refuse_
     assert "make extend" not in str(caught.value)
 
 
-def test_a_study_of_an_older_version_takes_no_new_runs_and_is_still_reported(tmp_path: Path) -> None:
+def test_a_study_of_an_older_version_gets_no_new_runs_and_can_be_reported(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(TEXT)
     now = TEXT + "CONFIG_GPT2_HARD_LIMIT=0\n"
     with pytest.raises(StudyError, match=r"older version.*`make report` still reads it; fix: .*STUDY_NAME"):

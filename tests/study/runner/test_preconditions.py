@@ -52,7 +52,7 @@ def test_a_second_damaged_file_of_one_name_does_not_replace_the_first(study: Pat
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
-def test_what_is_not_a_file_is_moved(study: Path, make: object) -> None:
+def test_a_folder_in_the_place_of_a_file_is_moved(study: Path, make: object) -> None:
     record = study / "runs/B0/run.json"
     record.unlink()
     make(record)  # type: ignore[operator]
