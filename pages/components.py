@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pages.document import (
     HTML,
@@ -19,7 +20,7 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import ColorLabel, Text, escape_html, to_html
+from pages.markup import ColorLabel, Text, escape_html, pieces, to_html
 
 # Names with the same color on every page (a test holds them equal to ra.names.PATTERNS).
 FIXED_COLORS = ("B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN")
@@ -56,28 +57,28 @@ def render_blocks(blocks: Iterable[Block]) -> str:
 
 def _block(block: Block) -> str:
     match block:
-        case Paragraph(text):
+        case Paragraph(text) if pieces(text):
             return f"<p>{to_html(text)}</p>"
-        case Note(text):
+        case Note(text) if pieces(text):
             return f'<p class="note">{to_html(text)}</p>'
-        case BulletList(items, small):
+        case BulletList(items, small) if items:
             kind = ' class="small"' if small else ""
-            return f"<ul{kind}>{''.join(f'<li>{to_html(item)}</li>' for item in items)}</ul>" if items else ""
-        case Table():
+            return f"<ul{kind}>{''.join(f'<li>{to_html(item)}</li>' for item in items)}</ul>"
+        case Table(_, rows) if rows:
             return _table(block)
-        case Figure():
-            return _figure(block)
+        case Figure(_, spec) if spec:
+            return _figure(block, spec)
         case Legend(labels):
             return _legend(labels)
-        case Findings(items):
-            return f'<ul class="verdicts">{"".join(map(_finding, items))}</ul>' if items else ""
-        case Details(summary, inner):
-            return f"<details><summary>{to_html(summary)}</summary>\n{render_blocks(inner)}\n</details>"
-        case Only(forms, inner):
-            return render_blocks(inner) if HTML in forms else ""
-        case Section(heading, inner, level):
-            shown = render_blocks(inner)
-            return f"<h{level:d}>{to_html(heading)}</h{level:d}>\n{shown}" if shown else ""
+        case Findings(items) if items:
+            return f'<ul class="verdicts">{"".join(map(_finding, items))}</ul>'
+        case Details(summary, inner) if shown := render_blocks(inner):
+            return f"<details><summary>{to_html(summary)}</summary>\n{shown}\n</details>"
+        case Only(forms, inner) if HTML in forms:
+            return render_blocks(inner)
+        case Section(heading, inner, level) if shown := render_blocks(inner):
+            return f"<h{level:d}>{to_html(heading)}</h{level:d}>\n{shown}"
+    return ""
 
 
 def _table(table: Table) -> str:
@@ -111,20 +112,19 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Figure, spec: dict[str, Any]) -> str:
     """The place of a figure, its switches above it and its caption below."""
-    height = float(figure.spec["layout"]["height"])
     caption = f"<figcaption>{to_html(figure.caption)}</figcaption>" if figure.caption else ""
     return (
-        f'<figure>{_switches(figure)}<div class="plot" id="{figure.name}" style="--height:{height:g}px"></div>'
-        f"{caption}</figure>"
+        f'<figure>{_switches(figure.name, spec["choices"])}<div class="plot" id="{figure.name}" '
+        f'style="--height:{spec["layout"]["height"]:g}px"></div>{caption}</figure>'
     )
 
 
-def _switches(figure: Figure) -> str:
+def _switches(name: str, choices: Sequence[dict[str, Any]]) -> str:
     """A row of radio buttons for each choice of more than one option."""
-    name, rows = figure.name, ""
-    for number, choice in enumerate(figure.spec["choices"]):
+    rows = ""
+    for number, choice in enumerate(choices):
         if len(choice["options"]) < 2:
             continue
         options = "".join(
@@ -133,6 +133,7 @@ def _switches(figure: Figure) -> str:
             f'<label for="{name}-{number}-{value}">{escape_html(option["name"])}</label>'
             for value, option in enumerate(choice["options"])
         )
-        label = escape_html(choice["label"])
-        rows += f'<fieldset class="choice"><legend>{label}</legend>{options}</fieldset>'
+        rows += (
+            f'<fieldset class="choice"><legend>{escape_html(choice["label"])}</legend>{options}</fieldset>'
+        )
     return f'<div class="choices">{rows}</div>' if rows else ""

@@ -1,5 +1,6 @@
 """A document as plain data, and its Markdown and its terminal form. `pages.page` renders it as HTML.
 
+A block without content (text, rows, items, a figure or blocks inside) is not shown in any form.
 A sentence is written once: the same blocks feed all three forms. A figure appears in HTML only; `Only` keeps
 other blocks to some of the forms.
 """
@@ -68,10 +69,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure for plotly (see `pages.page`). name: its key on the page, a word of letters, digits and hyphens."""
+    """A figure for plotly (see `pages.page`). name: its key on the page, a word of letters, digits and hyphens.
+
+    spec: None if there is nothing to draw.
+    """
 
     name: str
-    spec: dict[str, Any]
+    spec: dict[str, Any] | None
     caption: Text = ""
 
 
@@ -123,7 +127,7 @@ class Only:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and its blocks. A section without blocks is not shown. level 2, or 3 for a part of a section."""
+    """A heading and its blocks. level 2, or 3 for a part of a section."""
 
     heading: Text
     blocks: Sequence[Block]
@@ -144,7 +148,7 @@ def figures(blocks: Iterable[Block]) -> dict[str, dict[str, Any]]:
     """The figures of all blocks by name, in their order."""
     found: dict[str, dict[str, Any]] = {}
     for block in blocks:
-        if isinstance(block, Figure):
+        if isinstance(block, Figure) and block.spec:
             if block.name in found or not re.fullmatch(r"[\w-]+", block.name):
                 raise ValueError(f"figure name {block.name!r} is used twice or is not one word")
             found[block.name] = block.spec
@@ -194,15 +198,15 @@ def _text_block(block: Block, form: _TextForm) -> str:
         case Findings(items):
             texts = [(*pieces(one.sentence), " ", *pieces(one.reason)) for one in items if one.sentence]
             return "\n".join(map(form.item, texts))
-        case Table():
+        case Table(_, rows) if rows:
             return form.table(block)
-        case Details(summary, inner):
-            return form.gap.join([form.paragraph(summary), *_text_blocks(inner, form)])
+        case Details(summary, inner) if shown := _text_blocks(inner, form):
+            return form.gap.join([form.paragraph(summary), *shown])
         case Only(forms, inner) if form.name in forms:
             return "\n\n".join(_text_blocks(inner, form))
         case Section(heading, inner, level) if shown := _text_blocks(inner, form):
             return form.gap.join([form.heading(heading, level), *shown])
-    return ""  # figures, legends, blocks of other forms, sections without content
+    return ""  # figures, legends, blocks of other forms or without content
 
 
 def markdown_table(table: Table) -> str:

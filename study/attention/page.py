@@ -82,7 +82,7 @@ def _sections(
     return [
         Section("Layer by layer", [layers], level),
         Section("Early and late layers", [table], level),
-        Section("Maps", [Paragraph(about), *maps] if maps else [], level),
+        Section("Maps", [Paragraph(about if maps else ""), *maps], level),
         Section("Notes on attention", [BulletList(notes)], level),
     ]
 

@@ -73,12 +73,15 @@ def _main_section(comparison: StudyComparison) -> Section:
     caption = (
         "Change of perplexity with its 95 % interval. An open circle is one seed: no interval, no evidence."
     )
-    drawn = figures.changes(comparison)
-    blocks: list[Block] = [Paragraph(table_introduction(comparison))]
-    blocks += [Figure("changes", drawn, caption)] if drawn else []
-    blocks.append(Only(PAGES, [_main_table(comparison)]))
-    blocks.append(Only((TERMINAL,), [_main_table(comparison, brief=True)]))
-    return Section(title, blocks)
+    return Section(
+        title,
+        [
+            Paragraph(table_introduction(comparison)),
+            Figure("changes", figures.changes(comparison), caption),
+            Only(PAGES, [_main_table(comparison)]),
+            Only((TERMINAL,), [_main_table(comparison, brief=True)]),
+        ],
+    )
 
 
 def _checklist_section(comparison: StudyComparison) -> Section:
@@ -88,10 +91,11 @@ def _checklist_section(comparison: StudyComparison) -> Section:
     differing = [[check.subject, _status(check), *check.values] for check in checks if check.status != EQUAL]
     equal = [[check.subject, *check.values] for check in checks if check.status == EQUAL]
     columns = tuple(range(1, 2 + len(labels)))
-    tables: list[Block] = [Table(["entry", "status", *labels], differing, columns)] if differing else []
-    if equal:
-        table = Table(["entry", *labels], equal, columns[:-1])
-        tables.append(Details(f"{len(equal)} entries that are equal", [table]))
+    table = Table(["entry", *labels], equal, columns[:-1])
+    tables: list[Block] = [
+        Table(["entry", "status", *labels], differing, columns),
+        Details(f"{len(equal)} entries that are equal", [table]),
+    ]
     lines = Only((TERMINAL,), [BulletList(_check_lines(checks))])
     return Section("Checklist", [Paragraph(f"{counts(comparison)}."), Only(PAGES, tables), lines])
 
@@ -140,8 +144,7 @@ def _order_section(comparison: StudyComparison) -> Section:
     if any(ranking.places for ranking in comparison.rankings) and comparison.across:
         blocks.append(Only(PAGES, [Paragraph(ACROSS), _across_table(comparison)]))
     for ranking in comparison.rankings:
-        blocks.append(Paragraph(ranking_note(ranking)))
-        blocks += [_ranking_table(ranking)] if ranking.places else []
+        blocks += [Paragraph(ranking_note(ranking)), _ranking_table(ranking)]
     return Section("Order of the variants", blocks)
 
 
@@ -153,10 +156,8 @@ def _run_sections(comparison: StudyComparison) -> list[Section]:
     ]
     table = Table(["study", "run", "status", "reason"], rows, (0, 1, 2, 3))
     notes = [f"{study.label}: {note}" for study in comparison.studies for note in study.notes]
-    return [
-        Section("Runs that are not counted", [table if rows else Paragraph("None: every run counts.")]),
-        Section("Notes", [BulletList(notes)] if notes else []),
-    ]
+    none = Paragraph("" if rows else "None: every run counts.")
+    return [Section("Runs that are not counted", [table, none]), Section("Notes", [BulletList(notes)])]
 
 
 # ---- tables

@@ -133,9 +133,7 @@ def largest_modules(timeline: Timeline) -> list[tuple[str, str, int]]:
 
 def memory_document(rows: Sequence[MemoryRow], title: str, notes: Sequence[str]) -> Document:
     """Summary, measurements, then for each kind of variant the timeline of a step and the contents of its peak."""
-    blocks: list[Block] = [summary_table(rows)]
-    measured = measured_table(rows)
-    blocks += [Section("Predicted and measured", [measured])] if measured.rows else []
+    blocks: list[Block] = [summary_table(rows), Section("Predicted and measured", [measured_table(rows)])]
     for number, row in enumerate(rows):
         timeline = row.prediction.timeline
         if row.same_as:

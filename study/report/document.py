@@ -13,6 +13,7 @@ from pages.document import (
     BulletList,
     Details,
     Document,
+    Figure,
     Findings,
     Note,
     Only,
@@ -21,6 +22,8 @@ from pages.document import (
     Table,
 )
 from pages.markup import Link, Strong, Text
+from study.attention.data import InputText, read_study
+from study.attention.page import report_section
 from study.records.runs import BASELINE, Run
 from study.report import figures_final, sections
 from study.report.build import Report, Row
@@ -43,19 +46,19 @@ def report_document(report: Report, study_dir: Path) -> Document:
         BulletList(context(report), small=True),
     ]
     if report.rows:
-        differences = sections.figure(
-            "differences", figures_final.differences(report), sections.ABOUT_DIFFERENCES
-        )
+        differences = Figure("differences", figures_final.differences(report), sections.ABOUT_DIFFERENCES)
+        runs, text = read_study(study_dir) or ([], InputText("", 0))
+        attention = [run for run in runs if run.variant in report.variants]
         blocks += [
             sections.results_section(report),
             legend(report.variants),
-            Section("Final differences", differences),
+            Section("Final differences", [differences]),
             Only((HTML,), [sections.training_section(report, study_dir)]),
             Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
             sections.hellaswag_section(report),
             sections.cost_section(report),
             sections.alternation_section(report),
-            Only((HTML,), sections.attention_sections(study_dir, report.variants)),
+            Only((HTML,), [report_section(attention, text, report.variants)]),
         ]
     blocks += [
         _runs(report),
@@ -68,7 +71,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
 
 def terminal_document(report: Report) -> Document:
     """The verdict and the next step, the table, then the limits of the verdict."""
-    table: list[Block] = [_terminal_table(report), *sections.near_chance_notes(report)] if report.rows else []
+    table: list[Block] = [_terminal_table(report), sections.near_chance_note(report)]
     return Document("", [*_verdict(report), *table, BulletList(context(report))])
 
 
@@ -80,8 +83,8 @@ def _subtitle(report: Report) -> str:
 
 def _verdict(report: Report) -> list[Block]:
     """The verdicts, and the next step."""
-    blocks: list[Block] = [Findings(findings(report))] if report.rows else [Paragraph(Strong(NOTHING))]
-    return [*blocks, *(Paragraph(text) for text in (no_verdict(report), next_step(report)) if text)]
+    nothing = Paragraph("" if report.rows else Strong(NOTHING))
+    return [nothing, Findings(findings(report)), Paragraph(no_verdict(report)), Paragraph(next_step(report))]
 
 
 def _runs(report: Report) -> Section:
@@ -97,9 +100,7 @@ def _runs(report: Report) -> Section:
         "training s": lambda run: f"{run.record.progress.train_seconds:,.1f}" if run.record.progress else "-",
     }
     table = Table.of(report.runs, columns, (2,))
-    example = run_names(report)
-    blocks: list[Block] = [Note(example)] if example else []
-    return Section("Runs", [*blocks, *_folded(table, len(report.runs), LONG, "runs")])
+    return Section("Runs", [Note(run_names(report)), _folded(table, len(report.runs), LONG, "runs")])
 
 
 def _perplexity(run: Run) -> str:
@@ -110,12 +111,11 @@ def _perplexity(run: Run) -> str:
 
 def _notes(report: Report) -> Section:
     """The notes of the plan and of the runs."""
-    notes = BulletList(report.notes)
-    return Section("Notes", _folded(notes, len(report.notes), MANY, "notes") if report.notes else [])
+    return Section("Notes", [_folded(BulletList(report.notes), len(report.notes), MANY, "notes")])
 
 
-def _folded(block: Block, count: int, most: int, what: str) -> list[Block]:
-    return [Details(f"{count:,} {what}", [block])] if count > most else [block]
+def _folded(block: Block, count: int, most: int, what: str) -> Block:
+    return Details(f"{count:,} {what}", [block]) if count > most else block
 
 
 def _terminal_table(report: Report) -> Table:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pages.document import Block, BulletList, Details, Section, Table
+from pages.document import BulletList, Details, Section, Table
 from pages.markup import Code, Text
 from study.records.runs import SHARED
 from study.report.build import Report
@@ -55,11 +55,9 @@ def facts_section(report: Report) -> Section:
     for name, values in facts:
         found = [value for value in values if value]
         rows += [[name if number == 0 else "", value] for number, value in enumerate(found)]
-    blocks: list[Block] = [Table(["entry", "value"], rows, (1,))]
     modules = _named([found.code if found else {} for found in environments], " ")
-    if modules:
-        blocks.append(Details("SHA-256 of the modules of code", [BulletList(modules, small=True)]))
-    return Section("Experiment and fingerprint", blocks)
+    code = Details("SHA-256 of the modules of code", [BulletList(modules, small=True)])
+    return Section("Experiment and fingerprint", [Table(["entry", "value"], rows, (1,)), code])
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pages.components import color_label
 from pages.document import (
@@ -18,8 +17,6 @@ from pages.document import (
     Table,
 )
 from pages.markup import Text, number_with_detail
-from study.attention.data import InputText, read_study
-from study.attention.page import report_section
 from study.records.curves import probabilities, thinned, training_curves, validation_curves
 from study.records.runs import BASELINE, losses
 from study.report import figures, figures_final, figures_ranking
@@ -49,6 +46,10 @@ ABOUT_DIFFERENCES = (
     "Circle: paired by seed with the baseline. Grey: a variant without effect that varies like the control arms lies "
     "there in 95 % of studies with these seeds; the verdict does not use it."
 )
+BAND = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. "
+TOGETHER = "Seeds move all variants together; the differences below do not contain that. "
+ABOUT_STEPS = "Means over spans of training steps, from metrics.jsonl."
+NO_RANKING = "No ranking: the variants share no seed and point of evaluation."
 ABOUT_RANKING = (
     "Difference to the mean of the control arms, where every run was evaluated. Grey: a variant without effect that "
     "varies like the control arms lies there in 95 % of studies, at each point. Ranks: the control arms share one rank "
@@ -65,10 +66,6 @@ ABOUT_ITEMS = (
 
 
 Columns = dict[str, Callable[[Row], Text]]
-
-
-def figure(name: str, spec: dict[str, Any] | None, caption: Text) -> list[Block]:
-    return [Figure(name, spec, caption)] if spec else []
 
 
 def seeds_cell(row: Row) -> str:
@@ -88,12 +85,11 @@ def results_section(report: Report) -> Section:
         ),
         "HellaSwag (norm)": lambda row: score(row.hellaswag, norm=True),
     }
-    about = [ABOUT_RESULTS, *([ABOUT_VERDICT] if report.verdicts else [])]
+    about = f"{ABOUT_RESULTS} {ABOUT_VERDICT if report.verdicts else ''}"
     if any(max(verdict.controls) > 1 for verdict in report.verdicts):
-        about.append(ABOUT_CONTROLS)
-    notes = [Note(" ".join(about))]
-    if len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1:
-        notes.append(Note(OTHER_SEEDS))
+        about += f" {ABOUT_CONTROLS}"
+    several = len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1
+    notes = [Note(about), Note(OTHER_SEEDS if several else "")]
     return Section("Results", [Table.of(report.rows, columns), *notes])
 
 
@@ -102,25 +98,20 @@ def training_section(report: Report, study_dir: Path) -> Section:
     batch, block = report.effective_batch, report.block_size
     tokens_per_update = batch * block if batch and block else None
     several = len({run.seed for run in report.used}) > 1
-    band = "Lines: mean over seeds. Shaded: from the lowest seed to the highest. " if several else ""
-    together = (
-        "Seeds move all variants together; the differences below do not contain that. " if several else ""
-    )
+    band, together = (BAND, TOGETHER) if several else ("", "")
     validation, training = validation_curves(ended_runs(report)), training_curves(study_dir, report.used)
-    coinciding = figures.coinciding(validation)
     places = thinned(sorted(set.intersection(*(set(losses(run.record)) for run in report.used))), 100)
     ranking, order = figures_ranking.over_training(report, places)
-    none = "No ranking: the variants share no seed and point of evaluation."
     curves = figures.loss_curves(validation, tokens_per_update, "validation", True)
     steps = figures.loss_curves(training, tokens_per_update, "training", False)
-    about_steps = f"{band}Means over spans of training steps, from metrics.jsonl."
-    parts = {
-        "Validation": figure("validation", curves, f"{band}{together}{coinciding}"),
+    about = f"{band}{together}{figures.coinciding(validation)}"
+    parts: dict[str, list[Block]] = {
+        "Validation": [Figure("validation", curves, about)],
         "Differences and ranking": [
-            *(figure("ranking", ranking, ABOUT_RANKING) or [Note(none)]),
-            *([Note(order)] if order else []),
+            Figure("ranking", ranking, ABOUT_RANKING),
+            Note(order if ranking else NO_RANKING),
         ],
-        "Training loss": figure("training", steps, about_steps),
+        "Training loss": [Figure("training", steps, f"{band}{ABOUT_STEPS}")],
     }
     return Section("Over training", [Section(heading, blocks, level=3) for heading, blocks in parts.items()])
 
@@ -144,18 +135,18 @@ def hellaswag_section(report: Report) -> Section:
     ]
     caption = "Filled: acc. Open: acc_norm. Bars: one standard error of the items."
     return Section("HellaSwag", [
-        *figure("hellaswag", figures_final.hellaswag(report), caption),
+        Figure("hellaswag", figures_final.hellaswag(report), caption),
         Table.of(report.rows, columns),
         Note("± one standard error of the items, which more seeds do not shrink. Chance is 25 %."),
-        *near_chance_notes(report),
+        near_chance_note(report),
         *absent,
         _items(report),
     ])  # fmt: skip
 
 
-def near_chance_notes(report: Report) -> list[Block]:
+def near_chance_note(report: Report) -> Note:
     near = ", ".join(row.variant for row in report.rows if row.hellaswag.near_chance)
-    return [Note(f"† Within two standard errors of chance, so no sign of skill: {near}.")] if near else []
+    return Note(near and f"† Within two standard errors of chance, so no sign of skill: {near}.")
 
 
 def _items(report: Report) -> Section:
@@ -192,10 +183,10 @@ def cost_section(report: Report) -> Section:
         "cut short": lambda row: f"{row.cut} of {len(row.seeds)}" if row.cut else "-",
     }
     cut = ", ".join(f"{row.variant} ({row.cut} of {len(row.seeds)})" for row in report.rows if row.cut)
-    notes = [Note(ABOUT_TIMES)] if report.speeds else []
-    notes += [Note(f"Cut short (the learning rate did not finish its decay): {cut}.")] if cut else []
-    drawn = figure("cost", figures_final.cost(report), ABOUT_COST)
-    return Section("Speed and memory", [*drawn, Table.of(report.rows, columns), *notes])
+    times = Note(ABOUT_TIMES if report.speeds else "")
+    short = Note(cut and f"Cut short (the learning rate did not finish its decay): {cut}.")
+    drawn = Figure("cost", figures_final.cost(report), ABOUT_COST)
+    return Section("Speed and memory", [drawn, Table.of(report.rows, columns), times, short])
 
 
 def alternation_section(report: Report) -> Section:
@@ -210,12 +201,8 @@ def alternation_section(report: Report) -> Section:
         layers = [str(layer) for layer in range(len(moments["last"]))]
         rows = [[moment, *(f"{p:.3f}" for p in moments[moment])] for moment in ("first", "last")]
         tables.append(Table([name, *layers], rows))
-    if tables:
-        about = "Probability of the reciprocal path by layer, mean over seeds, at the first and the last evaluation."
-        blocks.append(Only((MARKDOWN,), [Paragraph(about), *tables]))
+    about = (
+        "Probability of the reciprocal path by layer, mean over seeds, at the first and the last evaluation."
+    )
+    blocks.append(Only((MARKDOWN,), [Paragraph(about), *tables] if tables else []))
     return Section("What was learned", blocks)
-
-
-def attention_sections(study_dir: Path, names: Sequence[str]) -> list[Block]:
-    runs, text = read_study(study_dir) or ([], InputText("", 0))
-    return [report_section([run for run in runs if run.variant in names], text, names)]

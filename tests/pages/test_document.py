@@ -136,6 +136,10 @@ def test_a_sentence_appears_in_all_three_forms() -> None:
 def test_a_section_without_content_is_not_shown_and_a_block_may_be_of_one_form() -> None:
     blocks = [
         Section("empty", [Section("deeper", [])]),
+        Section(
+            "empty too", [Paragraph(""), Note(""), BulletList([]), Table(["empty"], []), Figure("f", None)]
+        ),
+        Details("empty as well", [Findings([])]),
         Only((HTML,), [Paragraph("for the page")]),
         Only((MARKDOWN,), [Paragraph("for the file")]),
         Only((TERMINAL,), [Paragraph("for the terminal")]),
