@@ -8,17 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pages.components import color_label, legend
-from pages.document import (
-    Block,
-    BulletList,
-    Details,
-    Document,
-    Figure,
-    Note,
-    Paragraph,
-    Section,
-    Table,
-)
+from pages.document import Block, BulletList, Details, Document, Figure, Note, Paragraph, Section, Table
 from pages.markup import Code, Text, pieces
 from ra.names import is_control_arm, one_class
 from study.attention.data import (

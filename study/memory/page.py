@@ -11,17 +11,7 @@ from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.memory.allocation_tracker import Timeline
 from gpt2.memory.prediction import Prediction
-from pages.document import (
-    HTML,
-    Block,
-    BulletList,
-    Document,
-    Figure,
-    Only,
-    Paragraph,
-    Section,
-    Table,
-)
+from pages.document import HTML, Block, BulletList, Document, Figure, Only, Paragraph, Section, Table
 from pages.markup import escape_html
 from pages.plots import Plain, axis, figure, trace
 

@@ -6,29 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pages.components import color_label
-from pages.document import (
-    MARKDOWN,
-    Block,
-    Figure,
-    Note,
-    Only,
-    Paragraph,
-    Section,
-    Table,
-)
+from pages.document import MARKDOWN, Block, Figure, Note, Only, Paragraph, Section, Table
 from pages.markup import Text, number_with_detail
 from study.records.curves import probabilities, thinned, training_curves, validation_curves
 from study.records.runs import BASELINE, losses
 from study.report import figures, figures_final, figures_ranking
 from study.report.build import Report, Row, ended_runs
-from study.report.sentences import (
-    difference,
-    hours_text,
-    item_result,
-    score,
-    seeds_text,
-    shown,
-)
+from study.report.sentences import difference, hours_text, item_result, score, seeds_text, shown
 
 ABOUT_RESULTS = (
     f"Perplexity after the last update, mean over seeds [95 % interval]. The difference to {BASELINE} is paired by "
