@@ -21,7 +21,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run extend report compare attention control memory bench card check faults clean mrproper
+        data run extend report verify compare attention control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -54,6 +54,9 @@ extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG
 
 report: setup-core  ## Rebuild the report from the records [STUDY=results/x; without it the study of .config]
 	@$(INTERPRETER) -m scripts.report
+
+verify: setup-core  ## Check records, side files and checkpoints against their checksums [STUDY=results/x]
+	@$(INTERPRETER) -m scripts.verify
 
 compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(INTERPRETER) -m scripts.compare

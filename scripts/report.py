@@ -16,7 +16,8 @@ from study.report.write import render_terminal
 from study.runner.settings import StudySettings
 
 
-def main() -> int:
+def study_directory(target: str) -> Path:
+    """The folder that STUDY names, or that of .config's study. target: for the message of the error."""
     refuse_assignments()
     if arguments := command_arguments(path="STUDY"):
         directory = Path(arguments[-1])
@@ -24,11 +25,16 @@ def main() -> int:
         settings = StudySettings.from_symbols(read_symbols(".config"))
         directory = settings.results_dir / settings.name
     else:
-        raise UserError("there is no .config, which names the study; fix: make report STUDY=results/NAME")
+        raise UserError(f"there is no .config, which names the study; fix: make {target} STUDY=results/NAME")
     if not (directory / "runs").is_dir():
         raise UserError(
-            f"{directory} is not a study folder: it has no folder runs; fix: make report STUDY=results/NAME"
+            f"{directory} is not a study folder: it has no folder runs; fix: make {target} STUDY=results/NAME"
         )
+    return directory
+
+
+def main() -> int:
+    directory = study_directory("report")
     print(render_terminal(write.write_report(directory)))
     note = shown_length(directory).note
     if note:

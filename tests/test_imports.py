@@ -37,6 +37,7 @@ NO_TORCH = (
     "pages.page",
     "scripts.report",
     "scripts.compare",
+    "scripts.verify",
     "study.stats.statistics",
     "study.records.runs",
     "study.analysis.verdict",

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import open_regular, read_json
 from gpt2.system.resource_errors import disk_full, explain_full_disk
@@ -51,6 +49,8 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
 
     Raises CheckpointError (disk full, read-only) and leaves existing checkpoints untouched.
     """
+    import torch
+
     final = _free_name(root, iteration)
     temporary = root / f".{final.name}.{os.getpid()}.tmp"
     try:
@@ -108,25 +108,46 @@ def complete(root: Path) -> list[Path]:
 
 def load(path: Path) -> Loaded:
     """Verify and read one checkpoint. CheckpointError names the file that is missing, short or altered."""
+    import torch
+
+    meta = verify(path)
     try:
-        files = read_json(path / MANIFEST)["files"]
-        for name in (STATE, META):
-            found = _describe(path / name)
-            if found != files[name]:
-                raise CheckpointError(
-                    f"checkpoint {path / name} is altered: {found['bytes']} bytes, SHA-256 {found['sha256'][:12]}..., "
-                    f"manifest says {files[name]['bytes']} bytes, {files[name]['sha256'][:12]}..."
-                )
         state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-        meta = read_json(path / META)
-        iteration = _sequence(path)[0]
-        if type(meta["iteration"]) is not int or meta["iteration"] != iteration:
+    except Exception as error:  # the caller tries the previous one
+        raise _damaged(path, error) from error
+    return Loaded(path, meta["iteration"], state, meta)
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """Check the size and the SHA-256 of a checkpoint's files, and its iteration. Returns its plain data.
+
+    Raises CheckpointError. Needs no torch.
+    """
+    try:
+        manifest = read_json(path / MANIFEST)
+        found = {name: _describe(path / name) for name in (STATE, META)}
+        for name, actual in found.items():
+            recorded = manifest["files"][name]
+            if actual != recorded:
+                raise CheckpointError(
+                    f"checkpoint {path / name} is altered: {actual['bytes']} bytes, SHA-256 "
+                    f"{actual['sha256'][:12]}..., manifest says {recorded['bytes']} bytes, "
+                    f"{recorded['sha256'][:12]}..."
+                )
+        if manifest != {"schema": 1, "files": found}:
+            raise CheckpointError(f"checkpoint {path / MANIFEST} is altered")
+        meta: dict[str, Any] = read_json(path / META)
+        if type(meta["iteration"]) is not int or meta["iteration"] != _sequence(path)[0]:
             raise CheckpointError(f"checkpoint {path} has iteration {meta['iteration']!r} in its {META}")
     except CheckpointError:
         raise
-    except Exception as error:  # a damaged file can fail in any way; the caller tries the previous one
-        raise CheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}") from error
-    return Loaded(path, iteration, state, meta)
+    except Exception as error:  # a damaged file can fail in any way
+        raise _damaged(path, error) from error
+    return meta
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"checkpoint {path} is damaged: {type(error).__name__}: {error}")
 
 
 def load_latest(root: Path, check: Callable[[Loaded], None] = lambda loaded: None) -> Loaded | None:

@@ -87,8 +87,7 @@ class MetricsLog:
     def write(self, status: str, error: str | None, entries: dict[str, Any]) -> None:
         """Write run.json with these entries."""
         self.record |= {"status": status, "error": error, "notes": self.notes} | entries
-        record = run_record.from_json(files.finite(to_plain(self.record)))
-        files.write_json(self.directory / "run.json", record.to_json())
+        run_record.write(self.directory, run_record.from_json(files.finite(to_plain(self.record))))
 
     def speeds(self) -> list[float]:
         """Return the tokens per second of every logged step, over all processes of the run."""

@@ -6,6 +6,7 @@ that is unknown or not finite is null.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TextIO
 
+from gpt2.artifacts.seal import Seal, read_sealed, write_sealed
 from gpt2.artifacts.typed_json import (
     InvalidJsonError,
     JsonObject,
@@ -23,11 +25,12 @@ from gpt2.artifacts.typed_json import (
     Range,
     parse,
 )
+from gpt2.system import files
 from gpt2.system.errors import UserError
-from gpt2.system.files import finite
-from gpt2.system.read_files import DamagedFileError, read_json
+from gpt2.system.read_files import DamagedFileError
 
 SCHEMA = 1
+SIDE_FILES = ("config", "metrics.jsonl", "validation_windows.json", "hellaswag.json")
 CHECKPOINTS = ("checkpoint", "stable")  # folders of a run: the newest states, and the state before the decay
 
 Count = Annotated[int, Range(0)]
@@ -227,7 +230,7 @@ class Spike(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRecord(JsonObject):
-    """The content of run.json. A part is None until it is known."""
+    """The content of run.json. A part is None until it is known. seal: of a finished run; older records have none."""
 
     schema: Literal[1]
     run: Text
@@ -254,6 +257,7 @@ class RunRecord(JsonObject):
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     spikes: tuple[Spike, ...] = ()
+    seal: Missing[Seal] = None
 
     @property
     def truncated(self) -> bool:
@@ -281,7 +285,7 @@ class FinishedRecord(RunRecord):
 
 def append_metrics(file: TextIO, line: dict[str, Any]) -> None:
     """Append one JSON object as a line and flush it, so that a killed run loses none."""
-    file.write(json.dumps(finite(line), allow_nan=False) + "\n")
+    file.write(json.dumps(files.finite(line), allow_nan=False) + "\n")
     file.flush()
 
 
@@ -300,14 +304,23 @@ def blank(run: str, variant: str, seed: int) -> RunRecord:
     return RunRecord(1, run, variant, seed, "running", None, **unknown)
 
 
+def write(run_dir: Path, record: RunRecord) -> None:
+    """Write run.json. A finished record gets a seal over itself and its side files."""
+    plain = dataclasses.replace(record, seal=None).to_json()
+    if record.status == "finished":
+        write_sealed(run_dir / "run.json", plain, SIDE_FILES)
+    else:
+        files.write_json(run_dir / "run.json", plain)
+
+
 def load(run_dir: Path, name: str = "run.json") -> RunRecord:
-    """Read the record in `run_dir`. RecordError if it is missing, unreadable or does not follow the schema.
+    """Read the record in `run_dir`. RecordError if it is missing, unreadable or does not follow the schema or its seal.
 
     name: of the file; run-N.json is the saved record of a shorter length.
     """
     path = run_dir / name
     try:
-        value = read_json(path)
+        value = read_sealed(path)
     except FileNotFoundError as error:
         raise RecordError(f"{path} does not exist") from error
     except DamagedFileError as error:

@@ -16,6 +16,7 @@ import torch
 
 from gpt2.artifacts import checkpoint
 from gpt2.artifacts.metrics_log import MetricsLog, truncate_metrics
+from gpt2.artifacts.seal import write_sealed
 from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.config import Config
 from gpt2.data import dataset
@@ -168,7 +169,7 @@ class Run:
                 f"CONFIG_GPT2_HARD_LIMIT ({limit:g} s); it did not finish its decay and is not judged"
             )
         if measured:
-            files.write_json(self.plan.directory / "memory.json", self.memory())
+            write_sealed(self.plan.directory / "memory.json", self.memory())
         self.log_step(result, self.clocks.read("train") - began)
 
     @contextlib.contextmanager

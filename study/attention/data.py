@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+from gpt2.artifacts.seal import read_sealed, write_sealed
 from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Range, parse
-from gpt2.system import files
 from gpt2.system.errors import UserError
-from gpt2.system.read_files import read_json
 
 STATISTICS = {  # name -> (title, whether the value differs between the paths)
     "total_variation": ("total variation between the paths", False),
@@ -148,14 +146,13 @@ def as_json(run: RunAttention, text: InputText) -> dict[str, Any]:
 def write_study(study_dir: Path, runs: Sequence[RunAttention], text: InputText) -> None:
     """Write attention.json of a study, with the maps for its report."""
     value = {"schema": SCHEMA, "text": text.to_json(), "runs": [run.to_json() for run in runs]}
-    # on one line: it is large
-    files.write_text(study_dir / FILE, json.dumps(files.finite(value), allow_nan=False) + "\n")
+    write_sealed(study_dir / FILE, value, indent=None)  # on one line: it is large
 
 
 def read_study(study_dir: Path) -> tuple[list[RunAttention], InputText] | None:
     """Read attention.json of a study; None if it does not exist or is not valid."""
     try:
-        content = read_json(study_dir / FILE)
+        content = read_sealed(study_dir / FILE)
         known = content["schema"] == SCHEMA
         text = parse(InputText, content["text"], "text")
         # an older version wrote the text and the halves of each run as well

@@ -39,6 +39,7 @@ from study.attention.data import (
     statistics_by_path,
     write_study,
 )
+from study.records.integrity import REMEDY, disagreements
 from study.records.lengths import saved_counts, shown_length
 from study.records.runs import read_runs
 
@@ -80,6 +81,9 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     if not run_dir.is_dir():
         raise AttentionError(f"{run_dir} is not a folder; fix: make attention RUN=results/STUDY/runs/NAME")
     record = run_record.load(run_dir)
+    damage = disagreements(record, run_dir.joinpath)
+    if damage:
+        raise AttentionError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")
     symbols = read_symbols(run_dir / "config")
     config = Config.from_symbols(symbols)
     name = str(record.variant)

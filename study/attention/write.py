@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpt2.artifacts.seal import write_sealed
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from pages.page import render_html
@@ -31,7 +32,7 @@ def write_attention(
     inspected = [inspect.inspect_run(run, ids, layers, heads) for run in models]
     try:
         for path, run in zip(run_dirs, inspected, strict=True):
-            files.write_json(path / "attention.json", as_json(run, text))
+            write_sealed(path / "attention.json", as_json(run, text))
         files.write_text(run_dirs[0] / PAGE, render_html(attention_document(inspected, text)))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}") from error

@@ -21,6 +21,7 @@ def sentences(comparison: StudyComparison) -> list[Text]:
     controls = {row.variant for study in studies for row in study.report.rows if row.control}
     return [
         comparability(comparison),
+        *(f"{study.label}: {line}" for study in studies for line in study.report.damaged),
         *agreements(comparison),
         *(line for study in studies for line in _seeds(study)),
         *([one_class(sorted(controls, key=variant_order))] if len(controls) > 1 else []),

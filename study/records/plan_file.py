@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from gpt2.artifacts.run_record import Amount, Count, Positive, Target
+from gpt2.artifacts.seal import read_sealed, write_sealed
 from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Missing, Range, parse
 from gpt2.config.batch import BatchPlan
-from gpt2.system import files
 from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError, read_json
+from gpt2.system.read_files import DamagedFileError
 
 FILE = "plan.json"
 REBUILD = "fix: run `make`, which rebuilds it from the records of the runs"
-FORMER = ("evaluation", "margin", "planned_anew")  # keys of older plans that nothing reads
+NO_PART = ("seal", "evaluation", "margin", "planned_anew")  # the seal, and keys of older plans
 
 Seconds = Annotated[float, Range(1e-9, 1e9)]  # of one step
 Ratio = Annotated[float, Range(1e-6, 1e6)]
@@ -107,7 +107,7 @@ def read(study_dir: Path, name: str = FILE) -> Plan | None:
     """
     path = study_dir / name
     try:
-        return from_json(read_json(path))
+        return from_json(read_sealed(path))
     except FileNotFoundError:
         return None
     except DamagedFileError as error:
@@ -118,7 +118,7 @@ def read(study_dir: Path, name: str = FILE) -> Plan | None:
 
 def write(study_dir: Path, plan: Plan) -> Plan:
     """Write plan.json atomically."""
-    files.write_json(study_dir / FILE, plan.to_json())
+    write_sealed(study_dir / FILE, plan.to_json())
     return plan
 
 
@@ -128,7 +128,7 @@ def from_json(content: Any) -> Plan:
     Former plans are readable: in their budget, `equal_tokens` is the negation of `equal_time`.
     """
     if isinstance(content, dict):
-        content = {key: value for key, value in content.items() if key not in FORMER}
+        content = {key: value for key, value in content.items() if key not in NO_PART}
         budget = content.get("budget")
         if isinstance(budget, dict) and "equal_tokens" in budget:
             content["budget"] = {key: value for key, value in budget.items() if key != "equal_tokens"}

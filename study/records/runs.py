@@ -1,6 +1,6 @@
 """Read the runs of a study: which exist, which count, and why the others do not.
 
-Needs no torch. Runs that are missing, unfinished, unreadable or not comparable are named and never averaged.
+Needs no torch. Runs that are missing, unfinished, unreadable, damaged or not comparable are named and never averaged.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from gpt2.artifacts.typed_json import JsonObject, Range, read_file
 from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
 from study.records.hellaswag_scores import scored_items
+from study.records.integrity import REMEDY, disagreements
 from study.records.lengths import Length, saved_name
 
 BASELINE = "B"
 EXPECTED = "expected.json"
+DAMAGED = "damaged"  # cause of a run whose files do not agree
+UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
 # of every run; initial weights: at each seed
 SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation")
 UNREAD = cast(
@@ -82,7 +85,7 @@ def _read(folder: Path, length: Length | None) -> Run:
     try:
         record, saved_at = length.record(folder) if length else (run_record.load(folder), None)
     except run_record.RecordError as error:
-        return Run(folder.name, "?", None, "unreadable", False, str(error))
+        return Run(folder.name, "?", None, UNREADABLE, False, f"{error}; {REMEDY}")
     cause, reason = _why_not(record, folder.name)
     if not reason and length and not length.has_finished(record):
         made = record.progress.iterations if record.progress else 0
@@ -91,9 +94,14 @@ def _read(folder: Path, length: Length | None) -> Run:
             f"it has {made} iterations, and this report shows runs of {length.text}",
         )
     complete = cast("FinishedRecord", record)
-    return Run(
+    run = Run(
         folder.name, record.variant, record.seed, record.status, not reason, reason, complete, saved_at, cause
     )
+    if run.used:
+        found = disagreements(complete, lambda name: run.file(folder.parents[1], name))
+        if found:
+            run.used, run.cause, run.why_not = False, DAMAGED, f"{'; '.join(found)}; {REMEDY}"
+    return run
 
 
 def _why_not(record: RunRecord, name: str) -> tuple[str, str]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts.run_record import Target
+from gpt2.artifacts.seal import read_sealed
+from gpt2.system.read_files import DamagedFileError
 from ra.names import is_control_arm
 from study.analysis.equivalence import (
     Losses,
@@ -26,6 +28,7 @@ from study.analysis.paired_tests import ItemTest, item_tests
 from study.analysis.sensitivity import Sensitivity, seed_hours, sensitivities
 from study.analysis.speed import Speed, speeds
 from study.analysis.verdict import MARGIN, Verdict, judge
+from study.attention import data
 from study.records import plan_file
 from study.records.curves import probabilities
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
@@ -33,7 +36,9 @@ from study.records.lengths import shown_length
 from study.records.plan_file import Plan
 from study.records.runs import (
     BASELINE,
+    DAMAGED,
     UNREAD,
+    UNREADABLE,
     Run,
     losses,
     missing_files,
@@ -45,6 +50,7 @@ from study.records.runs import (
 from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 
 PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
+MOST_DAMAGED = 8  # runs named on the first screen
 
 
 @dataclass
@@ -102,6 +108,7 @@ class Report:
     notes: list[str]
     cut: list[str]
     not_configured: list[str]
+    damaged: list[str]  # sentences on files that do not agree, with their remedy
 
     @property
     def used(self) -> list[Run]:
@@ -126,7 +133,7 @@ def build_report(study_dir: Path) -> Report:
     used = [run for run in runs if run.used]
     variants = sorted({run.variant for run in used}, key=variant_order)
     first = used[0].record if used else None
-    plan, unreadable = _plan(study_dir, shown.length.plan if shown.length else plan_file.FILE)
+    plan, damage = _plan(study_dir, shown.length.plan if shown.length else plan_file.FILE)
     ends = {run.record.progress.tokens for run in used}
     short = [run for run in used if run.record.truncated] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
@@ -165,7 +172,6 @@ def build_report(study_dir: Path) -> Report:
         notes=_notes(
             [
                 *filter(None, [shown.note]),
-                *unreadable,
                 *missing_files(study_dir, used),
                 *(plan.notes if plan else ()),
             ],
@@ -173,6 +179,7 @@ def build_report(study_dir: Path) -> Report:
         ),
         cut=[run.name for run in short],
         not_configured=not_configured(study_dir, used),
+        damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
     )
 
 
@@ -217,17 +224,40 @@ def ended_runs(report: Report) -> list[Run]:
 
 
 def _plan(study_dir: Path, name: str) -> tuple[Plan | None, list[str]]:
-    """Read a plan file of the study; one that cannot be read is a note."""
+    """Read a plan file of the study, or return why it cannot be read."""
     try:
         return plan_file.read(study_dir, name), []
     except plan_file.PlanFileError as error:
-        return None, [str(error)]
+        return None, [f"The budget and the equivalence margin of the plan are not used: {error}"]
+
+
+def _damaged_runs(runs: list[Run]) -> list[str]:
+    found = [run for run in runs if run.cause == DAMAGED or run.status == UNREADABLE]
+    lines = [f"{run.name} counts in no mean and no verdict: {run.why_not}" for run in found[:MOST_DAMAGED]]
+    more = len(found) - MOST_DAMAGED
+    return [*lines, f"{more} more runs are damaged: see Runs"] if more > 0 else lines
+
+
+def _damaged_attention(study_dir: Path) -> list[str]:
+    try:
+        read_sealed(study_dir / data.FILE)
+    except FileNotFoundError:
+        pass
+    except DamagedFileError as error:
+        return [f"Attention maps are not shown: {error}; fix: delete the file and run `make`"]
+    return []
 
 
 def _notes(planned: list[str], used: list[Run]) -> list[str]:
     """Provenance first, then the notes of the plan and of the runs, each once."""
     own = [f"{run.name}: {note}" for run in used for note in run.record.notes]
     others = left_out([run.record for run in used])
+    unsealed = sum(run.record.seal is None for run in used)
+    if unsealed:
+        others.append(
+            f"{unsealed} of {len(used)} counted records have no checksum, because an older version wrote them; they "
+            "were compared with themselves and their side files"
+        )
     return list(dict.fromkeys([*provenance(used), *others, *planned, *own]))
 
 

@@ -83,8 +83,10 @@ def _subtitle(report: Report) -> str:
 
 def _verdict(report: Report) -> list[Block]:
     """The verdicts, and the next step."""
+    damaged = [Paragraph((Strong("Damaged: "), sentence)) for sentence in report.damaged]
     nothing = Paragraph("" if report.rows else Strong(NOTHING))
-    return [nothing, Findings(findings(report)), Paragraph(no_verdict(report)), Paragraph(next_step(report))]
+    notes = [Paragraph(no_verdict(report)), Paragraph(next_step(report))]
+    return [*damaged, nothing, Findings(findings(report)), *notes]
 
 
 def _runs(report: Report) -> Section:

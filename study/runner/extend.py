@@ -28,6 +28,7 @@ from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.train.optimizer import decay_start
 from study.records import plan_file
+from study.records.integrity import REMEDY, disagreements
 from study.records.lengths import saved_counts, saved_name
 from study.records.plan_file import Plan, PlanRow
 from study.runner.plan import extended_row
@@ -35,7 +36,7 @@ from study.runner.preconditions import locked, refuse_another_configuration, req
 from study.runner.settings import StudySettings
 
 DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?")
-SAVED = ("run.json", "metrics.jsonl", "hellaswag.json", "validation_windows.json")
+SAVED = (*run_record.SIDE_FILES, "run.json")  # run.json last: it marks the end
 END_RESULTS = ("hellaswag.json", "validation_windows.json")  # only a finished run has them
 UNDO = "undo.json"  # {"previous": the plan file to restore, "into": the folder for the longer results}
 
@@ -170,16 +171,14 @@ def _restore(folder: Path, plan: Plan, into: Path) -> None:
         if (folder / "config").exists():
             shutil.copyfile(folder / "config", beyond / "config")
         states = ["checkpoint", *(["stable"] if saved_stable else [])]
-        for path in (
-            folder / name for name in [*states, *SAVED[1:], SAVED[0]]
-        ):  # run.json last: it marks the end
-            if path.exists():
+        for path in (folder / name for name in [*states, *SAVED]):
+            if path.exists() and path.name != "config":
                 path.rename(beyond / path.name)
     elif (folder / "run.json").exists():  # it has not continued beyond the shorter length
         if saved_stable:
             shutil.rmtree(folder / "stable", ignore_errors=True)
         (folder / "run.json").unlink()
-    for name in ("checkpoint", "stable", *SAVED[1:], SAVED[0]):
+    for name in ("checkpoint", "stable", *SAVED):
         saved = saved_name(folder / name, count)
         if saved.exists():
             saved.replace(folder / name)
@@ -267,12 +266,17 @@ def _record(folder: Path) -> run_record.RunRecord | None:
 
 def _refuse_run(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> None:
     """ExtendError if the run is not equal to a longer run up to the decay."""
-    record = _record(folder)
-    status = record.status if record else "missing"
-    if not record or status != "finished":
+    try:
+        record = run_record.load(folder)
+    except run_record.RecordError as error:
+        raise ExtendError(f"{error}; fix: `make`, then `make extend`") from error
+    if record.status != "finished":
         raise ExtendError(
-            f"{folder.name} is {status}; only finished runs are extended; fix: `make`, then `make extend`"
+            f"{folder.name} is {record.status}; only finished runs are extended; fix: `make`, then `make extend`"
         )
+    damage = disagreements(record, folder.joinpath)
+    if damage:
+        raise ExtendError(f"{folder} is damaged: {'; '.join(damage)}; {REMEDY}")
     row = plan.variants.get(record.variant)
     planned = record.schedule.iterations if record.schedule else None
     if row is None or planned != row.iterations:
@@ -356,7 +360,7 @@ def _set_back(folder: Path) -> None:
     count = record.schedule.iterations
     for path in (folder / name for name in SAVED):
         if path.exists():
-            files.write_text(saved_name(path, count), path.read_text(encoding="utf-8"))
+            files.write_bytes(saved_name(path, count), path.read_bytes())
     for name in END_RESULTS:
         (folder / name).unlink(missing_ok=True)
     if (folder / "checkpoint").exists():
@@ -364,7 +368,7 @@ def _set_back(folder: Path) -> None:
     _link_tree(folder / "stable", folder / f"stable-{count}")
     note = f"finished at {count} iterations and extended; that record is run-{count}.json"
     behind = dataclasses.replace(record, status="interrupted", notes=(*record.notes, note))
-    files.write_json(folder / "run.json", behind.to_json())
+    run_record.write(folder, behind)
 
 
 def _link_tree(source: Path, target: Path) -> None:

@@ -361,8 +361,7 @@ class Study:
         except run_record.RecordError:
             record = run_record.blank(run_record.run_name(*run), *run)
         if record.status not in ("failed", "finished") or record_text(directory) == before:
-            failed = dataclasses.replace(record, status="failed", error=reason)
-            files.write_json(directory / "run.json", failed.to_json())
+            run_record.write(directory, dataclasses.replace(record, status="failed", error=reason))
 
     def inspect_attention(self) -> None:
         """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""

@@ -15,6 +15,7 @@ from pages.document import render_markdown, render_terminal
 from pages.page import render_html
 from study.compare.build import StudyComparison
 from study.compare.sections import comparison_document
+from tests.study.sample_records import with_derived
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -72,7 +73,7 @@ def put(folder: Path, value: dict[str, Any], config: Settings | None, curve: dic
     run_dir = folder / "runs" / value["run"]
     run_dir.mkdir(parents=True)
     jsonschema.Draft202012Validator(SCHEMA).validate(value)
-    files.write_json(run_dir / "run.json", value)
+    files.write_json(run_dir / "run.json", with_derived(value))
     if config is not None:
         text = "".join(
             f"CONFIG_{n}={v}\n" if v != "n" else f"# CONFIG_{n} is not set\n" for n, v in config.items()
@@ -104,8 +105,9 @@ def a_study(
             wander = np.cumsum(0.0005 * draw.normal(size=100))
             if name in variants:
                 value, config = a_record(name, seed, loss), dict(CONFIG)
-                curve = {k: float(4 + 7 / k + wander[k - 1]) for k in range(1, 101)}
                 change(value, config)
+                steps = range(1, value["progress"]["iterations"] + 1)
+                curve = {k: float(4 + 7 / k + wander[min(k, 100) - 1]) for k in steps}
                 put(folder, value, config, curve)
     return folder
 

@@ -84,7 +84,7 @@ class Place:
 
     def alter(self, name: str = "B", **entries: Any) -> None:
         seen = run_record.load(self.folder(name))
-        files.write_json(self.folder(name) / "run.json", seen.to_json() | entries)
+        run_record.write(self.folder(name), run_record.from_json(seen.to_json() | entries))
 
 
 def contents(directory: Path) -> dict[str, bytes]:

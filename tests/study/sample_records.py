@@ -91,7 +91,18 @@ def edit(study: Path, run: str, **changes: Any) -> None:
     value = json.loads(path.read_text())
     for key, change in changes.items():
         value[key] = value[key] | change if isinstance(change, dict) and value.get(key) else change
-    files.write_json(path, value)
+    files.write_json(path, with_derived(value))
+
+
+def with_derived(value: dict[str, Any]) -> dict[str, Any]:
+    """The record, with the numbers that follow from its loss: the end of the history and the perplexities."""
+    validation = value["validation"]
+    if validation and validation["history"] and validation["loss"] is not None:
+        validation["history"][-1][-1] = validation["loss"]
+        losses = [loss for _, _, loss in validation["history"] if loss is not None]
+        validation["perplexity"] = math.exp(validation["loss"])
+        validation["best_perplexity"] = math.exp(min(losses))
+    return value
 
 
 def a_plan(iterations: int = STEPS, **content: Any) -> dict[str, Any]:

@@ -102,6 +102,6 @@ def test_an_iteration_of_another_type_is_refused(tmp_path: Path, iteration: Any)
     path = tmp_path / "00000001"
     (path / "meta.json").write_text(json.dumps({"iteration": iteration}))
     files = {name: checkpoint._describe(path / name) for name in ("state.pt", "meta.json")}
-    (path / "manifest.json").write_text(json.dumps({"files": files}))
+    (path / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}))
     with pytest.raises(CheckpointError, match="has iteration"):
         checkpoint.load(path)

@@ -260,8 +260,9 @@ def a_study(folder: Path, config_file: Path, names: tuple[str, ...]) -> Path:
     for name in names:
         for seed in (0, 1):
             run_dir = a_run(folder / "runs", config_file, name, seed=seed)
-            files.write_json(run_dir / "run.json", a_record(name, seed, 4.0 + seed / 10))
-            edit(folder, run_dir.name, progress={"iterations": 7})  # as the checkpoint
+            files.write_json(
+                run_dir / "run.json", a_record(name, seed, 4.0 + seed / 10, 7)
+            )  # as the checkpoint
     return folder
 
 

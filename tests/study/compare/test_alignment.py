@@ -59,7 +59,7 @@ def test_a_run_is_judged_by_one_percent_and_by_the_spread_of_equivalent_arms(
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines[50:]:
         line["loss"] *= 1.2
-    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"event": "train", "iter')
+    path.write_text("\n".join(map(json.dumps, lines)) + '\n{"event": "tra')
     comparison = build.build_comparison([first, folder])
     line = next(line for line in comparison.alignments if line.run == "B0")
     assert not line.within_tolerance

@@ -88,6 +88,7 @@ def test_runs_truncated_at_different_points_are_not_ranked(tmp_path: Path) -> No
     def all_cut(value: dict[str, Any], config: Settings) -> None:
         value["schedule"]["cut"] = True
         value["progress"]["tokens"] -= len(value["run"])
+        value["validation"]["history"][-1][0] -= len(value["run"])
 
     ranking = rankings(tmp_path, all_cut)[1]
     assert (ranking.places, ranking.seeds) == ([], [])

@@ -7,7 +7,7 @@ import pytest
 
 from gpt2.system import files
 from study.attention.data import FILE
-from study.records.lengths import saved_counts, shown_length
+from study.records.lengths import saved_counts, saved_name, shown_length
 from study.report.build import build_report
 from study.report.sentences import uncounted
 from study.report.write import write_report
@@ -75,7 +75,9 @@ def test_a_study_of_one_seed_shows_its_shorter_runs_until_the_seed_is_complete(t
     files.write_json(study / "plan.json", plan_of(LONG))
     assert lengths(study) == [STEPS]  # the extension was interrupted before B0
     assert "when 1 seed has finished" in shown_length(study).note
-    (study / "runs/B0/run.json").rename(study / f"runs/B0/run-{STEPS}.json")
+    for name in ("run.json", "metrics.jsonl"):
+        path = study / "runs" / "B0" / name
+        path.rename(saved_name(path, STEPS))
     finish(study, 1, ("B",))
     assert lengths(study) == [LONG]
     assert shown_length(study).note == ""

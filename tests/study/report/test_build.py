@@ -12,6 +12,7 @@ from gpt2.artifacts import run_record
 from gpt2.system import files
 from study.report import build, sentences, summary, write
 from tests.study.report import rendered
+from tests.study.sample_records import with_derived
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 Change = Callable[[dict[str, Any]], None]
@@ -26,7 +27,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
             "name": "cpu", "device": "a processor", "memory_bytes": 2**34, "dtype": "float32",
             "attention_backend": "flash", "torch": "2.13.0", "driver": None,
         },
-        "batch": {"effective": 512, "micro": 32, "accumulation": 16, "world_size": 1, "block_size": 1024},
+        "batch": {"effective": 10, "micro": 5, "accumulation": 2, "world_size": 1, "block_size": 1},
         "parameters": 124439808,
         "progress": {"iterations": 300, "tokens": 3000, "train_seconds": 60.0},
         "clock": {"train": 60.0, "compile": 1.0, "evaluate": 0.5, "checkpoint": 0.1, "data": 0.0},
@@ -39,7 +40,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
             "peak_allocated_bytes": 2**30, "peak_reserved_bytes": 2**31, "predicted_bytes": None,
             "by_phase": {"forward": 1, "backward": 1, "optimizer": 1},
         },
-        "throughput": {"tokens_per_second": 100.0, "mfu": None},
+        "throughput": {"tokens_per_second": 50.0, "mfu": None},
         "schedule": {"iterations": 300, "cut": False},
     }  # fmt: skip
 
@@ -63,7 +64,7 @@ def a_study(
                 change[value["run"]](value)
             run_dir = folder / "runs" / value["run"]
             run_dir.mkdir(parents=True)
-            files.write_json(run_dir / "run.json", value)
+            files.write_json(run_dir / "run.json", with_derived(value))
     files.write_json(folder / "expected.json", {"variants": list(VARIANTS), "seeds": seeds})
     return folder
 
@@ -204,7 +205,9 @@ def test_report_json_contains_every_interval_of_the_report(tmp_path: Path) -> No
 def cut_short(value: dict[str, Any]) -> None:
     """As the training clock leaves it: fewer tokens, a much higher loss, no last evaluation on the grid."""
     value["schedule"]["cut"] = True
-    value["progress"] |= {"iterations": 150, "tokens": 1500}
+    value["progress"] |= {"iterations": 150, "tokens": 1500, "train_seconds": 66.0}
+    value["clock"]["train"] = 66.0
+    value["throughput"] = None
     value["validation"]["loss"] += 2.0
     value["validation"]["history"] = [
         value["validation"]["history"][0],
@@ -246,7 +249,9 @@ def test_runs_truncated_at_different_points_have_no_verdict_and_at_one_point_the
 
     def cut_anywhere(value: dict[str, Any]) -> None:
         cut_short(value)
-        value["progress"]["tokens"] += names.index(value["run"])
+        more = names.index(value["run"])
+        value["progress"] |= {"iterations": 150 + more, "tokens": 1500 + 10 * more}
+        value["validation"]["history"][-1][0] += 10 * more
 
     report = build.build_report(a_study(tmp_path / "apart", change=dict.fromkeys(names, cut_anywhere)))
     assert report.floor is None

@@ -15,7 +15,7 @@ from pages.markup import to_markdown
 from study.records import runs
 from study.report import build, sentences, summary, write
 from tests.study.report import rendered
-from tests.study.sample_records import edit
+from tests.study.sample_records import edit, with_derived
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
 
@@ -36,7 +36,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
             "torch": "2.13.0",
             "driver": None,
         },
-        "batch": {"effective": 16, "micro": 8, "accumulation": 2, "world_size": 1, "block_size": 128},
+        "batch": {"effective": 100, "micro": 50, "accumulation": 2, "world_size": 1, "block_size": 1},
         "progress": {"iterations": 30, "tokens": 3000, "train_seconds": 60.0},
         "validation": {
             "loss": loss,
@@ -51,7 +51,7 @@ def a_record(name: str, seed: int, loss: float) -> dict[str, Any]:
 def put(study: Path, value: dict[str, Any], folder: str = "") -> None:
     path = study / "runs" / (folder or value["run"])
     path.mkdir(parents=True)
-    files.write_json(path / "run.json", value)
+    files.write_json(path / "run.json", with_derived(value))
 
 
 def a_study(study: Path, variants: tuple[str, ...] = VARIANTS, seeds: int = 3, noise: float = 0.005) -> Path:
@@ -274,7 +274,9 @@ def test_a_study_of_control_arms_alone_has_no_verdict(tmp_path: Path) -> None:
 
 def test_different_commits_devices_and_uncommitted_changes_are_reported(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    assert len(build.build_report(study).notes) == 1  # its runs have no metrics.jsonl
+    lacking, unsealed = build.build_report(study).notes  # its runs have no metrics.jsonl
+    assert lacking.startswith("metrics.jsonl is missing")
+    assert unsealed.startswith("15 of 15 counted records have no checksum")
     edit(study, "B0", commit="d" * 40, dirty=True, target={"device": "another"})
     notes = " ".join(build.build_report(study).notes)
     assert "different commits: cccccccccccc (14), dddddddddddd (1)" in notes

@@ -19,7 +19,7 @@ from pages import components
 from study.records import curves, runs
 from study.report import build, figures, figures_final, sentences, write
 from tests.study.browser import percent
-from tests.study.sample_records import ENVIRONMENT, UPDATE, VARIANTS, a_plan, a_record, a_study, edit
+from tests.study.sample_records import ENVIRONMENT, STEPS, VARIANTS, a_plan, a_record, a_study, edit
 
 VOID = {"meta", "br", "input", "link", "img", "hr"}
 
@@ -212,10 +212,10 @@ def test_variants_that_share_no_seed_have_no_ranking(tmp_path: Path) -> None:
 
 
 def test_a_variant_whose_control_arms_were_all_truncated_has_no_verdict(tmp_path: Path) -> None:
-    study = a_study(tmp_path)
+    study = a_study(tmp_path, ends=dict.fromkeys(VARIANTS[:-1], 250))
     for name in VARIANTS[:-1]:
         for seed in range(3):
-            edit(study, f"{name}{seed}", schedule={"cut": True}, progress={"tokens": 250 * UPDATE})
+            edit(study, f"{name}{seed}", schedule={"cut": True, "iterations": STEPS})
     output = "cannot tell: no seed of it has a control arm that ended its schedule to compare with"
     assert f'<span class="said">{output}</span>' in page(study)
     assert f"**RALEARN**: {output}." in (study / "report.md").read_text()
@@ -361,10 +361,11 @@ def test_training_curves_are_thinned_means_of_the_steps(tmp_path: Path) -> None:
     assert max(found.loss) <= max(losses)
 
 
-def test_damaged_metrics_lines_are_skipped(tmp_path: Path) -> None:
+def test_a_run_with_damaged_metrics_is_excluded_and_one_without_metrics_has_no_curve(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     with (study / "runs" / "B0" / "metrics.jsonl").open("a") as file:
         file.write('{"event": "train", "tokens": null}\n[1]\n{"event": "train", "tokens": 2e9, "train_secon')
     (study / "runs" / "RAALL0" / "metrics.jsonl").unlink()
     drawn = specified(page(study))["training"]["data"]
-    assert [trace["name"] for trace in drawn] == ["B", "RAEARLY", "RALATE", "RALEARN"]
+    assert [trace["name"] for trace in drawn] == ["RAEARLY", "RALATE", "RALEARN"]
+    assert "metrics.jsonl: number of train lines is 302; progress.iterations gives 300" in page(study)

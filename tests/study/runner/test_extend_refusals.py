@@ -47,7 +47,7 @@ def test_an_unfinished_run_is_named(finished: Place, status: str) -> None:
 
 def test_a_missing_run_is_named(finished: Place) -> None:
     finished.settings = dataclasses.replace(finished.settings, seeds=2)
-    assert "B1 is missing" in finished.refusal()
+    assert "B1/run.json does not exist; fix: `make`" in finished.refusal()
 
 
 def test_a_run_outside_the_configuration_is_extended_with_the_others(finished: Place) -> None:

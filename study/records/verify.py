@@ -1,0 +1,83 @@
+"""Verify a study's folder: plan, attention maps, records, side files and checkpoints. Needs no torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.artifacts import checkpoint, run_record
+from gpt2.artifacts.seal import read_sealed
+from gpt2.system.errors import UserError
+from study.records import plan_file
+from study.records.integrity import disagreements
+from study.records.lengths import saved_counts, saved_name
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A file of the study or a run: what was checked, and a message for everything that does not agree."""
+
+    name: str
+    checked: list[str]
+    problems: list[str]
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        agrees = f"agrees ({', '.join(self.checked)})"
+        return f"{self.name}: {'; '.join(self.problems) or agrees}"
+
+
+def verify_study(study_dir: Path) -> list[Verified]:
+    """Verify the study's own files, then every run."""
+    plans = [plan_file.FILE, *(f"plan-{count}.json" for count in saved_counts(study_dir, "plan"))]
+    rows = [
+        Verified(name, ["plan"], _errors(functools.partial(plan_file.read, study_dir, name)))
+        for name in plans
+    ]
+    if (study_dir / "attention.json").exists():
+        rows.append(
+            Verified(
+                "attention.json",
+                ["seal"],
+                _errors(functools.partial(read_sealed, study_dir / "attention.json")),
+            )
+        )
+    return [*rows, *(_verify_run(folder) for folder in sorted((study_dir / "runs").glob("*/")))]
+
+
+def _verify_run(folder: Path) -> Verified:
+    """Verify the record, also those of shorter lengths, with the files that belong to it, and the checkpoints."""
+    checked, problems = [], []
+    for count in (None, *saved_counts(folder, "run")):
+        name = "run.json" if count is None else f"run-{count}.json"
+        try:
+            record = run_record.load(folder, name)
+        except run_record.RecordError as error:
+            problems.append(str(error))
+            continue
+        checked.append(f"{name} {record.status}{', sealed' if record.seal else ''}")
+        problems += disagreements(record, functools.partial(_file, folder, count), full=True)
+    for name in ("memory.json", "attention.json"):
+        if (folder / name).exists():
+            checked.append(name)
+            problems += _errors(functools.partial(read_sealed, folder / name))
+    states = [path for kind in run_record.CHECKPOINTS for path in sorted(folder.glob(f"{kind}*/"))]
+    found = [path for state in states for path in checkpoint.complete(state)]
+    for path in found:
+        problems += _errors(functools.partial(checkpoint.verify, path))
+    return Verified(folder.name, [*checked, f"checkpoints {len(found)}"], problems)
+
+
+def _file(folder: Path, count: int | None, name: str) -> Path:
+    return folder / name if count is None else saved_name(folder / name, count)
+
+
+def _errors(work: Callable[[], object]) -> list[str]:
+    try:
+        work()
+    except UserError as error:
+        return [str(error)]
+    return []
