@@ -71,7 +71,7 @@ bench: setup-core  ## Speed and memory; or SUITE=growth|evaluation|profile|loss_
 	@$(INTERPRETER) -m scripts.bench
 
 card: setup-core  ## Check this card: kernels, gradients, a stopped study, memory, speed (ten minutes) [OUT=folder]
-	@$(INTERPRETER) -m scripts.card
+	@$(INTERPRETER) -m bench.card
 
 memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]
 	@$(INTERPRETER) -m scripts.memory

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.card import __main__ as script
 from bench.card import gates, kernels, run
 from bench.card.checks import Card, Check, NotRunError, Question, judge
 from bench.cases import Sizes
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware.resolve import resolve
-from scripts import card as script
 
 
 def agrees(card: Card) -> Iterator[Check]:

@@ -274,7 +274,7 @@ def test_a_study_of_control_arms_alone_has_no_verdict(tmp_path: Path) -> None:
 
 def test_different_commits_devices_and_uncommitted_changes_are_reported(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    lacking, unsealed = build.build_report(study).notes  # its runs have no metrics.jsonl
+    unsealed, lacking = build.build_report(study).notes  # its runs have no metrics.jsonl
     assert lacking.startswith("metrics.jsonl is missing")
     assert unsealed.startswith("15 of 15 counted records have no checksum")
     edit(study, "B0", commit="d" * 40, dirty=True, target={"device": "another"})
