@@ -98,7 +98,7 @@ def test_a_damaged_run_counts_in_no_mean_and_is_named_on_the_first_screen(study:
         words = " ".join(text.replace("\\", "").split())
         for said in ("RALATE1 counts in no mean and no verdict: metrics.jsonl: SHA-256 is ",
                      "RALEARN1 counts in no mean and no verdict", "RALEARN1/run.json was altered",
-                     "fix: restore the files from a copy, or delete the run's folder and run"):  # fmt: skip
+                     "fix: restore the files from a copy, or delete the run"):  # fmt: skip
             assert said in words[max(0, words.find("<main")) :][:4000], said
         assert "2 of 15 runs are not counted: RALEARN1 (unreadable), RALATE1 (damaged)" in words
 
