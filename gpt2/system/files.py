@@ -32,10 +32,13 @@ def quarantine(path: Path) -> Path:
     """Move a damaged file into the folder damaged/ beside it, under a free name. Returns the new path."""
     folder = path.parent / "damaged"
     folder.mkdir(exist_ok=True)
+    return path.rename(unused(folder / path.name))
+
+
+def unused(path: Path) -> Path:
+    """Return the first of path, path.2, path.3, ... that does not exist."""
     names = (path.name if number == 1 else f"{path.name}.{number}" for number in itertools.count(1))
-    moved = next(folder / name for name in names if not (folder / name).exists())
-    path.rename(moved)
-    return moved
+    return next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -8,41 +8,40 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.artifacts import run_record
 from study.records import plan_file
+from study.records.plan_file import PlanRow
 
 ENOUGH_SEEDS = 3  # complete seeds from which a report shows the longer runs
 
 
 @dataclass(frozen=True)
 class Length:
-    """One length of a study. iterations: of each variant's runs; plan: the name of its plan file."""
+    """One length of a study. plan: the name of its plan file. text: its iterations."""
 
-    iterations: dict[str, int]
-    plan: str = plan_file.FILE
-
-    @property
-    def text(self) -> str:
-        return ", ".join(str(count) for count in dict.fromkeys(self.iterations.values()))
+    rows: Mapping[str, PlanRow]
+    plan: str
+    text: str
 
     def record(self, run_dir: Path) -> tuple[run_record.RunRecord, int | None]:
-        """The run's record at this length and the count under which it is saved, or run.json and None.
+        """Return the run's record at this length and the count under which it is saved, or run.json and None.
 
         Raises RecordError if run.json cannot be read.
         """
         record = run_record.load(run_dir)
-        count = self.iterations.get(record.variant)
-        if count is not None and (run_dir / f"run-{count}.json").exists():
-            return run_record.load(run_dir, f"run-{count}.json"), count
+        row = self.rows.get(record.variant)
+        if row and (run_dir / f"run-{row.iterations}.json").exists():
+            return run_record.load(run_dir, f"run-{row.iterations}.json"), row.iterations
         return record, None
 
     def has_finished(self, record: run_record.RunRecord) -> bool:
-        """Whether the record is of a finished run of this length."""
-        planned = record.schedule.iterations if record.schedule else None
-        return record.status == "finished" and planned == self.iterations.get(record.variant)
+        """Return whether the record is of a finished run of this length."""
+        row = self.rows.get(record.variant)
+        return record.status == "finished" and row is not None and record.planned_iterations == row.iterations
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def _read(study_dir: Path, name: str) -> Length | None:
         plan = plan_file.read(study_dir, name)
     except plan_file.PlanFileError:
         return None
-    return Length({variant: row.iterations for variant, row in plan.variants.items()}, name) if plan else None
+    return Length(plan.variants, name, plan.counts) if plan else None
 
 
 def _finished(study_dir: Path, length: Length) -> dict[int, set[str]]:

@@ -93,6 +93,18 @@ class Plan(JsonObject):
             if row.tokens != expected:
                 raise InvalidJsonError(f"{name} has {row.tokens} tokens; its iterations have {expected}")
 
+    @property
+    def counts(self) -> str:
+        """The distinct iterations of the variants, as in "10, 12"."""
+        return ", ".join(
+            str(count) for count in dict.fromkeys(row.iterations for row in self.variants.values())
+        )
+
+    @property
+    def largest_count(self) -> int:
+        """The iterations of the longest run."""
+        return max(row.iterations for row in self.variants.values())
+
     def planned_seconds(self, variant: str) -> float | None:
         """Training seconds of one run of the variant; None where no step of its class was timed."""
         row = self.variants[variant]

@@ -1,7 +1,7 @@
 """Extend finished runs, and undo an extension.
 
-Under "wsd" the learning rates of a run of N iterations are those of every longer run until N's decay begins, if the
-warm-up has as many iterations. That state is saved in <run>/stable. Under a cosine there is no such state.
+A run of N iterations with the schedule "wsd" has the learning rates of every longer run until its decay begins, if the
+warm-ups are equal. That state is saved in <run>/stable. A cosine schedule has no such state.
 
     plan.json       the new counts; `extended` times the first budget. Written first: it decides the length
     plan-N.json     the plan before; N is its largest count
@@ -13,24 +13,25 @@ warm-up has as many iterations. That state is saved in <run>/stable. Under a cos
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from gpt2.artifacts import checkpoint, run_record
+from gpt2.artifacts.run_record import RunRecord
+from gpt2.artifacts.typed_json import JsonObject, read_file
 from gpt2.config.config import Config, OptimizerConfig
 from gpt2.system import files
 from gpt2.system.errors import UserError
+from gpt2.system.read_files import DamagedFileError, read_bytes
 from gpt2.train.optimizer import decay_start
 from study.records import plan_file
 from study.records.integrity import REMEDY, disagreements
 from study.records.lengths import saved_counts, saved_name
-from study.records.plan_file import Plan, PlanRow
+from study.records.plan_file import Plan, PlanBudget
 from study.runner.plan import extended_row
 from study.runner.preconditions import locked, refuse_another_configuration, require_space
 from study.runner.settings import StudySettings
@@ -38,53 +39,83 @@ from study.runner.settings import StudySettings
 DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 SAVED = (*run_record.SIDE_FILES, "run.json")  # run.json last: it marks the end
 END_RESULTS = ("hellaswag.json", "validation_windows.json")  # only a finished run has them
-UNDO = "undo.json"  # {"previous": the plan file to restore, "into": the folder for the longer results}
+
+UNDO = "undo.json"
 
 
 class ExtendError(UserError, RuntimeError):
     """The runs cannot be extended, or the extension cannot be undone."""
 
 
+@dataclass(frozen=True)
+class Undo(JsonObject):
+    """The content of undo.json. previous: name of the plan to restore. into: name of the folder for longer results."""
+
+    previous: str
+    into: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"plan-[0-9]+\.json", self.previous) or not re.fullmatch(
+            r"undone-[0-9.]+", self.into
+        ):
+            raise ValueError(f"{self.previous!r} and {self.into!r} are not the names of a plan and a folder")
+
+
 def parse_factor(text: str) -> Fraction:
-    """Read FACTOR as an exact fraction."""
+    """Return FACTOR as an exact fraction."""
     if not DECIMAL.fullmatch(text) or Fraction(text) <= 1:
-        raise ExtendError(f"FACTOR={text} does not extend a run; fix: a decimal above 1, such as FACTOR=2")
+        raise ExtendError(
+            f"FACTOR={text} does not extend a run; fix: use a decimal above 1, such as FACTOR=2"
+        )
     return Fraction(text)
 
 
 def extend(config: Config, settings: StudySettings, config_text: str, factor: Fraction) -> list[str]:
     """Plan every run `factor` times as long, and set the finished runs back to the start of their decay.
 
-    Returns messages, a line each. ExtendError before any change if an extension is not valid.
+    Returns messages, a line each. Raises ExtendError before any change if the extension is not valid.
     """
     directory = settings.results_dir / settings.name
     refuse_another_configuration(directory, config_text)
-    _refuse_cosine(config.optimizer)
+    if config.optimizer.schedule == "cosine":
+        raise ExtendError(
+            "a cosine schedule cannot be extended: it ended at its count, and another count has other learning rates "
+            "from the first step; fix: choose a new CONFIG_STUDY_NAME with CONFIG_SCHEDULE_WSD=y or with a larger "
+            "CONFIG_GPT2_MAX_TIME, _TOKENS or _ITERS"
+        )
     plan = _existing_plan(directory)
     with locked(directory):
-        if (directory / UNDO).exists():
-            raise ExtendError(
-                f"undoing the last extension of {directory} was interrupted; fix: `make extend UNDO=1`"
-            )
-        pending = _behind(directory, plan)
-        if pending:
-            names = ", ".join(path.name for path in pending)
-            raise ExtendError(
-                f"the last extension was interrupted before {names}; fix: `make`, which completes it"
-            )
-        runs = _runs(directory, settings)
-        before = {name: row.iterations for name, row in plan.variants.items()}
-        for folder in runs:
-            _refuse_run(folder, plan, config.optimizer)
+        _refuse_interrupted(directory, plan)
+        configured = [
+            directory / "runs" / run_record.run_name(name, seed)
+            for seed in range(settings.seeds)
+            for name in settings.variants
+        ]
+        others = [folder for folder in _finished(directory) if folder not in configured]
+        variants = [_variant_to_extend(folder, plan, config.optimizer) for folder in (*configured, *others)]
         longer = _longer(plan, config, factor)
-        counts = [longer.variants[run_record.load(folder).variant].iterations for folder in runs]
+        counts = [longer.variants[name].iterations for name in variants]
         require_space(directory, config.model, counts, config.optimizer.schedule)
-        saved = directory / f"plan-{max(before.values())}.json"
-        files.write_text(saved, (directory / "plan.json").read_text(encoding="utf-8"))
+        saved = directory / f"plan-{plan.largest_count}.json"
+        files.write_bytes(saved, read_bytes(directory / plan_file.FILE))
         plan_file.write(directory, longer)  # from here on the study is extended
-        for folder in _behind(directory, longer):
-            _set_back(folder)
-    return _extended_messages(directory, settings, runs, before, longer)
+        _set_back_finished(directory, longer)
+    names = ", ".join(folder.name for folder in others)
+    changes = (
+        f"{name} {row.iterations} -> {longer.variants[name].iterations}"
+        for name, row in plan.variants.items()
+    )
+    return [
+        *(
+            [f"set back, but not continued by `make`, because .config does not name them: {names}"]
+            if others
+            else []
+        ),
+        f"{settings.name}: {len(variants)} runs are planned for {longer.extended:g} times the first budget; "
+        f"iterations: {', '.join(changes)}",
+        "`make` continues each run from the start of its decay. The shorter results are saved: run-N.json, "
+        "checkpoint-N/, and plan-N.json of the study. `make extend UNDO=1` restores them.",
+    ]
 
 
 def finish_extension(directory: Path) -> None:
@@ -98,15 +129,14 @@ def finish_extension(directory: Path) -> None:
         return
     if plan and _behind(directory, plan):
         with locked(directory):
-            for folder in _behind(directory, plan):
-                _set_back(folder)
+            _set_back_finished(directory, plan)
 
 
 # ---- undo
 
 
 def undo(settings: StudySettings) -> list[str]:
-    """Restore the plan and the runs of before the last extension. Returns messages, a line each.
+    """Restore the plan and the runs from before the last extension. Returns messages, a line each.
 
     Results beyond that length move to undone-M/, M the largest count of the plan that is undone.
     """
@@ -117,12 +147,13 @@ def undo(settings: StudySettings) -> list[str]:
             previous = saved_counts(directory, "plan")
             if not previous:
                 raise ExtendError(f"{directory} has not been extended, so there is no extension to undo")
-            count = max(row.iterations for row in plan.variants.values())
-            into = _unused(directory / f"undone-{count}")
-            entries = {"previous": f"plan-{previous[-1]}.json", "into": into.name}
-            files.write_json(directory / UNDO, entries)  # from here on the extension is being undone
+            into = files.unused(directory / f"undone-{plan.largest_count}")
+            entries = Undo(f"plan-{previous[-1]}.json", into.name)
+            files.write_json(
+                directory / UNDO, entries.to_json()
+            )  # from here on the extension is being undone
         into, restored = _complete_undo(directory)
-    messages = [f"{settings.name}: the extension was undone; iterations: {_counts(restored.variants)}"]
+    messages = [f"{settings.name}: the extension was undone; iterations: {restored.counts}"]
     if into.exists():
         messages.append(
             f"the longer results are in {into}; `make report STUDY={into}` shows those that are finished"
@@ -132,66 +163,55 @@ def undo(settings: StudySettings) -> list[str]:
 
 def _complete_undo(directory: Path) -> tuple[Path, Plan]:
     """Restore every run, then the plan. Each step can be interrupted and repeated."""
-    entries = json.loads((directory / UNDO).read_text(encoding="utf-8"))
-    into, previous = directory / entries["into"], directory / entries["previous"]
+    try:
+        entries = read_file(Undo, directory / UNDO)
+    except DamagedFileError as error:
+        raise ExtendError(
+            f'{error}; fix: write {{"previous": "plan-N.json", "into": "undone-M"}} into it, N the count to restore, '
+            "M the count to undo"
+        ) from error
+    into, previous = directory / entries.into, directory / entries.previous
     if previous.exists():
         plan = _existing_plan(directory, previous.name)
         for folder in sorted((directory / "runs").glob("*/")):
             _restore(folder, plan, into)
         if into.exists():
-            for name in ("plan.json", "config", "expected.json"):
+            for name in (plan_file.FILE, "config", "expected.json"):
                 if (directory / name).exists():
                     shutil.copyfile(directory / name, into / name)
-        previous.replace(directory / "plan.json")
+        previous.replace(directory / plan_file.FILE)
     (directory / UNDO).unlink()
     return into, _existing_plan(directory)
 
 
 def _restore(folder: Path, plan: Plan, into: Path) -> None:
-    """Restore the run to its length in `plan`; move what it has beyond that length to `into`."""
+    """Restore the run to its length in `plan`; move its longer results to `into`."""
     record, counts = _record(folder), saved_counts(folder, "run")
     row = plan.variants.get(record.variant) if record else None
-    if (
-        record
-        and row
-        and record.schedule
-        and record.schedule.iterations == row.iterations
-        and (record.status == "finished" or not counts)
-    ):
-        return  # restored already, or not yet set back
+    has_length = record and row and record.planned_iterations == row.iterations
+    if record and has_length and (record.status == "finished" or not counts):
+        return  # restored before, or never set back
     beyond = into / "runs" / folder.name
     if not counts:  # it was started after the extension
         beyond.parent.mkdir(parents=True, exist_ok=True)
         folder.rename(beyond)
         return
     count = counts[-1]
-    saved_stable = (folder / f"stable-{count}").exists()
+    states = ["checkpoint", *(["stable"] if (folder / f"stable-{count}").exists() else [])]
     if (folder / "run.json").exists() and ((folder / "checkpoint").exists() or beyond.exists()):
         beyond.mkdir(parents=True, exist_ok=True)
         if (folder / "config").exists():
             shutil.copyfile(folder / "config", beyond / "config")
-        states = ["checkpoint", *(["stable"] if saved_stable else [])]
-        for path in (folder / name for name in [*states, *SAVED]):
+        for path in (folder / name for name in (*states, *SAVED)):
             if path.exists() and path.name != "config":
                 path.rename(beyond / path.name)
     elif (folder / "run.json").exists():  # it has not continued beyond the shorter length
-        if saved_stable:
+        if "stable" in states:
             shutil.rmtree(folder / "stable", ignore_errors=True)
         (folder / "run.json").unlink()
-    for name in ("checkpoint", "stable", *SAVED):
-        saved = saved_name(folder / name, count)
-        if saved.exists():
-            saved.replace(folder / name)
-    (folder / "run.json").touch()  # the report of the longer runs is older than it
-
-
-def _unused(path: Path) -> Path:
-    """The path, or path.2, path.3, ...: the first that does not exist."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}.{number}")
-    return free
+    for path in (folder / name for name in ("checkpoint", "stable", *SAVED)):
+        if saved_name(path, count).exists():
+            saved_name(path, count).replace(path)
 
 
 # ---- checks and plans
@@ -204,68 +224,34 @@ def _existing_plan(directory: Path, name: str = plan_file.FILE) -> Plan:
     return plan
 
 
-def _refuse_cosine(optimizer: OptimizerConfig) -> None:
-    if optimizer.schedule == "cosine":
+def _refuse_interrupted(directory: Path, plan: Plan) -> None:
+    """Raise ExtendError if an extension, or the undoing of one, is incomplete."""
+    if (directory / UNDO).exists():
         raise ExtendError(
-            "a cosine schedule cannot be extended: it ended at its count, and another count has other learning rates "
-            "from the first step; fix: choose a new CONFIG_STUDY_NAME with CONFIG_SCHEDULE_WSD=y or with a larger "
-            "CONFIG_GPT2_MAX_TIME, _TOKENS or _ITERS"
+            f"undoing the last extension of {directory} was interrupted; fix: `make extend UNDO=1`"
+        )
+    behind = ", ".join(folder.name for folder in _behind(directory, plan))
+    if behind:
+        raise ExtendError(
+            f"the last extension was interrupted before {behind}; fix: `make`, which completes it"
         )
 
 
-def _extended_messages(
-    directory: Path, settings: StudySettings, runs: list[Path], before: dict[str, int], longer: Plan
-) -> list[str]:
-    """Messages after an extension, a line each."""
-    changes = ", ".join(
-        f"{name} {count} -> {longer.variants[name].iterations}" for name, count in before.items()
-    )
-    asked = _asked(directory, settings)
-    others = ", ".join(folder.name for folder in runs if folder not in asked)
-    aside = (
-        [f"set back but not continued by `make`, because .config does not ask for them: {others}"]
-        if others
-        else []
-    )
-    return [
-        *aside,
-        f"{settings.name}: {len(runs)} runs are planned for {longer.extended:g} times the first budget; "
-        f"iterations: {changes}",
-        "`make` continues each run from the start of its decay. The shorter results are saved: run-N.json, "
-        "checkpoint-N/, and plan-N.json of the study. `make extend UNDO=1` restores them.",
-    ]
-
-
-def _asked(directory: Path, settings: StudySettings) -> list[Path]:
-    """Folders of the runs that .config asks for."""
-    return [
-        directory / "runs" / run_record.run_name(name, seed)
-        for seed in range(settings.seeds)
-        for name in settings.variants
-    ]
-
-
-def _runs(directory: Path, settings: StudySettings) -> list[Path]:
-    """Folders of the runs that .config asks for, and of all other finished runs."""
-    asked = _asked(directory, settings)
-    return [*asked, *(path for path in _finished(directory) if path not in asked)]
-
-
-def _finished(directory: Path) -> dict[Path, run_record.RunRecord]:
-    """Records of the finished runs, by folder."""
-    found = {path: _record(path) for path in sorted((directory / "runs").glob("*/"))}
-    return {path: value for path, value in found.items() if value and value.status == "finished"}
-
-
-def _record(folder: Path) -> run_record.RunRecord | None:
+def _record(folder: Path) -> RunRecord | None:
     try:
         return run_record.load(folder)
     except run_record.RecordError:
         return None
 
 
-def _refuse_run(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> None:
-    """ExtendError if the run is not equal to a longer run up to the decay."""
+def _finished(directory: Path) -> dict[Path, RunRecord]:
+    """Return the records of the finished runs by folder."""
+    found = {path: _record(path) for path in sorted((directory / "runs").glob("*/"))}
+    return {path: record for path, record in found.items() if record and record.status == "finished"}
+
+
+def _variant_to_extend(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> str:
+    """Return the variant of a run. Raises ExtendError if the run is not equal to a longer run up to its decay."""
     try:
         record = run_record.load(folder)
     except run_record.RecordError as error:
@@ -278,10 +264,9 @@ def _refuse_run(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> None:
     if damage:
         raise ExtendError(f"{folder} is damaged: {'; '.join(damage)}; {REMEDY}")
     row = plan.variants.get(record.variant)
-    planned = record.schedule.iterations if record.schedule else None
-    if row is None or planned != row.iterations:
+    if row is None or record.planned_iterations != row.iterations:
         raise ExtendError(
-            f"{folder.name} was planned with {planned} iterations, plan.json has "
+            f"{folder.name} was planned with {record.planned_iterations} iterations, plan.json has "
             f"{row.iterations if row else 'none'}; fix: restore the run's plan, or choose a new CONFIG_STUDY_NAME"
         )
     if record.truncated:
@@ -289,25 +274,22 @@ def _refuse_run(folder: Path, plan: Plan, optimizer: OptimizerConfig) -> None:
             f"a time limit cut {folder.name} before its {row.iterations} iterations; fix: choose a new "
             "CONFIG_STUDY_NAME without CONFIG_GPT2_HARD_LIMIT"
         )
-    _refuse_stable(folder, decay_start(row.iterations, optimizer.decay_fraction, row.warmup_iterations or 0))
-
-
-def _refuse_stable(folder: Path, iteration: int) -> None:
-    """ExtendError if there is no valid checkpoint of `iteration`, the start of the decay."""
-    fix = "choose a new CONFIG_STUDY_NAME with a larger budget"
-    found = [path for path in checkpoint.complete(folder / "stable") if path.name == f"{iteration:08d}"]
+    start = decay_start(row.iterations, optimizer.decay_fraction, row.warmup_iterations or 0)
+    fix = "fix: choose a new CONFIG_STUDY_NAME with a larger budget"
+    found = [path for path in checkpoint.complete(folder / "stable") if path.name == f"{start:08d}"]
     if not found:
         raise ExtendError(
-            f"{folder / 'stable'} has no checkpoint of iteration {iteration}, where the decay began; fix: {fix}"
+            f"{folder / 'stable'} has no checkpoint of iteration {start}, where the decay began; {fix}"
         )
     try:
         checkpoint.load(found[0])
     except checkpoint.CheckpointError as error:
-        raise ExtendError(f"{folder.name} cannot continue: {error}; fix: {fix}") from error
+        raise ExtendError(f"{folder.name} cannot continue: {error}; {fix}") from error
+    return record.variant
 
 
 def _longer(plan: Plan, config: Config, factor: Fraction) -> Plan:
-    """The plan with `factor` times the counts, computed from the counts of the first budget."""
+    """Return the plan with `factor` times the counts, computed from the counts of the first budget."""
     total = Fraction(str(plan.extended or 1)) * factor
     rows = {name: extended_row(row, total) for name, row in plan.variants.items()}
     for name, row in rows.items():
@@ -316,48 +298,44 @@ def _longer(plan: Plan, config: Config, factor: Fraction) -> Plan:
             raise ExtendError(
                 f"FACTOR={float(factor):g} adds no iteration to the {before} of {name}; fix: a larger FACTOR"
             )
-    budget: dict[str, Any] = {
-        name: float(value * total) if (value * total) % 1 else int(value * total)
-        for name, value in dataclasses.asdict(config.budget).items()
-    }
-    note = (
-        f"extended to {float(total):g} times the first budget: each run continued from the start of its decay "
-        f"(from {_counts(plan.variants)} to {_counts(rows)} iterations), with the first budget's warm-up"
-    )
-    return dataclasses.replace(
+    limits = {name: Fraction(value) * total for name, value in dataclasses.asdict(config.budget).items()}
+    whole = {name: int(limit) if limit.denominator == 1 else float(limit) for name, limit in limits.items()}
+    longer = dataclasses.replace(
         plan,
         extended=float(total),
         variants=rows,
-        budget=dataclasses.replace(plan.budget, **budget),
-        notes=(*plan.notes, note),
+        budget=PlanBudget(**whole, equal_time=plan.budget.equal_time),
     )
+    note = (
+        f"extended to {float(total):g} times the first budget: each run continued from the start of its decay "
+        f"(from {plan.counts} to {longer.counts} iterations), with the first budget's warm-up"
+    )
+    return dataclasses.replace(longer, notes=(*plan.notes, note))
 
 
-def _counts(rows: Mapping[str, PlanRow]) -> str:
-    return ", ".join(str(count) for count in dict.fromkeys(row.iterations for row in rows.values()))
+# ---- the runs
 
 
-def _behind(directory: Path, plan: Plan) -> list[Path]:
-    """Folders of the runs that are finished at a count of before the extension."""
-    if plan.extended is None:
-        return []
-    return [
-        folder
-        for folder, record in _finished(directory).items()
+def _behind(directory: Path, plan: Plan) -> dict[Path, RunRecord]:
+    """Return the finished runs with fewer iterations than an extended plan has."""
+    return {
+        folder: record
+        for folder, record in (_finished(directory) if plan.extended is not None else {}).items()
         if record.variant in plan.variants
-        and record.schedule
-        and record.schedule.iterations < plan.variants[record.variant].iterations
-    ]
+        and 0 < (record.planned_iterations or 0) < plan.variants[record.variant].iterations
+    }
 
 
-def _set_back(folder: Path) -> None:
+def _set_back_finished(directory: Path, plan: Plan) -> None:
+    for folder, record in _behind(directory, plan).items():
+        _set_back(folder, record, record.planned_iterations or 0)
+
+
+def _set_back(folder: Path, record: RunRecord, count: int) -> None:
     """Save the finished run under names with its count. Its next process begins at stable/.
 
-    run.json says "finished" until the end, so that each step can be interrupted and repeated.
+    run.json has the status "finished" until the end, so that each step can be interrupted and repeated.
     """
-    record = run_record.load(folder)
-    assert record.schedule  # _behind read it
-    count = record.schedule.iterations
     for path in (folder / name for name in SAVED):
         if path.exists():
             files.write_bytes(saved_name(path, count), path.read_bytes())
@@ -365,22 +343,19 @@ def _set_back(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     if (folder / "checkpoint").exists():
         (folder / "checkpoint").rename(folder / f"checkpoint-{count}")
-    _link_tree(folder / "stable", folder / f"stable-{count}")
+    stable = folder / f"stable-{count}"
+    if (folder / "stable").exists() and not stable.exists():
+        temporary = folder / f".stable-{count}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(folder / "stable", temporary, copy_function=_link)
+        temporary.rename(stable)
     note = f"finished at {count} iterations and extended; that record is run-{count}.json"
     behind = dataclasses.replace(record, status="interrupted", notes=(*record.notes, note))
     run_record.write(folder, behind)
 
 
-def _link_tree(source: Path, target: Path) -> None:
-    """Copy a folder whose files are never changed by hard links, where the file system has them."""
-    if source.exists() and not target.exists():
-        temporary = target.with_name(f".{target.name}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(source, temporary, copy_function=_link)
-        temporary.rename(target)
-
-
 def _link(source: str, target: str) -> None:
+    """Make a hard link, or a copy where the file system has no hard links. Files of a checkpoint never change."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,7 +1,12 @@
 """A study of very small runs that is made longer, in this process; and all that must agree to the last bit."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
+import shutil
+from collections.abc import Callable
+from copy import copy as copies
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import resolve
 from gpt2.system import files
-from gpt2.system.signals import Stop
+from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.trainer import Run
 from ra.settings import AlternationSettings
@@ -85,6 +90,57 @@ class Place:
     def alter(self, name: str = "B", **entries: Any) -> None:
         seen = run_record.load(self.folder(name))
         run_record.write(self.folder(name), run_record.from_json(seen.to_json() | entries))
+
+
+def interrupt_at_every_step(
+    place: Place, folder: Path, action: Callable[[Place], object], complete: Callable[[Place], object]
+) -> int:
+    """Interrupt `action` at its first step, at its second, ... and complete it. Returns the number of steps.
+
+    A step is a write, a removal or a renaming. Each time the files must be those of an action without interruption.
+    The study is copied into subfolders of `folder`.
+    """
+
+    def copy(number: int) -> Place:
+        copied = copies(place)
+        copied.settings = dataclasses.replace(place.settings, results_dir=folder / f"copy{number}")
+        copied.directory = folder / f"copy{number}" / place.directory.name
+        shutil.copytree(place.directory, copied.directory)
+        return copied
+
+    whole = copy(0)
+    action(whole)
+    for number in itertools.count(1):
+        left = number
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    raise Interrupted("SIGKILL")
+                return function(*arguments, **named)
+
+            return call
+
+        cut = copy(number)
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Interrupted):
+            for owner, names in STEPS.items():
+                for name in names:
+                    patch.setattr(owner, name, counted(getattr(owner, name)))
+            action(cut)
+            return number - 1
+        complete(cut)
+        assert contents(cut.directory) == contents(whole.directory), number
+        shutil.rmtree(cut.directory)
+    raise AssertionError
+
+
+STEPS: dict[Any, tuple[str, ...]] = {
+    files: ("write_bytes",),
+    shutil: ("copyfile", "copytree", "rmtree"),
+    Path: ("unlink", "rename", "replace", "mkdir"),
+}
 
 
 def contents(directory: Path) -> dict[str, bytes]:

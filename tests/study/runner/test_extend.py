@@ -1,22 +1,26 @@
 """Runs that are made longer: the same bits as runs that were so long from the start, and nothing lost."""
 
-import contextlib
 import dataclasses
 import shutil
-from copy import copy as copies
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpt2.artifacts import checkpoint, run_record
-from gpt2.system import files
-from gpt2.system.signals import Interrupted
 from study.report import build
-from study.runner import extend as extending
 from study.runner.extend import finish_extension
 from tests.small_runs import StopAfter, same
-from tests.study.extended import FIRST, START, WARMUP, Place, configuration, contents, outcome
+from tests.study.extended import (
+    FIRST,
+    START,
+    WARMUP,
+    Place,
+    configuration,
+    contents,
+    interrupt_at_every_step,
+    outcome,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -117,67 +121,19 @@ def test_factors_multiply_and_count_from_the_first_budget(finished: Place) -> No
     ]
 
 
-def test_an_extension_that_is_cut_off_is_completed_before_anything_runs(
-    finished: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = extending._set_back, []
+def test_an_extension_can_be_interrupted_at_every_step_and_completed(finished: Place, tmp_path: Path) -> None:
+    refused = []
 
-    def cut_off(folder: Path) -> None:
-        calls.append(folder)
-        if len(calls) == 2:
-            raise Interrupted("SIGKILL")
-        real(folder)
-
-    monkeypatch.setattr(extending, "_set_back", cut_off)
-    with pytest.raises(Interrupted):
-        finished.extend()
-    assert "`make`" in finished.refusal()
-    monkeypatch.setattr(extending, "_set_back", real)
-    finish_extension(finished.directory)
-    assert {run_record.load(finished.folder(name)).status for name in ("B", "RALEARN")} == {"interrupted"}
-    before = contents(finished.directory)
-    finish_extension(finished.directory)
-    assert contents(finished.directory) == before
-
-
-def test_an_extension_can_be_cut_off_at_every_step_and_begun_again(
-    finished: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each write, removal and renaming is a step; what comes of it in the end is that of one that was not cut off."""
-
-    def copy(number: int) -> Place:
-        made = copies(finished)
-        made.settings = dataclasses.replace(finished.settings, results_dir=tmp_path / f"copy{number}")
-        made.directory = tmp_path / f"copy{number}" / "s"
-        shutil.copytree(finished.directory, made.directory)
-        return made
-
-    whole = copy(0)
-    whole.extend()
-    for cut_at in range(1, 100):
-        place, steps = copy(cut_at), []
-
-        def counted(function: Any, steps: list[str] = steps, cut_at: int = cut_at) -> Any:
-            def call(*arguments: Any, **named: Any) -> Any:
-                steps.append(function.__name__)
-                if len(steps) == cut_at:
-                    raise Interrupted("SIGKILL")
-                return function(*arguments, **named)
-
-            return call
-
-        with monkeypatch.context() as patch, contextlib.suppress(Interrupted):
-            patch.setattr(files, "write_text", counted(files.write_text))
-            patch.setattr(Path, "unlink", counted(Path.unlink))
-            patch.setattr(Path, "rename", counted(Path.rename))
+    def complete(place: Place) -> None:
+        if place.plan().extended is None:
             place.extend()
-            break
-        if place.plan().extended is not None:
-            finish_extension(place.directory)
-        else:
-            place.extend()
-        assert contents(place.directory) == contents(whole.directory)
-    assert cut_at > 15
+            return
+        if not refused:
+            refused.append(place.refusal())
+        finish_extension(place.directory)
+
+    assert interrupt_at_every_step(finished, tmp_path, Place.extend, complete) > 15
+    assert "interrupted before B0, RALEARN0; fix: `make`, which completes it" in refused[0]
 
 
 def test_the_hard_limit_grows_with_the_factor(tmp_path: Path, texts: Path) -> None:

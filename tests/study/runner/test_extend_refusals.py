@@ -52,7 +52,7 @@ def test_a_missing_run_is_named(finished: Place) -> None:
 
 def test_a_run_outside_the_configuration_is_extended_with_the_others(finished: Place) -> None:
     finished.settings = dataclasses.replace(finished.settings, variants=("B",))
-    assert finished.extend()[0].endswith("because .config does not ask for them: RALEARN0")
+    assert finished.extend()[0].endswith("because .config does not name them: RALEARN0")
     assert run_record.load(finished.folder("RALEARN")).status == "interrupted"
 
 

@@ -1,24 +1,18 @@
 """An extension can be undone: every file of before is restored, and nothing of the longer runs is lost."""
 
-import contextlib
-import dataclasses
 import json
-import os
-import shutil
-from copy import copy as copies
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpt2.artifacts import run_record
 from gpt2.system import files
-from gpt2.system.signals import Interrupted
-from study.report import build
+from study.attention.data import InputText, write_study
+from study.report import build, write
 from study.runner.extend import ExtendError, finish_extension, undo
 from study.runner.preconditions import StudyError, locked
 from tests.small_runs import StopAfter, same
-from tests.study.extended import FIRST, Place, contents, outcome
+from tests.study.extended import FIRST, Place, contents, interrupt_at_every_step, outcome
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -109,61 +103,44 @@ def test_an_extension_is_not_undone_while_the_study_is_running(finished: Place) 
     assert contents(finished.directory) == before
 
 
-def test_undoing_can_be_interrupted_at_every_step_and_completed(
-    finished: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each write, removal, renaming and replacement is a step. B continued beyond the old length, RALEARN did not."""
+def test_undoing_can_be_interrupted_at_every_step_and_completed(finished: Place, tmp_path: Path) -> None:
+    """B continued beyond the old length, RALEARN did not."""
     before = study_of(finished)
     finished.extend()
     finished.run("B", StopAfter(9))
 
-    def copy(number: int) -> Place:
-        made = copies(finished)
-        made.settings = dataclasses.replace(finished.settings, results_dir=tmp_path / f"copy{number}")
-        made.directory = tmp_path / f"copy{number}" / "s"
-        shutil.copytree(finished.directory, made.directory)
-        return made
-
-    whole = copy(0)
-    undo(whole.settings)
-    assert study_of(whole) == before
-    for cut_at in range(1, 100):
-        place, steps = copy(cut_at), []
-
-        def counted(function: Any, steps: list[str] = steps, cut_at: int = cut_at) -> Any:
-            def call(*arguments: Any, **named: Any) -> Any:
-                steps.append(function.__name__)
-                if len(steps) == cut_at:
-                    raise Interrupted("SIGKILL")
-                return function(*arguments, **named)
-
-            return call
-
-        with monkeypatch.context() as patch, contextlib.suppress(Interrupted):
-            patch.setattr(files, "write_text", counted(files.write_text))
-            patch.setattr(shutil, "copyfile", counted(shutil.copyfile))
-            patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
-            for name in ("unlink", "rename", "replace", "mkdir", "touch"):
-                patch.setattr(Path, name, counted(getattr(Path, name)))
-            undo(place.settings)
-            break
+    def complete(place: Place) -> None:
         if (place.directory / "undo.json").exists():
             finish_extension(place.directory)
         elif (place.directory / f"plan-{FIRST}.json").exists():  # interrupted before the first change
             undo(place.settings)
-        assert contents(place.directory) == contents(whole.directory)
-        shutil.rmtree(place.directory)
-    assert cut_at > 15
+
+    assert interrupt_at_every_step(finished, tmp_path, lambda place: undo(place.settings), complete) > 15
+    undo(finished.settings)
+    assert study_of(finished) == before
 
 
-def test_the_report_is_older_than_the_restored_records(finished: Place) -> None:
+def test_a_report_of_the_longer_runs_is_not_current_after_undoing(finished: Place) -> None:
     finished.extend()
     finished.run("B")
-    report = finished.directory / "report.json"
-    report.write_text("{}")
-    os.utime(report, ns=(0, (finished.folder("B") / "run.json").stat().st_mtime_ns))
+    write_study(finished.directory, [], InputText("nothing", 0))
+    write.write_report(finished.directory)
+    assert write.is_current(finished.directory)
     undo(finished.settings)
-    assert (finished.folder("B") / "run.json").stat().st_mtime_ns >= report.stat().st_mtime_ns
+    assert not write.is_current(finished.directory)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[", "{}", '{"previous": "plan.json", "into": "x"}', '{"previous": "plan-1.json", "into": "../x"}'],
+)
+def test_a_damaged_undo_file_is_named_and_nothing_changes(finished: Place, text: str) -> None:
+    finished.extend()
+    (finished.directory / "undo.json").write_text(text)
+    before = contents(finished.directory)
+    with pytest.raises(ExtendError, match=r"undo\.json cannot be read: .*; fix: write "):
+        undo(finished.settings)
+    assert contents(finished.directory) == before
 
 
 def test_the_commands_say_which_one_is_right(finished: Place) -> None:
