@@ -34,7 +34,6 @@ from ra.variants import variant
 WARM_UP_STEPS = 3  # compile and allocate
 SMALLEST = Shape("smallest", 1, 1, 8, 2)
 Step = Callable[[int], Any]  # takes an iteration
-Synchronise = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,8 @@ def prepare_case(shape: Shape, case: str, micro: int) -> PreparedCase:
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
     with kernels(case, resolved):
         if resolved.device == "cpu":
-            case_step(SMALLEST, case, 1, resolved)[0](
-                0
-            )  # loads torch's libraries, which are no memory of the case
+            load_libraries, _, _ = case_step(SMALLEST, case, 1, resolved)
+            load_libraries(0)  # they are no memory of the case
         meter = PeakMeter(resolved.device)
         step, flops, nanogpt_flops = case_step(shape, case, micro, resolved)
         for iteration in range(WARM_UP_STEPS):
