@@ -10,6 +10,8 @@ from pathlib import Path
 from gpt2.system.resource_errors import disk_full, explain_full_disk
 from gpt2.system.stdout import LastingOutput, printable
 
+INTERRUPTED = 130
+
 
 class UserError(Exception):
     """One line: the fact with its value, the consequence, and the fix."""
@@ -23,6 +25,7 @@ def one_line(error: BaseException) -> str:
 def run_command(main: Callable[[], int | None]) -> None:
     """Run a command's `main` and exit with its status. A UserError becomes one line on stderr and status 1.
 
+    Ctrl-C becomes one line and status INTERRUPTED, as in a shell.
     Everything that the command prints is escaped. It continues when the reader of its output ends, as in
     `make memory | head`.
     """
@@ -40,6 +43,9 @@ def run_command(main: Callable[[], int | None]) -> None:
             fact, fix = explain_full_disk(number, Path(error.filename or "."))
             print(f"error: {printable(fact)}; fix: {fix}", file=sys.stderr)
             status = 1
+        except KeyboardInterrupt:
+            print("stopped", file=sys.stderr)
+            status = INTERRUPTED
         finally:
             sys.stdout.flush()  # the last lines too may meet a closed pipe
     sys.exit(status or 0)

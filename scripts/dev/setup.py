@@ -166,7 +166,7 @@ def check_as_it_is(kind: str) -> None:
         )
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> None:
     """Install the packages of the kind in `arguments`, or with --as-it-is check them."""
     names = [argument for argument in arguments if argument != "--as-it-is"]
     if sys.version_info < OLDEST:
@@ -178,12 +178,7 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{names} is no kind of set-up; fix: use one of {', '.join(KINDS)}")
     if names[0] == "main" and not (ROOT / ".config").exists():
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
-    try:
-        (check_as_it_is if "--as-it-is" in arguments else install)(names[0])
-    except KeyboardInterrupt:
-        print("stopped; the next make continues the set-up", file=sys.stderr)
-        return 130
-    return 0
+    (check_as_it_is if "--as-it-is" in arguments else install)(names[0])
 
 
 if __name__ == "__main__":

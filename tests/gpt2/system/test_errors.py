@@ -1,5 +1,6 @@
-"""Commands: their exit status, and output whose reader ends early."""
+"""Commands: their exit status, Ctrl-C, and output whose reader ends early."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,22 @@ def test_a_command_continues_without_a_traceback_when_the_reader_of_its_output_e
         assert process.stderr.read() == ""
     assert process.returncode == status
     assert (tmp_path / "end").read_text() == "reached"
+
+
+def test_ctrl_c_is_one_line_and_the_status_of_a_shell(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND.format(lines=1, status=0)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline() == "first\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "stopped\n"
+    assert process.returncode == 130

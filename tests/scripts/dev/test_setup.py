@@ -86,7 +86,7 @@ def error_of(*arguments: str) -> str:
 
 
 def test_without_a_gpu_the_cpu_build_is_installed(machine: Machine) -> None:
-    assert setup.main(["main"]) == 0
+    setup.main(["main"])
     assert machine.calls() == [
         "-c ",
         "-c import torch",
@@ -115,7 +115,7 @@ def test_a_gpu_gets_the_matching_torch_build(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: str
 ) -> None:
     see(monkeypatch, kind)
-    assert setup.main(["main"]) == 0
+    setup.main(["main"])
     calls = machine.calls()
     assert wanted.format(python=setup.python()) in calls
     assert not any("+cpu" in call for call in calls)
@@ -123,7 +123,7 @@ def test_a_gpu_gets_the_matching_torch_build(
 
 def test_an_installed_torch_is_not_changed(machine: Machine) -> None:
     machine.refuse()
-    assert setup.main(["main"]) == 0
+    setup.main(["main"])
     assert not any("install torch" in call for call in machine.calls())
 
 
@@ -132,16 +132,16 @@ def test_an_installed_torch_is_not_changed(machine: Machine) -> None:
 
 def test_configuring_needs_only_kconfiglib_and_no_config(machine: Machine) -> None:
     (machine.root / ".config").unlink()
-    assert setup.main(["base"]) == 0
+    setup.main(["base"])
     assert machine.calls() == ["-c ", "-m pip install kconfiglib>=14.1,<15"]
 
 
 @pytest.mark.parametrize("what", ["base", "main", "dev"])
 def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixture[str], what: str) -> None:
-    assert setup.main([what]) == 0
+    setup.main([what])
     assert machine.calls()
     capsys.readouterr()
-    assert setup.main([what]) == 0
+    setup.main([what])
     assert machine.calls() == []
     assert capsys.readouterr().out == ""
 
@@ -172,7 +172,7 @@ def test_a_failed_installation_is_retried(machine: Machine, capsys: pytest.Captu
     assert "refused: -m pip" in capsys.readouterr().err
     machine.refuse()
     machine.calls()
-    assert setup.main(["base"]) == 0
+    setup.main(["base"])
     assert "-m pip install kconfiglib>=14.1,<15" in machine.calls()
 
 
@@ -239,27 +239,16 @@ def test_a_command_that_reads_no_config_is_set_up_without_one(command: str, kind
 
 def test_a_command_that_trains_no_run_needs_no_extras_of_the_configuration(machine: Machine) -> None:
     machine.configure("CONFIG_DATASET_TINYSTORIES=y", "CONFIG_WANDB=y")
-    assert setup.main(["core"]) == 0
+    setup.main(["core"])
     assert machine.calls()[-1] == "-m pip install numpy>=2.0,<3 kconfiglib>=14.1,<15"
     machine.configure("CONFIG_SEEDS=3")
-    assert setup.main(["main"]) == 0
+    setup.main(["main"])
     assert machine.calls() == []
 
 
 @pytest.mark.parametrize("arguments", [[], ["everything"], ["base", "main"]])
 def test_a_wrong_call_is_refused(arguments: list[str]) -> None:
     assert "one of base, core, main, dev" in error_of(*arguments)
-
-
-def test_ctrl_c_prints_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*arguments: str, **options: object) -> bool:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(setup, "pip", interrupted)
-    assert setup.main(["base"]) == 130
-    assert "stopped" in capsys.readouterr().err
 
 
 # -- PYTHON= ----------------------------------------------------------------------------------------------------
@@ -302,7 +291,7 @@ def test_with_as_it_is_and_all_packages_installed_nothing_is_printed(
 ) -> None:
     (modules / "absent_one.py").write_text("")
     (modules / "broken_one.py").write_text("")
-    assert setup.main(["--as-it-is", "main"]) == 0
+    setup.main(["--as-it-is", "main"])
     assert capsys.readouterr() == ("", "")
     assert machine.calls() == []
 
