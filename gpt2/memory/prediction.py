@@ -9,7 +9,8 @@ Assumptions for a GPU:
 - fused attention saves the same tensors as the CPU's fused kernel: q, k, v, the output, and one float32 statistic per
   row and head;
 - allocations are rounded up to 512 bytes;
-- library workspaces are WORKSPACE, and the attention kernel's is `attention_workspace`;
+- library workspaces are WORKSPACE, and the attention kernel's is `attention_workspace`, for cuDNN too (its size is
+  unknown without a card);
 - a compiled step allocates like an eager one, but its backward returns all weight gradients at once (see
   `hold_gradients`). torch.compile also fuses elementwise operations, so it needs less than predicted;
 - the CUDA context and memory that the allocator reserves beyond its peak are not counted. A plan leaves a margin.
