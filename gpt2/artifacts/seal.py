@@ -48,9 +48,12 @@ def read_sealed(path: Path) -> Any:
     content = read_bytes(path)
     value = parse_json(content, path)
     head, mark, rest = content.rpartition(MARK)
-    sealed = mark or (isinstance(value, dict) and "seal" in value)
-    if sealed and _digest(head + mark + rest[DIGITS:]).encode() != rest[:DIGITS]:
-        raise DamagedFileError(f"{path} was altered: its SHA-256 is not the one that it contains")
+    if mark or (isinstance(value, dict) and "seal" in value):
+        actual, recorded = _digest(head + mark + rest[DIGITS:]), rest[:DIGITS].decode(errors="replace")
+        if actual != recorded:
+            raise DamagedFileError(
+                f"{path} was altered: SHA-256 is {actual[:12]}; its seal has {recorded[:12]}"
+            )
     return value
 
 

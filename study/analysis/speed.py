@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ra.names import is_control_arm
@@ -60,16 +60,12 @@ def slopes(runs: Sequence[Run]) -> tuple[float, float] | None:
     Lines from each evaluation between half and nine tenths of the tokens to the end of the run, averaged over the
     runs. None where a run has no such evaluation or its loss rises.
     """
-    found = [_slopes(run) for run in runs]
+    found = []
+    for record in (run.record for run in runs):
+        end = record.progress.tokens
+        late = {tokens: loss for tokens, loss in losses(record).items() if end / 2 <= tokens <= SETTLED * end}
+        found.append([(loss - record.validation.loss) / math.log(end / at) for at, loss in late.items()])
     if not found or not all(found):
         return None
-    low, high = mean([min(values) for values in found]), mean([max(values) for values in found])
+    low, high = mean(list(map(min, found))), mean(list(map(max, found)))
     return (low, high) if low >= 0 else None
-
-
-def _slopes(run: Run) -> list[float]:
-    end: int = run.record.progress.tokens
-    final: float = run.record.validation.loss
-    points: Mapping[int, float] = losses(run.record)
-    late = {tokens: loss for tokens, loss in points.items() if end / 2 <= tokens <= SETTLED * end}
-    return [(loss - final) / math.log(end / tokens) for tokens, loss in late.items()]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ra.names import is_control_arm
 from study.compare.alignment import Alignment, align
-from study.compare.checklist import Check, blocking, checklist
+from study.compare.checklist import Check, checklist
 from study.compare.checklist_rows import FATAL
 from study.compare.load import LoadedStudy, read_studies
 from study.compare.ranking import Across, Ranking, across, rank
@@ -97,7 +97,7 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
 
 def _reasons(checks: list[Check]) -> list[str]:
     """Return why losses cannot be compared: fatal differences, then missing entries."""
-    blocks = blocking(checks)
+    blocks = [check for check in checks if check.blocks]
     reasons = [f"{one.subject}{one.evidence}: {one.reason}" for one in blocks if one.status == FATAL]
     unknown = [check.subject for check in blocks if check.status != FATAL]
     if unknown:

@@ -54,10 +54,6 @@ def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
     return sorted(checks, key=lambda check: order.index(check.group))
 
 
-def blocking(checks: Sequence[Check]) -> list[Check]:
-    return [check for check in checks if check.blocks]
-
-
 def _compare(group: str, subject: str, found: Sequence[set[str]], severity: str, reason: str) -> Check:
     """Compare one entry. found: the values in each study."""
     values = tuple(" and ".join(sorted(values)) or "-" for values in found)

@@ -5,6 +5,7 @@ Records only; needs no torch.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -69,14 +70,12 @@ def read_studies(paths: Sequence[Path]) -> list[LoadedStudy]:
 
 
 def labels(paths: Sequence[Path]) -> list[str]:
-    """A name for each folder: its last part, with as many parents as distinguish it from the others."""
-    parts = [path.resolve().parts for path in paths]
-    longest = max(len(part) for part in parts)
-    for count in range(1, longest + 1):
-        names = ["/".join(part[-count:]).lstrip("/") for part in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path.resolve()) for path in paths]
+    """A name for each folder: its last part, or its path below the folder that contains all of them."""
+    names = [path.resolve().name for path in paths]
+    above = os.path.commonpath([path.resolve().parent for path in paths])
+    return (
+        names if len({*names}) == len(names) else [os.path.relpath(path.resolve(), above) for path in paths]
+    )
 
 
 def _read(path: Path, label: str) -> LoadedStudy:

@@ -25,7 +25,6 @@ from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
 from study.compare.checklist import Check
 from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
-from study.compare.ranking import Ranking
 from study.compare.sentences import counts, error, order_note, ranking_note, sentences, table_introduction
 from study.records.runs import BASELINE
 from study.report.sentences import change, perplexity, shown
@@ -41,11 +40,8 @@ ALIGNMENT = (
 RANKING = (
     "Noise permits a range of places for each variant. Control arms share their mean and one range. A real change is "
     "above or below them by its study's own verdict. Two real changes differ by a paired t test over the seeds, "
-    "adjusted by Holm's method over the pairs."
-)
-ACROSS = (
-    "Places that noise permits, among the variants that all studies have. The studies agree on a variant if they "
-    "separate it from the same other variants in the same direction."
+    "adjusted by Holm's method over the pairs. The table shows the variants that all studies have. Studies agree on a "
+    "variant if they separate it from the same other variants in the same direction."
 )
 WORST_FIRST = (FATAL, NOT_RECORDED, HARMLESS, EQUAL)
 
@@ -140,12 +136,11 @@ def _alignment_section(comparison: StudyComparison) -> Section:
 
 
 def _order_section(comparison: StudyComparison) -> Section:
-    blocks: list[Block] = [Only(PAGES, [Paragraph(RANKING)]), Paragraph(order_note(comparison))]
-    if any(ranking.places for ranking in comparison.rankings) and comparison.across:
-        blocks.append(Only(PAGES, [Paragraph(ACROSS), _across_table(comparison)]))
-    for ranking in comparison.rankings:
-        blocks += [Paragraph(ranking_note(ranking)), _ranking_table(ranking)]
-    return Section("Order of the variants", blocks)
+    about = Only(PAGES, [Paragraph(RANKING)])
+    notes = BulletList([note for ranking in comparison.rankings if (note := ranking_note(ranking))])
+    return Section(
+        "Order of the variants", [about, Paragraph(order_note(comparison)), _order_table(comparison), notes]
+    )
 
 
 def _run_sections(comparison: StudyComparison) -> list[Section]:
@@ -208,34 +203,19 @@ def alignment_table(lines: list[Alignment], brief: bool = False) -> Table:
     return Table(headings[:columns], [row[:columns] for row in rows])
 
 
-def _ranking_table(ranking: Ranking) -> Table:
-    rows: list[list[Text]] = [
-        [
-            _with_class(one.variant, one.control),
-            number_with_detail(shown(one.loss)),
-            str(one.place),
-            _range(one.low, one.high),
-        ]
-        for one in ranking.places
-    ]
-    return Table(["variant", "perplexity", "observed place", "places that noise permits"], rows)
-
-
-def _across_table(comparison: StudyComparison) -> Table:
+def _order_table(comparison: StudyComparison) -> Table:
+    """The places that noise permits each variant in each study; empty without a place."""
     rows = [
         [
-            _with_class(row.variant, row.control),
+            f"{row.variant} (control)" if row.control else row.variant,
             *(_range(*places) if places else "-" for places in row.places),
             row.agreement,
         ]
         for row in comparison.across
+        if any(row.places)
     ]
     labels = [f"places in {study.label}" for study in comparison.studies]
     return Table(["variant", *labels, "the studies"], rows, (1 + len(labels),))
-
-
-def _with_class(variant: str, control: bool) -> str:
-    return f"{variant} (control)" if control else variant
 
 
 def _range(low: int, high: int) -> str:

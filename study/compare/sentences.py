@@ -165,11 +165,11 @@ def _envelope(pair: list[Alignment]) -> str:
 
 
 def ranking_note(ranking: Ranking) -> str:
-    """Name the seeds of one study's order, or say why it has none."""
-    text = ranking.why_not or f"{len(ranking.seeds)} seeds"
-    if ranking.left_out and not ranking.why_not:
-        text += f"; excluded because they lack these seeds: {', '.join(ranking.left_out)}"
-    return f"{ranking.study}: {text}."
+    """Name the variants that one study's order leaves out; "" without one."""
+    if ranking.why_not or not ranking.left_out:
+        return ""
+    left_out = ", ".join(ranking.left_out)
+    return f"{ranking.study}: {len(ranking.seeds)} seeds; excluded because they lack these seeds: {left_out}."
 
 
 def order_note(comparison: StudyComparison) -> str:

@@ -33,10 +33,12 @@ def disagreements(run: RunRecord, file: Callable[[str], Path], full: bool = Fals
         return []
     record = cast("FinishedRecord", run)
     found = [f"{file('run.json').name}: {message}" for message in _differing(_own_numbers(record))]
+    altered = set()
     for name, recorded in (record.seal.files if record.seal else {}).items():
         path = file(name)
         actual = seal.digest(path) if path.is_file() else "missing"
         if actual != recorded:
+            altered.add(name)
             found.append(f"{path.name}: SHA-256 is {actual[:12]}; the record has {recorded[:12]}")
     for name, check in (
         ("metrics.jsonl", _metrics),
@@ -46,7 +48,9 @@ def disagreements(run: RunRecord, file: Callable[[str], Path], full: bool = Fals
         path = file(name)
         if path.exists():
             try:
-                messages = itertools.islice(_differing(check(record, path, full)), MOST_MESSAGES)
+                messages = itertools.islice(
+                    _differing(check(record, path, full and name not in altered)), MOST_MESSAGES
+                )
                 found += [f"{path.name}: {message}" for message in messages]
             except DamagedFileError as error:
                 found.append(f"{error}")
@@ -129,7 +133,9 @@ def _metrics(record: FinishedRecord, path: Path, full: bool) -> Iterator[Check]:
             )
     if full:
         tokens = record.batch.effective * record.batch.block_size
-        for number, step in enumerate(metrics_log.read_steps(path).steps, 1):
+        found = metrics_log.read_steps(path)
+        yield "number of damaged lines", found.damaged, 0, "a complete file"
+        for number, step in enumerate(found.steps, 1):
             yield f"iteration of train line {number}", step.iteration, number, "its place"
             yield f"tokens of train line {number}", step.tokens, number * tokens, "its place"
 

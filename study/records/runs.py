@@ -21,6 +21,7 @@ from study.records.lengths import Length, saved_name
 
 BASELINE = "B"
 EXPECTED = "expected.json"
+CONTINUE = "fix: restore the file from a copy, or run `make`, which continues the run from its checkpoint"
 DAMAGED = "damaged"  # cause of a run whose files do not agree
 UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
 # of every run; initial weights: at each seed
@@ -85,7 +86,7 @@ def _read(folder: Path, length: Length | None) -> Run:
     try:
         record, saved_at = length.record(folder) if length else (run_record.load(folder), None)
     except run_record.RecordError as error:
-        return Run(folder.name, "?", None, UNREADABLE, False, f"{error}; {REMEDY}")
+        return Run(folder.name, "?", None, UNREADABLE, False, f"{error}; {CONTINUE}")
     cause, reason = _why_not(record, folder.name)
     if not reason and length and not length.has_finished(record):
         made = record.progress.iterations if record.progress else 0

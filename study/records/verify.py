@@ -10,6 +10,7 @@ from pathlib import Path
 from gpt2.artifacts import checkpoint, run_record
 from gpt2.artifacts.seal import read_sealed
 from gpt2.system.errors import UserError
+from study.attention import data
 from study.records import plan_file
 from study.records.integrity import disagreements
 from study.records.lengths import saved_counts, saved_name
@@ -26,26 +27,24 @@ class Verified:
     @property
     def text(self) -> str:
         """One line."""
-        agrees = f"agrees ({', '.join(self.checked)})"
-        return f"{self.name}: {'; '.join(self.problems) or agrees}"
+        checked = f" ({', '.join(self.checked)})" if self.checked else ""
+        return f"{self.name}: {'; '.join(self.problems) or f'agrees{checked}'}"
 
 
 def verify_study(study_dir: Path) -> list[Verified]:
     """Verify the study's own files, then every run."""
-    plans = [plan_file.FILE, *(f"plan-{count}.json" for count in saved_counts(study_dir, "plan"))]
-    rows = [
-        Verified(name, ["plan"], _errors(functools.partial(plan_file.read, study_dir, name)))
-        for name in plans
-    ]
-    if (study_dir / "attention.json").exists():
-        rows.append(
-            Verified(
-                "attention.json",
-                ["seal"],
-                _errors(functools.partial(read_sealed, study_dir / "attention.json")),
-            )
-        )
+    saved = [f"plan-{count}.json" for count in saved_counts(study_dir, "plan")]
+    rows = [Verified(name, [], _plan_problems(study_dir, name)) for name in (plan_file.FILE, *saved)]
+    if (study_dir / data.FILE).exists():
+        rows.append(Verified(data.FILE, [], _errors(functools.partial(read_sealed, study_dir / data.FILE))))
     return [*rows, *(_verify_run(folder) for folder in sorted((study_dir / "runs").glob("*/")))]
+
+
+def _plan_problems(study_dir: Path, name: str) -> list[str]:
+    try:
+        return [] if plan_file.read(study_dir, name) else [f"{study_dir / name} does not exist"]
+    except plan_file.PlanFileError as error:
+        return [str(error)]
 
 
 def _verify_run(folder: Path) -> Verified:
@@ -58,8 +57,10 @@ def _verify_run(folder: Path) -> Verified:
         except run_record.RecordError as error:
             problems.append(str(error))
             continue
-        checked.append(f"{name} {record.status}{', sealed' if record.seal else ''}")
-        problems += disagreements(record, functools.partial(_file, folder, count), full=True)
+        file = functools.partial(_file, folder, count)
+        beside = [file(part).name for part in run_record.SIDE_FILES if file(part).exists()]
+        checked += [f"{name} ({record.status}, {'sealed' if record.seal else 'unsealed'})", *beside]
+        problems += disagreements(record, file, full=True)
     for name in ("memory.json", "attention.json"):
         if (folder / name).exists():
             checked.append(name)
@@ -68,7 +69,8 @@ def _verify_run(folder: Path) -> Verified:
     found = [path for state in states for path in checkpoint.complete(state)]
     for path in found:
         problems += _errors(functools.partial(checkpoint.verify, path))
-    return Verified(folder.name, [*checked, f"checkpoints {len(found)}"], problems)
+    checked += [f"{path.parent.name}/{path.name}" for path in found]
+    return Verified(folder.name, checked, problems)
 
 
 def _file(folder: Path, count: int | None, name: str) -> Path:

@@ -27,6 +27,7 @@ def facts_section(report: Report) -> Section:
     records = [run.record for run in report.used]
     if not records:
         return Section("", [])
+    changes = ("", " with uncommitted changes")
     environments = [record.environment for record in records]
     facts: list[tuple[str, Iterable[Text]]] = [
         (name, _counted([getattr(record.target, key) for record in records])) for key, name in TARGET.items()
@@ -36,7 +37,10 @@ def facts_section(report: Report) -> Section:
         ("parameters", _counted([record.parameters and f"{record.parameters:,}" for record in records])),
         ("budget", [_listed(report.budget)]),
         ("validation tokens", [f"{records[0].validation.tokens:,}"]),
-        ("commit", _code([_commit(record.commit, record.dirty) for record in records])),
+        (
+            "commit",
+            _code([record.commit and record.commit + changes[bool(record.dirty)] for record in records]),
+        ),
         ("config SHA-256", _code([record.config_sha256 for record in records])),
     ]
     prints = [record.fingerprint.to_json() for record in records]
@@ -63,10 +67,6 @@ def facts_section(report: Report) -> Section:
 def _listed(values: Mapping[str, Any]) -> str:
     """Names and values in a line."""
     return " · ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
-
-
-def _commit(commit: str | None, dirty: bool | None) -> str | None:
-    return f"{commit}{' with uncommitted changes' if dirty else ''}" if commit else None
 
 
 def _counted(values: Sequence[Any]) -> list[str]:

@@ -26,10 +26,6 @@ def method(report: Report) -> list[str]:
             "of freedom for S seeds of k arms. A control arm is compared with the mean of the others by a paired t "
             "over seeds, Holm-adjusted over the arms; a difference is a warning about the pipeline."
         )
-    if report.speeds:
-        lines.append(
-            "Step times are measured before the first run, in interleaved steps; the interval is 95 %."
-        )
     if any(speed.at_equal_time for speed in report.speeds):
         lines.append(
             "The estimate at equal time is the measured difference plus k ln(r). r is the step-time ratio. k is the "
@@ -49,15 +45,6 @@ def method(report: Report) -> list[str]:
             "half swap changes the loss by the effect of one half and by the effect that only both halves have, a full "
             "swap by the effects of two halves. The F ratio of the two variances within seeds is 1 if half-swapped "
             "arms vary as much as fully swapped ones."
-        )
-    if report.items:
-        lines.append(
-            "HellaSwag item by item: McNemar's exact test; with several seeds, the exact sign test of each item's net "
-            "score."
-        )
-    if any(row.hellaswag.acc is not None for row in report.rows):
-        lines.append(
-            "HellaSwag's standard error is that of the items; more seeds answer the same items and do not shrink it."
         )
     return lines
 

@@ -23,7 +23,7 @@ ABOUT_CONTROLS = f"A verdict compares with the mean of the control arms, not wit
 OTHER_SEEDS = "Warning: the variants have different seeds. Compare the paired differences, not the means."
 ABOUT_TIMES = (
     "Times of the runs include the effect of other load on the machine. Compare variants by the step-time ratio on the "
-    "first screen: it was measured before the first run, in interleaved steps."
+    "first screen: it was measured before the first run, in interleaved steps, with a 95 % interval."
 )
 ABOUT_DIFFERENCES = (
     "95 % intervals, t over seeds. Diamond: a real change against the mean of the control arms; this is the verdict's. "
@@ -44,8 +44,8 @@ ABOUT_COST = (
     "Memory is the highest peak that one of them allocated."
 )
 ABOUT_ITEMS = (
-    "McNemar's exact test, adjusted by Holm. It compares these trained runs on these items and contains no seed "
-    "noise."
+    "McNemar's exact test, adjusted by Holm; with several seeds, the exact sign test of each item's net score. It "
+    "compares these trained runs on these items and contains no seed noise."
 )
 
 
@@ -121,7 +121,7 @@ def hellaswag_section(report: Report) -> Section:
     return Section("HellaSwag", [
         Figure("hellaswag", figures_final.hellaswag(report), caption),
         Table.of(report.rows, columns),
-        Note("± one standard error of the items, which more seeds do not shrink. Chance is 25 %."),
+        Note("± one standard error of the items, which more seeds do not shrink: same items. Chance is 25 %."),
         near_chance_note(report),
         *absent,
         _items(report),

@@ -38,7 +38,10 @@ def findings(report: Report) -> list[Finding]:
             when = at_equal_time(report, row.variant)
             statement = f"{when}: {finding(verdict)}" if when else finding(verdict)
             kind = "unsure" if verdict.word == CANNOT_TELL else verdict.word
-            sentence = verdict_sentence(when, verdict)
+            start = f"{when[:1].upper()}{when[1:]}, " if when else ""
+            verb = ":" if verdict.word == CANNOT_TELL else " is"
+            rest = f"{verb} {finding(verdict)} ({numbers(verdict)})."
+            sentence: Text = (start, Strong(verdict.variant), rest)
             why = reason(report, verdict)
             found.append(
                 Finding(label, kind, statement, numbers(verdict), sentence, f"Why: {why}" if why else "")
@@ -115,13 +118,6 @@ def numbers(verdict: Verdict) -> str:
     if verdict.adjusted_p is None:
         return text
     return f"{text}, {seeds_text(verdict.seeds)}, {p_text(verdict.adjusted_p)}"
-
-
-def verdict_sentence(when: str, verdict: Verdict) -> Text:
-    """One sentence on a real change. when: begins it, see `at_equal_time`."""
-    start = f"{when[:1].upper()}{when[1:]}, " if when else ""
-    verb = ":" if verdict.word == CANNOT_TELL else " is"
-    return (start, Strong(verdict.variant), f"{verb} {finding(verdict)} ({numbers(verdict)}).")
 
 
 def reason(report: Report, verdict: Verdict) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,6 +75,48 @@ def brackets_in_record(bench: Bench) -> str:
 def brackets_in_plan(bench: Bench) -> str:
     place = interrupted(bench)
     return continues(bench, place, brackets, place.study / "plan.json")
+
+
+EXCLUDED = "report and verify name the file and exclude the run; after the fix the undisturbed numbers"
+
+
+def flip_digit(path: Path, before: bytes) -> None:
+    """Change the first digit after `before` by its lowest bit."""
+    content = bytearray(path.read_bytes())
+    content[content.index(before) + len(before)] ^= 1
+    path.write_bytes(content)
+
+
+def excluded(bench: Bench, name: str, before: bytes, message: str, fix: Callable[[Workplace], object]) -> str:
+    """Change a digit in a file of a finished run, report, verify, apply the fix and run `make`."""
+    place = bench.finished()
+    flip_digit(place.run_dir() / name, before)
+    output = [place.command(f"scripts.{command}") for command in ("report", "verify")]
+    named = all(message in " ".join(done.stdout.split()) and "fix: restore" in done.stdout for done in output)
+    counted = "0 of 1 runs counted" in (place.study / "report.md").read_text()
+    codes = [done.returncode for done in output]
+    fix(place)
+    done = place.make()
+    same = done.returncode == 0 and place.numbers() == bench.undisturbed()
+    verified = place.command("scripts.verify").returncode == 0
+    return outcome(
+        named and counted and codes == [0, 1] and same and verified,
+        EXCLUDED,
+        f"{named} {counted} {codes} {same} {verified} {output[0].stdout[-500:]} {output[1].stdout[-500:]}",
+    )
+
+
+@fault("a flipped bit in validation.loss of a finished run.json", EXCLUDED, quick=True)
+def loss_of_record(bench: Bench) -> str:
+    return excluded(bench, "run.json", b'"loss": ', "run.json was altered: SHA-256 is", lambda place: None)
+
+
+@fault("a flipped digit in metrics.jsonl of a finished run", EXCLUDED)
+def digit_of_metrics(bench: Bench) -> str:
+    def fix(place: Workplace) -> None:
+        shutil.rmtree(place.run_dir())
+
+    return excluded(bench, "metrics.jsonl", b'"loss": ', "metrics.jsonl: SHA-256 is", fix)
 
 
 REFUSED = "an error that names the file and the fix; nothing of the study changes"

@@ -254,9 +254,12 @@ def test_verify_has_a_line_for_every_run_and_fails_where_one_does_not_agree(
     assert command.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
-        "plan.json: agrees (plan)",
-        "B0: agrees (run.json finished, sealed, memory.json, checkpoints 2)",
-        "RALEARN0: agrees (run.json finished, sealed, memory.json, checkpoints 2)",
+        "plan.json: agrees",
+        *(
+            f"{name}: agrees (run.json (finished, sealed), metrics.jsonl, validation_windows.json, memory.json, "
+            "checkpoint/00000010, stable/00000007)"
+            for name in ("B0", "RALEARN0")
+        ),
         "all 3 agree",
     ]
     draw = random.Random(0)
