@@ -119,6 +119,6 @@ def test_report_json_contains_the_range(tmp_path: Path) -> None:
 
 def test_the_hours_of_a_variant_are_the_mean_over_its_seeds(tmp_path: Path) -> None:
     study = a_study(tmp_path)
-    edit(study, "B1", clock={"train": 3000.0 + 3 * 3600})
+    edit(study, "B1", clock={"evaluate": 90.0 + 3 * 3600})
     (report,) = build.build_report(study).sensitivities
     assert report.seed_hours == pytest.approx(5 * (3000 + 140) / 3600 + 1)

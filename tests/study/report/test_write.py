@@ -6,7 +6,7 @@ from pathlib import Path
 from gpt2.system import files
 from study.attention import data
 from study.report import write
-from tests.study.sample_records import a_study
+from tests.study.sample_records import a_study, edit
 
 
 def test_a_report_is_current_until_a_file_that_it_reads_changes(tmp_path: Path) -> None:
@@ -37,9 +37,11 @@ def test_files_that_a_part_of_the_report_needs_are_named_where_they_are_missing_
     tmp_path: Path,
 ) -> None:
     a_study(tmp_path, seeds=1, variants=("B", "RAALL"))
-    scores = {"choices": [0], "choices_norm": [0], "correct": [True], "correct_norm": [True]}
+    scores = {"choices": [0] * 100, "choices_norm": [0] * 100}
+    scores |= {"correct": [True] * 30 + [False] * 70, "correct_norm": [True] * 31 + [False] * 69}
     for folder in tmp_path.glob("runs/*"):
         files.write_json(folder / "hellaswag.json", scores)
+        edit(tmp_path, folder.name, hellaswag={"items": 100})
     assert not [note for note in write.write_report(tmp_path).notes if ".json" in note]
     (tmp_path / "expected.json").write_text('{"variants": ["B"], "seeds": 3000000}')
     (tmp_path / "plan.json").write_text("[" * 100_000)
