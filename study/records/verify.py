@@ -10,7 +10,6 @@ from pathlib import Path
 from gpt2.artifacts import checkpoint, run_record
 from gpt2.artifacts.seal import read_sealed
 from gpt2.system.errors import UserError
-from study.attention import data
 from study.records import plan_file
 from study.records.integrity import disagreements
 from study.records.lengths import saved_counts, saved_name
@@ -35,8 +34,12 @@ def verify_study(study_dir: Path) -> list[Verified]:
     """Verify the study's own files, then every run."""
     saved = [f"plan-{count}.json" for count in saved_counts(study_dir, "plan")]
     rows = [Verified(name, [], _plan_problems(study_dir, name)) for name in (plan_file.FILE, *saved)]
-    if (study_dir / data.FILE).exists():
-        rows.append(Verified(data.FILE, [], _errors(functools.partial(read_sealed, study_dir / data.FILE))))
+    if (study_dir / "attention.json").exists():
+        rows.append(
+            Verified(
+                "attention.json", [], _errors(functools.partial(read_sealed, study_dir / "attention.json"))
+            )
+        )
     return [*rows, *(_verify_run(folder) for folder in sorted((study_dir / "runs").glob("*/")))]
 
 

@@ -155,10 +155,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def pooled_proportion(rates: Sequence[float], items: int) -> tuple[float, float]:
     """Mean of several runs' accuracies on the same items, and the standard error of one run on these items.
 
-    The runs answer the same questions, so more runs do not make the sample of questions larger.
+    The runs answer the same questions, so more runs do not make the sample of questions larger. With one item the
+    error is 0.5, the largest possible.
     """
     rate = mean(rates)
-    return rate, math.sqrt(rate * (1 - rate) / (items - 1)) if items > 1 else math.nan
+    return rate, math.sqrt(rate * (1 - rate) / (items - 1)) if items > 1 else 0.5
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ RUN_BY = {
     "olddefconfig": "tests/kconfig/test_commands.py",
     "report": "tests/study/report/test_build.py",
     "savedefconfig": "tests/kconfig/test_commands.py",
+    "verify": "tests/study/records/test_integrity.py",
 }
 
 

@@ -55,3 +55,11 @@ def test_files_that_a_part_of_the_report_needs_are_named_where_they_are_missing_
         "hellaswag.json is missing in RAALL0: ",
     ):
         assert note in page
+
+
+def test_a_study_scored_on_one_hellaswag_item_has_a_page(tmp_path: Path) -> None:
+    a_study(tmp_path, seeds=1, variants=("B", "RAALL"))
+    for folder in tmp_path.glob("runs/*"):
+        edit(tmp_path, folder.name, hellaswag={"acc": 1.0, "acc_norm": 0.0, "items": 1})
+    write.write_report(tmp_path)
+    assert "100.0 ± 50.0 %" in (tmp_path / "report.md").read_text()
