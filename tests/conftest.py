@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests import hide_cards  # noqa: F401  (before any test loads torch)
+from tests import process_defaults  # noqa: F401  (before any test loads torch)
 
 settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 settings.load_profile("untimed")

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests import hide_cards  # noqa: F401  (before torch is loaded)
+from tests import process_defaults  # noqa: F401  (before torch is loaded)
 from tests.faults import damaged, data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
 from tests.faults.harness import TABLE, Bench, CannotDoError
 

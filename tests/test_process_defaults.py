@@ -1,6 +1,7 @@
-"""No test and no fault uses a GPU, whatever the machine has."""
+"""No test and no fault uses a GPU, and Ctrl-C reaches the processes that they start."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +30,17 @@ def test_every_gpu_is_hidden_before_torch_is_loaded(module: str) -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=visible, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == ["'' ''"]
+
+
+@pytest.mark.parametrize("module", ["tests.conftest", "tests.faults.__main__"])
+def test_ctrl_c_reaches_processes_of_a_run_in_the_background(module: str) -> None:
+    code = f"import signal, {module}; print(signal.getsignal(signal.SIGINT) == signal.default_int_handler)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "True\n"
