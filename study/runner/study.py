@@ -109,6 +109,12 @@ class Study:
     def pending(self) -> list[tuple[str, int]]:
         return [run for run in self.all_runs() if self.status(*run) != "finished"]
 
+    def has_plan(self) -> bool:
+        """Return whether plan.json is a plan. A missing or damaged one is rebuilt, also of a finished study."""
+        with contextlib.suppress(plan_file.PlanFileError):
+            return plan_file.read(self.directory) is not None
+        return False
+
     # -- all of `make` ----------------------------------------------------------------------------------------
 
     def run(self) -> int:
@@ -119,7 +125,7 @@ class Study:
         finish_extension(self.directory)
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
-        if self.directory.exists() and not self.pending():
+        if self.directory.exists() and not self.pending() and self.has_plan():
             return self.nothing_to_do()
         detected = detected_target_name()
         notice = resolve.scale_notice(self.config.target, detected)

@@ -41,8 +41,9 @@ def continues(bench: Bench, place: Workplace, damage: Callable[[Path], None], *p
 
 def interrupted(bench: Bench) -> Workplace:
     place = bench.workplace()
-    place.make({"place": "step", "at": 45, "action": "TERM"})
+    place.make({"place": "step", "at": 20, "action": "TERM"})
     wait_for(lambda: not place.orphans())
+    assert place.record()["status"] == "interrupted"
     return place
 
 
@@ -74,6 +75,12 @@ def brackets_in_record(bench: Bench) -> str:
 @fault("100,000 brackets in plan.json of an interrupted study", CONTINUES)
 def brackets_in_plan(bench: Bench) -> str:
     place = interrupted(bench)
+    return continues(bench, place, brackets, place.study / "plan.json")
+
+
+@fault("100,000 brackets in plan.json of a finished study", CONTINUES)
+def brackets_in_plan_of_finished(bench: Bench) -> str:
+    place = finished(bench)
     return continues(bench, place, brackets, place.study / "plan.json")
 
 
