@@ -58,7 +58,9 @@ def _row_losses(logits_NV: Tensor, targets_N: Tensor, vocabulary: int) -> tuple[
     float_NV = logits_NV.masked_fill_(column_V >= vocabulary, -math.inf).to(_sum_dtype(logits_NV.dtype))
     max_N1 = float_NV.amax(-1, keepdim=True)
     log_sum_N1 = (float_NV - max_N1).exp_().sum(-1, keepdim=True).log() + max_N1
-    target_logit_N1 = float_NV.gather(1, targets_N.clamp(min=0)[:, None])
+    # a gather here would be compiled wrongly by torch 2.11: it reads the logits after the gradient has replaced them
+    is_target_NV = column_V == targets_N[:, None]
+    target_logit_N1 = float_NV.where(is_target_NV, 0).sum(-1, keepdim=True)  # exact: the other terms are 0
     return float_NV, log_sum_N1, (log_sum_N1 - target_logit_N1) * (targets_N != IGNORED)[:, None]
 
 
