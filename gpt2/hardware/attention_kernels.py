@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2.hardware.cpu import cpu_threads
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget, resolve
+from gpt2.hardware.torch_devices import list_torch_devices
 from gpt2.system.resource_errors import device_fault, out_of_memory
 
 if TYPE_CHECKING:
@@ -218,7 +219,10 @@ def prepare_device(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
     import torch
 
     heads, head_size = model.heads, model.width // model.heads
-    resolved = check_attention(resolve(config), heads, head_size, model.block_size, model.dropout)
+    resolved = resolve(config, devices=list_torch_devices())
+    if resolved.device != "cpu":
+        torch.cuda.set_device(resolved.device)  # the default for torch calls that name no device
+    resolved = check_attention(resolved, heads, head_size, model.block_size, model.dropout)
     if resolved.device == "cpu":
         torch.set_num_threads(cpu_threads(config.cpu_threads))
     else:

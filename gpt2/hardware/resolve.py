@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2.hardware import cpu
 from gpt2.hardware.detect import Hardware, detect_hardware, detected_target_name
 from gpt2.hardware.gpu_specs import GIB, TARGETS, Target, TargetError, match_target
-from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_torch_devices
+from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_in_child
 
 if TYPE_CHECKING:
     from gpt2.config.config import TargetConfig
@@ -56,17 +56,16 @@ def resolve(
     """Return the device of a study on this machine, or with `planning` the row alone.
 
     "auto" selects the first discrete GPU, else the CPU. TargetError where this machine lacks the named card, and
-    where torch cannot use its GPU, unless .config was scaled to a CPU. devices, hardware: substitutes for the reports
-    of torch and the system.
+    where torch cannot use its GPU, unless .config was scaled to a CPU. devices, hardware: the reports of torch and the
+    system; by default torch reports from another process, so that this one needs no memory of the GPU.
     """
     hardware = detect_hardware() if hardware is None else hardware
     if planning:
         return _plan(config, hardware)
     asked = config.name
     if asked == "cpu":
-        return _resolve_cpu(config, hardware, None, (devices or list_torch_devices()).torch)
-    select = devices is None
-    devices = devices or list_torch_devices()
+        return _resolve_cpu(config, hardware, None, devices.torch if devices else _torch_version())
+    devices = devices or list_in_child()
     discrete = [device for device in devices.gpus if not device.integrated]
     if not discrete:
         if hardware.kind != "cpu" and not (asked == "auto" and config.scale_cpu):
@@ -84,15 +83,17 @@ def resolve(
             f"{_symbol(asked)}=y ({TARGETS[asked].title}), but this machine has {here}; {_AUTO}"
         )
     device, row = fits[0]
-    if select and device.index:  # the default for torch calls that name no device
-        import torch
-
-        torch.cuda.set_device(device.index)
     return _resolve_gpu(config, device, row, devices, hardware)
 
 
 _USE_CPU = "to train on the CPU, set CONFIG_TARGET_CPU=y: make defconfig-gpt2-ra-ablation+cpu"
 _AUTO = "fix: set CONFIG_TARGET_AUTO=y, or start on a machine with that card"
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
 
 
 def _symbol(name: str) -> str:

@@ -1,12 +1,20 @@
-"""List the GPUs that torch reports. Importing this module does not import torch."""
+"""List the GPUs that torch reports. Importing this module does not import torch.
+
+python -m gpt2.hardware.torch_devices      print them as JSON; started by `list_in_child`
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from gpt2.artifacts.typed_json import parse, to_plain
 from gpt2.hardware.detect import is_integrated
+from gpt2.hardware.gpu_specs import TargetError
 
 BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA compute capability with bfloat16 in hardware (Ampere)
 
@@ -57,3 +65,25 @@ def _device(index: int, kind: str, properties: Any) -> TorchDevice:
     integrated = kind == "rocm" and is_integrated(arch, memory_bytes, flagged)
     capability = (int(properties.major), int(properties.minor))
     return TorchDevice(index, str(properties.name), memory_bytes, integrated, capability)
+
+
+def list_in_child() -> TorchDevices:
+    """List the GPUs in a short process, so that this one opens no context on a GPU.
+
+    A context needs half a GiB, and a GPU in the mode EXCLUSIVE_PROCESS allows only one. A CPU build needs no process.
+    """
+    import torch
+
+    if not (torch.version.hip or torch.version.cuda):
+        return list_torch_devices(torch)
+    done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise TargetError(
+            f"torch {torch.__version__} cannot list the GPUs: {reason}; fix: check the driver (nvidia-smi, rocm-smi)"
+        )
+    return parse(TorchDevices, json.loads(done.stdout.splitlines()[-1]), "devices")
+
+
+if __name__ == "__main__":
+    print(json.dumps(to_plain(list_torch_devices())))

@@ -11,7 +11,8 @@ from gpt2.config.config import TARGETS as OFFERED
 from gpt2.config.config import TargetConfig
 from gpt2.hardware.detect import Hardware
 from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError
-from gpt2.hardware.resolve import export_environment, list_torch_devices, resolve, scale_notice, target_record
+from gpt2.hardware.resolve import export_environment, resolve, scale_notice, target_record
+from gpt2.hardware.torch_devices import list_torch_devices
 
 CPU = Hardware("cpu", "AMD EPYC", 64 * GIB, 0)
 A100 = Hardware("cuda", "NVIDIA A100-SXM4-40GB", 40 * GIB, 1, (), "550.54.15")
