@@ -22,7 +22,7 @@ from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes
 from bench.reference_gpt import PlainStep
 from bench.step_options import apply_options
 from gpt2.config.batch import plan_batch
-from gpt2.config.config import ANY_TARGET, PADDED_VOCABULARY, VOCABULARY, ModelConfig, OptimizerConfig
+from gpt2.config.config import ANY_TARGET, GPT2, ModelConfig, OptimizerConfig
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.train.peak_memory import PeakMeter
@@ -127,7 +127,7 @@ def kernels(case: str, resolved: ResolvedTarget) -> AbstractContextManager[Any]:
 def random_batch(sizes: Sizes, sequences: int, device: str) -> torch.Tensor:
     """Draw token ids (sequences, T+1) int64, the same at every call."""
     size_ET = (sequences, sizes.block_size + 1)
-    return torch.randint(VOCABULARY, size_ET, generator=torch.Generator().manual_seed(0)).to(device)
+    return torch.randint(GPT2.size, size_ET, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def case_step(shape: Shape, case: str, micro: int, resolved: ResolvedTarget) -> tuple[Step, float, float]:
@@ -137,7 +137,7 @@ def case_step(shape: Shape, case: str, micro: int, resolved: ResolvedTarget) -> 
     """
     ids_ET = random_batch(shape, shape.effective or micro, resolved.device)
     if case == PLAIN:
-        plain = PlainStep(shape, PADDED_VOCABULARY, resolved.device, shape.accumulation(micro))
+        plain = PlainStep(shape, GPT2.padded, resolved.device, shape.accumulation(micro))
         flops = build_model(*model_and_attention(shape, "B")).flops_per_token()
         return lambda iteration: plain(ids_ET), flops, nanogpt_flops(plain.model, shape)
     stepper = make_stepper(shape, case, micro, resolved, shape.effective)

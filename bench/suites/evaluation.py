@@ -24,7 +24,7 @@ from bench.runner import case_worker, open_workers
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, Columns, ResultTable, format_spread, mebibytes, spread
 from bench.temporary_studies import configure_study
-from gpt2.config.config import ANY_TARGET, VOCABULARY
+from gpt2.config.config import ANY_TARGET, GPT2
 from gpt2.data import tokenizer
 from gpt2.eval import hellaswag, validation
 from gpt2.hardware import attention_kernels
@@ -129,7 +129,7 @@ def synthetic_items(seed: int = 0) -> list[hellaswag.Item]:
 
 def scored_tokens(items: Sequence[hellaswag.Item], block_size: int) -> int:
     """Count the positions that the model computes, without padding, to score all endings of the items."""
-    encoding = tokenizer.load()
+    encoding = tokenizer.load(GPT2.name)
     return sum(
         min(len(hellaswag.encode_pair(encoding, item.query, ending)[0]) - 1, block_size)
         for item in items
@@ -150,7 +150,7 @@ def evaluate_once(shape: EvaluatedShape, case: str, windows: int, items: list[he
     at_once = validation.EVALUATION_TOKENS[resolved.device_type]
     batch = max(1, at_once // shape.block_size)
     size = (windows, shape.block_size + 1)
-    ids = np.random.default_rng(0).integers(VOCABULARY, size=size).astype(np.uint16)
+    ids = np.random.default_rng(0).integers(GPT2.size, size=size).astype(np.uint16)
     model = build_model(*model_and_attention(shape, case))
     initialise(model, 0)
     model.to(device)
@@ -167,7 +167,9 @@ def evaluate_once(shape: EvaluatedShape, case: str, windows: int, items: list[he
     with attention_kernels.attention_context(resolved, 0.0):
         validation.perplexity(model, ids[:batch], batch, device, precision)
         validation_seconds = seconds_of(lambda: validation.perplexity(model, ids, batch, device, precision))
-        hellaswag_seconds = seconds_of(lambda: score(model, items, tokenizer.load(), autocast=precision))
+        hellaswag_seconds = seconds_of(
+            lambda: score(model, items, tokenizer.load(GPT2.name), autocast=precision)
+        )
     peak = meter.by_phase.get("evaluation", meter.peaks()["allocated"])
     tokens, item_tokens = windows * shape.block_size, scored_tokens(items, shape.block_size)
     return Sample(case, tokens, validation_seconds, len(items), item_tokens, hellaswag_seconds, peak)

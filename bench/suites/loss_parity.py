@@ -133,9 +133,9 @@ def verdict(found: Comparison) -> str:
 @functools.cache
 def embedded_tokens() -> Tensor:
     """Return token ids of the embedded text, (n,) int64, at most MAX_TOKENS."""
-    encoding, ids = tokenizer.load(), list[int]()
+    encoding, ids = tokenizer.load(config.GPT2.name), list[int]()
     for path in embedded_files():
-        ids += [tokenizer.EOT, *encoding.encode_ordinary(path.read_text(encoding="utf-8", errors="replace"))]
+        ids += [encoding.eot, *encoding.encode(path.read_text(encoding="utf-8", errors="replace"))]
         if len(ids) >= MAX_TOKENS:
             break
     return torch.tensor(ids[:MAX_TOKENS])
@@ -157,7 +157,7 @@ def train_both(shape: Shape, seed: int, case: str = BASELINE) -> tuple[list[floa
         stepper = make_stepper(shape, case, micro, resolved, effective, seed, rate)
         ours = [stepper.step(ids_ET.to(device), k, shape.steps).loss for k, ids_ET in enumerate(batches)]
     # no padded vocabulary: padding would be in the plain step's softmax
-    plain = PlainStep(shape, config.VOCABULARY, device, effective // micro, rate)
+    plain = PlainStep(shape, config.GPT2.size, device, effective // micro, rate)
     initial = build_model(model_config(shape), None)
     initialise(initial, seed)
     take_weights(plain.model, initial)

@@ -9,7 +9,7 @@ from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, SHAPES, Shape, find_shapes
 from bench.runner import PEAKS, Stage, measure_stage
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
-from gpt2.config.config import VOCABULARY
+from gpt2.config.config import GPT2
 from gpt2.system.errors import UserError
 from study.memory.micro_batch import free_bytes
 
@@ -37,7 +37,7 @@ def stages(shape: Shape, on_cpu: bool, rounds: int, seconds: float, free: int | 
 
 def worker_bytes(shape: Shape) -> int:
     """Estimate the memory of one worker: weights, gradients and moments, half as much again, and torch."""
-    parameters = 12 * shape.layers * shape.width**2 + (VOCABULARY + shape.block_size) * shape.width
+    parameters = 12 * shape.layers * shape.width**2 + (GPT2.size + shape.block_size) * shape.width
     return 24 * parameters + 2**29
 
 

@@ -12,9 +12,23 @@ from pathlib import Path
 from gpt2.config.batch import micro_batches, nearest
 from gpt2.config.dotconfig import Symbols, read_symbols
 
-VOCABULARY = 50257
-PADDED_VOCABULARY = 50304  # the next multiple of 128
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids of a tokenizer (gpt2.data.tokenizer). size: with the end of text, which is the last id."""
+
+    name: str
+    size: int
+
+    @property
+    def padded(self) -> int:
+        """Return the next multiple of 128, which matrix units need."""
+        return -(-self.size // 128) * 128
+
+
+GPT2 = Vocabulary("gpt2", 50257)
+BYTES = Vocabulary("bytes", 257)
+TOKENIZERS = {"TOKENIZER_GPT2": GPT2, "TOKENIZER_BYTES": BYTES}
 # symbol -> (name, layers, heads, width): GPT-2's four published sizes, and two for a CPU
 MODELS = {
     "GPT2_MODEL_TINY": ("tiny", 2, 2, 64),
@@ -57,13 +71,14 @@ class ModelConfig:
     width: int
     block_size: int
     dropout: float
-    vocabulary: int = VOCABULARY
-    padded_vocabulary: int = PADDED_VOCABULARY
+    vocabulary: int = GPT2.size
+    padded_vocabulary: int = GPT2.padded
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> ModelConfig:
         block_size, dropout = symbols.integer("GPT2_BLOCK_SIZE"), symbols.number("GPT2_DROPOUT", "[0, 1)")
-        return cls(*MODELS[symbols.choice(MODELS)], block_size, dropout)
+        ids = vocabulary(symbols)
+        return cls(*MODELS[symbols.choice(MODELS)], block_size, dropout, ids.size, ids.padded)
 
 
 @dataclass(frozen=True)
@@ -169,13 +184,17 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The text's source. files: globs of the data set "files"; max_tokens 0: all; workers 0: all cores."""
+    """The text's source. files: globs of the data set "files"; max_tokens 0: all; workers 0: all cores.
+
+    tokenizer: a name of gpt2.data.tokenizer.
+    """
 
     dataset: str
     files: tuple[str, ...]
     max_tokens: int
     directory: Path
     workers: int
+    tokenizer: str = GPT2.name
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> DataConfig:
@@ -200,6 +219,7 @@ class DataConfig:
             max_tokens=symbols.integer("DATASET_MAX_TOKENS"),
             directory=directory(symbols, "DATA_DIR"),
             workers=symbols.integer("DATA_WORKERS"),
+            tokenizer=vocabulary(symbols).name,
         )
 
 
@@ -317,6 +337,12 @@ class Config:
 def load_config(path: Path | str) -> Config:
     """Load the .config at `path`. ConfigError names the first fault."""
     return Config.from_symbols(read_symbols(path))
+
+
+def vocabulary(symbols: Symbols) -> Vocabulary:
+    """Read the tokenizer. Configurations of older versions have no such choice and use GPT-2's."""
+    old = not any(name in symbols for name in TOKENIZERS)
+    return GPT2 if old else TOKENIZERS[symbols.choice(TOKENIZERS)]
 
 
 def directory(symbols: Symbols, name: str) -> Path:

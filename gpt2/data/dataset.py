@@ -1,4 +1,4 @@
-"""Prepare a corpus as GPT-2 tokens, verify it, and read its batches.
+"""Prepare a corpus as tokens, verify it, and read its batches.
 
     <DATA_DIR>/<dataset>-<key>/train-000.bin ...        uint16 tokens, an EOT after each document
                                validation-000.bin ...
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from gpt2.config.config import DataConfig
-from gpt2.data import tokenizer
+from gpt2.data import tokenizer as tokenizers
 from gpt2.data.manifest import REBUILD, Manifest, read_manifest
 from gpt2.data.shards import SHORTEST_TOKENS, ShardWriter, batches, encode_batches, split_tail
 from gpt2.data.sources import (
@@ -53,7 +53,6 @@ __all__ = [
 ]
 
 SPLITS = ("train", "validation")
-BYTES_PER_TOKEN = 4  # of English text
 PLAIN_SECONDS = 5.0  # between plain lines of progress
 
 
@@ -166,11 +165,12 @@ def check_length(manifest: Manifest, block_size: int) -> None:
         return
     source = manifest.source
     enough = 2 * (block_size + 1) * 1000 // int(source["validation_permille"])  # twice the expected need
+    kilobytes = -(-enough * tokenizers.find(manifest.tokenizer).bytes_per_token // 1000)
     symbol = "DATASET_FILES" if source["dataset"] == "files" else "DATASET_MAX_TOKENS"
     raise DataError(
         f"the corpus has {tokens['train']:,} training and {tokens['validation']:,} validation tokens; one sequence of "
         f"CONFIG_GPT2_BLOCK_SIZE={block_size} needs {block_size + 1:,} of each; fix: use at least {enough:,} tokens "
-        f"of text, about {-(-enough * BYTES_PER_TOKEN // 1000):,} kB (CONFIG_{symbol}), or a smaller block size"
+        f"of text, about {kilobytes:,} kB (CONFIG_{symbol}), or a smaller block size"
     )
 
 
@@ -208,7 +208,7 @@ def corpus_directory(config: DataConfig) -> tuple[Path, dict[str, Any]]:
     """Return the folder of this configuration's corpus, and the identity that the folder's name hashes."""
     identity = source_identity(config) | {
         "max_tokens": config.max_tokens,
-        "tokenizer": tokenizer.fingerprint(),
+        "tokenizer": tokenizers.load(config.tokenizer).fingerprint,
         "validation_permille": validation_permille(config.dataset),
         "version": 1,
     }
@@ -261,7 +261,8 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
         if min(split.tokens for split in splits.values()) < SHORTEST_TOKENS:
             splits, rule = split_tail(temporary, splits, permille)
             report(f"data: {count} documents are too few to split by hash: {rule}")
-        Manifest(identity, identity["tokenizer"], count, tokenizer.EOT, splits, rule).write(temporary)
+        eot = tokenizers.load(config.tokenizer).eot
+        Manifest(identity, identity["tokenizer"], count, eot, splits, rule).write(temporary)
         if directory.exists():
             shutil.rmtree(directory)
         temporary.rename(directory)
@@ -276,7 +277,7 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
     expected = document_count(config)
     began = time.monotonic()
     with LiveLine(PLAIN_SECONDS, report) as line:
-        for part in encode_batches(batches(documents(config)), permille, workers):
+        for part in encode_batches(batches(documents(config)), permille, config.tokenizer, workers):
             for split, tokens in zip(SPLITS, part[:2], strict=True):
                 writers[split].write(tokens)
             count += part[2]

@@ -41,21 +41,21 @@ def batches(texts: Iterator[str]) -> Iterator[list[str]]:
 Encoded = tuple[bytes, bytes, int]  # training tokens, validation tokens, documents
 
 
-def encode(texts: list[str], permille: int) -> Encoded:
-    """Tokenize documents, an EOT after each, into little-endian uint16 bytes of each split."""
-    encoding = tokenizer.load()
+def encode(texts: list[str], permille: int, name: str) -> Encoded:
+    """Tokenize documents, an EOT after each, into little-endian uint16 bytes of each split. name: of the tokenizer."""
+    encoding = tokenizer.load(name)
     splits: tuple[list[bytes], list[bytes]] = ([], [])
     for text in texts:
         raw = text.encode("utf-8", errors="replace")
         digest = hashlib.sha256(raw).digest()
         to_validation = int.from_bytes(digest[:8], "big") % 1000 < permille
-        tokens = encoding.encode_ordinary(raw.decode("utf-8"))
-        tokens.append(tokenizer.EOT)
+        tokens = encoding.encode(raw.decode("utf-8"))
+        tokens.append(encoding.eot)
         splits[to_validation].append(np.array(tokens, dtype="<u2").tobytes())
     return b"".join(splits[0]), b"".join(splits[1]), len(texts)
 
 
-def encode_batches(batches: Iterator[list[str]], permille: int, workers: int) -> Iterator[Encoded]:
+def encode_batches(batches: Iterator[list[str]], permille: int, name: str, workers: int) -> Iterator[Encoded]:
     """Encode the batches in order. Uses a process pool for long texts, with at most 2 x workers batches queued."""
     first: list[list[str]] = []
     for batch in batches:
@@ -66,16 +66,16 @@ def encode_batches(batches: Iterator[list[str]], permille: int, workers: int) ->
         workers = 1
     if workers == 1:
         for batch in first:
-            yield encode(batch, permille)
+            yield encode(batch, permille, name)
         for batch in batches:
-            yield encode(batch, permille)
+            yield encode(batch, permille, name)
         return
     context = multiprocessing.get_context("spawn")  # forking a process that has threads can hang
     with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
-        ahead: list[Future[Encoded]] = [pool.submit(encode, batch, permille) for batch in first]
+        ahead: list[Future[Encoded]] = [pool.submit(encode, batch, permille, name) for batch in first]
         try:
             for batch in batches:
-                ahead.append(pool.submit(encode, batch, permille))
+                ahead.append(pool.submit(encode, batch, permille, name))
                 if len(ahead) > 2 * workers:
                     yield ahead.pop(0).result()
             while ahead:

@@ -1,25 +1,130 @@
-"""Load GPT-2's byte-pair encoding offline, through tiktoken. The merges ship with the project (OpenAI, MIT licence)."""
+"""The tokenizers: GPT-2's byte-pair encoding, offline through tiktoken, and the bytes of UTF-8.
+
+vocab.bpe ships with the project (OpenAI, MIT licence). Each tokenizer has one id more than its vocabulary of text: the
+end of text (EOT), which stands for no byte. Import needs the standard library only.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-import tiktoken
-
-from gpt2.config.config import VOCABULARY
+from gpt2.config.config import BYTES, GPT2
 from gpt2.system.errors import UserError
+
+if TYPE_CHECKING:
+    import tiktoken
 
 VOCABULARY_FILE = Path(__file__).with_name("vocab.bpe")
 SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-EOT = VOCABULARY - 1  # the merges end before it
+END_OF_TEXT = "<|endoftext|>"
 # The published pattern of GPT-2's pre-tokenizer, in tiktoken's form.
 PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
 
 class TokenizerError(UserError, RuntimeError):
     """The vocabulary file differs from the published one."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids 0 .. eot - 1 and back. fingerprint: SHA-256; equal for tokenizers that give equal ids.
+
+    bytes_per_token: of English text, for estimates.
+    """
+
+    eot: int
+    unit: str  # one id in words
+    bytes_per_token: int
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text. END_OF_TEXT in it is ordinary text; surrogates are joined or replaced."""
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes of the ids; an EOT has none."""
+
+
+class Gpt2Tokenizer:
+    """The encoding of `tiktoken.get_encoding("gpt2")`."""
+
+    eot = GPT2.size - 1  # the merges end before it
+    unit = "GPT-2 token"
+    bytes_per_token = 4
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the vocabulary. TokenizerError where the file differs from the published one."""
+        found = hashlib.sha256(VOCABULARY_FILE.read_bytes()).hexdigest()
+        if found != SHA256:
+            raise TokenizerError(
+                f"{VOCABULARY_FILE} has SHA-256 {found[:12]}..., not {SHA256[:12]}...; fix: git checkout "
+                f"{VOCABULARY_FILE}"
+            )
+        return found
+
+    @functools.cached_property
+    def encoding(self) -> tiktoken.Encoding:
+        """Build the encoding without a network."""
+        import tiktoken
+
+        assert self.fingerprint
+        return tiktoken.Encoding(
+            name="gpt2",
+            explicit_n_vocab=GPT2.size,
+            pat_str=PATTERN,
+            mergeable_ranks=ranks(VOCABULARY_FILE.read_text(encoding="utf-8")),
+            special_tokens={END_OF_TEXT: self.eot},
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self.encoding.encode_ordinary(text)
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return self.encoding.decode_bytes([token for token in ids if token != self.eot])
+
+
+class ByteTokenizer:
+    """The bytes of UTF-8, one id each."""
+
+    eot = BYTES.size - 1
+    unit = "byte"
+    bytes_per_token = 1
+    fingerprint = hashlib.sha256(b"the 256 bytes of UTF-8, then an end of text").hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return list(text.encode())
+        except UnicodeEncodeError:  # surrogates, as in tiktoken: pairs are joined, others replaced
+            return list(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode())
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        return bytes(token for token in ids if token != self.eot)
+
+
+ALL: dict[str, Tokenizer] = {GPT2.name: Gpt2Tokenizer(), BYTES.name: ByteTokenizer()}
+
+
+def load(name: str) -> Tokenizer:
+    """Return the tokenizer that `DataConfig.tokenizer` names."""
+    return ALL[name]
+
+
+def find(fingerprint: str) -> Tokenizer:
+    """Return the tokenizer of a record or a corpus. Fingerprints of unknown origin are of GPT-2's."""
+    return ALL[BYTES.name if fingerprint == ByteTokenizer.fingerprint else GPT2.name]
+
+
+def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """Return the text of the ids, an EOT as END_OF_TEXT. A part of a character becomes U+FFFD."""
+    parts: list[list[int]] = [[]]
+    for token in ids:
+        parts.append([]) if token == tokenizer.eot else parts[-1].append(token)
+    return END_OF_TEXT.join(tokenizer.decode_bytes(part).decode(errors="replace") for part in parts)
 
 
 def _printable_bytes() -> dict[str, int]:
@@ -38,26 +143,3 @@ def ranks(text: str) -> dict[bytes, int]:
             token = bytes(byte_of[character] for part in line.split() for character in part)
             table[token] = len(table)
     return table
-
-
-def fingerprint() -> str:
-    """Return the SHA-256 of the vocabulary. TokenizerError where the file differs from the published one."""
-    found = hashlib.sha256(VOCABULARY_FILE.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise TokenizerError(
-            f"{VOCABULARY_FILE} has SHA-256 {found[:12]}..., not {SHA256[:12]}...; fix: git checkout {VOCABULARY_FILE}"
-        )
-    return found
-
-
-@functools.cache
-def load() -> tiktoken.Encoding:
-    """Build the encoding of `tiktoken.get_encoding("gpt2")` without a network."""
-    fingerprint()
-    return tiktoken.Encoding(
-        name="gpt2",
-        explicit_n_vocab=VOCABULARY,
-        pat_str=PATTERN,
-        mergeable_ranks=ranks(VOCABULARY_FILE.read_text(encoding="utf-8")),
-        special_tokens={"<|endoftext|>": EOT},
-    )

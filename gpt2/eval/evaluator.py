@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from gpt2.config.config import EvaluationConfig
-from gpt2.data import tokenizer
+from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval import hellaswag, validation
 from gpt2.eval.validation import perplexity_of
 from gpt2.model.transformer import GPT2, learned_scalars
@@ -33,12 +33,14 @@ class Evaluator:
         device: str,
         autocast: Callable[[], AbstractContextManager[Any]],
         windows: np.ndarray,
+        tokenizer: Tokenizer,
         settings: EvaluationConfig,
         stop: Stop,
         note: Callable[[str], None],
     ) -> None:
         self.model, self.device, self.autocast = model, device, autocast
-        self.windows, self.settings, self.stop, self.note = windows, settings, stop, note
+        self.windows, self.tokenizer = windows, tokenizer
+        self.settings, self.stop, self.note = settings, stop, note
         self.losses: list[list[float]] = []
         self.window_losses: list[float] = []  # of the last validation: mean nats per window
         self.learned: list[list[Any]] = []
@@ -87,7 +89,7 @@ class Evaluator:
             lambda batch_tokens: hellaswag.score(
                 self.model,
                 items,
-                tokenizer.load(),
+                self.tokenizer,
                 batch_tokens=batch_tokens,
                 block_size=self._block_size,
                 device=self.device,

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tiktoken
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval.validation import evaluating
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
@@ -148,20 +148,20 @@ def digest(items: Sequence[Item]) -> str:
 # --- scoring
 
 
-def encode_pair(encoding: tiktoken.Encoding, query: str, ending: str) -> tuple[list[int], int]:
+def encode_pair(tokenizer: Tokenizer, query: str, ending: str) -> tuple[list[int], int]:
     """Return (tokens of query and ending together, number of the ending's tokens).
 
     A space joins the two and belongs to the ending's first token; so do trailing spaces of the query.
     """
     context = query.rstrip()
-    tokens = encoding.encode_ordinary(query + " " + ending)
-    return tokens, len(tokens) - len(encoding.encode_ordinary(context))
+    tokens = tokenizer.encode(query + " " + ending)
+    return tokens, len(tokens) - len(tokenizer.encode(context))
 
 
 def score(
     model: GPT2,
     items: Sequence[Item],
-    encoding: tiktoken.Encoding,
+    tokenizer: Tokenizer,
     *,
     batch_tokens: int,
     block_size: int,
@@ -176,7 +176,7 @@ def score(
     """
     if not items:
         raise HellaSwagError("there are no HellaSwag items to score; fix: at least one item")
-    pairs = [encode_pair(encoding, item.query, ending) for item in items for ending in item.endings]
+    pairs = [encode_pair(tokenizer, item.query, ending) for item in items for ending in item.endings]
     rows = [(tokens[-(block_size + 1) :], scored) for tokens, scored in pairs]
     sums = [0.0] * len(rows)
     with evaluating(model):

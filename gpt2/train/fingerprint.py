@@ -40,7 +40,7 @@ def initial_record(
         fingerprint=run_record.Fingerprint(
             model=digest(dataclasses.asdict(config.model)),
             data=data_fingerprint,
-            tokenizer=tokenizer.fingerprint(),
+            tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
             batch=digest([plan.batch.effective, plan.batch.block_size]),
             schedule=schedule_digest(config, plan.extended),
             initial_weights=weights_digest(stepper.model, stepper.seed),

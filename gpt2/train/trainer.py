@@ -19,7 +19,7 @@ from gpt2.artifacts.metrics_log import MetricsLog, truncate_metrics
 from gpt2.artifacts.seal import write_sealed
 from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.config import Config
-from gpt2.data import dataset
+from gpt2.data import dataset, tokenizer
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_entry
 from gpt2.hardware import attention_kernels, resolve
@@ -91,6 +91,7 @@ class Run:
             self.device,
             self.stepper.autocast,
             windows,
+            tokenizer.load(config.data.tokenizer),
             config.evaluation,
             stop,
             self.note,

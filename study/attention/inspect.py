@@ -128,13 +128,21 @@ def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
 def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int], InputText]:
     """Return the tokens of `file`, else of the first validation window, else of a built-in sentence.
 
-    The length is at most the smallest block size of the runs. AttentionError for an unreadable or short file.
+    The length is at most the smallest block size of the runs. AttentionError for an unreadable or short
+    file, or runs with several tokenizers.
     """
     longest = min(run.config.model.block_size for run in runs)
+    names = {run.config.data.tokenizer for run in runs}
+    if len(names) > 1:
+        raise AttentionError(
+            f"the runs use several tokenizers ({', '.join(sorted(names))}), so they cannot read one text; fix: inspect "
+            "the runs of one tokenizer"
+        )
+    encoding = tokenizer.load(names.pop())
     if file is not None:
         source = f"the start of {file.name}"
         try:
-            ids = tokenizer.load().encode_ordinary(file.read_text(encoding="utf-8", errors="replace"))
+            ids = encoding.encode(file.read_text(encoding="utf-8", errors="replace"))
         except OSError as error:
             raise AttentionError(
                 f"TEXT={file} cannot be read: {error.strerror}; fix: TEXT=a text file"
@@ -147,9 +155,9 @@ def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int
         ids, source = window, "the first validation window"
     else:
         source = "a built-in sentence, because the data of the run are not on this machine"
-        ids = tokenizer.load().encode_ordinary(SENTENCE)
+        ids = encoding.encode(SENTENCE)
     ids = ids[:longest]
-    pieces = [tokenizer.load().decode([token]) for token in ids if len(ids) <= READABLE]
+    pieces = [tokenizer.decode(encoding, [token]) for token in ids if len(ids) <= READABLE]
     return ids, InputText(source, len(ids), tuple(pieces))
 
 

@@ -22,6 +22,7 @@ CHOICES = (
     "DTYPE_",
     "GPT2_MODEL_",
     "TARGET_",
+    "TOKENIZER_",
 )  # prefixes; the member that is y is the value
 
 

@@ -22,6 +22,7 @@ FREE_SYMBOLS = {
     "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR",
     "GPT2_HARD_LIMIT", "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
+    "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither
 }  # fmt: skip
 BUDGET_SYMBOLS = {"GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"}
 

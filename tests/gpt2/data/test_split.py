@@ -26,7 +26,7 @@ def test_few_small_files_give_training_and_validation_text_without_losing_a_toke
         (folder / f"{number:02d}.txt").write_text(f"Text {number}. " + "All work and some play. " * 80)
     config = source(tmp_path / "d", folder / "*.txt")
     texts = list(sources.documents(config))
-    train, validation, _ = shards.encode(texts, 50)
+    train, validation, _ = shards.encode(texts, 50, "gpt2")
     assert not validation
     messages: list[str] = []
     corpus = prepared(config, messages.append)
@@ -41,7 +41,7 @@ def test_few_small_files_give_training_and_validation_text_without_losing_a_toke
 
 def test_a_single_document_that_is_hashed_to_validation_is_split(tmp_path: Path) -> None:
     texts = (f"Document {n}. " + "All work and some play. " * 80 for n in range(1000))
-    (tmp_path / "one.txt").write_text(next(text for text in texts if shards.encode([text], 50)[1]))
+    (tmp_path / "one.txt").write_text(next(text for text in texts if shards.encode([text], 50, "gpt2")[1]))
     corpus = prepared(source(tmp_path / "d", tmp_path / "one.txt"))
     assert len(corpus.train) > len(corpus.validation) >= shards.SHORTEST_TOKENS
 
@@ -76,10 +76,13 @@ def test_the_split_of_a_document_does_not_depend_on_its_position() -> None:
     texts = [f"text {n}" for n in range(400)]
 
     def decoded(texts: list[str]) -> list[list[str]]:
-        *splits, count = shards.encode(texts, 50)
+        *splits, count = shards.encode(texts, 50, "gpt2")
         assert count == 400
         tokens = [np.frombuffer(split, dtype="<u2").tolist() for split in splits]
-        return [sorted(tokenizer.load().decode(part).split("<|endoftext|>")[:-1]) for part in tokens]
+        return [
+            sorted(tokenizer.decode(tokenizer.load("gpt2"), part).split("<|endoftext|>")[:-1])
+            for part in tokens
+        ]
 
     train, validation = decoded(texts)
     assert decoded(texts[::-1]) == [train, validation]
