@@ -135,13 +135,18 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Validation(JsonObject):
-    """The last validation and the history. tokens: scored at each validation."""
+    """The last validation and the history. tokens: scored at each validation.
+
+    bytes: of UTF-8 that these tokens decode to; an end of text has none. Missing in older records, as is bits_per_byte.
+    """
 
     loss: float | None
     perplexity: float | None
     best_perplexity: float | None
     tokens: Count
     history: tuple[Evaluation, ...]
+    bytes: Missing[Count] = None
+    bits_per_byte: MissingOrNull[float] = None
 
 
 @dataclass(frozen=True)
@@ -286,6 +291,15 @@ class FinishedRecord(RunRecord):
     batch: Batch
     progress: Progress
     validation: FinishedValidation
+
+
+def bits_per_byte(loss: float | None, tokens: int, text_bytes: int | None) -> float | None:
+    """Return the nats of all tokens over ln 2 and over the bytes that they decode to; None where one is unknown.
+
+    loss: mean nats per token. Unlike perplexity the result does not depend on the tokenizer's units (Gao et al. 2020,
+    "The Pile", arXiv:2101.00027, section 3.1).
+    """
+    return loss * tokens / (math.log(2) * text_bytes) if loss is not None and text_bytes else None
 
 
 def append_metrics(file: TextIO, line: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from gpt2.artifacts.run_record import bits_per_byte
 from gpt2.config.config import EvaluationConfig
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval import hellaswag, validation
@@ -45,6 +46,8 @@ class Evaluator:
         self.window_losses: list[float] = []  # of the last validation: mean nats per window
         self.learned: list[list[Any]] = []
         self._block_size = windows.shape[1] - 1
+        self.tokens = int(windows.shape[0]) * self._block_size
+        self.text_bytes = len(tokenizer.decode_bytes(windows[:, 1:].ravel().tolist()))
         self._batch_tokens = validation.EVALUATION_TOKENS[torch.device(device).type]
 
     def due(self, tokens: int) -> bool:
@@ -110,8 +113,10 @@ class Evaluator:
                 "loss": last,
                 "perplexity": perplexity_of(last),
                 "best_perplexity": perplexity_of(best),
-                "tokens": int(self.windows.shape[0]) * self._block_size,
+                "tokens": self.tokens,
                 "history": self.losses,
+                "bytes": self.text_bytes,
+                "bits_per_byte": bits_per_byte(last, self.tokens, self.text_bytes),
             },
             "learned": learned,
         }

@@ -14,6 +14,7 @@ from pages.document import (
     Details,
     Document,
     Figure,
+    Note,
     Only,
     Paragraph,
     Section,
@@ -26,8 +27,9 @@ from study.compare.build import StudyComparison
 from study.compare.checklist import Check
 from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
 from study.compare.sentences import counts, error, order_note, ranking_note, sentences, table_introduction
-from study.records.runs import BASELINE
-from study.report.sentences import change, perplexity, shown
+from study.records.runs import BASELINE, variant_order
+from study.report.build import bits
+from study.report.sentences import change, perplexity, shown, shown_bits
 
 PAGES = (HTML, MARKDOWN)
 ALIGNMENT = (
@@ -53,6 +55,7 @@ def comparison_document(comparison: StudyComparison) -> Document:
     if comparison.checks:
         blocks += [
             _main_section(comparison),
+            _bits_section(comparison),
             _checklist_section(comparison),
             _alignment_section(comparison),
             _order_section(comparison),
@@ -78,6 +81,26 @@ def _main_section(comparison: StudyComparison) -> Section:
             Only((TERMINAL,), [_main_table(comparison, brief=True)]),
         ],
     )
+
+
+def _bits_section(comparison: StudyComparison) -> Section:
+    """Show the final bits per byte; without rows where no record has them."""
+    found: dict[str, dict[str, str]] = {}
+    for study in comparison.studies:
+        for row in study.report.rows:
+            if interval := bits(study.report, row.final_loss):
+                found.setdefault(row.variant, {})[study.label] = shown_bits(interval)
+    labels = [study.label for study in comparison.studies]
+    units = ", ".join(f"{study.label}: one {study.report.unit}" for study in comparison.studies)
+    rows: list[list[Text]] = [
+        [name, *(number_with_detail(found[name].get(label, "-")) for label in labels)]
+        for name in sorted(found, key=variant_order)
+    ]
+    about = Note(
+        f"After the last update, mean over seeds [95 % interval]. A target is {units}. Bits per byte do not depend on "
+        "the tokenizer, but each study has its validation text."
+    )
+    return Section("Bits per byte", [Table(["variant", *labels], rows), about] if rows else [])
 
 
 def _checklist_section(comparison: StudyComparison) -> Section:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpt2.artifacts import metrics_log, seal
-from gpt2.artifacts.run_record import FinishedRecord, HellaSwagEntry, RunRecord
+from gpt2.artifacts.run_record import FinishedRecord, HellaSwagEntry, RunRecord, bits_per_byte
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes, read_json
 from study.stats.statistics import mean
 
@@ -85,6 +85,8 @@ def _own_numbers(record: FinishedRecord) -> Iterator[Check]:
         _exp(min(losses, default=None)),
         "validation.history",
     )
+    bits = bits_per_byte(validation.loss, validation.tokens, validation.bytes)
+    yield "validation.bits_per_byte", validation.bits_per_byte, bits, "validation.loss, tokens and bytes"
     pairs = list(itertools.pairwise(validation.history))
     ordered = sum(a.tokens < b.tokens and a.train_seconds <= b.train_seconds for a, b in pairs)
     yield "validation.history: entries in order", ordered, len(pairs), "their number"

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2.artifacts.run_record import Target
+from gpt2.artifacts.run_record import Target, bits_per_byte
 from gpt2.artifacts.seal import read_sealed
+from gpt2.data import tokenizer
 from gpt2.system.read_files import DamagedFileError
 from ra.names import is_control_arm
 from study.analysis.equivalence import (
@@ -104,6 +105,8 @@ class Report:
     effective_batch: int | None
     block_size: int | None
     validation_tokens: int | None
+    validation_bytes: int | None
+    unit: str  # of a loss: a token of the tokenizer, in words
     target: Target | None
     notes: list[str]
     cut: list[str]
@@ -168,6 +171,10 @@ def build_report(study_dir: Path) -> Report:
         effective_batch=first.batch.effective if first else None,
         block_size=first.batch.block_size if first else None,
         validation_tokens=first.validation.tokens if first else None,
+        validation_bytes=next(
+            (run.record.validation.bytes for run in used if run.record.validation.bytes), None
+        ),
+        unit=tokenizer.find(first.fingerprint.tokenizer if first else "").unit,
         target=first.target if first else None,
         notes=_notes(
             [
@@ -223,6 +230,17 @@ def ended_runs(report: Report) -> list[Run]:
     return [run for run in report.used if run.name not in report.cut or run.variant not in known]
 
 
+def bits(report: Report, loss: Interval | None) -> Interval | None:
+    """Convert a validation loss to bits per byte; None where no record has the bytes of the validation windows."""
+    if loss is None or not report.validation_tokens or not report.validation_bytes:
+        return None
+    mean, low, high = (
+        bits_per_byte(end, report.validation_tokens, report.validation_bytes)
+        for end in (loss.mean, loss.low, loss.high)
+    )
+    return None if mean is None else dataclasses.replace(loss, mean=mean, low=low, high=high)
+
+
 def _plan(study_dir: Path, name: str) -> tuple[Plan | None, list[str]]:
     """Read a plan file of the study, or return why it cannot be read."""
     try:
@@ -273,4 +291,7 @@ def as_json(report: Report) -> dict[str, Any]:
                 part: None if row[key][part] is None else math.exp(min(row[key][part], 700.0))
                 for part in ("mean", "low", "high")
             }
+    for row, own in zip(value["rows"], report.rows, strict=True):
+        found = bits(report, own.final_loss)
+        row["bits_per_byte"] = found and {part: getattr(found, part) for part in ("mean", "low", "high")}
     return {"schema": 1} | value

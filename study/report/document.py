@@ -26,7 +26,7 @@ from study.attention.data import InputText, read_study
 from study.attention.page import report_section
 from study.records.runs import BASELINE, Run
 from study.report import figures_final, sections
-from study.report.build import Report, Row
+from study.report.build import Report, Row, bits
 from study.report.detectable import sensitivity_sentences
 from study.report.facts import facts_section
 from study.report.method import method
@@ -126,10 +126,14 @@ def _terminal_table(report: Report) -> Table:
         "variant": lambda row: row.variant[:14],
         "seeds": sections.seeds_cell,
         "perplexity [95 %]": lambda row: shown(row.final_loss),
+        "bits/byte": lambda row: f"{found.mean:.3f}" if (found := bits(report, row.final_loss)) else "-",
         f"to {BASELINE}": lambda row: percent(row.against_baseline.mean) if row.against_baseline else "-",
         "HellaSwag": lambda row: score(row.hellaswag),
         "tokens": lambda row: f"{row.tokens / 1e6:,.2f}M",
         "tok/s": sections.tokens_per_second,
-        "GiB": sections.gibibytes,
     }
+    if not report.validation_bytes:  # records of older versions
+        del columns["bits/byte"]
+    if all(row.hellaswag.acc is None for row in report.rows):
+        del columns["HellaSwag"]
     return Table.of(report.rows, columns)

@@ -11,8 +11,9 @@ from study.report.sentences import size
 def method(report: Report) -> list[str]:
     """One sentence or more on each part of the report."""
     lines = [
-        "Losses are mean nats a token on fixed validation windows; perplexity is exp(loss). Means, intervals and "
-        "differences are computed from losses: a difference is the logarithm of a ratio of perplexities.",
+        f"Losses are mean nats per {report.unit} on fixed validation windows; perplexity is exp(loss). Means, "
+        "intervals and differences are computed from losses: a difference is the logarithm of a ratio of perplexities.",
+        *_bits(report),
         '"final" is the last update. "best" is the lowest evaluation of a run; it is biased low for every variant.',
         f"Differences to {BASELINE} are paired by seed: both runs saw the same batches in the same order from the same "
         "initial weights. Their intervals are Student's t over seeds, one by one, not adjusted for the number of "
@@ -47,6 +48,17 @@ def method(report: Report) -> list[str]:
             "arms vary as much as fully swapped ones."
         )
     return lines
+
+
+def _bits(report: Report) -> list[str]:
+    if not report.validation_bytes:
+        return []
+    return [
+        "Bits per byte are the nats of all validation targets, over ln 2 and over the number of UTF-8 bytes that these "
+        f"targets decode to ({report.validation_tokens:,} targets, {report.validation_bytes:,} bytes; an end of text "
+        "has none). They compare models with different tokenizers on the same text (Gao et al. 2020, arXiv:2101.00027, "
+        "section 3.1). Percent of perplexity refer to one target of this study's tokenizer."
+    ]
 
 
 def _verdict(report: Report) -> list[str]:

@@ -11,12 +11,12 @@ from pages.markup import Text, number_with_detail
 from study.records.curves import probabilities, thinned, training_curves, validation_curves
 from study.records.runs import BASELINE, losses
 from study.report import figures, figures_final, figures_ranking
-from study.report.build import Report, Row, ended_runs
-from study.report.sentences import difference, hours_text, item_result, score, seeds_text, shown
+from study.report.build import Report, Row, bits, ended_runs
+from study.report.sentences import difference, hours_text, item_result, score, seeds_text, shown, shown_bits
 
 ABOUT_RESULTS = (
-    f"Perplexity after the last update, mean over seeds [95 % interval]. The difference to {BASELINE} is paired by "
-    "seed, in percent of perplexity; lower is better."
+    "after the last update, mean over seeds [95 % interval]. The difference to "
+    f"{BASELINE} is paired by seed, in percent of perplexity; lower is better."
 )
 ABOUT_VERDICT = "The first screen gives the verdicts."
 ABOUT_CONTROLS = f"A verdict compares with the mean of the control arms, not with {BASELINE} alone."
@@ -63,13 +63,16 @@ def results_section(report: Report) -> Section:
         "variant": lambda row: color_label(row.variant, report.variants),
         "seeds": seeds_cell,
         "final perplexity": lambda row: number_with_detail(shown(row.final_loss, len(row.seeds))),
+        "bits per byte": lambda row: number_with_detail(shown_bits(bits(report, row.final_loss))),
         "best perplexity": lambda row: number_with_detail(shown(row.best_loss, len(row.seeds))),
         f"final against {BASELINE}": lambda row: number_with_detail(
             difference(row.against_baseline, len(row.seeds))
         ),
         "HellaSwag (norm)": lambda row: score(row.hellaswag, norm=True),
     }
-    about = f"{ABOUT_RESULTS} {ABOUT_VERDICT if report.verdicts else ''}"
+    if not report.validation_bytes:  # records of older versions
+        del columns["bits per byte"]
+    about = f"Perplexity per {report.unit} {ABOUT_RESULTS} {ABOUT_VERDICT if report.verdicts else ''}"
     if any(max(verdict.controls) > 1 for verdict in report.verdicts):
         about += f" {ABOUT_CONTROLS}"
     several = len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1

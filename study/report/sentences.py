@@ -43,6 +43,11 @@ def shown(interval: Interval | None, seeds: int | None = None) -> str:
     return f"{perplexity(interval.mean)}{_interval(interval, perplexity)}{_of_fewer(interval, seeds)}"
 
 
+def shown_bits(interval: Interval | None) -> str:
+    """Bits per byte with the interval."""
+    return "-" if interval is None else f"{interval.mean:.3f}{_interval(interval, lambda end: f'{end:.3f}')}"
+
+
 def difference(interval: Interval | None, seeds: int | None = None) -> str:
     """A paired difference as a change of perplexity with its interval. seeds: as in `shown`."""
     if interval is None:

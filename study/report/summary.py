@@ -174,7 +174,7 @@ def next_step(report: Report) -> Text:
 def context(report: Report) -> list[str]:
     """The limits of the verdicts: the speed, the noise, runs that do not count."""
     controls = [row.variant for row in report.rows if row.control]
-    lines = list(map(speed_sentence, report.speeds))
+    lines = [f"Perplexity is per {report.unit}.", *map(speed_sentence, report.speeds)]
     if len(controls) > 1:
         lines.append(one_class(controls))
     if report.floor:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpt2.config.config import load_config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError
 from kconfig import commands, rules
@@ -193,6 +194,16 @@ def test_an_outdated_config_is_refused_and_olddefconfig_updates_it(old, new, sym
     run("olddefconfig")
     assert Path(".config").read_text() == text
     assert "up to date" in capsys.readouterr().out
+
+
+def test_a_config_from_before_the_choice_of_a_tokenizer_means_gpt2s():
+    defconfig()
+    edited("# CONFIG_TOKENIZER_GPT2 is not set", "")
+    edited("CONFIG_TOKENIZER_BYTES=y", "")
+    assert "make olddefconfig (it adds CONFIG_TOKENIZER_GPT2=y)" in refusal("check")
+    run("olddefconfig")
+    commands.check()
+    assert load_config(".config").data.tokenizer == "gpt2"
 
 
 @pytest.mark.parametrize("command", ["check", "olddefconfig", "savedefconfig"])

@@ -102,6 +102,9 @@ def with_derived(value: dict[str, Any]) -> dict[str, Any]:
         losses = [loss for _, _, loss in validation["history"] if loss is not None]
         validation["perplexity"] = math.exp(validation["loss"])
         validation["best_perplexity"] = math.exp(min(losses))
+        if "bytes" in validation:
+            nats = validation["loss"] * validation["tokens"]
+            validation["bits_per_byte"] = nats / math.log(2) / validation["bytes"]
     return value
 
 

@@ -50,8 +50,8 @@ def test_synthetic_items_are_as_long_as_the_published_ones(synthetic: list[Item]
 
 def lengths(items: Sequence[Item]) -> tuple[list[int], list[int]]:
     """Tokens of every query and of every ending, as the scorer counts them."""
-    encoding = tokenizer.load()
-    queries = [len(encoding.encode_ordinary(item.query)) for item in items]
+    encoding = tokenizer.load("gpt2")
+    queries = [len(encoding.encode(item.query)) for item in items]
     endings = [
         hellaswag.encode_pair(encoding, item.query, ending)[1] for item in items for ending in item.endings
     ]

@@ -116,6 +116,16 @@ def test_a_missing_symbol_is_named(missing):
     assert "make olddefconfig" in message
 
 
+def test_the_tokenizer_sets_the_vocabulary_and_a_config_without_one_uses_gpt2s():
+    old = Config.from_symbols(symbols())
+    gpt2 = Config.from_symbols(symbols(TOKENIZER_GPT2="y", TOKENIZER_BYTES="n"))
+    assert (old.model, old.data) == (gpt2.model, gpt2.data)
+    assert gpt2.data.tokenizer == "gpt2"
+    config = Config.from_symbols(symbols(TOKENIZER_GPT2="n", TOKENIZER_BYTES="y"))
+    assert (config.model.vocabulary, config.model.padded_vocabulary) == (257, 384)
+    assert config.data.tokenizer == "bytes"
+
+
 def test_a_computed_symbol_that_is_n_may_be_missing():
     assert Config.from_symbols(symbols(SCALE_CPU=None)).target.scale_cpu is False
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ def test_a_corpus_holds_every_document_once_with_an_end_of_text_after_each(tmp_p
     texts: list[str] = []
     for part in (corpus.train, corpus.validation):
         tokens = part.read(0, len(part)).tolist()
-        assert tokens[-1] == tokenizer.EOT
-        texts += tokenizer.load().decode(tokens).split("<|endoftext|>")[:-1]
+        assert tokens[-1] == tokenizer.load("gpt2").eot
+        texts += tokenizer.decode(tokenizer.load("gpt2"), tokens).split("<|endoftext|>")[:-1]
     expected = [path.read_text() for path in (tmp_path / "texts").iterdir()]
     assert sorted(texts) == sorted(expected)
     assert corpus.manifest.documents == 60
@@ -38,10 +39,10 @@ def test_a_corpus_does_not_depend_on_the_number_of_workers(
 
 
 def test_an_end_of_text_marker_in_a_document_is_ordinary_text() -> None:
-    train, validation, _ = shards.encode(["a <|endoftext|> b"], 0)
+    train, validation, _ = shards.encode(["a <|endoftext|> b"], 0, "gpt2")
     tokens = np.frombuffer(train + validation, dtype="<u2").tolist()
-    assert tokens.count(tokenizer.EOT) == 1
-    assert tokens[-1] == tokenizer.EOT
+    assert tokens.count(tokenizer.load("gpt2").eot) == 1
+    assert tokens[-1] == tokenizer.load("gpt2").eot
 
 
 def test_a_second_preparation_does_nothing_and_a_changed_source_is_prepared(tmp_path: Path) -> None:
@@ -134,6 +135,20 @@ def test_the_manifest_records_source_files_and_tokenizer(tmp_path: Path) -> None
     manifest = json.loads((directory / "manifest.json").read_text())
     assert len(manifest["source"]["files"]) == 60
     assert manifest["tokenizer"] == tokenizer.SHA256
+
+
+def test_prepared_data_of_the_two_tokenizers_lie_side_by_side(tmp_path: Path) -> None:
+    files = write_documents(tmp_path / "texts")
+    configs = {name: replace(source(tmp_path / "data", files), tokenizer=name) for name in tokenizer.ALL}
+    corpora = {name: prepared(config) for name, config in configs.items()}
+    folders = {dataset.corpus_directory(config)[0] for config in configs.values()}
+    assert len(folders) == len({corpus.fingerprint for corpus in corpora.values()}) == 2
+    texts = []
+    for name, corpus in corpora.items():
+        each, streams = tokenizer.load(name), (corpus.train, corpus.validation)
+        assert corpus.manifest.end_of_text == each.eot
+        texts.append([tokenizer.decode(each, stream.read(0, len(stream)).tolist()) for stream in streams])
+    assert texts[0] == texts[1]  # the same documents in the same split
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1000])

@@ -1,25 +1,74 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.data import tokenizer
+from gpt2.config.config import TOKENIZERS
+from gpt2.data import shards, tokenizer
+from gpt2.data.tokenizer import ALL, decode
 from tests.published import published
 
+ANY = st.one_of(
+    st.text(st.characters(), max_size=40),  # with surrogates
+    st.lists(st.sampled_from(["\ud83d", "\ude00", "\udc80", "é", "€", "😀", " ", "a"])).map("".join),
+)
+names = pytest.mark.parametrize("name", sorted(ALL))
 
-@given(st.text())
-def test_decoding_restores_the_encoded_text(text: str) -> None:
-    encoding = tokenizer.load()
-    assert encoding.decode(encoding.encode_ordinary(text)) == text
+
+def joined(text: str) -> str:
+    """Join pairs of surrogates and replace the others, by the UTF-16 codec alone."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+@names
+@given(text=ANY)
+def test_decoding_restores_the_encoded_text_with_its_surrogates_joined_or_replaced(
+    name: str, text: str
+) -> None:
+    each = tokenizer.load(name)
+    ids = each.encode(text)
+    assert all(0 <= token < each.eot for token in ids)
+    assert each.decode_bytes(ids) == joined(text).encode()
+    assert decode(each, ids) == joined(text)
+
+
+@given(st.binary())
+def test_bytes_restore_any_bytes(raw: bytes) -> None:
+    assert tokenizer.load("bytes").decode_bytes(raw) == raw
+
+
+@names
+@given(texts=st.lists(ANY))
+def test_documents_are_separated_by_an_end_of_text_also_empty_ones(name: str, texts: list[str]) -> None:
+    each = tokenizer.load(name)
+    train, validation, count = shards.encode(texts, 0, name)
+    ids = np.frombuffer(train, "<u2").tolist()
+    expected = [text.encode("utf-8", "replace").decode() for text in texts]
+    assert (validation, count, ids.count(each.eot)) == (b"", len(texts), len(texts))
+    assert decode(each, ids) == "".join(text + tokenizer.END_OF_TEXT for text in expected)
+    assert each.decode_bytes(ids) == "".join(expected).encode()
+
+
+@names
+def test_a_tokenizer_has_the_ids_of_its_configuration(name: str) -> None:
+    each = tokenizer.load(name)
+    (ids,) = [ids for ids in TOKENIZERS.values() if ids.name == name]
+    assert each.eot == ids.size - 1 < ids.padded < 2**16  # shards are uint16
+    assert tokenizer.find(each.fingerprint) is each
+
+
+def test_the_two_tokenizers_have_different_fingerprints() -> None:
+    assert len({each.fingerprint for each in ALL.values()}) == len(ALL) == 2
 
 
 def test_known_texts_have_the_tokens_of_gpt2() -> None:
-    encoding = tokenizer.load()
-    assert encoding.encode_ordinary("Hello world") == [15496, 995]
-    assert encoding.encode("<|endoftext|>", allowed_special="all") == [tokenizer.EOT]
-    assert encoding.n_vocab == 50257
+    gpt2 = tokenizer.Gpt2Tokenizer()
+    assert gpt2.encode("Hello world") == [15496, 995]
+    assert gpt2.encoding.encode("<|endoftext|>", allowed_special="all") == [gpt2.eot]
+    assert gpt2.encoding.n_vocab == 50257
 
 
 def test_every_token_has_the_published_id() -> None:
@@ -41,4 +90,4 @@ def test_another_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     other.write_text("#version: 0.2\na b\n")
     monkeypatch.setattr(tokenizer, "VOCABULARY_FILE", other)
     with pytest.raises(tokenizer.TokenizerError, match="fix: git checkout"):
-        tokenizer.fingerprint()
+        _ = tokenizer.Gpt2Tokenizer().fingerprint

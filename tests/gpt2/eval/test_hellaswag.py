@@ -6,11 +6,11 @@ import math
 import random
 
 import pytest
-import tiktoken
 import torch
 from torch import Tensor, nn
 
 from gpt2.data import tokenizer
+from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval import hellaswag
 from gpt2.eval.evaluator import hellaswag_entry
 from gpt2.eval.hellaswag import HellaSwag, HellaSwagError, Item
@@ -28,21 +28,21 @@ FOLDED = 509  # tokens that a small model knows
 class Folded:
     """GPT-2's tokens, each as its remainder: as many and in the same places, for a model with few logits."""
 
-    def __init__(self, encoding: tiktoken.Encoding) -> None:
+    def __init__(self, encoding: Tokenizer) -> None:
         self.encoding = encoding
 
-    def encode_ordinary(self, text: str) -> list[int]:
-        return [token % FOLDED for token in self.encoding.encode_ordinary(text)]
+    def encode(self, text: str) -> list[int]:
+        return [token % FOLDED for token in self.encoding.encode(text)]
+
+
+@pytest.fixture(scope="module", params=sorted(tokenizer.ALL))
+def encoding(request: pytest.FixtureRequest) -> Tokenizer:
+    return tokenizer.load(request.param)
 
 
 @pytest.fixture(scope="module")
-def encoding() -> tiktoken.Encoding:
-    return tokenizer.load()
-
-
-@pytest.fixture(scope="module")
-def model() -> GPT2:
-    return telling_model(50257)
+def model(encoding: Tokenizer) -> GPT2:
+    return telling_model(encoding.eot + 1)
 
 
 def telling_model(vocabulary: int) -> GPT2:
@@ -63,7 +63,7 @@ def telling_model(vocabulary: int) -> GPT2:
     return model.double()
 
 
-def score(model: nn.Module, items: list[Item], encoding: tiktoken.Encoding | Folded, **changes) -> HellaSwag:
+def score(model: nn.Module, items: list[Item], encoding: Tokenizer | Folded, **changes) -> HellaSwag:
     settings = {"batch_tokens": 2048, "block_size": 256, "device": "cpu", "autocast": contextlib.nullcontext}
     return hellaswag.score(model, items, encoding, **(settings | changes))
 
@@ -93,11 +93,11 @@ def reference_texts(line: str) -> tuple[str, list[str], int]:
 
 
 def reference_log_likelihood(
-    model: GPT2, encoding: tiktoken.Encoding | Folded, query: str, ending: str, block_size: int
+    model: GPT2, encoding: Tokenizer | Folded, query: str, ending: str, block_size: int
 ) -> float:
     """One ending, no batch, all logits: the sum of log p over the tokens after those of the bare query."""
-    whole = encoding.encode_ordinary(f"{query} {ending}")
-    start = len(encoding.encode_ordinary(query.rstrip(" ")))
+    whole = encoding.encode(f"{query} {ending}")
+    start = len(encoding.encode(query.rstrip(" ")))
     cut = max(0, len(whole) - block_size - 1)
     with torch.no_grad():
         log_p = torch.log_softmax(model(torch.tensor([whole[cut:-1]]))[0], dim=-1)
@@ -136,7 +136,7 @@ def test_fixture_scores_equal_an_unbatched_reference(model: GPT2, encoding, bloc
     check_against_the_reference(model, encoding, lines, block_size, found)
 
 
-def test_hundreds_of_real_scores_equal_an_unbatched_reference(encoding: tiktoken.Encoding) -> None:
+def test_hundreds_of_real_scores_equal_an_unbatched_reference(encoding: Tokenizer) -> None:
     items = real_items(REAL_ITEMS)
     model, folded = telling_model(FOLDED), Folded(encoding)
     found = score(model, items, folded)
@@ -183,8 +183,8 @@ def test_a_score_records_the_digest_of_its_items(model: GPT2, encoding) -> None:
 
 def test_trailing_spaces_of_a_query_move_to_the_ending(encoding) -> None:
     tokens, scored = hellaswag.encode_pair(encoding, "One two. ", "Three")
-    assert encoding.decode(tokens) == "One two.  Three"
-    assert encoding.decode(tokens[-scored:]) == "  Three"
+    assert tokenizer.decode(encoding, tokens) == "One two.  Three"
+    assert tokenizer.decode(encoding, tokens[-scored:]) == "  Three"
 
 
 # --- an oracle, an adversary, a model that is broken
@@ -207,7 +207,7 @@ class Judge(nn.Module):
         return torch.where(torch.tensor(found)[:, None], 0.001, 9.0) * scored
 
 
-def tokens_of(encoding: tiktoken.Encoding, item: Item, labels: list[int]) -> set[tuple[int, ...]]:
+def tokens_of(encoding: Tokenizer, item: Item, labels: list[int]) -> set[tuple[int, ...]]:
     encoded = (hellaswag.encode_pair(encoding, item.query, item.endings[label]) for label in labels)
     return {tuple(tokens[-scored:]) for tokens, scored in encoded}
 

@@ -1,0 +1,67 @@
+"""Bits per byte in report and comparison, and their absence for older records."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from gpt2.data import tokenizer
+from pages.document import render_markdown, render_terminal
+from study.compare.build import build_comparison
+from study.compare.sections import comparison_document
+from study.report.build import as_json, build_report
+from study.report.document import report_document, terminal_document
+from tests.study.sample_records import a_study, edit
+
+
+def with_bytes(folder: Path, text_bytes: int, name: str) -> Path:
+    """Return a study whose records have bits per byte, of the named tokenizer."""
+    study = a_study(folder)
+    for path in sorted((study / "runs").iterdir()):
+        fingerprint = {"tokenizer": tokenizer.load(name).fingerprint}
+        edit(study, path.name, validation={"bytes": text_bytes}, fingerprint=fingerprint)
+    return study
+
+
+def test_a_report_shows_bits_per_byte_and_the_unit_of_perplexity(tmp_path: Path) -> None:
+    study = with_bytes(tmp_path / "study", 4000, "bytes")
+    report = build_report(study)
+    row = as_json(report)["rows"][0]
+    assert row["bits_per_byte"]["mean"] == pytest.approx(
+        row["final_loss"]["mean"] * 4096 / math.log(2) / 4000
+    )
+    expected = f"{row['bits_per_byte']['mean']:.3f}"
+    for page in (
+        render_markdown(report_document(report, study)),
+        terminal := render_terminal(terminal_document(report)),
+    ):
+        assert expected in page
+        assert "Perplexity is per byte." in page
+    assert max(map(len, terminal.splitlines())) <= 100
+    assert "4,096 targets, 4,000 bytes" in render_markdown(report_document(report, study))
+
+
+def test_a_report_of_older_records_has_no_bits_per_byte(tmp_path: Path) -> None:
+    study = a_study(tmp_path / "study")
+    report = build_report(study)
+    assert as_json(report)["rows"][0]["bits_per_byte"] is None
+    page = render_markdown(report_document(report, study)) + render_terminal(terminal_document(report))
+    assert "its per byte" not in page
+    assert "Perplexity is per GPT-2 token." in page
+
+
+def test_a_record_whose_bits_do_not_follow_from_its_loss_does_not_count(tmp_path: Path) -> None:
+    study = with_bytes(tmp_path / "study", 4000, "bytes")
+    path = study / "runs" / "B0" / "run.json"
+    path.write_text(path.read_text().replace('"bytes": 4000', '"bytes": 4001'))
+    assert [run.name for run in build_report(study).uncounted] == ["B0"]
+
+
+def test_two_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
+    paths = [with_bytes(tmp_path / name, count, name) for name, count in (("bytes", 4000), ("gpt2", 16000))]
+    comparison = build_comparison(paths)
+    assert not comparison.absolute
+    page = render_markdown(comparison_document(comparison))
+    assert "bytes: one byte, gpt2: one GPT-2 token" in page
+    for study in comparison.studies:
+        assert f"{as_json(study.report)['rows'][0]['bits_per_byte']['mean']:.3f}" in page
