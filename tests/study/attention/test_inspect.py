@@ -144,9 +144,22 @@ def test_the_text_is_the_start_of_the_file_or_a_sentence_without_data(
 ) -> None:
     run = inspect.load_run(a_run(tmp_path, config_file, "B"))
     ids, words = inspect.choose_text([run], text_of("one two three", tmp_path))
-    assert (len(ids), words.tokens, words.pieces) == (3, 3, ("one", " two", " three"))
+    assert (len(ids), words.tokens, words.pieces) == (13, 13, tuple("one two three"))
     assert len(inspect.choose_text([run], text_of("word " * 500, tmp_path))[0]) == 32
     assert inspect.choose_text([run], None)[1].source.startswith("a built-in sentence")
+
+
+def test_runs_with_several_tokenizers_are_refused(tmp_path: Path, config_file: Path) -> None:
+    run = inspect.load_run(a_run(tmp_path, config_file, "B"))
+    data = dataclasses.replace(run.config.data, tokenizer="gpt2")
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data))
+    assert inspect.choose_text([other], text_of("one two three", tmp_path))[1].pieces == (
+        "one",
+        " two",
+        " three",
+    )
+    with pytest.raises(inspect.AttentionError, match=r"several tokenizers \(bytes, gpt2\)"):
+        inspect.choose_text([run, other], None)
 
 
 def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path) -> None:
