@@ -19,8 +19,16 @@ OUT_OF_MEMORY = (
     "out of memory",
     "std::bad_alloc",
     "Cannot allocate memory",
-    "STATUS_ALLOC_FAILED",  # of cuBLAS, hipBLAS and cuDNN
+    "STATUS_ALLOC_FAILED",  # of cuBLAS, cuSPARSE, hipBLAS and cuDNN
+    "ALLOCATION_FAILED",  # of cuDNN's internal errors
+    "rocblas_status_memory_error",
+    "miopenStatusAllocFailed",
     "could not create a memory object",  # oneDNN
+)
+# of torch.compile: Triton's and the CPU's; a compiler's command that failed, for example without Python.h
+NO_COMPILER = re.compile(
+    r"Failed to find C compiler|No working C\+\+ compiler|C\+\+ compile error|working triton installation|Python\.h|"
+    r"Command '\['[^']*(?:cc|clang|\+\+)[\d.-]*'"
 )
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
@@ -42,6 +50,18 @@ def device_fault(error: BaseException) -> bool:
         isinstance(link, RuntimeError)
         and re.search(r"\b(CUDA|HIP) error: (?!no kernel image|invalid device function)", str(link))
         for link in chain(error)
+    )
+
+
+def explain_missing_compiler(error: BaseException) -> str:
+    """Return what torch.compile lacks and the fix; empty if no compiler failed."""
+    found = next((link for link in chain(error) if NO_COMPILER.search(str(link))), None)
+    if found is None:
+        return ""
+    reason = next(line for line in str(found).splitlines() if NO_COMPILER.search(line)).strip()
+    return (
+        f"torch.compile has no working compiler: {reason}; fix: install gcc and Python's headers (python3-dev), or set "
+        "CONFIG_COMPILE=n, which trains without torch.compile"
     )
 
 

@@ -24,7 +24,12 @@ from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_entry
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.system import files
-from gpt2.system.resource_errors import disk_full, explain_full_disk, out_of_memory
+from gpt2.system.resource_errors import (
+    disk_full,
+    explain_full_disk,
+    explain_missing_compiler,
+    out_of_memory,
+)
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.clocks import Clocks, unevenness
 from gpt2.train.fingerprint import initial_record
@@ -315,7 +320,7 @@ class Run:
         elif out_of_memory(error):
             status, reason = "failed", f"out of memory at micro-batch {self.plan.batch.micro}: {error}"
         else:
-            status, reason = "failed", f"{type(error).__name__}: {error}"
+            status, reason = "failed", explain_missing_compiler(error) or f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):  # the caller reports the error itself
             self.write_record(status, reason)
 

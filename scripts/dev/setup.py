@@ -103,12 +103,16 @@ def make_venv() -> None:
 
 
 def install_torch(torch: str) -> None:
-    """Install the build of torch for the hardware. The CPU build saves gigabytes on a machine without a GPU."""
-    if works("import torch"):
-        return
+    """Install the build of torch for the hardware. The CPU build saves gigabytes on a machine without a GPU.
+
+    An existing torch is not replaced, but on a machine with an AMD GPU only a ROCm build will do.
+    """
     from gpt2.hardware.detect import detect_hardware
 
     kind = detect_hardware().kind if sys.platform == "linux" else "other"
+    fits = "import torch; assert torch.version.hip" if kind == "rocm" else "import torch"
+    if works(fits):
+        return
     build, backend = {"cpu": ("CPU", "cpu"), "rocm": ("ROCm", "auto")}.get(kind, ("default", ""))
     say(f"installing torch ({build} build{'' if backend else '; on Linux with CUDA, some gigabytes'})")
     if not backend and pip(torch):
@@ -116,11 +120,14 @@ def install_torch(torch: str) -> None:
     if kind == "cpu" and pip(TORCH_ON_CPU, quiet_failure=True):
         return
     uv = [python(), "-m", "uv", "pip", "install", "--quiet", "--python", python(), "--torch-backend", backend]
-    if backend and pip("uv") and not subprocess.run([*uv, torch]).returncode:
+    if backend and pip("uv") and not subprocess.run([*uv, torch]).returncode and works(fits):
         return
+    by_hand = f"a build (for CUDA, some gigabytes): {python()} -m pip install '{torch}'"
+    if kind == "rocm":
+        by_hand = f"torch's ROCm build with {python()} -m pip"
     raise UserError(
-        f"no {build} build of torch could be installed; fix: make (it tries again), or install a build (for CUDA, some "
-        f"gigabytes): {python()} -m pip install '{torch}', or name an interpreter that has torch: make PYTHON=python3"
+        f"no {build} build of torch could be installed; fix: make (it tries again), or install {by_hand}, "
+        "or name an interpreter that has torch: make PYTHON=python3"
     )
 
 

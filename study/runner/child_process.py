@@ -19,6 +19,7 @@ from gpt2.system.read_files import DamagedFileError, parse_json
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
 EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6
 PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
+COMPILE_PATIENCE_SECONDS = 600.0  # before the first step ended, which torch.compile can make minutes long
 # Training allocates the same large buffers at every step. A heap that never returns them avoids their page faults.
 KEEP_HEAP = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864"
 # An OpenMP thread that waits for another spins this many times, then sleeps. libgomp's default spins longer: two busy
@@ -67,6 +68,8 @@ class Event:
 class Child:
     """`python -m scripts.train ...`; its events come through a pipe, all other output goes to its log file."""
 
+    patience = COMPILE_PATIENCE_SECONDS  # for it to stop
+
     def __init__(
         self, arguments: list[str], log: Path, lock: int | None = None, module: str = "scripts.train"
     ) -> None:
@@ -100,6 +103,8 @@ class Child:
             except DamagedFileError:
                 event = None
             if isinstance(event, dict) and "event" in event:
+                if event["event"] == "train":
+                    self.patience = PATIENCE_SECONDS
                 yield event
             else:
                 self._log_file.write(line)
@@ -112,11 +117,11 @@ class Child:
         return status
 
     def stop(self) -> int:
-        """Ask the process to save and stop; kill it after PATIENCE_SECONDS."""
+        """Ask the process to save and stop; kill it after its patience."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.communicate(timeout=PATIENCE_SECONDS)
+            self.process.communicate(timeout=self.patience)
         except subprocess.TimeoutExpired:
             self.kill()
         return self.wait()

@@ -54,7 +54,12 @@ def main() -> int:
 
 def _explain(error: Exception, folder: Path) -> int:
     """Write the error as the last line of the log; return its exit status."""
-    from gpt2.system.resource_errors import disk_full, explain_full_disk, out_of_memory
+    from gpt2.system.resource_errors import (
+        disk_full,
+        explain_full_disk,
+        explain_missing_compiler,
+        out_of_memory,
+    )
     from gpt2.train.step import NotFiniteError
 
     status, text = EXIT_FAILED, f"{error}"
@@ -66,7 +71,7 @@ def _explain(error: Exception, folder: Path) -> int:
         status = EXIT_NOT_FINITE
     elif not isinstance(error, UserError):
         traceback.print_exc()
-        text = f"{type(error).__name__}: {error}"
+        text = explain_missing_compiler(error) or f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):  # the log may be on the full disk
         print(f"error: {' '.join(text.split())}", file=sys.stderr)
     return status

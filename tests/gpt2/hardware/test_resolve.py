@@ -304,6 +304,26 @@ def test_autograd_graphs_that_were_compiled_for_another_kernel_are_not_used(
         assert os.environ[name] == after
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("h200", {}, "expandable_segments:True"),
+        ("generic-cuda", {}, "expandable_segments:True"),
+        ("w7900", {}, None),
+        ("cpu", {}, None),
+        ("h200", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),
+        ("h200", {"PYTORCH_ALLOC_CONF": ""}, ""),
+    ],
+)
+def test_the_allocator_of_nvidia_cards_has_segments_that_grow_unless_the_user_sets_it(
+    name: str, before: dict[str, str], after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(before))
+    export_environment(name)
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == after
+    assert before.items() <= os.environ.items()
+
+
 def test_an_unsuitable_scale_gives_a_notice_with_the_command() -> None:
     assert scale_notice(config(detected="cpu"), "h200") == (
         "notice: .config is scaled to a CPU study, but this machine has NVIDIA H200 141 GB; "

@@ -1,6 +1,7 @@
 """Exhausted memory and disk are recognised in the errors of the libraries."""
 
 import errno
+import os
 import resource
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from gpt2.system.resource_errors import (
     device_fault,
     disk_full,
     explain_full_disk,
+    explain_missing_compiler,
     free_bytes,
     gib,
     out_of_memory,
@@ -52,6 +54,10 @@ def test_an_exceeded_memory_limit_is_out_of_memory() -> None:
         RuntimeError("HIP out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"),
+        RuntimeError("rocBLAS error: rocblas_status_memory_error"),
+        RuntimeError("miopenStatusAllocFailed"),
         RuntimeError("std::bad_alloc"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
@@ -120,3 +126,46 @@ def test_free_space_is_that_of_the_nearest_existing_folder(tmp_path: Path) -> No
     assert abs(free_bytes(tmp_path / "not" / "yet") - free_bytes(tmp_path)) < 2**30
     assert gib(3 * 2**30) == "3.0 GiB"
     assert gib(5 * 2**20) == "5 MiB"
+
+
+COMPILE = """
+import sys, torch
+from gpt2.system.resource_errors import explain_missing_compiler
+try:
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(3))
+except Exception as error:
+    print(explain_missing_compiler(error))
+"""
+
+
+def test_a_machine_without_a_compiler_is_told_how_to_train_without_one(tmp_path: Path) -> None:
+    environment = os.environ | {"CXX": "/no/compiler", "CC": "/no/compiler", "PATH": "/none"}
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
+    assert "torch.compile has no working compiler: " in done.stdout, done.stderr
+    assert "set CONFIG_COMPILE=n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
+        subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c", "-I/usr/include/python3.12"]),
+        subprocess.CalledProcessError(1, ["/usr/bin/x86_64-linux-gnu-gcc-12", "main.c"]),
+        RuntimeError(
+            "SubprocException: ...\nmain.c:4:10: fatal error: Python.h: No such file or directory\n"
+        ),
+        RuntimeError("Cannot find a working triton installation."),
+    ],
+)
+def test_a_failed_compiler_of_triton_is_recognised_as_a_cause(error: Exception) -> None:
+    wrapped = RuntimeError("backend='inductor' raised")
+    wrapped.__cause__ = error
+    assert "CONFIG_COMPILE=n" in explain_missing_compiler(wrapped)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error"), subprocess.CalledProcessError(1, ["git", "log"]), ValueError("cc")]
+)
+def test_other_errors_name_no_compiler(error: Exception) -> None:
+    assert explain_missing_compiler(error) == ""

@@ -115,10 +115,26 @@ def test_a_gpu_gets_the_matching_torch_build(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: str
 ) -> None:
     see(monkeypatch, kind)
+    before_and_after = iter([False, True])  # whether a torch that fits is installed
+    monkeypatch.setattr(setup, "works", lambda code: "torch" not in code or next(before_and_after))
     setup.main(["main"])
     calls = machine.calls()
     assert wanted.format(python=setup.python()) in calls
     assert not any("+cpu" in call for call in calls)
+
+
+@pytest.mark.parametrize("installed_before", [True, False])
+def test_another_build_than_rocm_on_an_amd_machine_is_an_error_without_a_stamp(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, installed_before: bool
+) -> None:
+    see(monkeypatch, "rocm")
+    machine.refuse(
+        "-c import torch; assert torch.version.hip", *[] if installed_before else ["-c import torch"]
+    )
+    for _ in range(2):
+        assert "no ROCm build of torch could be installed" in error_of("main")
+        assert any("--torch-backend auto" in call for call in machine.calls())
+    assert not list(machine.root.glob(".venv/.installed-*"))
 
 
 def test_an_installed_torch_is_not_changed(machine: Machine) -> None:

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from study.runner.child_process import (
+    COMPILE_PATIENCE_SECONDS,
     KEEP_HEAP,
+    PATIENCE_SECONDS,
     SPIN_COUNT,
     Child,
     Session,
@@ -110,3 +112,29 @@ def test_settings_of_the_environment_take_precedence() -> None:
     custom = {"GLIBC_TUNABLES": "", "GOMP_SPINCOUNT": "7"}
     assert process_settings(custom) == custom
     assert "GOMP_SPINCOUNT" not in process_settings({"OMP_WAIT_POLICY": "active"})
+
+
+def test_a_process_has_more_time_to_stop_before_its_first_step_ended() -> None:
+    """torch.compile can make the first step minutes long. Events after the first step need no compilation."""
+    waited: list[float] = []
+    child = Child.__new__(Child)
+    child._log_file = io.StringIO()  # type: ignore[assignment]
+
+    class Process:
+        stdout = ('{"event": "started"}', '{"event": "train"}', '{"event": "validation"}')
+
+        def poll(self) -> int:
+            return 0
+
+        def communicate(self, timeout: float) -> None:
+            waited.append(timeout)
+
+        def wait(self) -> int:
+            return 3
+
+    child.process = Process()  # type: ignore[assignment]
+    for _ in child.events():
+        child.stop()
+        child._log_file = io.StringIO()  # type: ignore[assignment]
+    assert waited == [COMPILE_PATIENCE_SECONDS, PATIENCE_SECONDS, PATIENCE_SECONDS]
+    assert COMPILE_PATIENCE_SECONDS > PATIENCE_SECONDS
