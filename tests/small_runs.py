@@ -11,6 +11,7 @@ from torch import nn
 from gpt2.artifacts import checkpoint, run_record
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import (
+    BYTES,
     BatchConfig,
     BudgetConfig,
     Config,
@@ -20,6 +21,7 @@ from gpt2.config.config import (
     OptimizerConfig,
     TargetConfig,
     TrackingConfig,
+    Vocabulary,
 )
 from gpt2.hardware.resolve import resolve
 from gpt2.system.signals import Stop
@@ -47,14 +49,15 @@ def configuration(
     dropout: float = 0.0,
     seconds: int = 0,
     schedule: tuple[str, float] = SCHEDULE,
+    ids: Vocabulary = BYTES,
 ) -> Config:
     """Two layers of width 16, sequences of 16 tokens, batches of 2 times 2 of them, validated every 128 tokens."""
     return Config(
-        model=ModelConfig("test", 2, 2, 16, 16, dropout),
+        model=ModelConfig("test", 2, 2, 16, 16, dropout, ids.size, ids.padded),
         batch=BatchConfig(4, 2),
         budget=BudgetConfig(seconds, 0, iterations),
         optimizer=OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, 1.0, *schedule),
-        data=DataConfig("files", (str(texts / "*.txt"),), 0, texts.parent / "prepared", 1),
+        data=DataConfig("files", (str(texts / "*.txt"),), 0, texts.parent / "prepared", 1, ids.name),
         evaluation=EvaluationConfig(64, 128, False, None, 0),
         target=TargetConfig("cpu", "auto", False, 1, "cpu", True),
         tracking=TrackingConfig(False, "off", "", False),

@@ -101,7 +101,7 @@ def hellaswag(records: Sequence[RunRecord], common: Items | None) -> HellaSwagSc
         reasons = [
             record.hellaswag.absent for record in records if record.hellaswag and record.hellaswag.absent
         ]
-        reason = OTHER_ITEMS if scores else (reasons or ["not asked for"])[0]
+        reason = OTHER_ITEMS if scores else (reasons or ["not asked for (CONFIG_HELLASWAG)"])[0]
         return HellaSwagScore(None, None, None, None, 0, 0, False, reason)
     acc, acc_error = pooled_proportion([score.acc or 0.0 for score in same], common.number)
     norm, norm_error = pooled_proportion([score.acc_norm or 0.0 for score in same], common.number)

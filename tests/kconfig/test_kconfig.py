@@ -133,6 +133,23 @@ def test_a_fragment_overrides_the_defconfig_and_the_command_line_overrides_both(
     assert (symbols.integer("SEEDS"), symbols.integer("EFFECTIVE_BATCH")) == (7, 128)
 
 
+def test_a_cpu_study_defaults_to_bytes_and_a_gpu_study_to_gpt2s_tokens(monkeypatch):
+    defconfig()
+    small = load_config(".config")
+    assert (small.data.tokenizer, small.model.vocabulary, small.evaluation.hellaswag) == ("bytes", 257, False)
+    defconfig("CONFIG_TOKENIZER_GPT2=y")
+    tokens = load_config(".config")
+    assert (tokens.data.tokenizer, tokens.optimizer.learning_rate, tokens.evaluation.hellaswag) == (
+        "gpt2",
+        1e-3,
+        True,
+    )
+    monkeypatch.setenv("RA_DETECTED", "h100")
+    defconfig()
+    large = load_config(".config")
+    assert (large.data.tokenizer, large.model.vocabulary, large.evaluation.hellaswag) == ("gpt2", 50257, True)
+
+
 def test_overriding_a_symbol_resets_its_dependants():
     defconfig("CONFIG_HELLASWAG=n", spec=f"{STUDY}-smoke")
     assert "HELLASWAG_LIMIT" not in read_symbols(".config")

@@ -1,6 +1,5 @@
 """Bits per byte of a run equal a computation from the model's probabilities and the decoded text."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -19,11 +18,7 @@ from tests import small_runs
 @pytest.mark.parametrize("ids", TOKENIZERS.values(), ids=lambda ids: ids.name)
 def test_a_run_records_the_bits_of_each_byte_of_its_validation_targets(ids, tmp_path: Path) -> None:
     texts = small_runs.write_texts(tmp_path / "texts", "the café {} – ")  # characters of one to three bytes
-    config = small_runs.configuration(texts, 2)
-    model = dataclasses.replace(config.model, vocabulary=ids.size, padded_vocabulary=ids.padded)
-    config = dataclasses.replace(
-        config, model=model, data=dataclasses.replace(config.data, tokenizer=ids.name)
-    )
+    config = small_runs.configuration(texts, 2, ids=ids)
     run = small_runs.start(tmp_path / "run", config)
     run.train()
     validation = run_record.load(tmp_path / "run").validation

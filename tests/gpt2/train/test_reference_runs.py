@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.config.config import GPT2
 from tests import small_runs
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "fixtures" / "reference_runs.json").read_text())["runs"]
@@ -18,7 +19,7 @@ REFERENCE = json.loads((Path(__file__).parents[2] / "fixtures" / "reference_runs
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", sorted(REFERENCE))
 def test_losses_and_fingerprints_are_those_of_the_reference(name: str, tmp_path: Path, texts: Path) -> None:
-    small_runs.start(tmp_path, small_runs.configuration(texts, 8), name).train()
+    small_runs.start(tmp_path, small_runs.configuration(texts, 8, ids=GPT2), name).train()
     _, recorded, losses = small_runs.outcome(tmp_path)
     expected = REFERENCE[name]
     assert [loss for _, loss in losses] == pytest.approx(expected["losses"], rel=2e-6)
