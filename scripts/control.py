@@ -16,7 +16,9 @@ from scripts.study import load
 STEPS = 60
 NAMES = ("RAALL", "RAEARLY", "RALATE")
 TRAININGS = len(NAMES) + 2  # and B, and RAALL from unswapped weights
-TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}  # nats; float32: rounding; bfloat16 has 8 significant bits
+# Nats; float32: rounding. bfloat16: a GPU may add the float32 terms of attention's gradients in any order (atomics), so
+# each bfloat16 element can move by one unit in the last place. tests/ra/test_control.py moves them all at random.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 5e-2}
 SEQUENCES = 32  # at most; a control needs no large batch
 
 

@@ -9,14 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.card.checks import DIFFERS, NOT_RUN, PASS, Card, Check, NotRunError, Question, judge, not_run
 from bench.card.gates import gate_checks
 from bench.card.kernels import kernel_checks
 from bench.card.speed import speed_checks
 from bench.card.studies import budget_checks, memory_checks, out_of_memory_checks, study_checks
-from bench.workers import Worker
 from gpt2.artifacts.provenance import environment_record, revision
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware.resolve import ResolvedTarget, resolve, target_record
@@ -40,14 +38,13 @@ QUESTIONS: dict[str, Question] = {
 def check_card(out: Path) -> int:
     """Run every question. Write card.json after each check, so that a killed command loses no line."""
     began = time.monotonic()
-    with Worker("device") as worker:  # this process never opens the GPU
-        resolved, environment = worker.call(describe_device)
+    resolved = resolve(ANY_TARGET)
     origin = {
         "schema": 1,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "target": target_record(resolved),
         "revision": dataclasses.asdict(revision()),
-        "environment": environment,
+        "environment": environment_record().to_json(),
     }
     out.mkdir(parents=True, exist_ok=True)
     print(f"{resolved.device_name}, {resolved.dtype}, torch {resolved.torch}", flush=True)
@@ -74,11 +71,6 @@ def check_card(out: Path) -> int:
     write_text(out / "card.html", render_html(document))
     print(f"\n{render_terminal(dataclasses.replace(document, blocks=document.blocks[-1:]))}")
     return 1 if any(check.verdict == DIFFERS for check in checks) else 0
-
-
-def describe_device() -> tuple[ResolvedTarget, dict[str, Any]]:
-    resolved = resolve(ANY_TARGET)
-    return resolved, environment_record().to_json()
 
 
 def card_document(resolved: ResolvedTarget, checks: Sequence[Check], out: Path, seconds: float) -> Document:

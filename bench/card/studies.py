@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from bench.card.checks import Card, Check, NotRunError, judge, not_run
 from bench.card.disturbed_train import VARIABLE, Disturbance
 from bench.temporary_studies import configure_study
@@ -55,9 +57,17 @@ PLANNED, USED = (
 def study_checks(card: Card) -> Iterator[Check]:
     """Run a study twice, once stopped in each run, and compare losses, kernels and memory."""
     run(card, UNDISTURBED)
-    statuses = run(card, STOPPED, Disturbance(stop_at=STOP_AT), starts=STARTS)
+    statuses, opened = run(card, STOPPED, Disturbance(stop_at=STOP_AT), starts=STARTS)
     expected = f"exit statuses 130, 130, 0 for a study that is stopped at step {STOP_AT} of each run"
     yield judge("study: stop and resume", expected, ", ".join(map(str, statuses)), statuses == [130, 130, 0])
+    name, expected = (
+        "study: GPU contexts of the process that plans",
+        "0, so that the training process has the GPU",
+    )
+    if opened is None:
+        yield not_run(name, expected, "torch sees no GPU")
+    else:
+        yield judge(name, expected, f"{opened}", opened == 0)
     kernel = next(iter(attention_kernels.kernel_order(card.resolved)))
     for name in NAMES:
         record = finished(card, UNDISTURBED, name)
@@ -102,7 +112,7 @@ def out_of_memory_checks(card: Card) -> Iterator[Check]:
     disturbance = Disturbance(largest_micro=smaller.micro)
     if not card.on_cpu:  # between the peaks at the two micro-batches
         disturbance = Disturbance(memory_bytes=int(0.8 * (peak.peak_allocated_bytes or 0)))
-    (status,) = run(card, STARVED, disturbance, VARIANTS="B")
+    (status,), _ = run(card, STARVED, disturbance, VARIANTS="B")
     batch = read_plan(card, STARVED).batch
     text = "exit status {}, micro-batch {}, effective batch {}"
     expected = text.format(0, smaller.micro, planned.effective)
@@ -202,12 +212,17 @@ class CardStudy(Study):
 
 def run(
     card: Card, label: str, disturbance: Disturbance | None = None, starts: int = 1, **changes: str
-) -> list[int]:
-    """Run a study, and start it up to `starts` times until it finishes. Returns the exit statuses."""
+) -> tuple[list[int], int | None]:
+    """Run a study, and start it up to `starts` times until it finishes.
+
+    Returns the exit statuses, and the GPUs on which the study's process has a context.
+    """
     values = COMMON | ({} if card.on_cpu else GPU) | {"DATA_DIR": str(card.folder / "data")} | changes
     with Worker(f"{label} study") as worker:
         arguments = (card.folder / label, SPECIFICATIONS[card.on_cpu], values, disturbance or Disturbance())
-        return worker.call(start_study, *arguments, starts, limit_seconds=LIMIT_SECONDS)
+        return worker.call(start_study, *arguments, starts, limit_seconds=LIMIT_SECONDS), worker.call(
+            contexts
+        )
 
 
 def start_study(
@@ -221,6 +236,14 @@ def start_study(
         study.session = Session("bench.card.disturbed_train")
         statuses.append(study.run())
     return statuses
+
+
+def contexts() -> int | None:
+    """Count the GPUs on which this process has a context; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    has_context = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return len([number for number in range(torch.cuda.device_count()) if has_context(number)])
 
 
 def peak_bytes(folder: Path, study: Path, name: str, micro: int) -> int:

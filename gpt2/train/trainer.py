@@ -1,8 +1,8 @@
 """Train one run, from its plan to its record. `Run.train` is the loop.
 
-A run is a pure function of (configuration, data, plan, seed, variant). An interrupted run resumes from its last
-checkpoint with the same numbers. It writes run.json, metrics.jsonl, memory.json and checkpoint/ into its folder, and
-one JSON object per event to standard output.
+A run is a pure function of (configuration, data, plan, seed, variant), to the bit on a CPU and up to the order of sums
+on a GPU. An interrupted run resumes from its last checkpoint. It writes run.json, metrics.jsonl, memory.json and
+checkpoint/ into its folder, and one JSON object per event to standard output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan a study before its first run: the micro-batch, and the number of iterations of each variant.
 
 A time limit becomes a number of iterations here: steps of each cost class are timed on the device. A run is then
-defined by its count, so it is reproducible, resumes exactly and finishes its schedule, whatever else the machine does.
+defined by its count, so it is reproducible, can be resumed and finishes its schedule, whatever else the machine does.
 """
 
 from __future__ import annotations

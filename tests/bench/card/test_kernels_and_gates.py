@@ -108,8 +108,10 @@ def test_measured_errors_see_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def gate_lines(monkeypatch: pytest.MonkeyPatch, card: ResolvedTarget = H200, **found: Any) -> dict[str, str]:
-    found = {"float64": [3.0, 4.0], "float32": [3.0, 4.0], "bfloat16": [3.0, 4.1]} | found
-    workers = Workers(gate_gradients=lambda resolved, sizes, precision: found.get(precision, [3.0, 4.2]))
+    found = {"float64": [11.0, 3.0, 4.0], "float32": [11.0, 3.0, 4.0], "bfloat16": [11.0, 3.0, 4.1]} | found
+    workers = Workers(
+        gate_gradients=lambda resolved, sizes, precision: found.get(precision, [11.001, 3.0, 4.2])
+    )
     monkeypatch.setattr(gates, "Worker", workers)
     return {
         check.name.partition(": ")[2]: check.verdict for check in gates.gate_checks(Card(card, Path("none")))
@@ -119,8 +121,9 @@ def gate_lines(monkeypatch: pytest.MonkeyPatch, card: ResolvedTarget = H200, **f
 def test_gate_gradients_are_compared_with_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     good = {"float32": "pass", "bfloat16": "pass", "bfloat16 compiled": "pass"}
     assert gate_lines(monkeypatch) == good
-    assert gate_lines(monkeypatch, bfloat16=[3.0, 5.0]) == good | {"bfloat16": "differs"}
-    assert gate_lines(monkeypatch, float32=[3.0, float("nan")]) == good | {"float32": "differs"}
+    assert gate_lines(monkeypatch, bfloat16=[11.0, 3.0, 5.0]) == good | {"bfloat16": "differs"}
+    assert gate_lines(monkeypatch, bfloat16=[11.01, 3.0, 4.0]) == good | {"bfloat16": "differs"}
+    assert gate_lines(monkeypatch, float32=[11.0, 3.0, float("nan")]) == good | {"float32": "differs"}
     assert gate_lines(monkeypatch, bfloat16=BenchError("failed")) == good | {"bfloat16": "differs"}
     old = gate_lines(monkeypatch, replace(H200, dtype="float32"))
     assert old == {"float32": "pass", "bfloat16": "not run", "bfloat16 compiled": "not run"}

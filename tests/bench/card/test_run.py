@@ -11,8 +11,6 @@ from bench.card import __main__ as script
 from bench.card import gates, kernels, run
 from bench.card.checks import Card, Check, NotRunError, Question, judge
 from bench.cases import Sizes
-from gpt2.config.config import ANY_TARGET
-from gpt2.hardware.resolve import resolve
 
 
 def agrees(card: Card) -> Iterator[Check]:
@@ -36,14 +34,8 @@ def cannot(card: Card) -> Iterator[Check]:
 def start(monkeypatch: pytest.MonkeyPatch, out: Path, **questions: Question) -> int:
     """Run the command with these questions."""
     monkeypatch.setattr(run, "QUESTIONS", questions)
-    monkeypatch.setattr(run, "describe_device", here)
-    monkeypatch.setattr(run, "Worker", Here)
     monkeypatch.setattr(sys, "argv", ["card", "--out", str(out)])
     return script.main()
-
-
-def here() -> tuple[object, dict[str, object]]:
-    return resolve(ANY_TARGET), {}
 
 
 class Here:
