@@ -1,0 +1,68 @@
+"""The recorder with the interface and the config.json of msProbe's PrecisionDebugger, section 4.3."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from numerics.errors import NumericsError
+from numerics.record_config import RecorderConfig
+from numerics.recorder import Recorder
+
+
+class PrecisionDebugger:
+    """Record steps as config.json says. start, stop and step also work as class methods of the latest instance.
+
+    NumericsError where config.json cannot be read or used.
+    """
+
+    _latest: PrecisionDebugger | None = None
+
+    def __init__(
+        self,
+        config_path: str | os.PathLike[str] | None = None,
+        task: str | None = None,
+        dump_path: str | None = None,
+        level: str | None = None,
+        step: Sequence[int] | None = None,
+    ) -> None:
+        content: Any = {}
+        if config_path is not None:
+            try:
+                content = json.loads(Path(config_path).read_text(encoding="utf-8"))
+            except OSError as error:
+                raise NumericsError(
+                    f"{config_path} cannot be read: {error.strerror}; fix: give its path"
+                ) from error
+            except (ValueError, RecursionError) as error:
+                raise NumericsError(f"{config_path} is no JSON: {error}; fix: correct it") from error
+        try:
+            config = RecorderConfig.from_json(content, task=task, dump_path=dump_path, level=level, step=step)
+        except NumericsError as error:
+            where = f"{config_path}: " if config_path is not None else ""
+            raise NumericsError(f"{where}{error}") from error
+        self.recorder = Recorder(config)
+        PrecisionDebugger._latest = self
+
+    @classmethod
+    def start(cls, model: nn.Module | Sequence[nn.Module] | None = None, **unused: Any) -> None:
+        cls._recorder().start(model)
+
+    @classmethod
+    def stop(cls) -> None:
+        cls._recorder().stop()
+
+    @classmethod
+    def step(cls) -> None:
+        cls._recorder().step()
+
+    @classmethod
+    def _recorder(cls) -> Recorder:
+        if cls._latest is None:
+            raise NumericsError("there is no PrecisionDebugger; fix: create one before start()")
+        return cls._latest.recorder

@@ -1,0 +1,170 @@
+"""Describe a tensor as msProbe's dump.json does: type, shape, statistics, checksum.
+
+Statistics of a tensor on a device stay there as scalars until `resolve` moves all of them at once.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_DEPTH = 10  # of nested arguments
+SCALARS = (bool, int, float, str, type(None))
+
+
+def describe_tensor(tensor: Tensor, checksums: bool) -> dict[str, Any]:
+    """Return the entry of a tensor: Max, Min, Mean, Norm, counts of NaN and Inf, and with `checksums` its CRC-32.
+
+    Mean and Norm are computed in float32 at least. A bool has Max (any) and Min (all), an integer Max and Min.
+    """
+    entry: dict[str, Any] = {
+        "type": "torch.Tensor",
+        "dtype": str(tensor.dtype),
+        "shape": list(tensor.shape),
+        "Max": None,
+        "Min": None,
+        "Mean": None,
+        "Norm": None,
+        "requires_grad": tensor.requires_grad,
+    }
+    if tensor.numel() and not tensor.is_meta:
+        with torch.no_grad():
+            entry |= _statistics(tensor.detach())
+        if checksums:
+            entry["md5"] = checksum(tensor)
+    return entry
+
+
+def _statistics(tensor: Tensor) -> dict[str, Any]:
+    if tensor.dtype == torch.bool:
+        return {"Max": tensor.any(), "Min": tensor.all()}
+    if tensor.is_complex():
+        tensor = tensor.abs()
+    if not tensor.is_floating_point():
+        low, high = tensor.aminmax()
+        return {"Max": high, "Min": low}
+    if tensor.element_size() == 1:  # float8 has few operations
+        tensor = tensor.float()
+    low, high = tensor.aminmax()  # NaN where one value is NaN
+    wide = tensor.dtype if tensor.element_size() >= 4 else torch.float32
+    found: dict[str, Any] = {
+        "Max": high,
+        "Min": low,
+        "Mean": tensor.mean(dtype=wide),
+        "Norm": torch.linalg.vector_norm(tensor, dtype=wide),
+    }
+    if tensor.device.type != "cpu":
+        found |= {"nan_count": tensor.isnan().sum(), "inf_count": tensor.isinf().sum()}
+    elif math.isfinite(low.item()) and math.isfinite(high.item()):
+        found |= {"nan_count": 0, "inf_count": 0}
+    else:
+        found |= {"nan_count": int(tensor.isnan().sum()), "inf_count": int(tensor.isinf().sum())}
+    return found
+
+
+def checksum(tensor: Tensor) -> str:
+    """Return the CRC-32 of the tensor's bytes in row-major order, eight hexadecimal digits."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{zlib.crc32(content.data):08x}"
+
+
+def describe(value: Any, of_tensor: Callable[[Tensor, str], Any], suffix: str = "", depth: int = 0) -> Any:
+    """Describe an argument: tensors by `of_tensor`(tensor, place), containers by their elements, others by their type.
+
+    suffix: the place of the value, as in "0.hidden".
+    """
+    if isinstance(value, Tensor):
+        return of_tensor(value, suffix)
+    if isinstance(value, bool | int | float | str | type(None)):
+        return None if value is None else {"type": type(value).__name__, "value": value}
+    if isinstance(value, torch.Size):
+        return {"type": "torch.Size", "value": list(value)}
+    if isinstance(value, torch.dtype | torch.device | torch.memory_format):
+        return {"type": f"torch.{type(value).__name__}", "value": str(value)}
+    if isinstance(value, slice):
+        return {"type": "slice", "value": [_plain(part) for part in (value.start, value.stop, value.step)]}
+    if value is Ellipsis:
+        return {"type": "ellipsis", "value": "..."}
+    if depth < MOST_DEPTH:
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            value = dict(zip(value._fields, value, strict=True))
+        elif hasattr(value, "__dataclass_fields__"):
+            value = {name: getattr(value, name) for name in value.__dataclass_fields__}
+        if isinstance(value, dict) or hasattr(value, "items"):
+            return {
+                str(key): describe(part, of_tensor, _join(suffix, key), depth + 1)
+                for key, part in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [
+                describe(part, of_tensor, _join(suffix, index), depth + 1) for index, part in enumerate(value)
+            ]
+    return {"type": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def _join(suffix: str, part: Any) -> str:
+    return f"{suffix}.{part}" if suffix else str(part)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, SCALARS) else str(value)
+
+
+def tensors_in(value: Any, depth: int = 0) -> list[Tensor]:
+    """Return the tensors of nested arguments, in the order of `describe`."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, SCALARS) or depth >= MOST_DEPTH:
+        return []
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return [tensor for part in value for tensor in tensors_in(part, depth + 1)]
+    if hasattr(value, "__dataclass_fields__"):
+        return [
+            found
+            for name in value.__dataclass_fields__
+            for found in tensors_in(getattr(value, name), depth + 1)
+        ]
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return [tensor for part in value.values() for tensor in tensors_in(part, depth + 1)]
+    return []
+
+
+def resolve(tree: Any) -> Any:
+    """Replace the scalars of devices in a tree of entries by numbers, with one transfer a device."""
+    found: list[Tensor] = []
+    _scalars(tree, found)
+    values: dict[int, float | int | bool] = {}
+    for device in {tensor.device for tensor in found}:
+        here = [tensor for tensor in found if tensor.device == device]
+        moved = torch.stack([tensor.double() for tensor in here]).tolist()
+        for tensor, value in zip(here, moved, strict=True):
+            values[id(tensor)] = value if tensor.is_floating_point() else int(value)
+            if tensor.dtype == torch.bool:
+                values[id(tensor)] = bool(value)
+    return _replaced(tree, values)
+
+
+def _scalars(tree: Any, found: list[Tensor]) -> None:
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif isinstance(tree, dict):
+        for part in tree.values():
+            _scalars(part, found)
+    elif isinstance(tree, list):
+        for part in tree:
+            _scalars(part, found)
+
+
+def _replaced(tree: Any, values: dict[int, Any]) -> Any:
+    if isinstance(tree, Tensor):
+        return values[id(tree)]
+    if isinstance(tree, dict):
+        return {key: _replaced(part, values) for key, part in tree.items()}
+    if isinstance(tree, list):
+        return [_replaced(part, values) for part in tree]
+    return tree

@@ -1,0 +1,31 @@
+"""Write a record: step0/rank0/{dump,stack,construct}.json and dump_tensor_data/, named as msProbe's."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "dump_tensor_data"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file that is complete or absent. NaN and Infinity are written as Python's json does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_tensor(folder: Path, name: str, tensor: Tensor) -> None:
+    """Save a tensor as folder/name, on the CPU."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(tensor.detach().cpu().contiguous().clone(), folder / name)
+
+
+def rank_folder(dump_path: str | os.PathLike[str], step: int, rank: int) -> Path:
+    return Path(dump_path) / f"step{step}" / f"rank{rank}"

@@ -1,0 +1,98 @@
+"""Observe the gradients at the inputs and outputs of one call, without a change to the graph.
+
+The hooks of torch's modules insert identity nodes, which forbids in-place operations on their views. Here the call's
+part of the graph is walked from its outputs to its inputs, and its nodes report what passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+Report = Callable[[str, int, Tensor], None]
+
+
+def sequence_number() -> int:
+    """Return the number that autograd gives to the next node of this thread."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+class GradientWatch:
+    """Report the gradients of one call.
+
+    report("input", index, gradient): of the call's output `index`, which backward receives.
+    report("output", index, gradient): of the call's input `index`, summed over its uses within the call.
+    begin: `sequence_number()` before the call. Nodes of before are outside.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], begin: int, report: Report
+    ) -> None:
+        self.report = report
+        self.sums: dict[int, Tensor] = {}
+        self.missing: dict[int, int] = {}  # input -> uses whose gradient has not arrived
+        starts = []
+        for index, tensor in enumerate(outputs):
+            if tensor.requires_grad:
+                node, number = get_gradient_edge(tensor)[:2]
+                if not _is_leaf(node):
+                    node.register_prehook(self._receive(index, number))
+                    starts.append(node)
+        ends: dict[tuple[Any, int], int] = {}
+        for index, tensor in enumerate(inputs):
+            if tensor.requires_grad:
+                node, number = get_gradient_edge(tensor)[:2]
+                ends.setdefault((node, number), index)
+        self.kept = [node for node, _ in ends]  # a wrapper that is freed has another identity afterwards
+        self._walk(starts, ends, begin)
+
+    def _walk(self, starts: list[Any], ends: dict[tuple[Any, int], int], begin: int) -> None:
+        todo, visited = list(starts), set(starts)
+        while todo:
+            node = todo.pop()
+            if node._sequence_nr() < begin:
+                continue  # the call returned one of its inputs
+            uses = []
+            for slot, (following, number) in enumerate(node.next_functions):
+                if following is None:
+                    continue
+                index = ends.get((following, number))
+                if index is not None and (_is_leaf(following) or following._sequence_nr() < begin):
+                    uses.append((slot, index))
+                    self.missing[index] = self.missing.get(index, 0) + 1
+                elif (
+                    following not in visited and not _is_leaf(following) and following._sequence_nr() >= begin
+                ):
+                    visited.add(following)
+                    todo.append(following)
+            if uses:
+                node.register_hook(self._pass_on(uses))
+
+    def _receive(self, index: int, number: int) -> Callable[[Any], None]:
+        def hook(gradients: Sequence[Tensor | None]) -> None:
+            gradient = gradients[number]
+            if gradient is not None:
+                self.report("input", index, gradient)
+
+        return hook
+
+    def _pass_on(self, uses: list[tuple[int, int]]) -> Callable[[Any, Any], None]:
+        def hook(passed: Sequence[Tensor | None], received: Any) -> None:
+            for slot, index in uses:
+                self.missing[index] -= 1
+                gradient = passed[slot]
+                if gradient is not None:
+                    before = self.sums.pop(index, None)
+                    self.sums[index] = gradient if before is None else before + gradient
+                if not self.missing[index] and index in self.sums:
+                    self.report("output", index, self.sums.pop(index))
+
+        return hook
+
+
+def _is_leaf(node: Any) -> bool:
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
