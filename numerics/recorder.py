@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 
-from numerics import dump_files
 from numerics.describe import SCALARS, describe, describe_tensor, resolve, tensors_in
+from numerics.dump_files import CONSTRUCT, DUMP, STACK, TENSORS, rank_folder, write_json, write_tensor
 from numerics.errors import NumericsError
 from numerics.gradients import GradientWatch, sequence_number
 from numerics.record_config import RecorderConfig
@@ -297,18 +297,18 @@ class Recorder:
             self.busy = before
 
     def _write(self) -> None:
-        folder = dump_files.rank_folder(self.config.dump_path, self.iteration, this_rank())
-        record, tensors = self._record, folder / dump_files.TENSORS
+        folder = rank_folder(self.config.dump_path, self.iteration, this_rank())
+        record, tensors = self._record, folder / TENSORS
         for name, tensor in record.tensors.items():
-            dump_files.write_tensor(tensors, name, tensor)
+            write_tensor(tensors, name, tensor)
         stacks: dict[tuple[str, ...], list[str]] = {}
         for name, lines in record.stacks.items():
             stacks.setdefault(tuple(lines), []).append(name)
-        dump_files.write_json(
-            folder / dump_files.STACK,
+        write_json(
+            folder / STACK,
             {str(number): [names, list(lines)] for number, (lines, names) in enumerate(stacks.items())},
         )
-        dump_files.write_json(folder / dump_files.CONSTRUCT, record.parents)
+        write_json(folder / CONSTRUCT, record.parents)
         head = {
             "task": self.config.task,
             "level": self.config.level,
@@ -317,7 +317,7 @@ class Recorder:
             "notes": record.notes,
             "dump_data_dir": str(tensors) if record.tensors else None,
         }
-        dump_files.write_json(folder / dump_files.DUMP, {**head, "data": resolve(record.data)})
+        write_json(folder / DUMP, {**head, "data": resolve(record.data)})
 
 
 @dataclass(frozen=True)
