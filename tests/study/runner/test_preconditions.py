@@ -68,6 +68,16 @@ def test_nothing_is_moved_while_the_study_is_running(study: Path) -> None:
     assert content(study) == before
 
 
+def test_a_study_from_before_the_choice_of_a_tokenizer_continues_with_gpt2s_alone(study: Path) -> None:
+    before = (study / "config").read_text()
+    assert "TOKENIZER" not in before
+    refuse_another_configuration(
+        study, before + "CONFIG_TOKENIZER_GPT2=y\n# CONFIG_TOKENIZER_BYTES is not set\n"
+    )
+    with pytest.raises(StudyError, match="CONFIG_TOKENIZER_BYTES: None -> y"):
+        refuse_another_configuration(study, before + "CONFIG_TOKENIZER_BYTES=y\n")
+
+
 def test_without_the_study_s_configuration_that_of_a_run_is_compared(study: Path) -> None:
     (study / "config").write_bytes(b"\xff")
     (study / "runs/B0/config").write_bytes(b"\xff")
