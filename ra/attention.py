@@ -151,6 +151,8 @@ class LearnedHardAttention(LearnedAttention):
     Other steps, and evaluation, make one call.
     """
 
+    surrogate_gradient = ("alternation_logit",)  # declared for the examination: straight-through
+
     def __init__(self, *arguments: Any, gate_every: int = 1, **options: Any) -> None:
         super().__init__(*arguments, **options)
         if gate_every < 1:

@@ -24,6 +24,7 @@ PATTERNS: dict[str, Callable[[int], frozenset[int]] | None] = {
     LEARNED: None,
 }
 LISTED = re.compile(r"RA:[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
+CUSTOM_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 CUSTOM_FOLDER = Path(__file__).with_name("custom")
 
 
@@ -34,6 +35,11 @@ class VariantError(UserError, ValueError):
 def custom_variants() -> list[str]:
     """List the custom variants: the names of the files in ra/custom, in upper case."""
     return sorted(path.stem.upper() for path in CUSTOM_FOLDER.glob("*.py") if not path.stem.startswith("_"))
+
+
+def custom_source(name: str) -> Path:
+    """Return the file that defines a custom variant."""
+    return CUSTOM_FOLDER / f"{name.lower()}.py"
 
 
 def is_custom(name: str) -> bool:
@@ -64,6 +70,29 @@ def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
             f"{name} is no variant; {hint}fix: use {', '.join(known)}, or layers such as RA:5-7,9"
         )
     return _listed_layers(name, layers)
+
+
+def refuse_misnamed_files() -> None:
+    """VariantError for a file in ra/custom whose name cannot be a variant's, so that no file is ignored in silence."""
+    for path in sorted(CUSTOM_FOLDER.glob("*.[pP][yY]")):
+        stem = path.name[:-3]
+        if stem.startswith("_"):
+            continue
+        suggestion = re.sub(r"[^a-z0-9_]+", "_", stem.lower()).strip("_")
+        if not suggestion[:1].isalpha() or suggestion.upper() in PATTERNS:
+            suggestion = f"my_{suggestion}".rstrip("_")
+        problem = ""
+        if stem.upper() in PATTERNS:
+            problem = f"has the name of the built-in variant {stem.upper()}, which would be used instead"
+        elif stem != stem.lower() or path.suffix != ".py":
+            problem = "has upper-case letters; the file of variant NAME is name.py"
+        elif not CUSTOM_NAME.fullmatch(stem):
+            problem = "is no variant name; a name has letters, digits and _, the first a letter"
+        if problem:
+            raise VariantError(
+                f"ra/custom/{path.name} {problem}; fix: rename it, for example to ra/custom/{suggestion}.py "
+                f"(variant {suggestion.upper()})"
+            )
 
 
 def is_control_arm(name: str) -> bool:

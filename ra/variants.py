@@ -21,7 +21,7 @@ from gpt2.config.config import ModelConfig
 from gpt2.model.init import keyed_generator
 from gpt2.model.transformer import CausalSelfAttention
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
-from ra.names import CUSTOM_FOLDER, LEARNED, VariantError, is_custom, reciprocal_layers
+from ra.names import LEARNED, VariantError, custom_source, is_custom, reciprocal_layers
 from ra.settings import AlternationSettings
 
 MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
@@ -69,7 +69,7 @@ def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> 
 
 def _custom(name: str, spec: AttentionSpec) -> Variant:
     """Import a custom variant. VariantError names the faulty line of its file."""
-    path = CUSTOM_FOLDER / f"{name.lower()}.py"
+    path = custom_source(name)
     try:
         module = importlib.import_module(f"ra.custom.{path.stem}")
         with keyed_generator(0, name):  # its random draws change no other draws

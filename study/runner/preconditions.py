@@ -158,7 +158,7 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
     not compared.
     """
     for name in filter(names.is_custom, variants):
-        source = names.CUSTOM_FOLDER / f"{name.lower()}.py"
+        source = names.custom_source(name)
         copy = study_dir / "own" / source.name
         text = source.read_text(encoding="utf-8")
         if copy.is_file() and copy.read_bytes() == text.encode():

@@ -10,7 +10,7 @@ import torch
 from gpt2.config.config import ModelConfig
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
-from ra import names, variants
+from ra import names
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 
@@ -25,7 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "folder"
     folder.mkdir()
     monkeypatch.setattr(names, "CUSTOM_FOLDER", folder)
-    monkeypatch.setattr(variants, "CUSTOM_FOLDER", folder)
     monkeypatch.setattr("ra.custom.__path__", [str(folder)])
     return folder
 

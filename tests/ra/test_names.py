@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2.system.errors import UserError
 from pages.components import FIXED_COLORS
-from ra.names import PATTERNS, VariantError, is_control_arm, reciprocal_layers
+from ra import names
+from ra.names import PATTERNS, VariantError, is_control_arm, reciprocal_layers, refuse_misnamed_files
 
 LAYERS = st.integers(1, 60)
 
@@ -87,3 +90,32 @@ def test_any_text_is_a_variant_or_refused(text, layers):
 
 def test_every_pattern_has_a_fixed_colour() -> None:
     assert tuple(PATTERNS) == FIXED_COLORS
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (
+            "b.py",
+            r"built-in variant B, .*; fix: rename it, for example to ra/custom/my_b.py \(variant MY_B\)",
+        ),
+        ("raall.py", "built-in variant RAALL"),
+        ("RaLearn.py", "built-in variant RALEARN"),
+        ("AbsKeys.py", "upper-case letters; .*ra/custom/abskeys.py"),
+        ("abskeys.PY", "upper-case letters"),
+        ("2heads.py", "is no variant name; .*my_2heads.py"),
+        ("my-keys.py", "is no variant name; .*my_keys.py"),
+        ("my keys.py", "is no variant name"),
+        ("a.b.py", "is no variant name"),
+    ],
+)
+def test_a_custom_file_with_an_impossible_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, says: str
+) -> None:
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "abs_keys2.py").touch()
+    refuse_misnamed_files()
+    (tmp_path / file).touch()
+    with pytest.raises(VariantError, match=f"ra/custom/{file} .*{says}"):
+        refuse_misnamed_files()

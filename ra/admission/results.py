@@ -1,0 +1,43 @@
+"""The results of an examination. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpt2.artifacts.typed_json import JsonObject
+from ra.admission.violation import Violation
+
+CHECKS = {
+    "inplace": "the input is unchanged after a call",
+    "shape": "(B, T, C) in and out, one dtype, every length",
+    "deterministic": "equal instances from one seed, equal outputs of two calls, nothing kept between calls",
+    "state": "a call changes no parameter and no buffer",
+    "causal": "no output depends on a later input",
+    "batch": "no output depends on another sequence of the batch",
+    "mode": "training and evaluation compute one function",
+    "length": "the outputs of a shorter input are the first ones of a longer input",
+    "finite": "finite outputs and gradients for small, large, equal and zero inputs",
+    "gradients": "every parameter has a gradient, and it is right",
+    "shared": "no two layers share a parameter",
+    "process": "two processes with one seed build the same attention",
+}
+PROCESS = "process"
+PASSED, FAILED = "passed", "failed"
+
+
+@dataclass(frozen=True)
+class Outcome(JsonObject):
+    """The result of one check: PASSED, FAILED, or why it was not made."""
+
+    check: str
+    result: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Examination(JsonObject):
+    """All results of a variant."""
+
+    variant: str
+    outcomes: tuple[Outcome, ...]
+    violations: tuple[Violation, ...]

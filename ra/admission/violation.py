@@ -1,0 +1,98 @@
+"""A violation of an attention's contract, and the line of the source that it concerns."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2.artifacts.typed_json import JsonObject, Missing
+from ra import names
+
+LIBRARY = ("torch.", "gpt2.")  # modules whose lines are never the user's
+
+
+@dataclass(frozen=True)
+class Violation(JsonObject):
+    """One fault of a variant. layer, position: None where the fault has none.
+
+    size: of the effect, relative to the largest output. message: the fact. fix: one action.
+    """
+
+    variant: str
+    check: str
+    message: str
+    fix: str
+    layer: Missing[int] = None
+    position: Missing[int] = None
+    size: Missing[float] = None
+    file: Missing[str] = None
+    line: Missing[int] = None
+
+    @property
+    def where(self) -> str:
+        """The source as file:line; "" where it is unknown."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
+    def __str__(self) -> str:
+        """The whole violation in one line."""
+        layer = "" if self.layer is None else f"layer {self.layer}: "
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.variant} fails the check {self.check}: {layer}{self.message}{where}; fix: {self.fix}"
+
+
+def short_path(path: str) -> str:
+    """A source path relative to the repository, where it lies there."""
+    root = names.CUSTOM_FOLDER.parents[1]
+    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
+
+
+def source_line(
+    module: Any, methods: tuple[str, ...] = ("attend", "forward", "__init__")
+) -> tuple[str, int] | None:
+    """File and line of the first of `methods` that a class outside torch and gpt2 defines for this module."""
+    for kind in type(module).__mro__:
+        if f"{kind.__module__}.".startswith(LIBRARY) or kind is object:
+            continue
+        for name in methods:
+            if name in vars(kind):
+                try:
+                    _, line = inspect.getsourcelines(vars(kind)[name])
+                    return short_path(inspect.getsourcefile(kind) or "?"), line
+                except (OSError, TypeError):
+                    return None
+    return None
+
+
+def error_line(error: BaseException) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost frame in ra/custom, else in ra/ outside of this package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parent)
+    for folder in (names.CUSTOM_FOLDER, Path(__file__).parents[1]):
+        found = [f for f in frames if f.filename.startswith(f"{folder}/") and not f.filename.startswith(ours)]
+        if found:
+            return short_path(found[-1].filename), found[-1].lineno or 0, found[-1].name
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """Type and first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def violation(
+    variant: str,
+    check: str,
+    message: str,
+    fix: str,
+    module: Any = None,
+    error: BaseException | None = None,
+    **details: Any,
+) -> Violation:
+    """A violation with its source: the line of an error, else the method of `module` that the variant defines."""
+    raised = error_line(error) if error else None
+    file, line = raised[:2] if raised else source_line(module) or (None, None)
+    return Violation(variant, check, message, fix, file=file, line=line, **details)

@@ -1,0 +1,60 @@
+"""The built-in variants pass the same examination as a user's, eager and compiled."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from gpt2.config.config import ModelConfig
+from ra.admission.causality import future_leak
+from ra.admission.examine import CHECKS, examine
+from ra.admission.probe import Probe, inputs, row_rounding
+from ra.names import LEARNED, PATTERNS
+from ra.settings import AlternationSettings
+
+STUDY = ModelConfig("test", 4, 2, 32, 160, 0.0)
+OUTPUT = AlternationSettings("output", 0.3, 100.0)
+MIXES = {
+    "output": OUTPUT,
+    "output, recomputed": AlternationSettings("output", 0.3, 100.0, recompute=True),
+    "score": AlternationSettings("score", 0.3, 100.0),
+    "hard": AlternationSettings("hard", 0.6, 100.0),
+    "hard, recomputed": AlternationSettings("hard", 0.4, 100.0, recompute=True),
+    "hard, every 8": AlternationSettings("hard", 0.6, 100.0, gate_every=8),
+}
+FIXED = [*(name for name in PATTERNS if name != LEARNED), "RA:1-2"]
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "mix"), [*((name, "output") for name in FIXED), *((LEARNED, mix) for mix in MIXES)]
+)
+def test_a_built_in_variant_is_admitted(name: str, mix: str) -> None:
+    found = examine(Probe(name, STUDY, MIXES[mix], autocast=True))
+    assert found.violations == ()
+    assert [outcome.check for outcome in found.outcomes] == list(CHECKS)
+    assert {outcome.result for outcome in found.outcomes} == {"passed"}
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize(("name", "mix"), [("RAALT", "output"), *((LEARNED, mix) for mix in MIXES)])
+def test_a_compiled_variant_is_causal(name: str, mix: str) -> None:
+    probe = Probe(name, STUDY, MIXES[mix])
+    for _, module in probe.attentions("perturbed", torch.float32)[1:2]:
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        for iteration in (0, 1) if "every" in mix else (0,):
+            if hasattr(module, "begin_step"):
+                module.begin_step(iteration)
+
+            def output(x_BTC: Tensor) -> Tensor:
+                return compiled(x_BTC).detach()  # noqa: B023
+
+            leaks = future_leak(output, inputs(2, 33, 32, torch.float32), [1, 16, 32])
+            assert max(leak.size for leak in leaks) <= row_rounding(torch.float32, 33)

@@ -1,0 +1,72 @@
+"""Every broken attention is refused for its own reason, and no correct one is."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt2.config.config import ModelConfig
+from ra import names
+from ra.admission.examine import examine
+from ra.admission.probe import Probe
+from ra.admission.process import examine_variants
+from ra.settings import AlternationSettings
+from tests.ra.admission.broken import BROKEN
+from tests.ra.admission.correct import CORRECT
+
+STUDY = ModelConfig("test", 3, 2, 32, 160, 0.0)
+WIDE = ModelConfig("test", 2, 8, 320, 160, 0.0)  # the small model has six of its heads
+ALTERNATION = AlternationSettings("output", 0.5, 100.0)
+SEPARATE = "HASHOFASTRING"  # only a second process shows it
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of custom variants that holds the corpus."""
+    folder = tmp_path_factory.mktemp("corpus")
+    for kind, (name, variant) in itertools.chain(
+        (("broken", each) for each in BROKEN.items()), (("correct", each) for each in CORRECT.items())
+    ):
+        make = (
+            "kind.make(layer, spec)"
+            if hasattr(variant, "make")
+            else "kind(spec.width, spec.heads, spec.dropout)"
+        )
+        text = f"from tests.ra.admission.{kind} import {variant.__name__} as kind\n\n\n"
+        (folder / f"{name.lower()}.py").write_text(f"{text}def attention(layer, spec):\n    return {make}\n")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(names, "CUSTOM_FOLDER", folder)
+    patch.setattr("ra.custom.__path__", [str(folder)])
+    yield folder
+    patch.undo()
+
+
+def study_of(kind: type) -> ModelConfig:
+    return WIDE if getattr(kind, "wide", False) else STUDY
+
+
+@pytest.mark.parametrize("name", [name for name in BROKEN if name != SEPARATE])
+def test_a_broken_attention_is_refused_for_its_reason(folder: Path, name: str) -> None:
+    found = examine(Probe(name, study_of(BROKEN[name]), ALTERNATION))
+    assert found.violations, "admitted"
+    first = found.violations[0]
+    assert first.check == BROKEN[name].fails, str(first)
+    assert first.message
+    assert first.fix
+    assert first.line, str(first)
+    assert "\n" not in str(first)
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_a_correct_attention_is_admitted(folder: Path, name: str) -> None:
+    found = examine(Probe(name, study_of(CORRECT[name]), ALTERNATION))
+    assert found.violations == ()
+    assert {outcome.result for outcome in found.outcomes} == {"passed"}
+
+
+def test_a_difference_between_two_processes_is_found(folder: Path) -> None:
+    found = examine_variants([SEPARATE, "LEARNEDTEMPERATURE"], STUDY, ALTERNATION)
+    assert [violation.check for violation in found[SEPARATE].violations] == ["process"]
+    assert "scale" in found[SEPARATE].violations[0].message
+    assert found["LEARNEDTEMPERATURE"].violations == ()

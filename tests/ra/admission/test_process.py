@@ -1,0 +1,54 @@
+"""A variant that hangs, crashes or cannot be loaded ends its examination with one message."""
+
+from pathlib import Path
+
+import pytest
+
+from gpt2.config.config import ModelConfig
+from ra import names
+from ra.admission.process import examine_variants
+from ra.settings import AlternationSettings
+
+STUDY = ModelConfig("test", 2, 2, 16, 16, 0.0)
+ALTERNATION = AlternationSettings("output", 0.5, 100.0)
+ATTENTION = """
+import os, sys, time
+from gpt2.model.transformer import CausalSelfAttention
+
+class Custom(CausalSelfAttention):
+    def attend(self, q, k, v):
+        {line}
+        return self.fused(q, k, v)
+
+def attention(layer, spec):
+    return Custom(spec.width, spec.heads, spec.dropout)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_a_crash_and_a_hang_are_named_and_the_others_are_still_examined(folder: Path) -> None:
+    (folder / "crashes.py").write_text(ATTENTION.format(line="os.abort()"))
+    (folder / "exits.py").write_text(ATTENTION.format(line="os._exit(7)"))
+    (folder / "fine.py").write_text(ATTENTION.format(line="print('output of the user')"))
+    found = examine_variants(["CRASHES", "EXITS", "FINE"], STUDY, ALTERNATION)
+    assert "killed by SIGABRT" in found["CRASHES"].violations[0].message
+    assert "ended with status 7" in found["EXITS"].violations[0].message
+    assert found["FINE"].violations == ()
+    assert {outcome.result for outcome in found["FINE"].outcomes} == {"passed"}
+
+
+def test_a_hang_ends_at_the_time_limit(folder: Path) -> None:
+    (folder / "hangs.py").write_text(ATTENTION.format(line="time.sleep(1000)"))
+    found = examine_variants(["HANGS"], STUDY, ALTERNATION, seconds=8)
+    assert found["HANGS"].violations[0].message == "it gave no result within the time limit of 8 s"
+
+
+def test_a_file_that_cannot_be_loaded_is_an_error_with_its_line(folder: Path) -> None:
+    (folder / "unloadable.py").write_text("x = 1\ny = x.missing\n")
+    with pytest.raises(names.VariantError, match=r"unloadable\.py, line 2: AttributeError"):
+        examine_variants(["UNLOADABLE"], STUDY, ALTERNATION)
