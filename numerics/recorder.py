@@ -35,6 +35,13 @@ from numerics.record_config import RecorderConfig
 
 PREFIXES = {"torch.nn.functional.": "Functional.", "torch.Tensor.": "Tensor.", "torch.": "Torch."}
 SILENT = {"backward", "requires_grad_", "register_hook", "retain_grad", "detach", "detach_", "zero_", "set_"}
+UNSET = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}  # their content is arbitrary
 DEEPEST_STACK = 12  # frames
 HERE = str(Path(__file__).parent)
 
@@ -373,7 +380,7 @@ def _is_view(tensor: Tensor, others: Sequence[Tensor]) -> bool:
 def _label(func: Any) -> str:
     """Return the name of a torch function, as in "Functional.linear"; empty for one that is not recorded."""
     name = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__") or name in SILENT:
+    if name in ("__get__", "__set__") or name in SILENT | UNSET:
         return ""
     full = resolve_name(func)
     if not full:

@@ -159,6 +159,12 @@ def test_nan_and_inf_are_counted(tmp_path: Path) -> None:
     assert (entry["nan_count"], entry["inf_count"]) == (1, 2)
 
 
+def test_uninitialised_memory_is_not_recorded(tmp_path: Path) -> None:
+    data, _, _ = recorded(tmp_path, level="L1")
+    assert data
+    assert not any("empty" in name for name in data)
+
+
 def test_only_the_listed_steps_and_modules_are_recorded(tmp_path: Path) -> None:
     recorder = Recorder(
         RecorderConfig(dump_path=str(tmp_path), step=(1,), list=("blocks.0.attention",), level="mix")
