@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from study.analysis.verdict import VERDICT_SEEDS, Verdict
+from study.analysis.verdict import LEVEL, VERDICT_SEEDS, Verdict
 from study.records.runs import Run
+from study.stats.looks import nominal_levels
 from study.stats.power import mde, seeds_for
 from study.stats.statistics import NoiseFloor, controls_error, mean, spread_interval
 
@@ -16,7 +17,7 @@ PERCENT = (0.5, 1.0, 2.0, 5.0)  # of perplexity: the effects whose seeds are cou
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """Seeds in all that detect a change of `percent` of perplexity; None: more than 1,000."""
+    """Seeds that detect a change of `percent` of perplexity; None: more than 1,000."""
 
     percent: float
     low: int | None
@@ -28,7 +29,8 @@ class Sensitivity:
     """The effects (nats) that `at_seeds` seeds detect in 80 % of studies: from mde_low to mde_high.
 
     variant: source of the spread; None: the noise floor. seeds: number of finished seeds. spread: standard deviation
-    (nats) of one seed's difference, measured with `dof` degrees of freedom.
+    (nats) of one seed's difference, measured with `dof` degrees of freedom. level: of the test. needed: seeds to plan
+    in a new study. raised: seeds in all, if this study adds a look, to detect 1 %; None where none was planned.
     """
 
     variant: str | None
@@ -36,10 +38,12 @@ class Sensitivity:
     at_seeds: int
     spread: float
     dof: int
+    level: float
     mde_low: float
     mde_high: float
     seed_hours: float | None  # recorded run time of all variants at one seed
     needed: list[SeedsNeeded]
+    raised: SeedsNeeded | None
 
 
 def sensitivities(
@@ -55,26 +59,50 @@ def sensitivities(
     Without such a variant, return one estimate from the noise floor. seeds: number of finished seeds. planned:
     variant -> number of finished and pending seeds. controls: number of control arms at a seed.
     """
-
-    def of_spread(variant: str | None, seeds: int, planned: int, spread: float, dof: int) -> Sensitivity:
-        low, high = spread_interval(spread, dof)
-        needed = []
-        for percent in PERCENT:
-            effect = math.log1p(percent / 100)
-            counts = (seeds_for(bound, effect, VERDICT_SEEDS) for bound in (low, high))
-            needed.append(SeedsNeeded(percent, *counts))
-        at = max(seeds, planned, VERDICT_SEEDS)
-        return Sensitivity(variant, seeds, at, spread, dof, mde(low, at), mde(high, at), hours, needed)
-
     found = [
-        of_spread(one.variant, one.seeds, planned.get(one.variant, 0), one.test.spread, one.seeds - 1)
+        _sensitivity(one.variant, one.seeds, max(planned.get(one.variant, 0), one.planned), one.test.spread,
+                     one.seeds - 1, one.reads, hours)
         for one in verdicts
         if one.seeds >= VERDICT_SEEDS and one.test.spread
-    ]
+    ]  # fmt: skip
     if found or floor is None or floor.sigma <= 0 or controls < 1:
         return found
     spread = controls_error(floor.sigma, [controls])
-    return [of_spread(None, seeds, max(planned.values(), default=0), spread, floor.dof)]
+    return [_sensitivity(None, seeds, max(planned.values(), default=0), spread, floor.dof, (), hours)]
+
+
+def _sensitivity(
+    variant: str | None,
+    seeds: int,
+    planned: int,
+    spread: float,
+    dof: int,
+    looks: tuple[int, ...],
+    hours: float | None,
+) -> Sensitivity:
+    low, high = spread_interval(spread, dof)
+    at = max(seeds, planned, VERDICT_SEEDS)
+    level = nominal_levels(looks)[-1] if looks else LEVEL
+
+    def needed(percent: float, first: int, level: Callable[[int], float]) -> SeedsNeeded:
+        effect = math.log1p(percent / 100)
+        return SeedsNeeded(percent, *(seeds_for(bound, effect, first, level) for bound in (low, high)))
+
+    return Sensitivity(
+        variant=variant,
+        seeds=seeds,
+        at_seeds=at,
+        spread=spread,
+        dof=dof,
+        level=level,
+        mde_low=mde(low, at, level),
+        mde_high=mde(high, at, level),
+        seed_hours=hours,
+        needed=[needed(one, VERDICT_SEEDS, lambda count: nominal_levels((count,))[0]) for one in PERCENT],
+        raised=needed(1.0, looks[-1] + 1, lambda count: nominal_levels((*looks, count))[-1])
+        if looks
+        else None,
+    )
 
 
 def seed_hours(used: Sequence[Run]) -> float | None:

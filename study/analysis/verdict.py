@@ -1,20 +1,33 @@
-"""The verdict on each real change: a paired t test over seeds against the mean of the control arms. Needs no torch."""
+"""The verdict on each real change: a paired t test over seeds against the mean of the control arms. Needs no torch.
+
+A verdict is given when the planned seeds are finished. Where the number of planned seeds was raised, each number is a
+look, and study.stats.looks gives the level of its test.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ra.names import is_control_arm
 from study.analysis.equivalence import Losses, control_losses
-from study.stats.statistics import CONFIDENCE, PairedTest, holm, mean, paired_t
+from study.stats.looks import adjusted_for_looks, nominal_levels
+from study.stats.power import exaggeration
+from study.stats.statistics import CONFIDENCE, PairedTest, holm, mean, paired_t, t_quantile
 
 BETTER = "better"
 WORSE = "worse"
 EQUIVALENT = "equivalent"
 CANNOT_TELL = "cannot tell"
+INTERIM = "interim"  # planned seeds are not finished
+NO_ANSWER = (CANNOT_TELL, INTERIM)
+
+PRIMARY = "primary"
+EXPLORATORY = "exploratory"
 
 VERDICT_SEEDS = 3  # fewer have no verdict
+LEVEL = 1 - CONFIDENCE
 MARGIN = math.log(1.01)  # nats: 1 % of perplexity, where plan.json names no margin
 
 
@@ -22,62 +35,137 @@ MARGIN = math.log(1.01)  # nats: 1 % of perplexity, where plan.json names no mar
 class Verdict:
     """A real change against the mean of the control arms at the same seeds.
 
-    word: BETTER, WORSE, EQUIVALENT or CANNOT_TELL. test: of the differences, in nats. controls: the number of control
-    arms at each seed. adjusted_p: Holm's, over the variants judged together; None under VERDICT_SEEDS. margin: in
-    nats, of EQUIVALENT.
+    word: BETTER, WORSE, EQUIVALENT, CANNOT_TELL or INTERIM. role: PRIMARY or EXPLORATORY. test: of the differences, in
+    nats; its intervals hold at all looks together. controls: the number of control arms at each seed.
+    adjusted_p, equivalence_p: for the looks, and by Holm's method over the exploratory variants; None without a test.
+    margin: in nats, of EQUIVALENT. looks: the planned numbers of seeds, of which the last decides; () where none was
+    planned. finished: planned seeds with every run. level: of the t test. callable_from: the smallest difference (nats)
+    that is better or worse with this spread. exaggeration: factor by which studies that call a difference better or
+    worse report it too large if the true one is half of this estimate.
     """
 
     variant: str
     word: str
+    role: str
     test: PairedTest
     controls: list[int]
     adjusted_p: float | None
+    equivalence_p: float | None
     judged_together: int
     margin: float
+    looks: tuple[int, ...]
+    finished: int
+    level: float
+    callable_from: float | None = None
+    exaggeration: float | None = None
 
     @property
     def seeds(self) -> int:
         return self.test.difference.count
 
+    @property
+    def planned(self) -> int:
+        """The seeds that the verdict needs."""
+        return max(self.looks[-1] if self.looks else 0, VERDICT_SEEDS)
 
-def judge(table: Losses, margin: float = MARGIN) -> list[Verdict]:
-    """Judge every real change that has a seed with a control arm. table: variant -> seed -> final loss in nats."""
-    tests: dict[str, tuple[PairedTest, list[int]]] = {}
-    for name, by_seed in table.items():
-        if is_control_arm(name):
-            continue
-        pairs = zip(by_seed.values(), control_losses(table, list(by_seed)), strict=True)
-        used = [(loss, arms) for loss, arms in pairs if arms]
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The looks that have enough seeds for a verdict."""
+        return tuple(seeds for seeds in self.looks if seeds >= VERDICT_SEEDS)
+
+
+def judge(
+    table: Losses,
+    margin: float = MARGIN,
+    primary: str = "",
+    looks: Mapping[str, tuple[int, ...]] | None = None,
+    finished: Mapping[str, int] | None = None,
+) -> list[Verdict]:
+    """Judge every real change that has a seed with a control arm.
+
+    table: variant -> seed -> final loss in nats. primary: the planned comparison. looks: variant -> planned seeds.
+    finished: variant -> planned seeds with every run; by default those in the table.
+    """
+    looks = looks or {}
+    found = []
+    for name in (name for name in table if not is_control_arm(name)):
+        planned = looks.get(name, ())
+        seeds = [seed for seed in table[name] if not planned or seed < planned[-1]]
+        pairs = zip(seeds, control_losses(table, seeds), strict=True)
+        used = {seed: arms for seed, arms in pairs if arms}
         if used:
-            differences = [loss - mean(arms) for loss, arms in used]
-            tests[name] = (paired_t(differences), [len(arms) for _, arms in used])
-    judged = {
-        name: test.p_value
-        for name, (test, _) in tests.items()
-        if test.p_value is not None and test.difference.count >= VERDICT_SEEDS
-    }
-    adjusted = dict(zip(judged, holm(list(judged.values())), strict=True))
-    return [
-        Verdict(
-            variant=name,
-            word=_word(test, adjusted.get(name), margin),
-            test=test,
-            controls=controls,
-            adjusted_p=adjusted.get(name),
-            judged_together=len(judged),
-            margin=margin,
-        )
-        for name, (test, controls) in tests.items()
+            differences = [table[name][seed] - mean(arms) for seed, arms in used.items()]
+            done = (finished or {}).get(name, len(used))
+            controls = [len(arms) for arms in used.values()]
+            found.append(_test(name, differences, controls, margin, planned, done, name == primary))
+    return _adjusted(found)
+
+
+def _test(
+    name: str,
+    differences: list[float],
+    controls: list[int],
+    margin: float,
+    planned: tuple[int, ...],
+    finished: int,
+    primary: bool,
+) -> Verdict:
+    """Test one variant alone, before Holm's method. A look with too few seeds for a verdict counts as none."""
+    read = tuple(seeds for seeds in planned if seeds >= VERDICT_SEEDS)
+    decided = len(differences) >= VERDICT_SEEDS and (not planned or finished >= planned[-1])
+    level, narrow = (nominal_levels(read, one)[-1] if read else one for one in (LEVEL, 2 * LEVEL))
+    test = paired_t(differences, level, narrow)
+    p_value = adjusted_for_looks(test.p_value or 0.0, read)
+    outside = adjusted_for_looks(min(1.0, 2 * test.p_outside(margin)), read) / 2
+    return Verdict(
+        variant=name,
+        word=CANNOT_TELL if not planned or finished >= planned[-1] else INTERIM,
+        role=PRIMARY if primary else EXPLORATORY,
+        test=test,
+        controls=controls,
+        adjusted_p=p_value if decided else None,
+        equivalence_p=outside if decided else None,
+        judged_together=1,
+        margin=margin,
+        looks=planned,
+        finished=finished,
+        level=level,
+    )
+
+
+def _adjusted(verdicts: list[Verdict]) -> list[Verdict]:
+    """Adjust the exploratory variants by Holm's method and choose the words. An interim variant counts as a test."""
+    family = [
+        one
+        for one in verdicts
+        if one.role == EXPLORATORY and (one.adjusted_p is not None or one.word == INTERIM)
     ]
+    differ, outside = (
+        holm([1.0 if p is None else p for p in values])
+        for values in ([one.adjusted_p for one in family], [one.equivalence_p for one in family])
+    )
+    adjusted = {one.variant: (p, q) for one, p, q in zip(family, differ, outside, strict=True)}
+    found = []
+    for one in verdicts:
+        if one.role == EXPLORATORY:
+            one = replace(one, judged_together=len(family))
+        if one.adjusted_p is not None:
+            p, q = adjusted.get(one.variant, (one.adjusted_p, one.equivalence_p))
+            one = _decided(replace(one, adjusted_p=p, equivalence_p=q))
+        found.append(one)
+    return found
 
 
-def _word(test: PairedTest, adjusted_p: float | None, margin: float) -> str:
-    """Better or worse at 5 % after Holm; else equivalent if two one-sided 5 % tests place it within the margin."""
-    if adjusted_p is None:
-        return CANNOT_TELL
-    if adjusted_p < 1 - CONFIDENCE:
-        return BETTER if test.difference.mean < 0 else WORSE
-    low, high = test.narrow.low, test.narrow.high
-    if low is not None and high is not None and -margin < low and high < margin:
-        return EQUIVALENT
-    return CANNOT_TELL
+def _decided(verdict: Verdict) -> Verdict:
+    """Choose the word: better or worse at 5 %; else equivalent if two one-sided 5 % tests find it within the margin."""
+    p, q = verdict.adjusted_p, verdict.equivalence_p
+    if p is None or p >= LEVEL:
+        return replace(verdict, word=EQUIVALENT) if q is not None and q < LEVEL else verdict
+    mean_difference, dof = verdict.test.difference.mean, verdict.seeds - 1
+    error = (verdict.test.spread or 0.0) / math.sqrt(verdict.seeds)
+    return replace(
+        verdict,
+        word=BETTER if mean_difference < 0 else WORSE,
+        callable_from=t_quantile(1 - verdict.level, dof) * error,
+        exaggeration=exaggeration(abs(mean_difference) / error / 2, dof, verdict.level) if error else 1.0,
+    )

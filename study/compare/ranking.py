@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from ra.names import is_control_arm
-from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, Verdict
+from study.analysis.verdict import BETTER, INTERIM, VERDICT_SEEDS, WORSE, Verdict
 from study.compare.load import LoadedStudy
 from study.records.runs import variant_order
+from study.stats.looks import adjusted_for_looks
 from study.stats.statistics import Interval, holm, mean, mean_interval, paired_t
 
 NO_ORDER = "one seed: no ranking"
@@ -74,8 +75,8 @@ def rank(study: LoadedStudy, among: Collection[str] | None = None) -> Ranking:
     """Order the variants (those in `among`) by mean loss, with the places that noise permits each.
 
     Control arms are one class: they share a mean and their places. A real change is apart from the class by the
-    report's verdict, and from another real change by a paired t test over the seeds, adjusted by Holm over the pairs;
-    in both cases only towards the side on which its mean lies, and from VERDICT_SEEDS on.
+    report's verdict, and from another real change by a paired t test over the seeds, adjusted for looks and by Holm
+    over the pairs; in both cases only towards the side on which its mean lies, and from VERDICT_SEEDS on.
     """
     report = study.report
     table: Losses = {name: {} for name in report.variants if among is None or name in among}
@@ -132,14 +133,17 @@ def _places(
 def _better(losses: dict[str, list[float]], verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
     """Pairs of which the tests call the first better than the second."""
     words = {verdict.variant: verdict.word for verdict in verdicts}
+    looks = {verdict.variant: verdict.reads for verdict in verdicts}
     real = [name for name in losses if not is_control_arm(name)]
     found = set()
     for name in real:
         for arm in (other for other in losses if is_control_arm(other)):
             found |= {BETTER: {(name, arm)}, WORSE: {(arm, name)}}.get(words.get(name, ""), set())
-    pairs = list(combinations(real, 2))
+    pairs = list(combinations([name for name in real if words.get(name) != INTERIM], 2))
     tests = [paired_t([a - b for a, b in zip(losses[x], losses[y], strict=True)]) for x, y in pairs]
-    adjusted = holm([1.0 if test.p_value is None else test.p_value for test in tests])
+    raw = [1.0 if test.p_value is None else test.p_value for test in tests]
+    reads = [max(looks.get(x, ()), looks.get(y, ()), key=len) for x, y in pairs]
+    adjusted = holm([adjusted_for_looks(p, read) for p, read in zip(raw, reads, strict=True)])
     for (x, y), test, p in zip(pairs, tests, adjusted, strict=True):
         if p < LEVEL and test.difference.count >= VERDICT_SEEDS:
             found.add((x, y) if test.difference.mean < 0 else (y, x))

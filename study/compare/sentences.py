@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pages.markup import Code, Strong, Text
 from ra.names import one_class
-from study.analysis.verdict import BETTER, CANNOT_TELL, VERDICT_SEEDS, WORSE
+from study.analysis.verdict import BETTER, NO_ANSWER, VERDICT_SEEDS, WORSE
 from study.compare.alignment import TOLERANCE, Alignment, Errors
 from study.compare.build import StudyComparison
 from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
@@ -12,7 +12,7 @@ from study.compare.load import LoadedStudy
 from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
 from study.records.runs import BASELINE, variant_order
 from study.report.sentences import ONE_SEED, percent, seeds_text, uncounted
-from study.report.summary import at_equal_time
+from study.report.summary import at_equal_time, exaggeration_sentence
 
 
 def sentences(comparison: StudyComparison) -> list[Text]:
@@ -101,9 +101,10 @@ def agreements(comparison: StudyComparison) -> list[Text]:
     for study in comparison.studies:
         for verdict in study.report.verdicts:
             when = at_equal_time(study.report, verdict.variant)
-            detail = ", ".join(filter(None, [percent(verdict.test.difference.mean), when]))
+            detail = ", ".join(filter(None, [verdict.role, percent(verdict.test.difference.mean), when]))
+            note = f". {exaggeration_sentence(verdict)}".rstrip(". ")
             words.setdefault(verdict.variant, []).append(verdict.word)
-            texts.setdefault(verdict.variant, []).append(f"{study.label}: {verdict.word} ({detail})")
+            texts.setdefault(verdict.variant, []).append(f"{study.label}: {verdict.word} ({detail}){note}")
     return [
         (
             Strong(name),
@@ -118,13 +119,13 @@ def _agreement(words: list[str]) -> str:
     distinct = set(words)
     if len(words) < 2:
         return "only one study has this variant"
-    if distinct == {CANNOT_TELL}:
+    if distinct <= set(NO_ANSWER):
         return "no study can tell"
     if len(distinct) == 1:
         return "they agree"
     if {BETTER, WORSE} <= distinct:
         return "they contradict each other"
-    if CANNOT_TELL in distinct:
+    if distinct & set(NO_ANSWER):
         return "not every study can tell, which is no contradiction"
     return "equivalent within a margin and better or worse are no contradiction"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -59,7 +61,10 @@ class StepTimeRatio(JsonObject):
 
 @dataclass(frozen=True)
 class PlanRow(JsonObject):
-    """The runs of one variant. warmup_iterations: of "wsd" alone. first_iterations: before any extension."""
+    """The runs of one variant. warmup_iterations: of "wsd" alone. first_iterations: before any extension.
+
+    looks: the planned numbers of seeds, ascending; a verdict is given at the last one. None in older plans.
+    """
 
     cost_class: str = field(metadata={"key": "class"})
     iterations: Positive
@@ -67,11 +72,47 @@ class PlanRow(JsonObject):
     predicted_bytes: Count | None = None
     warmup_iterations: Missing[Count] = None
     first_iterations: Missing[Positive] = None
+    looks: Missing[tuple[Positive, ...]] = None
+
+    def __post_init__(self) -> None:
+        if self.looks is not None and (not self.looks or list(self.looks) != sorted(set(self.looks))):
+            raise InvalidJsonError(f"looks are {list(self.looks)}; ascending numbers of seeds expected")
+
+
+@dataclass(frozen=True)
+class Primary(JsonObject):
+    """The comparison that a study is planned for, written before its first run.
+
+    seeds: planned. margin: of equivalence, in nats. sha256: of the other entries.
+    """
+
+    arm: str
+    seeds: Positive
+    margin: Amount
+    metric: str = "final validation loss in nats"
+    point: str = "the last update of the planned iterations"
+    test: str = "paired t over seeds against the mean of the control arms"
+    sha256: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the other entries."""
+        content = {key: value for key, value in self.to_json().items() if key != "sha256"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @classmethod
+    def planned(cls, arm: str, seeds: int, margin: float) -> Primary | None:
+        """Return the comparison with its SHA-256; None without an arm."""
+        new = cls(arm, seeds, margin)
+        return replace(new, sha256=new.digest) if arm else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(JsonObject):
-    """The content of plan.json. extended: the budget over the first budget, None before any extension."""
+    """The content of plan.json. extended: the budget over the first budget, None before any extension.
+
+    primary: None in older plans, and in a study of control arms alone.
+    """
 
     schema: Literal[1] = 1
     study: str = ""
@@ -85,6 +126,7 @@ class Plan(JsonObject):
     variants: Mapping[str, PlanRow]
     notes: tuple[str, ...] = ()
     equivalence_margin: Amount = field(default=math.log(1.01))  # nats
+    primary: Missing[Primary] = None
     extended: Missing[Ratio] = None
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, cast
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import FinishedRecord, RunRecord, Text
-from gpt2.artifacts.typed_json import JsonObject, Range, read_file
+from gpt2.artifacts.typed_json import JsonObject, Missing, Range, read_file
 from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
 from study.records.hellaswag_scores import scored_items
@@ -23,6 +23,7 @@ BASELINE = "B"
 EXPECTED = "expected.json"
 CONTINUE = "fix: restore the file from a copy, or run `make`, which continues the run from its checkpoint"
 DAMAGED = "damaged"  # cause of a run whose files do not agree
+PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
 UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
 # of every run; initial weights: at each seed
 SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation")
@@ -33,10 +34,11 @@ UNREAD = cast(
 
 @dataclass(frozen=True)
 class Expected(JsonObject):
-    """The content of expected.json: the runs that the study is configured for."""
+    """The content of expected.json: the runs that the study is configured for, and its primary comparison."""
 
     variants: tuple[Text, ...]
     seeds: Annotated[int, Range(0, 1000)]
+    primary: Missing[str] = None
 
 
 @dataclass
@@ -132,13 +134,12 @@ def losses(record: RunRecord) -> dict[int, float]:
     return {row.tokens: row.loss for row in history if row.loss is not None}
 
 
-def _expected(study_dir: Path) -> tuple[int, tuple[str, ...]]:
-    """Return the seeds and the variants that the study is configured for; (0, ()) where they are not recorded."""
+def read_expected(study_dir: Path) -> Expected:
+    """Return what the study is configured for; no seed and no variant where it is not recorded."""
     try:
-        expected = read_file(Expected, study_dir / EXPECTED)
+        return read_file(Expected, study_dir / EXPECTED)
     except (FileNotFoundError, DamagedFileError):  # missing_files names a damaged one
-        return 0, ()
-    return expected.seeds, expected.variants
+        return Expected((), 0)
 
 
 def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
@@ -165,22 +166,24 @@ def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
 
 
 def _missing(study_dir: Path, present: set[str]) -> list[Run]:
-    seeds, variants = _expected(study_dir)
+    expected = read_expected(study_dir)
     return [
         Run(run_record.run_name(name, seed), name, seed, "missing", False, "it has not been run")
-        for seed in range(seeds)
-        for name in variants
+        for seed in range(expected.seeds)
+        for name in expected.variants
         if run_record.run_name(name, seed) not in present
     ]
 
 
 def not_configured(study_dir: Path, used: list[Run]) -> list[str]:
     """Return the runs that count although the study is now configured for fewer seeds or other variants."""
-    seeds, variants = _expected(study_dir)
+    expected = read_expected(study_dir)
     return [
         run.name
         for run in used
-        if seeds and variants and (run.variant not in variants or (run.seed or 0) >= seeds)
+        if expected.seeds
+        and expected.variants
+        and (run.variant not in expected.variants or (run.seed or 0) >= expected.seeds)
     ]
 
 

@@ -32,12 +32,14 @@ from study.analysis.verdict import MARGIN, Verdict, judge
 from study.attention import data
 from study.records import plan_file
 from study.records.curves import probabilities
+from study.records.design import Design, read_design
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.records.lengths import shown_length
 from study.records.plan_file import Plan
 from study.records.runs import (
     BASELINE,
     DAMAGED,
+    PENDING,
     UNREAD,
     UNREADABLE,
     Run,
@@ -50,7 +52,6 @@ from study.records.runs import (
 )
 from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
 
-PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
 MOST_DAMAGED = 8  # runs named on the first screen
 
 
@@ -93,6 +94,7 @@ class Report:
     noise: (
         float | None
     )  # nats: a variant without effect that varies like the control arms lies within, in 95 %
+    design: Design
     verdicts: list[Verdict]
     speeds: list[Speed]
     sensitivities: list[Sensitivity]
@@ -145,7 +147,10 @@ def build_report(study_dir: Path) -> Report:
         final[run.variant][run.record.seed] = run.record.validation.loss
     controls = control_losses(final)
     floor = noise_floor(controls)
-    verdicts = judge(final, plan.equivalence_margin if plan else MARGIN)
+    design = read_design(study_dir, plan, runs)
+    verdicts = judge(
+        final, plan.equivalence_margin if plan else MARGIN, design.arm, design.looks, design.finished
+    )
     items = common_items([run.record for run in used])
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     moments = {
@@ -157,6 +162,7 @@ def build_report(study_dir: Path) -> Report:
         rows=[_row(name, used, short, final, items) for name in variants],
         floor=floor,
         noise=noise_band(floor, [len(arms) for arms in controls if arms]) if floor else None,
+        design=design,
         verdicts=verdicts,
         speeds=speeds(plan, verdicts, ended),
         sensitivities=sensitivities(

@@ -24,8 +24,14 @@ def power_sentences(estimate: Sensitivity) -> list[str]:
         high = "more than 100 %" if estimate.mde_high > math.log(2) else size(estimate.mde_high)
         low = size(estimate.mde_low).removesuffix(" %") if "more" not in high else size(estimate.mde_low)
         found = f"detects a difference of {low} to {high} with 80 % probability"
-    power = f"With {estimate.at_seeds} seeds, such a study {found} (two-sided 5 %, before Holm). {noise}"
-    needed = f"Seeds needed in all: {'; '.join(map(seeds_needed, estimate.needed))}."
+    test = f"two-sided test, level {100 * estimate.level:.2g} %, before Holm"
+    power = f"With {estimate.at_seeds} seeds, such a study {found} ({test}). {noise}"
+    needed = f"Seeds to plan in a new study: {'; '.join(map(seeds_needed, estimate.needed))}."
+    if estimate.raised:
+        needed += (
+            " A larger CONFIG_SEEDS in this study is another look at a stricter level; seeds needed in all: "
+            f"{seeds_needed(estimate.raised)}."
+        )
     if estimate.seed_hours is not None:
         needed += f" One more seed of all variants takes about {hours_text(estimate.seed_hours)}."
     return [power, needed]

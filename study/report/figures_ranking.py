@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pages.plots import Plain, axis, band, figure
 from ra.names import is_control_arm
 from study.analysis.equivalence import Losses, control_losses, noise_band
-from study.analysis.verdict import BETTER, VERDICT_SEEDS, WORSE, judge
+from study.analysis.verdict import BETTER, INTERIM, VERDICT_SEEDS, WORSE, judge
+from study.records.design import Design
 from study.records.runs import losses
 from study.report.build import Report
 from study.report.figures import MARGIN, NARROW, SCALES, rounded, variant_line
@@ -42,8 +43,9 @@ def over_training(report: Report, places: Sequence[int]) -> tuple[Plain | None, 
     upright = axis("% of perplexity", zeroline=True, nticks=7)
     views = [{"name": "difference", "data": lines, "layout": {"yaxis": upright}}]
     said = ""
-    if len(seeds) >= VERDICT_SEEDS:
-        words = [_words(table) for table in tables]
+    interim = any(verdict.word == INTERIM for verdict in report.verdicts)
+    if len(seeds) >= VERDICT_SEEDS and not interim:
+        words = [_words(table, report.design) for table in tables]
         ladder = axis("rank (1 is best)", dtick=1, range=[len(names) + 0.5, 0.5])
         hover = "rank %{y} at %{x:.4s} tokens"
         ranks = [_ranks(table, found) for table, found in zip(tables, words, strict=True)]
@@ -68,11 +70,14 @@ def _noise(tables: Sequence[Losses]) -> list[float]:
     return halves
 
 
-def _words(table: Losses) -> dict[str, str]:
-    """The verdict on each real change, by the rule for one variant alone."""
+def _words(table: Losses, design: Design) -> dict[str, str]:
+    """The word of each real change, by the rule for one variant alone."""
     arms = {name: by_seed for name, by_seed in table.items() if is_control_arm(name)}
     real = {name: by_seed for name, by_seed in table.items() if name not in arms}
-    return {name: judge(arms | {name: by_seed})[0].word for name, by_seed in real.items()}
+    return {
+        name: judge(arms | {name: by_seed}, looks=design.looks, finished=design.finished)[0].word
+        for name, by_seed in real.items()
+    }
 
 
 def _ranks(table: Losses, words: dict[str, str]) -> dict[str, float]:
@@ -92,6 +97,6 @@ def _sentence(name: str, words: Sequence[str]) -> str:
     """How often a real change differs from the control arms."""
     better, worse = words.count(BETTER), words.count(WORSE)
     return (
-        f"{name} is better than the control arms at {better}, worse at {worse} and not different at "
-        f"{len(words) - better - worse} of {len(words)} points of evaluation, each tested alone."
+        f"Exploratory: the loss of {name} is lower than that of the control arms at {better}, higher at {worse} and "
+        f"not separated at {len(words) - better - worse} of {len(words)} points of evaluation, each tested alone."
     )

@@ -66,11 +66,18 @@ def _verdict(report: Report) -> list[str]:
         "The verdict is a paired t test over seeds of (the variant's final loss minus the mean of the control arms at "
         "that seed), with S-1 degrees of freedom for S seeds and the interval of these differences. Control arms are "
         f"{BASELINE} and the fixed reciprocal patterns; arms whose losses agree to the last bit count once. p-values "
-        "are adjusted by Holm's method over the variants judged together; intervals are not. "
+        "of the exploratory variants are adjusted by Holm's method; intervals are not. "
         f"Under {VERDICT_SEEDS} seeds there is no verdict.",
+        "A verdict is given when the planned seeds are finished. Where CONFIG_SEEDS was raised, each planned number is "
+        "a look. The first look spends 4.7 % of the 5 %, each later look half of the rest (alpha spending, Lan and "
+        "DeMets 1983). Levels of later looks come from the joint distribution of the t statistics. Intervals hold at "
+        "all looks together, with 95 % (repeated confidence intervals, Jennison and Turnbull 1989).",
         "A variant that is neither better nor worse is equivalent within "
         f"{size(report.verdicts[0].margin)} (CONFIG_EQUIVALENCE_MARGIN_PERCENT) if two one-sided 5 % t tests place it "
         'within that margin. Otherwise the verdict is "cannot tell", which does not say that there is no difference.',
+        "The smallest difference that can be called is the critical t times the standard error. The exaggeration is "
+        "the mean size of a called estimate over the true difference, for a true difference of half of the estimate "
+        "(type M error, Gelman and Carlin 2014).",
     ]
     if report.equal_time:
         lines.append(

@@ -7,9 +7,18 @@ from pages.document import Finding
 from pages.markup import Code, Strong, Text
 from ra.names import is_control_arm, one_class
 from study.analysis.speed import Speed
-from study.analysis.verdict import BETTER, CANNOT_TELL, EQUIVALENT, VERDICT_SEEDS, WORSE, Verdict
-from study.records.runs import BASELINE
-from study.report.build import PENDING, Report, Row
+from study.analysis.verdict import (
+    BETTER,
+    CANNOT_TELL,
+    EQUIVALENT,
+    INTERIM,
+    NO_ANSWER,
+    VERDICT_SEEDS,
+    WORSE,
+    Verdict,
+)
+from study.records.runs import BASELINE, PENDING
+from study.report.build import Report, Row
 from study.report.detectable import seeds_needed
 from study.report.sentences import (
     ONE_SEED,
@@ -22,6 +31,7 @@ from study.report.sentences import (
     size,
     uncounted,
 )
+from study.stats.looks import nominal_levels
 from study.stats.statistics import mean
 
 MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
@@ -36,11 +46,12 @@ def findings(report: Report) -> list[Finding]:
         label = color_label(row.variant, report.variants)
         if verdict := verdicts.get(row.variant):
             when = at_equal_time(report, row.variant)
-            statement = f"{when}: {finding(verdict)}" if when else finding(verdict)
-            kind = "unsure" if verdict.word == CANNOT_TELL else verdict.word
+            statement = ": ".join(filter(None, [verdict.role, when, finding(verdict)]))
+            unsure = verdict.word in NO_ANSWER
+            kind = "unsure" if unsure else verdict.word
             start = f"{when[:1].upper()}{when[1:]}, " if when else ""
-            verb = ":" if verdict.word == CANNOT_TELL else " is"
-            rest = f"{verb} {finding(verdict)} ({numbers(verdict)})."
+            verb = ":" if unsure else " is"
+            rest = f" ({verdict.role}){verb} {finding(verdict)} ({numbers(verdict)})."
             sentence: Text = (start, Strong(verdict.variant), rest)
             why = reason(report, verdict)
             found.append(
@@ -103,6 +114,8 @@ def finding(verdict: Verdict) -> str:
         return f"{verdict.word} than standard attention"
     if verdict.word == EQUIVALENT:
         return f"equivalent to standard attention within {size(verdict.margin)}"
+    if verdict.word == INTERIM:
+        return f"{INTERIM}, {verdict.finished} of {verdict.looks[-1]} planned seeds finished"
     if verdict.adjusted_p is None:
         return f"{CANNOT_TELL}, {verdict.seeds} of {VERDICT_SEEDS} needed seeds finished"
     return f"{CANNOT_TELL} whether it is better or worse than standard attention"
@@ -117,12 +130,15 @@ def numbers(verdict: Verdict) -> str:
         text += f", 95 % interval [{percent(interval.low)}, {percent(interval.high)}]"
     if verdict.adjusted_p is None:
         return text
-    return f"{text}, {seeds_text(verdict.seeds)}, {p_text(verdict.adjusted_p)}"
+    look = f" (look {len(verdict.reads)})" if len(verdict.reads) > 1 else ""
+    return f"{text}, {seeds_text(verdict.seeds)}{look}, {p_text(verdict.adjusted_p)}"
 
 
 def reason(report: Report, verdict: Verdict) -> str:
     """One sentence on why the verdict is the one it is; "" where the verdict lacks seeds and says so."""
     name = verdict.variant
+    if verdict.word == INTERIM:
+        return "the verdict follows at the planned number of seeds. A decision on interim numbers is often false."
     if verdict.adjusted_p is None:
         return ""
     if verdict.word == EQUIVALENT:
@@ -135,14 +151,25 @@ def reason(report: Report, verdict: Verdict) -> str:
         return "the interval contains zero, so chance can explain the difference."
     if verdict.word == CANNOT_TELL:
         return (
-            f"the interval excludes zero, but {verdict.judged_together} variants were tested, and chance alone makes "
-            "one of them look different more often (Holm's correction)."
+            f"the interval excludes zero, but {verdict.judged_together} exploratory variants were tested, and chance "
+            "alone makes one of them look different more often (Holm's correction)."
         )
     arms = [row.variant for row in report.rows if row.control]
     standard = f"the mean of {listed(arms)}" if len(arms) > 1 else arms[0]
     return (
         f"at each of {verdict.seeds} seeds {name} was compared with standard attention ({standard}). The difference is "
-        "larger than its variation from seed to seed can explain."
+        f"larger than its variation from seed to seed can explain. {exaggeration_sentence(verdict)}"
+    )
+
+
+def exaggeration_sentence(verdict: Verdict) -> str:
+    """By how much a difference that was called is likely to be too large; "" without such a verdict."""
+    if not verdict.callable_from or verdict.exaggeration is None:
+        return ""
+    return (
+        f"The estimate may be too large: with {seeds_text(verdict.seeds)} and this spread, only differences above "
+        f"{size(verdict.callable_from)} are called better or worse. If the true difference were half of the estimate, "
+        f"studies that call it would report it {verdict.exaggeration:.1f} times as large on average."
     )
 
 
@@ -157,12 +184,21 @@ def next_step(report: Report) -> Text:
         names = f"{len(failed)} of {len(report.runs)} runs failed ({some(failed)})"
         return (f"Next: {names}; fix: retry with ", MAKE, ".")
     edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs are not repeated.")
+    words = {verdict.word for verdict in report.verdicts}
+    if INTERIM in words:
+        planned = max(verdict.planned for verdict in report.verdicts if verdict.word == INTERIM)
+        return (f"Next: finish the planned seeds; fix: set CONFIG_SEEDS={planned}", *edit)
     if any(verdict.adjusted_p is None for verdict in report.verdicts):
         return (f"Next: add seeds; fix: set CONFIG_SEEDS={VERDICT_SEEDS}", *edit)
-    if any(verdict.word == CANNOT_TELL for verdict in report.verdicts):
-        needed = [row for seen in report.sensitivities for row in seen.needed if row.percent == 1.0]
-        goal = f"add seeds (needed in all: {seeds_needed(needed[0])})" if needed else "add seeds"
-        return (f"Next: {goal}; fix: raise CONFIG_SEEDS", *edit)
+    if CANNOT_TELL in words:
+        seen = next(iter(report.sensitivities), None)
+        goals = [f" ({seeds_needed(row)})" for row in seen.needed if row.percent == 1.0] if seen else []
+        raised = f" (needed in all: {seeds_needed(seen.raised)})" if seen and seen.raised else ""
+        return (
+            f"Next: plan more seeds in a new study under another CONFIG_STUDY_NAME{''.join(goals)}. Raising "
+            f"CONFIG_SEEDS in this one is another look at a stricter level{raised}: set it",
+            *edit,
+        )
     if report.verdicts:
         return (
             "Next: train a larger model or train longer under another CONFIG_STUDY_NAME. The result holds for this "
@@ -174,7 +210,11 @@ def next_step(report: Report) -> Text:
 def context(report: Report) -> list[str]:
     """The limits of the verdicts: the speed, the noise, runs that do not count."""
     controls = [row.variant for row in report.rows if row.control]
-    lines = [f"Perplexity is per {report.unit}.", *map(speed_sentence, report.speeds)]
+    lines = [
+        f"Perplexity is per {report.unit}.",
+        *design_sentences(report),
+        *map(speed_sentence, report.speeds),
+    ]
     if len(controls) > 1:
         lines.append(one_class(controls))
     if report.floor:
@@ -200,6 +240,46 @@ def context(report: Report) -> list[str]:
             f"variant now: {some(report.not_configured)}."
         )
     return [*lines, *filter(None, [uncounted(report)])]
+
+
+def design_sentences(report: Report) -> list[str]:
+    """The planned comparison, what is exploratory, and what changed since the first run."""
+    if not report.verdicts:
+        return []
+    design, primary = report.design, report.design.primary
+    if primary is None:
+        return [
+            "No primary comparison was written down before the first run, so every verdict is exploratory."
+            + (
+                ""
+                if design.looks
+                else " The planned seeds are not known, so repeated reading is not corrected for."
+            )
+        ]
+    lines = [
+        f"Planned before the first run: {primary.arm} is the primary comparison, at {seeds_text(primary.seeds)}, "
+        f"margin {size(primary.margin)} (SHA-256 {primary.sha256[:12]}). All others are exploratory."
+    ]
+    lines += [
+        f"Warning: {source[:1].lower()}{source[1:]} names {arm or 'no variant'} as the primary comparison. The report "
+        f"keeps {primary.arm}."
+        for source, arm in design.renamed.items()
+    ]
+    if design.altered:
+        lines.append(
+            "Warning: the primary comparison in plan.json does not have its SHA-256, so it was changed after the plan."
+        )
+    if design.extended:
+        lines.append(
+            f"The runs were extended beyond the planned point, so the verdict on {primary.arm} is exploratory, too."
+        )
+    looks = {verdict.reads for verdict in report.verdicts if len(verdict.reads) > 1}
+    lines += [
+        f"CONFIG_SEEDS was raised: looks at {listed([str(seeds) for seeds in reads])} seeds. The last look is tested "
+        f"at {100 * nominal_levels(reads)[-1]:.2g} %, so that all looks together keep 5 %."
+        for reads in sorted(looks)
+    ]
+    return lines
 
 
 def speed_sentence(speed: Speed) -> str:

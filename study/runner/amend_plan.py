@@ -17,8 +17,10 @@ from gpt2.config.batch import BatchPlan
 from gpt2.config.config import OptimizerConfig
 from ra.variants import Variant
 from study.records import plan_file
-from study.records.plan_file import Plan, PlanRow
+from study.records.design import planned_seeds, primary_arm, recorded_settings
+from study.records.plan_file import Plan, PlanRow, Primary
 from study.runner.plan import SAME_SPEED_RATIO, PlanError, extended_row, planned_row
+from study.runner.settings import StudySettings
 
 
 def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
@@ -103,6 +105,29 @@ def with_variants(
     plan = dataclasses.replace(plan, variants=rows)
     notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
     return plan_file.write(study_dir, dataclasses.replace(plan, notes=notes))
+
+
+def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
+    """Return the plan with the primary comparison and the planned seeds of each variant, from before its first run.
+
+    A variant that has a run keeps its planned seeds; a larger CONFIG_SEEDS is appended. Where plan.json lacks them,
+    they are those in the configurations of the runs. A study with runs keeps its primary comparison.
+    """
+    recorded, rows = recorded_settings(study_dir), dict(plan.variants)
+    for name in settings.variants:
+        looks: tuple[int, ...] = ()
+        if name in recorded:
+            seeds = sorted(filter(None, set(map(planned_seeds, recorded[name]))))
+            looks = rows[name].looks or tuple(seeds)
+        if not looks or settings.seeds > looks[-1]:
+            looks = (*looks, settings.seeds)
+        rows[name] = dataclasses.replace(rows[name], looks=looks)
+    primary = Primary.planned(settings.primary, settings.seeds, settings.equivalence_margin)
+    if recorded:
+        first = min((one for found in recorded.values() for one in found), key=planned_seeds)
+        restored = Primary.planned(primary_arm(first) or "", planned_seeds(first), plan.equivalence_margin)
+        primary = plan.primary or restored
+    return dataclasses.replace(plan, variants=rows, primary=primary)
 
 
 def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:

@@ -19,8 +19,9 @@ from study.records.hellaswag_scores import Items, scored_items
 
 # Symbols that may change between two `make` of one study: its runs stay comparable.
 FREE_SYMBOLS = {
-    "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR",
-    "GPT2_HARD_LIMIT", "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
+    "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT",
+    "PRIMARY",  # plan.json decides
+    "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
     "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpt2.config.config import BudgetConfig, ModelConfig, directory
 from gpt2.config.dotconfig import Symbols
-from ra.names import VariantError, reciprocal_layers
+from ra.names import VariantError, is_control_arm, reciprocal_layers
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -19,6 +19,7 @@ class StudySettings:
     """name: folder in results_dir. variants: in the order of running. seeds: their number; seeds are 0 .. seeds-1.
 
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
+    primary: the variant of the primary comparison; empty in a study of control arms alone.
     """
 
     name: str
@@ -27,6 +28,7 @@ class StudySettings:
     results_dir: Path
     equal_time: bool
     equivalence_margin: float = math.log(1.01)
+    primary: str = ""
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> StudySettings:
@@ -40,13 +42,15 @@ class StudySettings:
             )
         if seeds < 1:
             raise symbols.error("SEEDS", "leaves nothing to run; fix: CONFIG_SEEDS=1 or more")
+        variants = _variants(symbols)
         return cls(
             name=name,
-            variants=_variants(symbols),
+            variants=variants,
             seeds=seeds,
             results_dir=directory(symbols, "RESULTS_DIR"),
             equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
             equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
+            primary=_primary(symbols, variants),
         )
 
 
@@ -64,3 +68,15 @@ def _variants(symbols: Symbols) -> tuple[str, ...]:
         if name in names[:position]:
             raise symbols.error("VARIANTS", f"names {name} twice; fix: remove one")
     return tuple(names)
+
+
+def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
+    """Return the variant of the primary comparison: CONFIG_PRIMARY, or the first variant that is no control arm."""
+    candidates = [name for name in variants if not is_control_arm(name)]
+    name = symbols.text("PRIMARY")
+    if name and name not in candidates:
+        known = ", ".join(candidates) or "none: all variants are control arms"
+        raise symbols.error(
+            "PRIMARY", f"is no variant that can be judged; fix: use one of CONFIG_VARIANTS ({known})"
+        )
+    return name or next(iter(candidates), "")

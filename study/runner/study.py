@@ -34,7 +34,7 @@ from study.attention import inspect
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
 from study.records.plan_file import Plan
-from study.records.runs import EXPECTED, Expected
+from study.records.runs import EXPECTED, Expected, read_expected
 from study.report import write
 from study.report.write import render_terminal
 from study.runner import amend_plan, planner
@@ -126,6 +126,7 @@ class Study:
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         if self.directory.exists() and not self.pending() and self.has_plan():
+            self.write_expected()
             return self.nothing_to_do()
         detected = detected_target_name()
         notice = resolve.scale_notice(self.config.target, detected)
@@ -212,9 +213,7 @@ class Study:
         """Return the existing plan, or create one by timing steps on the device."""
         snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         files.write_text(self.directory / "config", self.config_text)
-        expected = Expected(tuple(self.settings.variants), self.settings.seeds)
-        files.write_json(self.directory / EXPECTED, expected.to_json())
-
+        self.write_expected()
         try:
             plan = plan_file.read(self.directory)
         except plan_file.PlanFileError as error:
@@ -225,9 +224,16 @@ class Study:
             plan = None
         if plan is None:
             recorded = amend_plan.recorded_schedules(self.directory)  # before any timing, since it may raise
-            restored = amend_plan.restore_counts(self.make_plan(), recorded, self.config.optimizer)
-            return plan_file.write(self.directory, restored)
-        return amend_plan.with_variants(self.directory, plan, self.variants(), self.make_plan)
+            plan = amend_plan.restore_counts(self.make_plan(), recorded, self.config.optimizer)
+        else:
+            plan = amend_plan.with_variants(self.directory, plan, self.variants(), self.make_plan)
+        return plan_file.write(self.directory, amend_plan.with_design(self.directory, plan, self.settings))
+
+    def write_expected(self) -> None:
+        """Record the configured runs and primary comparison for the report."""
+        expected = Expected(self.settings.variants, self.settings.seeds, self.settings.primary)
+        if read_expected(self.directory) != expected:
+            files.write_json(self.directory / EXPECTED, expected.to_json())
 
     def make_plan(self, existing: BatchPlan | None = None) -> Plan:
         """Create a plan. existing: batch of a previous plan."""

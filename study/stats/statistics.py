@@ -30,9 +30,9 @@ class Interval:
         return None if self.low is None or self.high is None else self.low <= 0.0 <= self.high
 
 
-def t_p_value(t: float, dof: float) -> float:
-    """Return the two-sided p-value P(|T| >= |t|) of Student's t with `dof` degrees of freedom."""
-    return float(2 * special.stdtr(dof, -abs(t)))
+def t_tail(t: float, dof: float) -> float:
+    """Return the one-sided p-value P(T >= t) of Student's t with `dof` degrees of freedom."""
+    return float(special.stdtr(dof, -t))
 
 
 @functools.cache
@@ -74,8 +74,8 @@ def standard_deviation(values: Sequence[float]) -> float:
 class PairedTest:
     """Paired t test of one difference (nats) a seed, with S-1 degrees of freedom for S seeds.
 
-    difference: the mean with its 95 % interval. narrow: the same mean with its 90 % interval, for two one-sided 5 %
-    tests. spread: the standard deviation of the differences. One seed has no interval, no spread and no p-value.
+    difference: the mean with its interval for the two-sided test. narrow: the same mean with its interval for two
+    one-sided tests. spread: the standard deviation of the differences. One seed has no interval, spread or p-value.
     """
 
     difference: Interval
@@ -83,19 +83,34 @@ class PairedTest:
     spread: float | None
     p_value: float | None
 
+    def p_outside(self, margin: float) -> float:
+        """Return the larger p-value of the one-sided tests that the mean is -margin or less, or margin or more."""
+        count = self.difference.count
+        return (
+            1.0 if self.spread is None else _p_value(margin - abs(self.difference.mean), self.spread, count)
+        )
 
-def paired_t(differences: Sequence[float]) -> PairedTest:
-    """Test whether paired differences (one a seed, at least one) have mean zero."""
-    interval, narrow = mean_interval(differences), mean_interval(differences, 0.90)
+
+def paired_t(
+    differences: Sequence[float], level: float = 1 - CONFIDENCE, narrow_level: float = 2 * (1 - CONFIDENCE)
+) -> PairedTest:
+    """Test whether paired differences (one a seed, at least one) have mean zero.
+
+    level, narrow_level: 1 minus the confidence of the two intervals.
+    """
+    interval, narrow = (mean_interval(differences, 1 - one) for one in (level, narrow_level))
     if interval.count < 2:
         return PairedTest(interval, narrow, None, None)
     spread = standard_deviation(differences)
-    error = spread / math.sqrt(interval.count)
+    return PairedTest(interval, narrow, spread, 2 * _p_value(abs(interval.mean), spread, interval.count))
+
+
+def _p_value(excess: float, spread: float, count: int) -> float:
+    """Return the one-sided p-value of a mean that exceeds its null value by `excess`."""
+    error = spread / math.sqrt(count)
     if error > 0:
-        p_value = t_p_value(interval.mean / error, interval.count - 1)
-    else:
-        p_value = float(interval.mean == 0)
-    return PairedTest(interval, narrow, spread, p_value)
+        return t_tail(excess / error, count - 1)
+    return 0.5 * (excess <= 0)
 
 
 def spread_interval(spread: float, dof: int) -> tuple[float, float]:

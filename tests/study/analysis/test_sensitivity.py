@@ -30,8 +30,8 @@ def test_the_range_of_effects_follows_the_chi_square_interval_of_the_spread(tmp_
     assert found.mde_high == pytest.approx(power.mde(high, 5))
     for row in found.needed:
         effect = math.log1p(row.percent / 100)
-        assert row.low == power.seeds_for(low, effect, 3)
-        assert row.high == power.seeds_for(high, effect, 3)
+        assert row.low == power.seeds_for(low, effect, 3, lambda seeds: 0.047)
+        assert row.high == power.seeds_for(high, effect, 3, lambda seeds: 0.047)
 
 
 def test_the_range_contains_the_true_effect_of_80_percent_power_in_95_percent_of_studies() -> None:
@@ -86,7 +86,7 @@ def test_the_range_is_based_on_the_differences_of_the_variant_or_on_the_control_
     (report,) = build.build_report(a_study(tmp_path)).sensitivities
     text = detectable.power_sentences(report)[0]
     assert text.endswith("2 degrees of freedom, from RALEARN's differences at 3 seeds.")
-    assert "with 80 % probability (two-sided 5 %, before Holm)" in text
+    assert "with 80 % probability (two-sided test, level 5 %, before Holm)" in text
     blind = dataclasses.replace(report, mde_low=1.0, mde_high=2.0)
     assert "may miss even a doubling of perplexity" in detectable.power_sentences(blind)[0]
 

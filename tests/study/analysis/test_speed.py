@@ -110,7 +110,9 @@ def test_a_verdict_at_equal_time_states_so_first_and_gives_the_number_of_updates
     study = a_study(tmp_path, effect=-0.1, ends={"RALEARN": 285})
     files.write_json(study / "plan.json", plan(equal_time=True))
     report = build.build_report(study)
-    assert "At equal time (285 of 300 updates), **RALEARN** is better" in rendered.markdown(report)
+    assert "At equal time (285 of 300 updates), **RALEARN** (exploratory) is better" in rendered.markdown(
+        report
+    )
     assert report.speeds[0].at_equal_time is None
 
 
@@ -121,7 +123,7 @@ def test_an_old_plan_under_a_time_limit_with_different_counts_is_read_as_equal_t
     study = a_study(tmp_path, effect=0.1, ends={"RALEARN": 285})
     files.write_json(study / "plan.json", content)
     text = rendered.markdown(build.build_report(study))
-    assert "At equal time (285 of 300 updates), **RALEARN** is worse" in text
+    assert "At equal time (285 of 300 updates), **RALEARN** (exploratory) is worse" in text
 
 
 def test_different_numbers_of_updates_without_a_plan_are_reported(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The order of the variants: as far as noise permits one, never from one seed, and across studies."""
 
+import dataclasses
 import json
 import math
 from itertools import combinations
@@ -11,11 +12,10 @@ import pytest
 from scipy import stats
 
 from gpt2.artifacts import run_record
-from study.analysis.verdict import BETTER, Verdict
+from study.analysis.verdict import BETTER, judge
 from study.compare import build
 from study.compare import ranking as compare_ranking
 from study.compare.ranking import NO_ORDER, Ranking
-from study.stats.statistics import paired_t
 from tests.study.compared import (
     VARIANTS,
     Change,
@@ -108,7 +108,7 @@ def test_every_observed_rank_lies_in_its_permitted_range(tmp_path: Path, effect:
 def test_a_function_class_is_ranked_by_the_mean_of_its_arms() -> None:
     losses = {"B": [4.0] * 3, "RAALL": [4.1] * 3, "RALEARN": [4.02] * 3}
     table = {name: dict(enumerate(by_seed)) for name, by_seed in losses.items()}
-    verdict = Verdict("RALEARN", BETTER, paired_t([-0.03, -0.031, -0.029]), [2] * 3, 0.001, 1, 0.01)
+    verdict = dataclasses.replace(judge(table)[0], word=BETTER)
     places = {one.variant: one for one in compare_ranking._places(list(losses), [0, 1, 2], table, [verdict])}
     assert (places["RALEARN"].place, places["RALEARN"].low, places["RALEARN"].high) == (1, 1, 1)
     assert {(places[name].low, places[name].high) for name in ("B", "RAALL")} == {(2, 3)}

@@ -6,9 +6,18 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts.run_record import Target
+from gpt2.artifacts.typed_json import parse
 from gpt2.config.batch import BatchPlan
 from study.records import plan_file
-from study.records.plan_file import CostClass, Plan, PlanBudget, PlanFileError, PlanRow, StepTimeRatio
+from study.records.plan_file import (
+    CostClass,
+    Plan,
+    PlanBudget,
+    PlanFileError,
+    PlanRow,
+    Primary,
+    StepTimeRatio,
+)
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 PLAN = Plan(
@@ -16,12 +25,13 @@ PLAN = Plan(
     budget=PlanBudget(60, 0, 0, 90, True),
     variants={
         "B": PlanRow("standard", 100, 6400, 1000, 5, 50),
-        "RALEARN": PlanRow("learned-output", 90, 5760),
+        "RALEARN": PlanRow("learned-output", 90, 5760, looks=(3, 6)),
     },
     classes={"standard": CostClass(0.5, (0.4, 0.6), 10), "learned-output": CostClass(0.55, (0.55,))},
     step_time_ratios={"learned-output": StepTimeRatio("standard", 1.1, 1.05, 1.15)},
     notes=("a note",),
     extended=1.5,
+    primary=Primary.planned("RALEARN", 3, 0.01),
     study="s",
     created="2026-11-22T00:00:00+00:00",
     config_sha256="0" * 64,
@@ -80,6 +90,9 @@ def test_planned_seconds_are_the_steps_of_the_class() -> None:
         json.dumps(PLAN.to_json() | {"budget": {"max_time_seconds": "much"}}),
         json.dumps(PLAN.to_json() | {"notes": 3}),
         json.dumps(PLAN.to_json() | {"classes": {"standard": {}}}),
+        json.dumps(PLAN.to_json()).replace("[3, 6]", "[6, 3]"),
+        json.dumps(PLAN.to_json()).replace("[3, 6]", "[]"),
+        json.dumps(PLAN.to_json() | {"primary": {"arm": "RALEARN"}}),
     ],
 )
 def test_an_unreadable_plan_is_an_error_of_one_line_with_file_and_fix(tmp_path: Path, text: str) -> None:
@@ -90,3 +103,13 @@ def test_an_unreadable_plan_is_an_error_of_one_line_with_file_and_fix(tmp_path: 
     assert str(caught.value).startswith(f"{path} cannot be read: ")
     assert "fix: run `make`, which rebuilds it" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_changed_primary_comparison_does_not_have_its_sha256() -> None:
+    written = PLAN.primary
+    assert written
+    assert written.sha256 == written.digest
+    for change in ({"arm": "MINE"}, {"seeds": 4}, {"margin": 0.02}, {"point": "the best evaluation"}):
+        changed = parse(Primary, written.to_json() | change, "primary")
+        assert changed.sha256 != changed.digest
+    assert Primary.planned("", 3, 0.01) is None

@@ -94,9 +94,9 @@ def test_a_real_change_is_judged_against_the_control_arms(tmp_path: Path) -> Non
     nothing = rendered.markdown(build.build_report(a_study(tmp_path / "nothing", seeds=2)))
     better = rendered.markdown(build.build_report(a_study(tmp_path / "better", effect=-0.05)))
     worse = rendered.markdown(build.build_report(a_study(tmp_path / "worse", effect=0.05)))
-    assert "**RALEARN**: cannot tell, 2 of 3 needed seeds finished" in nothing
-    assert "**RALEARN** is better than standard attention" in better
-    assert "**RALEARN** is worse than standard attention" in worse
+    assert "**RALEARN** (exploratory): cannot tell, 2 of 3 needed seeds finished" in nothing
+    assert "**RALEARN** (exploratory) is better than standard attention" in better
+    assert "**RALEARN** (exploratory) is worse than standard attention" in worse
     assert all(
         "B, RAEARLY, RALATE and RAALL are control arms (A/A)" in text for text in (nothing, better, worse)
     )
@@ -107,7 +107,7 @@ def test_one_seed_has_a_difference_and_no_verdict(tmp_path: Path) -> None:
     text = rendered.markdown(report)
     assert report.floor is not None
     assert report.floor.dof == 3
-    assert "**RALEARN**: cannot tell, 1 of 3 needed seeds finished (perplexity -1" in text
+    assert "**RALEARN** (exploratory): cannot tell, 1 of 3 needed seeds finished (perplexity -1" in text
     assert "better than" not in text
 
 

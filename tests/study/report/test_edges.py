@@ -139,7 +139,7 @@ def test_runs_without_any_noise_give_no_verdict(tmp_path: Path) -> None:
     study = a_study(tmp_path, noise=0.0)
     edit(study, "RALEARN0", validation={"loss": 3.0})
     text = rendered.markdown(build.build_report(study))
-    assert "**RALEARN**: cannot tell" in text
+    assert "**RALEARN** (exploratory): cannot tell" in text
     assert "better than" not in text
 
 
@@ -156,7 +156,7 @@ def test_the_noise_of_the_control_arms_does_not_affect_the_verdict(tmp_path: Pat
     assert report.noise is not None
     assert report.verdicts[0].test.difference.mean > 3 * report.noise
     sentence = to_markdown(summary.findings(report)[0].sentence)
-    assert sentence.startswith("**RALEARN**: cannot tell whether it is better or worse")
+    assert sentence.startswith("**RALEARN** (exploratory): cannot tell whether it is better or worse")
 
 
 def test_several_changes_are_judged_together(tmp_path: Path) -> None:
@@ -197,7 +197,9 @@ def test_with_one_control_arm_no_sentence_mentions_several(tmp_path: Path) -> No
 def test_too_few_seeds_are_mentioned_once(tmp_path: Path) -> None:
     report = build.build_report(a_study(tmp_path, seeds=2))
     (found,) = summary.findings(report)
-    assert to_markdown(found.sentence).startswith("**RALEARN**: cannot tell, 2 of 3 needed seeds finished (")
+    assert to_markdown(found.sentence).startswith(
+        "**RALEARN** (exploratory): cannot tell, 2 of 3 needed seeds finished ("
+    )
     assert found.reason == ""
     assert "seeds" not in to_markdown(found.numbers)
 

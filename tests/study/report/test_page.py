@@ -246,8 +246,8 @@ def test_differences_over_training_are_paired_means_against_the_arms_and_ranks_f
     assert [figure["data"][place]["x"][0] for place in lines] == [built["B0"][0][0]] * 5
     better, worse = (int((apart & side).sum()) for side in (expected[4] < 0, expected[4] > 0))
     same = len(apart) - better - worse
-    output = f"at {better}, worse at {worse} and not different at {same} of {len(apart)} points"
-    assert f"RALEARN is better than the control arms {output}" in page(study)
+    output = f"at {better}, higher at {worse} and not separated at {same} of {len(apart)} points"
+    assert f"Exploratory: the loss of RALEARN is lower than that of the control arms {output}" in page(study)
 
 
 def test_short_training_times_are_not_written_in_hours(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from study.runner.settings import StudySettings
 VALUES = {
     "STUDY_NAME": '"night-1"',
     "VARIANTS": '"B RALEARN RA:0,2-3"',
+    "PRIMARY": '""',
     "SEEDS": "3",
     "RESULTS_DIR": '"results"',
     "BUDGET_EQUAL_TIME": "n",
@@ -41,7 +42,10 @@ def refusal(**changes: str) -> str:
 
 
 def test_the_settings_are_read_in_the_order_given():
-    assert read() == StudySettings("night-1", ("B", "RALEARN", "RA:0,2-3"), 3, Path("results"), False)
+    expected = StudySettings(
+        "night-1", ("B", "RALEARN", "RA:0,2-3"), 3, Path("results"), False, primary="RALEARN"
+    )
+    assert read() == expected
     assert read(BUDGET_EQUAL_TIME="y").equal_time is True
 
 
@@ -89,3 +93,10 @@ def test_the_equivalence_margin_is_a_percentage_of_perplexity():
 def test_a_run_without_any_limit_is_refused():
     assert "give no budget" in refusal(GPT2_MAX_TIME="0")
     assert read(GPT2_MAX_TIME="0", GPT2_MAX_ITERS="5").seeds == 3
+
+
+def test_the_primary_comparison_is_named_or_the_first_variant_that_is_no_control_arm():
+    assert read(VARIANTS='"B RAALL"').primary == ""
+    assert read(PRIMARY='"RALEARN"').primary == "RALEARN"
+    for name in ("RA:0,2-3", "B", "RAALL", "MINE", "RALEARN MINE"):
+        assert "CONFIG_PRIMARY=" in refusal(PRIMARY=quote(name))

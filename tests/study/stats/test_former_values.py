@@ -90,7 +90,6 @@ POWERS = [
     (2.0, 1, 0.12575631775709228),
     (3.5, 1, 0.21638902757715173),
     (8.0, 1, 0.46978167030195117),
-    (40.0, 1, 1.0),
     (0.0, 2, 0.050000000000000044),
     (0.5, 2, 0.06150785655603208),
     (2.0, 2, 0.2183070748468694),
@@ -138,7 +137,7 @@ def near(value: float) -> object:
 
 
 def test_students_t_agrees_with_the_former_code_to_1e_10() -> None:
-    assert all(statistics.t_p_value(t, dof) == near(p) for t, dof, p in T_P_VALUES)
+    assert all(2 * statistics.t_tail(t, dof) == near(p) for t, dof, p in T_P_VALUES)
     assert all(statistics.t_quantile(level, dof) == near(t) for level, dof, t in T_QUANTILES)
     for values, low, high in INTERVALS:
         interval = statistics.mean_interval(values)

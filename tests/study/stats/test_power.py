@@ -56,3 +56,32 @@ def test_the_seeds_needed_are_the_fewest_that_detect_the_effect(spread: float, e
     assert power.mde(spread, seeds) <= effect
     assert seeds == 2 or power.mde(spread, seeds - 1) > effect
     assert power.seeds_for(spread, effect, 3) == max(3, seeds)
+
+
+@pytest.mark.parametrize(
+    ("effect", "dof", "level"), [(0.5, 2, 0.047), (1.5, 4, 0.047), (1.0, 9, 0.004), (4.0, 2, 0.05)]
+)
+def test_the_exaggeration_is_that_of_simulated_studies(effect: float, dof: int, level: float) -> None:
+    """Two million studies; the type M error of Gelman and Carlin."""
+    draw = np.random.default_rng(dof)
+    estimates = effect + draw.normal(size=2_000_000)
+    spreads = np.sqrt(draw.chisquare(dof, size=estimates.size) / dof)
+    called = np.abs(estimates) > stats.t.isf(level / 2, dof) * spreads
+    expected = np.abs(estimates[called]).mean() / effect
+    assert power.exaggeration(effect, dof, level) == pytest.approx(expected, rel=0.01)
+
+
+def test_the_exaggeration_falls_with_the_effect_to_1() -> None:
+    found = [power.exaggeration(effect / 4, 4) for effect in range(1, 80)]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(("effect", "level"), [(36.9, 0.001), (40.0, 0.001), (200.0, 1e-4)])
+def test_the_power_at_a_strict_level_and_a_large_effect_is_that_of_simulated_studies(
+    effect: float, level: float
+) -> None:
+    draw = np.random.default_rng(1)
+    estimates, spreads = effect + draw.normal(size=400_000), np.sqrt(draw.chisquare(2, size=400_000) / 2)
+    called = np.abs(estimates) > stats.t.isf(level / 2, 2) * spreads
+    assert power.power(effect, 2, level) == pytest.approx(called.mean(), abs=4e-3)

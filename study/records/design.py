@@ -1,0 +1,102 @@
+"""What a study was planned to compare, and what was changed since. Needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpt2.artifacts import run_record
+from gpt2.config.dotconfig import ConfigError, parse_lines, read_text
+from ra.names import is_control_arm
+from study.records.plan_file import Plan, Primary
+from study.records.runs import Run, read_expected
+
+Configuration = Mapping[str, str]  # symbol -> value
+
+
+@dataclass(frozen=True)
+class Design:
+    """primary: as plan.json has it. extended: the runs are longer than planned, so that no comparison is primary.
+
+    looks: variant -> planned numbers of seeds; empty in older plans. finished: variant -> planned seeds at which its
+    run and those of the configured control arms count. altered: the primary comparison does not have its SHA-256.
+    renamed: source -> another variant that it names as primary.
+    """
+
+    primary: Primary | None = None
+    extended: bool = False
+    looks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    finished: dict[str, int] = field(default_factory=dict)
+    altered: bool = False
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def arm(self) -> str:
+        """The variant whose verdict is primary; empty without one."""
+        return self.primary.arm if self.primary and not self.extended else ""
+
+
+def read_design(study_dir: Path, plan: Plan | None, runs: Sequence[Run]) -> Design:
+    """Return the design of a study with these runs."""
+    if plan is None:
+        return Design()
+    expected = read_expected(study_dir)
+    looks = {name: row.looks for name, row in plan.variants.items() if row.looks}
+    counted = {(run.variant, run.seed) for run in runs if run.used}
+    unfinished = {
+        run.seed for run in runs
+        if not run.used and is_control_arm(run.variant) and run.variant in expected.variants
+    }  # fmt: skip
+    finished = {
+        name: sum((name, seed) in counted and seed not in unfinished for seed in range(counts[-1]))
+        for name, counts in looks.items()
+    }
+    primary, renamed = plan.primary, {}
+    if primary:
+        named = {"The present configuration": expected.primary}
+        if first := next((run for run in runs if run.used), None):
+            named[f"The configuration of {first.name}"] = primary_arm(
+                configuration(study_dir / "runs" / first.name)
+            )
+        renamed = {source: arm for source, arm in named.items() if arm is not None and arm != primary.arm}
+    return Design(
+        primary=primary,
+        extended=plan.extended is not None,
+        looks=looks,
+        finished=finished,
+        altered=primary is not None and primary.sha256 != primary.digest,
+        renamed=renamed,
+    )
+
+
+def configuration(run_dir: Path) -> Configuration:
+    """Return the saved settings of a run by symbol; empty where they cannot be read."""
+    with contextlib.suppress(ConfigError, OSError):
+        entries = parse_lines(read_text(run_dir / "config"), str(run_dir / "config"))
+        return {name: entry.value for name, entry in entries.items()}
+    return {}
+
+
+def primary_arm(settings: Configuration) -> str | None:
+    """Return the variant of the primary comparison in the settings; None in settings of an older version."""
+    if "PRIMARY" not in settings:
+        return None
+    candidates = (name for name in settings.get("VARIANTS", "").split() if not is_control_arm(name))
+    return settings["PRIMARY"] or next(candidates, "")
+
+
+def recorded_settings(study_dir: Path) -> dict[str, list[Configuration]]:
+    """Return variant -> the settings of its runs, the fewest seeds first."""
+    found: dict[str, list[Configuration]] = {}
+    for folder in sorted((study_dir / "runs").glob("*/")):
+        with contextlib.suppress(run_record.RecordError):
+            found.setdefault(run_record.load(folder).variant, []).append(configuration(folder))
+    return {name: sorted(settings, key=planned_seeds) for name, settings in found.items()}
+
+
+def planned_seeds(settings: Configuration) -> int:
+    """Return CONFIG_SEEDS; 0 where it is unknown."""
+    text = settings.get("SEEDS", "")
+    return int(text) if text.isdecimal() else 0
