@@ -76,7 +76,7 @@ def _custom(name: str, spec: AttentionSpec) -> Variant:
             first = module.attention(0, spec)
         if not isinstance(first, nn.Module):
             raise TypeError(f"attention(0, spec) returned {type(first).__name__}, not a torch.nn.Module")
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         frames = [
             frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
         ]

@@ -235,7 +235,7 @@ class Spike(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRecord(JsonObject):
-    """The content of run.json. A part is None until it is known. seal: of a finished run; older records have none."""
+    """The content of run.json. A part is None until it is known. seal: older records have none."""
 
     schema: Literal[1]
     run: Text
@@ -324,12 +324,9 @@ def blank(run: str, variant: str, seed: int) -> RunRecord:
 
 
 def write(run_dir: Path, record: RunRecord) -> None:
-    """Write run.json. A finished record gets a seal over itself and its side files."""
+    """Write run.json with a seal over itself and, of a finished run, over its side files."""
     plain = dataclasses.replace(record, seal=None).to_json()
-    if record.status == "finished":
-        write_sealed(run_dir / "run.json", plain, SIDE_FILES)
-    else:
-        files.write_json(run_dir / "run.json", plain)
+    write_sealed(run_dir / "run.json", plain, SIDE_FILES if record.status == "finished" else ())
 
 
 def load(run_dir: Path, name: str = "run.json") -> RunRecord:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.config.batch import micro_batches, nearest
-from gpt2.config.dotconfig import Symbols, read_symbols
+from gpt2.config.dotconfig import Symbols, read_symbols, split_words
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class DataConfig:
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> DataConfig:
         member = symbols.choice(DATASETS)
-        files = tuple(symbols.text("DATASET_FILES").split())
+        files = split_words(symbols.text("DATASET_FILES"))
         if files in (("y",), ("n",)):
             raise symbols.error(
                 "DATASET_FILES", "takes file globs, not y or n; fix: use a glob such as texts/*.txt"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,14 @@ class Entry:
 def quote(text: str) -> str:
     """Return `text` as a string literal of .config."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """Split at spaces, with quotes as in a shell: 'my texts/*.txt' is one word. A lone quote is part of its word."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        return tuple(text.split())
 
 
 def parse_value(name: str, literal: str, where: str) -> Entry:

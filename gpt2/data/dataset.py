@@ -36,6 +36,7 @@ from gpt2.data.sources import (
     source_identity,
     validation_permille,
 )
+from gpt2.system.files import open_append
 from gpt2.system.progress import LiveLine, Report, duration
 
 __all__ = [
@@ -232,7 +233,7 @@ def prepare(config: DataConfig, report: Report, rebuild: bool = False) -> Path:
             report(f"data: {error}")
     try:
         config.directory.mkdir(parents=True, exist_ok=True)
-        lock = (config.directory / f".{directory.name}.lock").open("w")
+        lock = open_append(config.directory / f".{directory.name}.lock")
     except OSError as error:
         raise DataError(
             f"{config.directory} cannot be written: {error.strerror}; fix: name another folder in CONFIG_DATA_DIR"

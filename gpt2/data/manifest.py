@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ class Shard:
     sha256: str
 
     def __post_init__(self) -> None:
-        if "/" in self.file or "\0" in self.file:
+        if not re.fullmatch(r"[\w-]+\.bin", self.file, re.ASCII):  # no path: `make clean` removes the file
             raise ValueError(f"a shard has the name {self.file!r}")
 
 

@@ -27,6 +27,8 @@ SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
 FEW_FILES = 20  # fewer texts are cut at paragraphs, since a split by whole documents would be too coarse
 PIECE_CHARACTERS = 20_000
 PROBE_SECONDS = 5.0
+STRINGS = re.compile(r"(dictionary<values=)?(large_)?string")  # types of a parquet column
+SURROGATE = re.compile("[\ud800-\udfff]")  # a byte of a file name that is not UTF-8
 ALTERNATIVES = (
     "fix without a network: CONFIG_DATASET_FILES with local .txt, .md, .jsonl or .parquet files, "
     "or CONFIG_DATASET_EMBEDDED=y"
@@ -121,13 +123,18 @@ def local_files(patterns: tuple[str, ...]) -> list[Path]:
         files = [path for path in matched if path.is_file()]
         if not files:
             raise DataError(
-                f"CONFIG_DATASET_FILES: {pattern!r} matches no file; fix: use globs such as texts/**/*.txt"
+                f"CONFIG_DATASET_FILES: {pattern!r} matches no file; fix: use globs such as texts/**/*.txt; "
+                "quote a name with spaces: 'my texts/*.txt'"
             )
         found |= set(files)
     for path in found:
         if path.suffix not in SUFFIXES:
             raise DataError(
                 f"CONFIG_DATASET_FILES: {os.fspath(path)!r} is of an unknown kind; fix: use {', '.join(SUFFIXES)}"
+            )
+        if SURROGATE.search(os.fspath(path)):  # the manifest is UTF-8
+            raise DataError(
+                f"CONFIG_DATASET_FILES: the name {os.fspath(path)!r} is not UTF-8 text; fix: rename the file"
             )
     return sorted(found)
 
@@ -205,17 +212,18 @@ def _parquet_documents(path: Path) -> Iterator[str]:
 
     try:
         file = parquet.ParquetFile(path)
+        kinds = {field.name: str(field.type) for field in file.schema_arrow}
+        columns = [name for name in ("text", "content") if STRINGS.match(kinds.get(name, ""))]
+        for batch in file.iter_batches(batch_size=1000, columns=columns[:1]) if columns else ():
+            yield from (text for text in batch.column(0).to_pylist() if text)
     except Exception as error:  # pyarrow raises several kinds for a damaged file
         raise DataError(
-            f"{os.fspath(path)!r} is no parquet file: {error}; fix: replace it, or leave it out"
+            f"{os.fspath(path)!r} is no parquet file, or damaged: {error}; fix: replace it, or leave it out"
         ) from error
-    columns = [name for name in ("text", "content") if name in file.schema_arrow.names]
     if not columns:
         raise DataError(
-            f"{os.fspath(path)!r} has the columns {file.schema_arrow.names}; fix: name the text column text or content"
+            f"{os.fspath(path)!r} has the columns {kinds}; fix: name the column of strings text or content"
         )
-    for batch in file.iter_batches(batch_size=1000, columns=columns[:1]):
-        yield from (text for text in batch.column(0).to_pylist() if text)
 
 
 # -- the hub ----------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ def one_line(error: BaseException) -> str:
 def run_command(main: Callable[[], int | None]) -> None:
     """Run a command's `main` and exit with its status. A UserError becomes one line on stderr and status 1.
 
+    So does an OSError that names a file, such as a folder in place of a file, or a file without permissions.
     Ctrl-C becomes one line and status INTERRUPTED, as in a shell.
     Everything that the command prints is escaped. It continues when the reader of its output ends, as in
     `make memory | head`.
@@ -37,10 +38,14 @@ def run_command(main: Callable[[], int | None]) -> None:
             print(f"error: {printable(str(error))}", file=sys.stderr)
             status = 1
         except OSError as error:
-            number = disk_full(error)
-            if not number:
+            number, name = disk_full(error), error.filename2 or error.filename
+            if number:
+                fact, fix = explain_full_disk(number, Path(name or "."))
+            elif isinstance(name, str):
+                fact = f"{name} cannot be used: {error.strerror}"
+                fix = "correct its permissions, or move it away if another file or folder belongs there"
+            else:
                 raise
-            fact, fix = explain_full_disk(number, Path(error.filename or "."))
             print(f"error: {printable(fact)}; fix: {fix}", file=sys.stderr)
             status = 1
         except KeyboardInterrupt:

@@ -20,8 +20,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from gpt2.config.dotconfig import split_words
 from gpt2.data.manifest import read_manifest
 from gpt2.system.errors import UserError, run_command
+from gpt2.system.read_files import DamagedFileError, open_regular
 from kconfig.arguments import make_variables
 
 CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
@@ -49,7 +51,7 @@ def kept_paths(studies: Iterable[Path]) -> set[Path]:
     names = [os.fsdecode(name) for name in listed.split(b"\0")]
     for config in (Path(".config"), Path(".config.old"), *(study / "config" for study in studies)):
         names.append(configured("HELLASWAG_FILE", config))
-        for pattern in configured("DATASET_FILES", config).split():
+        for pattern in split_words(configured("DATASET_FILES", config)):
             names += glob.glob(os.path.expanduser(pattern), recursive=True)
     files = {form for name in names if name for form in (Path(name).absolute(), Path(name).resolve())}
     return files | {parent for file in files for parent in file.parents}
@@ -121,14 +123,15 @@ def remove(path: Path, kept: set[Path]) -> None:
 def hold(lock: Path) -> contextlib.AbstractContextManager[object]:
     """Hold a lock, so that no study starts meanwhile. UserError where a process has it."""
     try:
-        file = lock.open(errors="replace")
-    except OSError:
+        file = open_regular(lock)
+    except (FileNotFoundError, DamagedFileError):
         return contextlib.nullcontext()
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
+        holder = file.read(20).decode(errors="replace").strip() or "unknown"
         raise UserError(
-            f"{lock} is held by process {file.read(20).strip() or 'unknown'}: a study or `make data` is running; "
+            f"{lock} is held by process {holder}: a study or `make data` is running; "
             "nothing is removed; fix: wait for it or stop it"
         ) from None
     return file

@@ -21,6 +21,7 @@ from gpt2.config.dotconfig import read_symbols
 from gpt2.data import dataset, tokenizer
 from gpt2.model.transformer import GPT2, learned_scalars
 from gpt2.system.errors import UserError
+from gpt2.system.read_files import DamagedFileError, open_regular
 from gpt2.train.resume import check_fits
 from gpt2.train.step import build_model
 from ra import attention_maps
@@ -49,6 +50,7 @@ SENTENCE = (
     "tickets there for thirty years locked the door of her office, put the key into the pocket of her coat, and walked "
     "home along the river, as she had done every night since the day when the station was opened."
 )
+MOST_BYTES = 2**20  # of the text's start: more than the tokens of any block size
 READABLE = 48  # maximum tokens for a map with a label for each token
 REPORT_PIXELS = 64  # a side of a map in a report
 
@@ -142,11 +144,11 @@ def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int
     if file is not None:
         source = f"the start of {file.name}"
         try:
-            ids = encoding.encode(file.read_text(encoding="utf-8", errors="replace"))
-        except OSError as error:
-            raise AttentionError(
-                f"TEXT={file} cannot be read: {error.strerror}; fix: TEXT=a text file"
-            ) from error
+            with open_regular(file) as opened:
+                start = opened.read(MOST_BYTES).decode("utf-8", errors="replace")
+        except (FileNotFoundError, DamagedFileError) as error:
+            raise AttentionError(f"TEXT={file} cannot be read: {error}; fix: TEXT=a text file") from error
+        ids = encoding.encode(start)
         if len(ids) < 2:
             raise AttentionError(
                 f"TEXT={file} has {len(ids)} tokens, and attention needs 2; fix: TEXT=a longer file"

@@ -54,8 +54,8 @@ def disagreements(run: RunRecord, file: Callable[[str], Path], full: bool = Fals
                 found += [f"{path.name}: {message}" for message in messages]
             except DamagedFileError as error:
                 found.append(f"{error}")
-            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-                found.append(f"{path.name}: not valid: {type(error).__name__}: {error}")
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                found.append(f"{path.name}: entries are missing or of another type")
     return found
 
 

@@ -12,6 +12,7 @@ warm-ups are equal. That state is saved in <run>/stable. A cosine schedule has n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from gpt2.artifacts import checkpoint, run_record
+from gpt2.artifacts import checkpoint, metrics_log, run_record
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.artifacts.typed_json import JsonObject, read_file
 from gpt2.config.config import Config, OptimizerConfig
@@ -177,8 +178,7 @@ def _complete_undo(directory: Path) -> tuple[Path, Plan]:
             _restore(folder, plan, into)
         if into.exists():
             for name in (plan_file.FILE, "config", "expected.json"):
-                if (directory / name).exists():
-                    shutil.copyfile(directory / name, into / name)
+                _copy(directory / name, into / name)
         previous.replace(directory / plan_file.FILE)
     (directory / UNDO).unlink()
     return into, _existing_plan(directory)
@@ -198,20 +198,24 @@ def _restore(folder: Path, plan: Plan, into: Path) -> None:
         return
     count = counts[-1]
     states = ["checkpoint", *(["stable"] if (folder / f"stable-{count}").exists() else [])]
-    if (folder / "run.json").exists() and ((folder / "checkpoint").exists() or beyond.exists()):
+    longer, shorter = (folder / "checkpoint").exists(), (folder / f"checkpoint-{count}").exists()
+    recorded = (folder / "run.json").exists()  # it may be missing: a damaged one is moved away
+    if (longer and (recorded or shorter)) or (recorded and beyond.exists()):
         beyond.mkdir(parents=True, exist_ok=True)
-        if (folder / "config").exists():
-            shutil.copyfile(folder / "config", beyond / "config")
+        _copy(folder / "config", beyond / "config")
         for path in (folder / name for name in (*states, *SAVED)):
-            if path.exists() and path.name != "config":
+            if os.path.lexists(path) and path.name != "config":
                 path.rename(beyond / path.name)
-    elif (folder / "run.json").exists():  # it has not continued beyond the shorter length
+    else:  # it has not continued beyond the shorter length
         if "stable" in states:
             shutil.rmtree(folder / "stable", ignore_errors=True)
-        (folder / "run.json").unlink()
+        (folder / "run.json").unlink(missing_ok=True)
     for path in (folder / name for name in ("checkpoint", "stable", *SAVED)):
-        if saved_name(path, count).exists():
-            saved_name(path, count).replace(path)
+        saved = saved_name(path, count)
+        if saved.exists():
+            if path.exists() and path.is_dir() != saved.is_dir():  # damaged
+                files.quarantine(path)
+            saved.replace(path)
 
 
 # ---- checks and plans
@@ -337,8 +341,7 @@ def _set_back(folder: Path, record: RunRecord, count: int) -> None:
     run.json has the status "finished" until the end, so that each step can be interrupted and repeated.
     """
     for path in (folder / name for name in SAVED):
-        if path.exists():
-            files.write_bytes(saved_name(path, count), path.read_bytes())
+        _copy(path, saved_name(path, count))
     for name in END_RESULTS:
         (folder / name).unlink(missing_ok=True)
     if (folder / "checkpoint").exists():
@@ -352,6 +355,12 @@ def _set_back(folder: Path, record: RunRecord, count: int) -> None:
     note = f"finished at {count} iterations and extended; that record is run-{count}.json"
     behind = dataclasses.replace(record, status="interrupted", notes=(*record.notes, note))
     run_record.write(folder, behind)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file atomically if it exists. A folder or a FIFO in its place is not copied; the report names it."""
+    with contextlib.suppress(FileNotFoundError, DamagedFileError):
+        files.write_bytes(target, read_bytes(source, metrics_log.SIZE_LIMIT))
 
 
 def _link(source: str, target: str) -> None:

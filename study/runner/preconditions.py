@@ -12,7 +12,7 @@ from gpt2.artifacts import run_record
 from gpt2.config.config import ModelConfig
 from gpt2.system import files
 from gpt2.system.errors import UserError
-from gpt2.system.read_files import DamagedFileError, read_text
+from gpt2.system.read_files import DamagedFileError, read_bytes, read_text
 from gpt2.system.resource_errors import free_bytes, gib
 from ra import names
 from study.records.hellaswag_scores import Items, scored_items
@@ -41,7 +41,7 @@ def locked(directory: Path) -> Iterator[int]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / "lock").open("a+")
+        file = files.open_append(directory / "lock")
     except OSError as error:
         raise StudyError(
             f"{directory} cannot be written: {error.strerror}; fix: set CONFIG_RESULTS_DIR to a writable folder"
@@ -50,9 +50,9 @@ def locked(directory: Path) -> Iterator[int]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
+            holder = (_content(directory / "lock") or b"").decode(errors="replace").strip() or "unknown"
             raise StudyError(
-                f"{directory} is being run by process {file.read().strip() or 'unknown'} (or by its training process, "
+                f"{directory} is being run by process {holder} (or by its training process, "
                 "which still saves); fix: wait for it or stop it"
             ) from None
         file.truncate(0)
@@ -161,16 +161,27 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
     for name in filter(names.is_custom, variants):
         source = names.custom_source(name)
         copy = study_dir / "own" / source.name
-        text = source.read_text(encoding="utf-8")
-        if copy.is_file() and copy.read_bytes() == text.encode():
+        try:
+            content = read_bytes(source)
+        except (FileNotFoundError, DamagedFileError) as error:
+            raise SourceError(f"{error}; fix: restore ra/custom/{source.name}") from error
+        if _content(copy) == content:
             continue
-        if copy.exists() and has_runs(name):
+        if os.path.lexists(copy) and has_runs(name):
             raise SourceError(
                 f"ra/custom/{source.name} differs from the source of existing runs of {name} ({copy}); fix: "
                 "set another CONFIG_STUDY_NAME, or restore the file from that copy"
             )
         copy.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(copy, text)
+        files.write_bytes(copy, content)
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the content of a file, None if it is missing or cannot be read."""
+    try:
+        return read_bytes(path)
+    except (FileNotFoundError, DamagedFileError):
+        return None
 
 
 BYTES_A_PARAMETER = 12  # of a checkpoint: the weight and AdamW's two moments in float32

@@ -48,11 +48,11 @@ def main() -> int:
         return _work(arguments, stop)
     except Interrupted:
         return EXIT_INTERRUPTED
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a custom variant may call sys.exit()
         return _explain(error, arguments.study_dir)
 
 
-def _explain(error: Exception, folder: Path) -> int:
+def _explain(error: BaseException, folder: Path) -> int:
     """Write the error as the last line of the log; return its exit status."""
     from gpt2.system.resource_errors import (
         disk_full,

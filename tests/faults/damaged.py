@@ -84,6 +84,18 @@ def brackets_in_plan_of_finished(bench: Bench) -> str:
     return continues(bench, place, brackets, place.study / "plan.json")
 
 
+@fault("a flipped digit in the clocks of an interrupted run.json", CONTINUES)
+def digit_of_clock(bench: Bench) -> str:
+    place = interrupted(bench)
+    record = place.run_dir() / "run.json"
+    flip_digit(record, b'"train": ')
+    done = place.make()
+    named = "B0/run.json" in done.stdout and "the run continues from its checkpoint" in done.stdout
+    moved = (record.parent / "damaged" / "run.json").exists()
+    same = done.returncode == 0 and place.numbers() == bench.undisturbed()
+    return outcome(named and moved and same, CONTINUES, f"{named} {moved} {same} {done.stdout[-500:]}")
+
+
 EXCLUDED = "report and verify name the file and exclude the run; after the fix the undisturbed numbers"
 
 

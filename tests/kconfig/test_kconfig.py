@@ -156,6 +156,10 @@ def test_overriding_a_symbol_resets_its_dependants():
     defconfig("CONFIG_DATASET_FILES=books/*.txt more/**/*.md", spec=f"{STUDY}-smoke")
     config = load_config(".config")
     assert (config.data.dataset, config.data.files) == ("files", ("books/*.txt", "more/**/*.md"))
+    defconfig("CONFIG_DATASET_FILES='my books/*.txt' o'neill.md", spec=f"{STUDY}-smoke")
+    assert load_config(".config").data.files == ("'my", "books/*.txt'", "o'neill.md")  # a quote is open
+    defconfig("CONFIG_DATASET_FILES='my books/*.txt' b.md", spec=f"{STUDY}-smoke")
+    assert load_config(".config").data.files == ("my books/*.txt", "b.md")
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,17 @@ def test_a_written_record_is_read_unchanged(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed", "finished"])
+def test_a_changed_digit_of_any_record_is_noticed(status: str, tmp_path: Path) -> None:
+    """The clocks of an unfinished record are those of its continuation."""
+    run_record.write(tmp_path, run_record.from_json(full() | {"status": status}))
+    content = bytearray((tmp_path / "run.json").read_bytes())
+    content[content.index(b'"train": ') + len(b'"train": ')] ^= 1
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(run_record.RecordError, match="was altered"):
+        run_record.load(tmp_path)
+
+
 def test_a_record_has_typed_parts() -> None:
     record = run_record.from_json(full())
     assert record.validation

@@ -1,5 +1,6 @@
 """Test the sources of text: local files, the hub, the embedded text."""
 
+import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -42,6 +43,42 @@ def test_an_unreadable_file_is_named_with_its_line(
     with pytest.raises(DataError, match=message) as caught:
         list(sources.documents(source(tmp_path, tmp_path / name)))
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [([1, 2], r"columns \{'text': 'int64'\}"), ([b"a", b"b"], "binary"), ([["a"], ["b"]], "list<")],
+)
+def test_a_parquet_column_without_strings_is_named(
+    tmp_path: Path, values: list[object], message: str
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    parquet.write_table(pyarrow.table({"text": values}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=message):
+        list(sources.documents(source(tmp_path, tmp_path / "a.parquet")))
+
+
+def test_a_damaged_page_of_a_parquet_file_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    path, texts = tmp_path / "a.parquet", [f"the dog {number} ran" for number in range(2000)]
+    parquet.write_table(pyarrow.table({"text": texts}), path, compression="snappy")
+    content = bytearray(path.read_bytes())
+    for place in range(200, len(content) // 2, 97):
+        content[place] ^= 0x5A
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet.*damaged.*; fix: replace it"):
+        list(sources.documents(source(tmp_path, path)))
+
+
+def test_a_file_name_that_is_not_utf_8_is_an_error_before_the_corpus_is_written(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("text")
+    with pytest.raises(DataError, match=r"not UTF-8 text; fix: rename the file"):
+        prepare(source(tmp_path / "data", tmp_path / "*.txt"), ignore)
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_file_name_with_a_newline_stays_on_one_line_of_the_message(tmp_path: Path) -> None:

@@ -68,3 +68,35 @@ def test_ctrl_c_is_one_line_and_the_status_of_a_shell(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == "stopped\n"
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("action", "name", "reason"),
+    [
+        ("Path('folder').read_text()", "folder", "Is a directory"),
+        ("write_text(Path('folder'), 'x')", "folder", "Is a directory"),
+        ("Path('loop').read_text()", "loop", "Too many levels of symbolic links"),
+        ("Path('nowhere/a').write_text('x')", "nowhere/a", "No such file or directory"),
+    ],
+)
+def test_a_file_that_the_system_refuses_is_named_in_one_line(
+    action: str, name: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    code = (
+        "from pathlib import Path\n"
+        "from gpt2.system.errors import run_command\n"
+        "from gpt2.system.files import write_text\n"
+        f"run_command(lambda: {action})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {name} cannot be used: {reason}; fix: ")
+    assert done.stderr.count("\n") == 1

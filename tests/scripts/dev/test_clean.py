@@ -116,6 +116,36 @@ def test_a_text_in_a_prepared_corpus_stays() -> None:
     assert [path.name for path in Path("data").rglob("*")] == [f"embedded-{KEY}", "mine.txt"]
 
 
+def test_a_configured_text_with_a_space_in_its_name_stays() -> None:
+    Path(f"data/embedded-{KEY}").rename(f"data/my_texts-{KEY}")
+    write(f"data/my_texts-{KEY}/my notes.txt")
+    configure(DATASET_FILES=f"'data/my_texts-{KEY}/my notes.txt' 'data/my_texts-{KEY}/train*'")
+    clean.main(["data"])
+    assert sorted(path.name for path in Path(f"data/my_texts-{KEY}").iterdir()) == [
+        "my notes.txt",
+        "train-000.bin",
+    ]
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../mine.txt", "mine", "a\nb.bin", ".bin"])
+def test_a_manifest_that_names_another_file_than_a_shard_removes_nothing(name: str) -> None:
+    write("data/mine.txt")
+    write(f"data/embedded-{KEY}/mine/thesis.txt")
+    manifest = Path(f"data/embedded-{KEY}/manifest.json")
+    manifest.write_text(manifest.read_text().replace("train-000.bin", name.replace("\n", "\\n")))
+    before = sorted(Path("data").glob(f"*-{KEY}/**/*"))
+    clean.main(["data"])
+    assert Path("data/mine.txt").exists()
+    assert sorted(Path("data").glob(f"*-{KEY}/**/*")) == before
+
+
+def test_a_fifo_as_lock_does_not_block() -> None:
+    Path("results/begun/lock").unlink()
+    os.mkfifo("results/begun/lock")
+    clean.main(["caches", "data", "results"])
+    assert not Path("results").exists()
+
+
 @pytest.mark.parametrize("place", ["results", "results/data", ".", "gpt2"])
 def test_results_and_sources_in_the_data_folder_are_not_removed(place: str) -> None:
     configure(DATA_DIR=place)

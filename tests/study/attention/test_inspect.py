@@ -169,6 +169,8 @@ def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path
     empty.mkdir()
     files.write_json(empty / "run.json", run_record.blank("RAALL0", "RAALL", 0).to_json())
     (empty / "config").write_text(config_file.read_text())
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
     other = a_run(tmp_path / "other", config_file, "RALEARN")
     files.write_json(other / "run.json", run_record.blank("B0", "B", 0).to_json())
     for wrong, message in (
@@ -176,6 +178,7 @@ def test_an_error_is_one_line_with_the_problem(tmp_path: Path, config_file: Path
         (lambda: inspect.load_run(empty), "has no checkpoint"),
         (lambda: inspect.load_run(other), "does not fit the model"),
         (lambda: inspect.choose_text([run], tmp_path / "nowhere"), "cannot be read"),
+        (lambda: inspect.choose_text([run], fifo), "not a regular file; fix: TEXT="),
         (lambda: inspect.choose_text([run], text_of("", tmp_path)), "has 0 tokens"),
         (
             lambda: inspect.select_indices([9], 4, "layer", [0]),

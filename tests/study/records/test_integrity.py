@@ -187,7 +187,7 @@ HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
         f"{WINDOWS}: mean of losses is 9; validation.loss gives ",
     ),
     "number of windows": (side_file(WINDOWS, "tokens", 8), f"{WINDOWS}: tokens is 8; "),
-    "no losses": (side_file(WINDOWS, "losses", []), f"{WINDOWS}: not valid: "),
+    "no losses": (side_file(WINDOWS, "losses", []), f"{WINDOWS}: entries are missing"),
     "no text": (lambda folder: (folder / SCORES).write_bytes(b"\xff"), f"{SCORES} cannot be read: not UTF-8"),
     "lines": (
         without_last_line,

@@ -1,5 +1,6 @@
 """All runs of a variant have one source, and the study saves it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,25 @@ def test_a_changed_source_of_a_started_run_is_refused_and_nothing_is_lost(
 def test_a_study_of_built_in_variants_saves_no_source(tmp_path: Path) -> None:
     snapshot_sources(tmp_path, ["B", "RALEARN", "RA:5-7,9"], lambda name: True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"# caf\xe9\n", b"\xef\xbb\xbffirst idea\n"])
+def test_the_bytes_of_a_source_are_saved_whatever_its_encoding(
+    content: bytes, tmp_path: Path, source: Path
+) -> None:
+    source.write_bytes(content)
+    for begun in (False, True):
+        snapshot_sources(tmp_path / "study", ["MINE"], lambda name, begun=begun: begun)
+    assert (tmp_path / "study/own/mine.py").read_bytes() == content
+
+
+def test_a_fifo_as_source_or_as_its_copy_is_refused_without_blocking(tmp_path: Path, source: Path) -> None:
+    keep(tmp_path, begun=False)
+    (tmp_path / "study/own/mine.py").unlink()
+    os.mkfifo(tmp_path / "study/own/mine.py")
+    with pytest.raises(SourceError, match="differs from the source"):
+        snapshot_sources(tmp_path / "study", ["MINE"], lambda name: True)
+    source.unlink()
+    os.mkfifo(source)
+    with pytest.raises(SourceError, match=r"not a regular file; fix: restore ra/custom/mine\.py"):
+        snapshot_sources(tmp_path / "study", ["MINE"], lambda name: False)

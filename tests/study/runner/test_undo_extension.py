@@ -120,6 +120,27 @@ def test_undoing_can_be_interrupted_at_every_step_and_completed(finished: Place,
     assert study_of(finished) == before
 
 
+@pytest.mark.parametrize("continued", [False, True])
+@pytest.mark.parametrize(
+    "name", ["runs/B0/run.json", "runs/B0/config", "runs/B0/metrics.jsonl", "expected.json"]
+)
+def test_a_missing_file_or_a_folder_in_its_place_does_not_block_the_undoing(
+    finished: Place, name: str, continued: bool
+) -> None:
+    before = outcome(finished.folder("B"))
+    finished.extend()
+    if continued:
+        finished.run("B")
+    longer = (finished.folder("B") / "checkpoint").exists()
+    path = finished.directory / name
+    path.unlink(missing_ok=True)
+    if not name.endswith("run.json"):  # `make` moves a damaged one away
+        path.mkdir()
+    undo(finished.settings)
+    assert same(outcome(finished.folder("B")), before)
+    assert (finished.directory / f"undone-{2 * FIRST}/runs/B0/checkpoint").exists() == longer
+
+
 def test_a_report_of_the_longer_runs_is_not_current_after_undoing(finished: Place) -> None:
     finished.extend()
     finished.run("B")
