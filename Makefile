@@ -5,7 +5,7 @@
 
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
-ARGUMENTS := STUDY STUDIES OUT RUN TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES TARGET FROM \
+ARGUMENTS := STUDY STUDIES OUT RUN TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS RESULTS
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
@@ -70,7 +70,7 @@ control: setup-main  ## Check that B and the reciprocal patterns are one functio
 bench: setup-core  ## Speed and memory; or SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records
 	@$(INTERPRETER) -m scripts.bench
 
-card: setup-core  ## Check this card: kernels, gradients, a stopped study, memory, speed (ten minutes) [OUT=folder]
+card: setup-core  ## Check this card: kernels, gradients, studies, memory, speed (ten minutes) [OUT=folder] [CHECKS=]
 	@$(INTERPRETER) -m bench.card
 
 memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]

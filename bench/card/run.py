@@ -18,7 +18,7 @@ from bench.card.studies import budget_checks, memory_checks, out_of_memory_check
 from gpt2.artifacts.provenance import environment_record, revision
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware.resolve import ResolvedTarget, resolve, target_record
-from gpt2.system.errors import one_line
+from gpt2.system.errors import UserError, one_line
 from gpt2.system.files import write_json, write_text
 from pages.document import Block, Document, Note, Paragraph, Section, Table, render_terminal
 from pages.markup import Code, Strong
@@ -35,8 +35,18 @@ QUESTIONS: dict[str, Question] = {
 }
 
 
-def check_card(out: Path) -> int:
-    """Run every question. Write card.json after each check, so that a killed command loses no line."""
+def check_card(out: Path, chosen: Sequence[str] = ()) -> int:
+    """Run every question. Write card.json after each check, so that a killed command loses no line.
+
+    chosen: first words of the questions to run; empty: all.
+    """
+    questions = {
+        name: question for name, question in QUESTIONS.items() if not chosen or name.split()[0] in chosen
+    }
+    unknown = {*chosen} - {name.split()[0] for name in questions}
+    if unknown:
+        words = " ".join(name.split()[0] for name in QUESTIONS)
+        raise UserError(f"unknown CHECKS: {' '.join(sorted(unknown))}; fix: use words of: {words}")
     began = time.monotonic()
     resolved = resolve(ANY_TARGET)
     origin = {
@@ -59,7 +69,7 @@ def check_card(out: Path) -> int:
 
     with tempfile.TemporaryDirectory(prefix="card-") as folder:
         card = Card(resolved, Path(folder))
-        for name, question in QUESTIONS.items():
+        for name, question in questions.items():
             try:
                 for check in question(card):
                     save(check)

@@ -42,11 +42,14 @@ def speed_checks(card: Card) -> Iterator[Check]:
 
 
 def planned_micro(card: Card, shape: Shape) -> int:
-    """Return the study's micro-batch, or the next smaller one that divides the effective batch of the shape."""
+    """Return the study's micro-batch, or the next smaller one that divides the effective batch of the shape.
+
+    Without a study, the largest of the bench.
+    """
     try:
         limit = read_plan(card, UNDISTURBED).batch.micro
     except NotRunError:
-        limit = shape.plain_micro
+        limit = max(micro for _, micro in shape.cases)
     return largest_micro_batch(shape.effective, 1, limit)
 
 

@@ -22,7 +22,7 @@ VARIABLES = {
     "report": ("STUDY",),
     "compare": ("STUDIES", "OUT"),
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
-    "card": ("OUT",),
+    "card": ("OUT", "CHECKS"),
     "extend": ("FACTOR", "UNDO"),
     "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"),
     "memory": ("TARGET", "FROM", "VARIANTS", "CONFIG_STUDY_NAME"),

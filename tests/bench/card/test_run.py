@@ -31,10 +31,10 @@ def cannot(card: Card) -> Iterator[Check]:
     yield
 
 
-def start(monkeypatch: pytest.MonkeyPatch, out: Path, **questions: Question) -> int:
+def start(monkeypatch: pytest.MonkeyPatch, out: Path, chosen: str = "", **questions: Question) -> int:
     """Run the command with these questions."""
     monkeypatch.setattr(run, "QUESTIONS", questions)
-    monkeypatch.setattr(sys, "argv", ["card", "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", ["card", "--out", str(out), "--checks", chosen])
     return script.main()
 
 
@@ -80,6 +80,18 @@ def test_the_exit_status_is_zero_if_no_check_differs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, questions: dict[str, Question]
 ) -> None:
     assert start(monkeypatch, tmp_path, **questions) == 0
+
+
+def test_chosen_checks_alone_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions: dict[str, Question] = {"a": agrees, "b of two words": cannot, "c": raises}
+    assert start(monkeypatch, tmp_path, "b a", **questions) == 0
+    shown = capsys.readouterr().out
+    assert "b of two words" in shown
+    assert "first line" not in shown
+    with pytest.raises(script.UserError, match="unknown CHECKS: x; fix: use words of: a b c"):
+        start(monkeypatch, tmp_path, "a x", **questions)
 
 
 def test_a_study_is_not_overwritten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
