@@ -126,3 +126,27 @@ def test_memory_of_every_gpu_is_limited_to_a_share(monkeypatch: pytest.MonkeyPat
     assert shares == [(0.25, 0), (0.25, 1)]
     train(monkeypatch, Disturbance(memory_bytes=5000))
     assert shares[2:] == [(1.0, 0), (1.0, 1)]
+
+
+def test_the_undisturbed_study_runs_once_for_all_checks(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def run(card: Card, label: str) -> None:
+        started.append(label)
+        studies.study_folder(card, label).mkdir(parents=True)
+
+    monkeypatch.setattr(studies, "run", run)
+    for checks in (studies.memory_checks, studies.out_of_memory_checks):
+        with pytest.raises(NotRunError):
+            next(checks(card))
+    assert started == [studies.UNDISTURBED]
+
+
+@pytest.mark.parametrize(("with_context", "gpus", "opened"), [([], 0, None), ([], 2, 0), ([1], 2, 1)])
+def test_contexts_of_a_process_are_counted(
+    with_context: list[int], gpus: int, opened: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", with_context.__contains__, raising=False)
+    assert studies.contexts() == opened

@@ -23,7 +23,7 @@ exit 0
 """
 PYPROJECT = """
 [project]
-dependencies = ["torch>=2.11,<2.14", "numpy>=2.0,<3", "kconfiglib>=14.1,<15"]
+dependencies = ["torch>=2.11,<2.16", "numpy>=2.0,<3", "kconfiglib>=14.1,<15"]
 [project.optional-dependencies]
 hub = ["datasets>=4.0,<6"]
 wandb = ["wandb>=0.20,<1"]
@@ -101,14 +101,14 @@ def test_without_a_gpu_the_cuda_build_is_installed_only_on_request(machine: Mach
     tried = [call for call in machine.calls() if "torch" in call and not call.startswith("-c")]
     assert [call.split()[1] for call in tried] == ["pip", "uv"]
     assert "--torch-backend cpu" in tried[1]
-    assert not any(call.endswith("install torch>=2.11,<2.14") for call in tried)
+    assert not any(call.endswith("install torch>=2.11,<2.16") for call in tried)
 
 
 @pytest.mark.parametrize(
     ("kind", "wanted"),
     [
-        ("cuda", "-m pip install torch>=2.11,<2.14"),
-        ("rocm", "-m uv pip install --quiet --python {python} --torch-backend auto torch>=2.11,<2.14"),
+        ("cuda", "-m pip install torch>=2.11,<2.16"),
+        ("rocm", "-m uv pip install --quiet --python {python} --torch-backend auto torch>=2.11,<2.16"),
     ],
 )
 def test_a_gpu_gets_the_matching_torch_build(
