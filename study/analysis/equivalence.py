@@ -70,37 +70,43 @@ def odd_controls(table: Losses) -> list[str]:
 
 @dataclass(frozen=True)
 class VarianceCheck:
-    """Whether half-swapped arms differ from the baseline as much as the fully swapped one; `enough` data to decide.
+    """F tests whether the control arms vary independently and alike; `enough` data to decide.
 
     halves: spread of the effects of swapping either half alone. together: of the effect that only both halves have.
-    A half swap moves the loss by the variance of one of each, a full swap by that plus another `halves`: arms vary
-    alike where the two spreads are equal.
+    early, late: of the effects of each half. All four are equal if the arms vary independently and alike.
+    tests: halves over together, and early over late; empty without spread. adjusted_p: by Holm's method.
     """
 
     halves: NoiseFloor | None
     together: NoiseFloor | None
-    test: VarianceRatio | None
+    early: NoiseFloor | None
+    late: NoiseFloor | None
+    tests: tuple[VarianceRatio, ...]
+    adjusted_p: tuple[float, ...]
     enough: bool
 
     @property
     def differs(self) -> bool:
-        """Whether the F test finds that the two kinds of arms vary differently."""
-        return self.test is not None and self.enough and self.test.p_value < 1 - CONFIDENCE
+        """Whether an F test finds that the arms vary differently, or not independently."""
+        return self.enough and min(self.adjusted_p) < 1 - CONFIDENCE
 
 
 def variance_check(final: Losses) -> VarianceCheck | None:
     """Compare the variances of half-swapped and fully swapped arms; None in a study without all four of SQUARE.
 
     Swapping no half, the first, the second or both is a 2 x 2 design. Its three contrasts, each scaled to the variance
-    of a single run, are independent and of one variance if the four arms vary independently and alike.
+    of a single run, are independent and of one variance if the four arms vary independently and alike. Arms that agree
+    in pairs (B with RALATE, RAEARLY with RAALL) make one half's effect larger than the other's.
     """
     if not set(SQUARE) <= set(final):
         return None
     seeds = sorted(set.intersection(*(set(final[name]) for name in SQUARE)))
     if not seeds:
-        return VarianceCheck(None, None, None, False)
+        return VarianceCheck(None, None, None, None, (), (), False)
     contrasts = np.array([[final[name][seed] for name in SQUARE] for seed in seeds]) @ np.transpose(CONTRASTS)
-    alone, both = contrasts[:, :2], contrasts[:, 2:]
-    halves, together = (NoiseFloor(math.sqrt(np.mean(part**2)), part.size) for part in (alone, both))
-    test = variance_ratio(halves, together)
-    return VarianceCheck(halves, together, test, test is not None and min(test.dof) >= ENOUGH_DOF)
+    parts = (contrasts[:, :2], contrasts[:, 2:], contrasts[:, 0], contrasts[:, 1])
+    halves, together, early, late = (NoiseFloor(math.sqrt(np.mean(part**2)), part.size) for part in parts)
+    tests = tuple(filter(None, [variance_ratio(halves, together), variance_ratio(early, late)]))
+    adjusted = tuple(holm([test.p_value for test in tests]))
+    enough = len(tests) == 2 and len(seeds) >= ENOUGH_DOF
+    return VarianceCheck(halves, together, early, late, tests, adjusted, enough)

@@ -54,17 +54,27 @@ def sensitivity_sentences(report: Report) -> list[str]:
 
 
 def variance_sentence(check: VarianceCheck) -> str:
-    """Whether half-swapped arms vary like the fully swapped one, and which ratios the test cannot detect."""
-    question = "Do half-swapped arms (RAEARLY, RALATE) vary as much as the fully swapped one (RAALL)?"
-    test = check.test
-    if test is None:
+    """Whether the control arms vary alike and independently, and which ratios the tests cannot detect."""
+    question = "Do the control arms vary alike and independently of each other?"
+    if not check.tests:
         return f"{question} Too little data."
-    a, b = test.dof
     if not check.enough:
+        a, b = check.tests[0].dof
         return f"{question} Too little data ({a} and {b} degrees of freedom)."
-    answer = "They differ" if check.differs else "No difference found"
-    low, high = undetected_ratios(a, b)
-    return (
-        f"{question} {answer}: variance of the effects of one half over that of both together {test.ratio:.2f}, "
-        f"F({a}, {b}), {p_text(test.p_value)}; ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1."
+    answer = "No" if check.differs else "No difference found"
+    names = (
+        "the effects of one half over that of both together",
+        "the effect of the early half over that of the late",
     )
+    found = []
+    for name, test, p in zip(names, check.tests, check.adjusted_p, strict=True):
+        low, high = undetected_ratios(*test.dof)
+        found.append(
+            f"variance of {name} {test.ratio:.2f}, F{test.dof}, {p_text(p)}; ratios from {low:.2g} to {high:.2g} "
+            "cannot be distinguished from 1"
+        )
+    consequence = (
+        " Arms that agree with each other count as several: the A/A difference and the seeds needed are uncertain. "
+        "No verdict uses them."
+    )
+    return f"{question} {answer}: {'. '.join(found)}.{consequence if check.differs else ''}"

@@ -45,7 +45,8 @@ def method(report: Report) -> list[str]:
             "B, RAEARLY, RALATE and RAALL swap no half of the layers, the first, the second or both: a 2 x 2 design. A "
             "half swap changes the loss by the effect of one half and by the effect that only both halves have, a full "
             "swap by the effects of two halves. The F ratio of the two variances within seeds is 1 if half-swapped "
-            "arms vary as much as fully swapped ones."
+            "arms vary as much as fully swapped ones. The F ratio of the effects of the early and the late half is 1 "
+            "if no two arms are correlated more than others. Holm's method adjusts the two p-values."
         )
     return lines
 

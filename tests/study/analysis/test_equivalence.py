@@ -73,14 +73,29 @@ def square(halves: float, together: float, seeds: int) -> dict[str, dict[int, fl
 def test_additive_arms_are_distinguished_from_arms_with_equal_variances() -> None:
     """Then a half swap has half the variance of a full one; the pairs of opposites do not show it."""
     check = checked(square(0.02, 0.001, 6))
-    assert check.test is not None
     assert check.enough
-    assert check.test.dof == (12, 6)
-    assert check.test.p_value < 1e-4
-    assert "They differ: variance" in detectable.variance_sentence(check)
+    assert [test.dof for test in check.tests] == [(12, 6), (6, 6)]
+    assert check.adjusted_p[0] < 1e-4
+    assert "No: variance of the effects of one half" in detectable.variance_sentence(check)
     alike = detectable.variance_sentence(checked(square(0.02, 0.02, 6)))
     low, high = stats.f.ppf(0.025, 12, 6), stats.f.ppf(0.975, 12, 6)
     assert f"ratios from {low:.2g} to {high:.2g} cannot be distinguished from 1" in alike
+
+
+def test_arms_that_agree_in_pairs_are_found_by_early_against_late() -> None:
+    """B with RALATE, and RAEARLY with RAALL: the late half does nothing."""
+    draw = np.random.default_rng(4)
+    pairs = draw.normal(size=(6, 2))[:, [0, 1, 0, 1]] + 0.05 * draw.normal(size=(6, 4))
+    check = checked(
+        {name: dict(enumerate(pairs[:, k].tolist())) for k, name in enumerate(equivalence.SQUARE)}
+    )
+    assert check.early is not None
+    assert check.late is not None
+    assert check.early.sigma > 5 * check.late.sigma
+    assert check.differs
+    assert check.adjusted_p[1] < 1e-3
+    assert "the early half over that of the late" in detectable.variance_sentence(check)
+    assert "No verdict uses them." in detectable.variance_sentence(check)
 
 
 def test_the_contrasts_of_the_arms_equal_a_regression() -> None:
