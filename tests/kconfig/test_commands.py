@@ -149,8 +149,8 @@ def edited(old: str, new: str) -> int:
         ("CONFIG_SEEDS=5", 'CONFIG_SEEDS="3"', "whole number"),
         ("CONFIG_SEEDS=5", "CONFIG_SEEDS=0", "1 to 1000"),
         ("CONFIG_SEEDS=5", "CONFIG_SEEDS = 3", "no spaces"),
-        ('CONFIG_LEARNING_RATE="3e-3"', 'CONFIG_LEARNING_RATE="2"', "(0, 1]"),
-        ('CONFIG_LEARNING_RATE="3e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
+        ('CONFIG_LEARNING_RATE="2e-3"', 'CONFIG_LEARNING_RATE="2"', "(0, 1]"),
+        ('CONFIG_LEARNING_RATE="2e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
         ("# CONFIG_TARGET_CPU is not set", "CONFIG_TARGET_CPU=y", "fix: remove one"),
         (
             "CONFIG_TARGET_AUTO=y",
@@ -269,10 +269,10 @@ def test_menuconfig_closed_without_saving_changes_nothing(monkeypatch):
 
 def test_menuconfig_reopens_on_an_invalid_value(monkeypatch):
     defconfig()
-    Menus(monkeypatch, ("LEARNING_RATE", "fast"), ("LEARNING_RATE", "2e-3"))
+    Menus(monkeypatch, ("LEARNING_RATE", "fast"), ("LEARNING_RATE", "3e-3"))
     monkeypatch.setattr("builtins.input", lambda prompt: "")
     run("menuconfig")
-    assert commands.check().optimizer.learning_rate == 2e-3
+    assert commands.check().optimizer.learning_rate == 3e-3
 
 
 def test_menuconfig_closed_after_an_invalid_value_leaves_the_config_unchanged(monkeypatch):
