@@ -207,7 +207,8 @@ class Recorder:
             args, kwargs = inputs
             if self.config.wants("forward", "input"):
                 row["input_args"] = self._described(name, "input", list(args))
-                row["input_kwargs"] = self._described(name, "kwargs", dict(kwargs))
+                given = {key: value for key, value in kwargs.items() if key != "out"}  # may be uninitialised
+                row["input_kwargs"] = self._described(name, "kwargs", given)
                 for key, value in (state() if state else {}).items():
                     row[key] = self._described(name, key, value) if key == "parameters" else value
             self._record.data[name] = row
