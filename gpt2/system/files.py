@@ -50,6 +50,9 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        error.filename = os.fspath(path)  # not the temporary file; an error of write() has no name
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

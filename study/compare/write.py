@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpt2.system import files
+from gpt2.system.resource_errors import disk_full
 from pages.document import render_markdown
 from pages.page import render_html
 from study.compare.build import StudyComparison, as_json
@@ -21,6 +22,8 @@ def write_comparison(comparison: StudyComparison, directory: Path) -> list[Path]
         files.write_text(directory / "compare.md", render_markdown(document))
         files.write_text(directory / "compare.html", render_html(document))
     except OSError as error:
+        if disk_full(error):  # run_command names the fix
+            raise
         raise CompareError(
             f"{directory} cannot be written: {error.strerror}; fix: OUT=FOLDER with write permission"
         ) from error

@@ -390,6 +390,8 @@ class Study:
         try:
             return write.write_report(self.directory)
         except OSError as error:
+            if disk_full(error):  # run names the fix
+                raise
             raise StudyError(
                 f"the report in {self.directory} cannot be written: {error.strerror or error}; the records are "
                 "complete; fix: make the folder writable, then run `make report`"

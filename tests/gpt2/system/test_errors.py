@@ -100,3 +100,26 @@ def test_a_file_that_the_system_refuses_is_named_in_one_line(
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {name} cannot be used: {reason}; fix: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_exceeds_the_limit_of_sizes_is_named_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    code = (
+        "import resource, signal\n"
+        "from pathlib import Path\n"
+        "from gpt2.system.errors import run_command\n"
+        "from gpt2.system.files import write_text\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
+        "run_command(lambda: write_text(Path('results/a'), 'x' * 2**21))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a file in results exceeds the limit of file sizes of 1 MiB")
+    assert not list((tmp_path / "results").iterdir())
