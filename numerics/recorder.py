@@ -206,7 +206,7 @@ class Recorder:
             row: dict[str, Any] = {}
             args, kwargs = inputs
             if self.config.wants("forward", "input"):
-                row["input_args"] = self._described(name, "input", list(args))
+                row["input_args"] = self._described(name, "input", self._inputs(label, args))
                 given = {key: value for key, value in kwargs.items() if key != "out"}  # may be uninitialised
                 row["input_kwargs"] = self._described(name, "kwargs", given)
                 for key, value in (state() if state else {}).items():
@@ -227,6 +227,14 @@ class Recorder:
             self.config.wants("backward", "input") or self.config.wants("backward", "output")
         ):
             self._watch_gradients(call, output)
+
+    def _inputs(self, label: str, args: Sequence[Any]) -> list[Any]:
+        """Return the arguments, without the content of one that the function only overwrites."""
+        given = list(args)
+        if label.rpartition(".")[2] in OVERWRITING and given and isinstance(given[0], Tensor):
+            with self._quietly():
+                given[0] = torch.empty_like(given[0], device="meta")
+        return given
 
     def forget(self, call: _Call) -> None:
         """Drop a call that computed nothing: a view, or no tensor."""
@@ -357,7 +365,8 @@ class _Functions(TorchFunctionMode):
         call = self.recorder.open_call(label, "{}.forward", (tuple(args), kwargs))
         output = func(*args, **kwargs)
         made = tensors_in(output)
-        in_place = label.endswith("_") or label.rpartition(".")[2].startswith("__i") or "out" in kwargs
+        name = label.rpartition(".")[2]
+        in_place = (name[-1:] == "_" != name[-2:-1]) or name.startswith("__i") or "out" in kwargs
         if call.recorded and (
             not made or (not in_place and all(_is_view(tensor, before) for tensor in made))
         ):

@@ -125,8 +125,9 @@ def test_statistics_and_checksums_are_of_the_recorded_tensors(tmp_path: Path) ->
             wide, seen = tensor.double(), seen + 1
             assert entry["Max"] == wide.max()
             assert entry["Min"] == wide.min()
-            assert entry["Mean"] == pytest.approx(wide.mean().item(), rel=1e-4, abs=1e-6 * wide.norm().item())
-            assert entry["Norm"] == pytest.approx(wide.norm().item(), rel=1e-5)
+            close = pytest.approx(wide.mean().item(), rel=1e-4, abs=1e-6 * wide.norm().item())
+            assert entry["Mean"] == close, entry["data_name"]
+            assert entry["Norm"] == pytest.approx(wide.norm().item(), rel=1e-5), entry["data_name"]
     assert seen > 100
 
 
@@ -163,6 +164,16 @@ def test_uninitialised_memory_is_not_recorded(tmp_path: Path) -> None:
     data, _, _ = recorded(tmp_path, level="L1")
     assert data
     assert not any("empty" in name for name in data)
+    recorder = Recorder(RecorderConfig(dump_path=str(tmp_path / "other"), level="L1"))
+    recorder.start()
+    buffer = torch.empty(4)
+    buffer[:2].copy_(torch.ones(2))
+    recorder.stop()
+    recorder.step()
+    rows = json.loads((tmp_path / "other/step0/rank0/dump.json").read_text())["data"]
+    assert list(rows) == ["Tensor.copy_.0.forward"]  # the view of the buffer is none
+    assert rows["Tensor.copy_.0.forward"]["input_args"][0]["Max"] is None
+    assert rows["Tensor.copy_.0.forward"]["output"][0]["Max"] == 1
 
 
 def test_only_the_listed_steps_and_modules_are_recorded(tmp_path: Path) -> None:
