@@ -35,6 +35,16 @@ from numerics.record_config import RecorderConfig
 
 PREFIXES = {"torch.nn.functional.": "Functional.", "torch.Tensor.": "Tensor.", "torch.": "Torch."}
 SILENT = {"backward", "requires_grad_", "register_hook", "retain_grad", "detach", "detach_", "zero_", "set_"}
+OVERWRITING = {
+    "copy_",
+    "fill_",
+    "normal_",
+    "uniform_",
+    "random_",
+    "bernoulli_",
+    "exponential_",
+    "trunc_normal_",
+}
 UNSET = {
     "empty",
     "empty_like",
