@@ -101,6 +101,22 @@ def judge(
     return _adjusted(found)
 
 
+def earlier_verdicts(
+    table: Losses, margin: float, primary: str, looks: Mapping[str, tuple[int, ...]]
+) -> list[Verdict]:
+    """Return the verdicts at the looks before the last one of each variant. Later looks do not withdraw them."""
+    found = []
+    for count in sorted({seeds for reads in looks.values() for seeds in reads[:-1]}):
+        past = {name: tuple(seeds for seeds in reads if seeds <= count) for name, reads in looks.items()}
+        known = {name: by_seed for name, by_seed in table.items() if is_control_arm(name) or past.get(name)}
+        found += [
+            one
+            for one in judge(known, margin, primary, past)
+            if one.adjusted_p is not None and one.looks[-1] == count < looks[one.variant][-1]
+        ]
+    return found
+
+
 def _test(
     name: str,
     differences: list[float],

@@ -28,7 +28,7 @@ from study.analysis.equivalence import (
 from study.analysis.paired_tests import ItemTest, item_tests
 from study.analysis.sensitivity import Sensitivity, seed_hours, sensitivities
 from study.analysis.speed import Speed, speeds
-from study.analysis.verdict import MARGIN, Verdict, judge
+from study.analysis.verdict import MARGIN, Verdict, earlier_verdicts, judge
 from study.attention import data
 from study.records import plan_file
 from study.records.curves import probabilities
@@ -96,6 +96,7 @@ class Report:
     )  # nats: a variant without effect that varies like the control arms lies within, in 95 %
     design: Design
     verdicts: list[Verdict]
+    earlier: list[Verdict]  # at the looks before the last
     speeds: list[Speed]
     sensitivities: list[Sensitivity]
     variance_check: VarianceCheck | None
@@ -148,9 +149,8 @@ def build_report(study_dir: Path) -> Report:
     controls = control_losses(final)
     floor = noise_floor(controls)
     design = read_design(study_dir, plan, runs)
-    verdicts = judge(
-        final, plan.equivalence_margin if plan else MARGIN, design.arm, design.looks, design.finished
-    )
+    margin = plan.equivalence_margin if plan else MARGIN
+    verdicts = judge(final, margin, design.arm, design.looks, design.finished)
     items = common_items([run.record for run in used])
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     moments = {
@@ -164,6 +164,7 @@ def build_report(study_dir: Path) -> Report:
         noise=noise_band(floor, [len(arms) for arms in controls if arms]) if floor else None,
         design=design,
         verdicts=verdicts,
+        earlier=earlier_verdicts(final, margin, design.arm, design.looks),
         speeds=speeds(plan, verdicts, ended),
         sensitivities=sensitivities(
             verdicts, floor, len(controls), planned, max(map(len, controls), default=0), seed_hours(used)

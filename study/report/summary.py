@@ -246,19 +246,32 @@ def design_sentences(report: Report) -> list[str]:
     """The planned comparison, what is exploratory, and what changed since the first run."""
     if not report.verdicts:
         return []
+    looks = {verdict.reads for verdict in report.verdicts if len(verdict.reads) > 1}
+    lines = _primary_sentences(report) + [
+        f"CONFIG_SEEDS was raised: looks at {listed([str(seeds) for seeds in reads])} seeds. The last look is tested "
+        f"at {100 * nominal_levels(reads)[-1]:.2g} %, so that all looks together keep 5 %."
+        for reads in sorted(looks)
+    ]
+    return lines + [
+        f"At {seeds_text(one.looks[-1])} the verdict on {one.variant} was: {finding(one)} "
+        f"({p_text(one.adjusted_p or 0.0)}). A later look does not withdraw it."
+        for one in report.earlier
+    ]
+
+
+def _primary_sentences(report: Report) -> list[str]:
+    """The primary comparison, and what changed since it was written."""
     design, primary = report.design, report.design.primary
     if primary is None:
+        unknown = " The planned seeds are not known, so repeated reading is not corrected for."
         return [
             "No primary comparison was written down before the first run, so every verdict is exploratory."
-            + (
-                ""
-                if design.looks
-                else " The planned seeds are not known, so repeated reading is not corrected for."
-            )
+            + ("" if design.looks else unknown)
         ]
+    others = " All others are exploratory." if len(report.verdicts) > 1 else ""
     lines = [
         f"Planned before the first run: {primary.arm} is the primary comparison, at {seeds_text(primary.seeds)}, "
-        f"margin {size(primary.margin)} (SHA-256 {primary.sha256[:12]}). All others are exploratory."
+        f"margin {size(primary.margin)} (SHA-256 {primary.sha256[:12]}).{others}"
     ]
     lines += [
         f"Warning: {source[:1].lower()}{source[1:]} names {arm or 'no variant'} as the primary comparison. The report "
@@ -273,12 +286,6 @@ def design_sentences(report: Report) -> list[str]:
         lines.append(
             f"The runs were extended beyond the planned point, so the verdict on {primary.arm} is exploratory, too."
         )
-    looks = {verdict.reads for verdict in report.verdicts if len(verdict.reads) > 1}
-    lines += [
-        f"CONFIG_SEEDS was raised: looks at {listed([str(seeds) for seeds in reads])} seeds. The last look is tested "
-        f"at {100 * nominal_levels(reads)[-1]:.2g} %, so that all looks together keep 5 %."
-        for reads in sorted(looks)
-    ]
     return lines
 
 

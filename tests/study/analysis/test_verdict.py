@@ -18,6 +18,7 @@ from study.analysis.verdict import (
     PRIMARY,
     WORSE,
     Verdict,
+    earlier_verdicts,
     judge,
 )
 from study.stats.looks import nominal_levels
@@ -272,3 +273,15 @@ def test_a_called_difference_has_the_smallest_callable_one_and_its_exaggeration(
     assert found.exaggeration == pytest.approx(1.0, abs=0.01)
     quiet = only(drawn(9, 1, 0.0, np.random.default_rng(1), sigma=0.002))
     assert (quiet.callable_from, quiet.exaggeration) == (None, None)
+
+
+def test_verdicts_at_earlier_looks_are_those_that_were_given_then() -> None:
+    losses = two_variants(6, np.random.default_rng(4))
+    looks = {"RALEARN": (3, 5, 6), "MINE": (5,), "B": (3, 5, 6)}
+    found = earlier_verdicts(losses, MARGIN, "RALEARN", looks)
+    assert [(one.variant, one.looks) for one in found] == [("RALEARN", (3,)), ("RALEARN", (3, 5))]
+    then = {
+        name: {seed: by_seed[seed] for seed in range(3)} for name, by_seed in losses.items() if name != "MINE"
+    }
+    assert found[0] == judge(then, MARGIN, "RALEARN", {"RALEARN": (3,)})[0]
+    assert earlier_verdicts(losses, MARGIN, "", {"RALEARN": (1, 6)}) == []

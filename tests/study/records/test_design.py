@@ -147,6 +147,7 @@ def test_raised_seeds_are_a_look_at_a_stricter_level(tmp_path: Path) -> None:
     text = rendered.markdown(build.build_report(study))
     assert "CONFIG_SEEDS was raised: looks at 3 and 6 seeds. The last look is tested at 0.34 %" in text
     assert "6 seeds (look 2), p " in text
+    assert "At 3 seeds the verdict on RALEARN was: better than standard attention (p " in text
 
 
 def test_a_changed_or_altered_primary_comparison_is_named(tmp_path: Path) -> None:
