@@ -225,6 +225,32 @@ class Fault(JsonObject):
     repeated: bool | None
 
 
+@dataclass(frozen=True)
+class ModelFault(JsonObject):
+    """A violation of the trained model. size: relative to the largest output."""
+
+    check: Text
+    message: str
+    size: Missing[float] = None
+
+
+@dataclass(frozen=True)
+class Admission(JsonObject):
+    """The examination of the trained model on validation windows.
+
+    ignored: checks that the variant fails and CONFIG_ADMISSION_IGNORE names. seconds: of this examination.
+    """
+
+    ignored: tuple[Text, ...]
+    faults: tuple[ModelFault, ...]
+    seconds: Amount
+
+    @property
+    def refused(self) -> list[ModelFault]:
+        """The faults that are not ignored."""
+        return [fault for fault in self.faults if fault.check not in self.ignored]
+
+
 class Spike(NamedTuple):
     """A loss spike: the loss and the loss expected there, in nats."""
 
@@ -262,6 +288,7 @@ class RunRecord(JsonObject):
     notes: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     spikes: tuple[Spike, ...] = ()
+    admission: Missing[Admission] = None
     seal: Missing[Seal] = None
 
     @property

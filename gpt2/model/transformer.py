@@ -63,6 +63,7 @@ class CausalSelfAttention(nn.Module):
         begin_step(iteration)  called before each training step
         kind_of_step(iteration)  hashable; steps of different kinds run different operations. Where steps are compiled,
                                the first step of each kind counts on the compile clock
+        stochastic = True      its training passes draw random numbers; the seed of a run seeds them
 
     `initialise` sets the parameters shared with this class. Others keep the value from the constructor.
 

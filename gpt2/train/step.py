@@ -132,6 +132,9 @@ class Stepper:
         modules: list[Any] = list(self.model.modules())
         self._begin_step_modules = [module for module in modules if hasattr(module, "begin_step")]
         self._kind_modules = [module for module in modules if hasattr(module, "kind_of_step")]
+        self._random = self.model.dropout > 0 or any(
+            getattr(module, "stochastic", False) for module in modules
+        )
         self._finished_kinds: set[Hashable] = set()  # kinds of steps that this process has run
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
@@ -219,11 +222,11 @@ class Stepper:
         return decay_start(iterations, self.settings.decay_fraction, self.warmup_iterations(iterations))
 
     def seed_dropout(self, iteration: int) -> None:
-        """Seed dropout, so that it is a pure function of (seed, iteration, micro-batch) and resuming needs no state.
+        """Seed dropout, and attentions with `stochastic = True`, by (seed, iteration), so that resuming needs no state.
 
         With dropout, another micro-batch size gives other draws. Without dropout the split does not matter.
         """
-        if self.model.dropout:
+        if self._random:
             torch.manual_seed(derive_seed("dropout", self.seed, iteration))
 
     def state(self) -> dict[str, Any]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from gpt2.artifacts import checkpoint
 from gpt2.artifacts.metrics_log import MetricsLog, truncate_metrics
+from gpt2.artifacts.run_record import Admission
 from gpt2.artifacts.seal import write_sealed
 from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.config import Config
@@ -23,6 +24,7 @@ from gpt2.data import dataset, tokenizer
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_entry
 from gpt2.hardware import attention_kernels, resolve
+from gpt2.model.transformer import GPT2
 from gpt2.system import files
 from gpt2.system.resource_errors import (
     disk_full,
@@ -42,6 +44,7 @@ from gpt2.train.step import Attention, NotFiniteError, Stepper, StepResult
 
 OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler observes the attention kernel
 OBSERVED_DEVICES = ["cuda"]  # the CPU has one kernel, and the profiler's memory would count as the run's
+EXAMINED_WINDOWS = 2
 SAVE_SHARE = 0.02  # largest share of the time spent on checkpoints
 
 
@@ -60,8 +63,11 @@ class Run:
         resolved: resolve.ResolvedTarget,
         attention: Attention,
         stop: Stop,
+        examine: Callable[[GPT2, torch.Tensor], Admission] | None = None,
     ) -> None:
+        """examine: (trained model, ids of validation windows) -> its examination, before the finished record."""
         self.plan, self.config, self.resolved, self.stop = plan, config, resolved, stop
+        self.examine = examine
         self.device = resolved.device
         self.clocks = Clocks(synchronise=device_synchroniser(self.device))
         self.meter = PeakMeter(self.device)
@@ -128,6 +134,7 @@ class Run:
                 self.save()  # before anything that can fail
                 self.evaluate()
                 self.score_hellaswag()
+                self.examine_model()
             self.summarize_notes()
             self.write_record("finished")
             checkpoint.keep_newest(self.plan.directory / "checkpoint")
@@ -299,6 +306,17 @@ class Run:
         files.write_json(
             self.plan.directory / "hellaswag.json", {key: getattr(score, key) for key in by_item}
         )
+
+    def examine_model(self) -> None:
+        """Examine the trained model on the first validation windows."""
+        if self.examine is None:
+            return
+        ids_BT = torch.from_numpy(self.evaluator.windows[:EXAMINED_WINDOWS, :-1].astype("int64"))
+        with self.clocks.on("evaluate"), self.stepper.autocast():
+            found = self.examine(self.stepper.model, ids_BT.to(self.device))
+        self.log.record["admission"] = found
+        for fault in found.refused:
+            self.note(f"the trained model fails the check {fault.check}: {fault.message}")
 
     # -- ending early -------------------------------------------------------------------------------------------
 

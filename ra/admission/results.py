@@ -41,3 +41,8 @@ class Examination(JsonObject):
     variant: str
     outcomes: tuple[Outcome, ...]
     violations: tuple[Violation, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every check came to a result: no crash and no time limit."""
+        return len(self.outcomes) == len(CHECKS)

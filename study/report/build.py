@@ -17,6 +17,7 @@ from gpt2.artifacts.seal import read_sealed
 from gpt2.data import tokenizer
 from gpt2.system.read_files import DamagedFileError
 from ra.names import is_control_arm
+from study.admission.marks import marked_names, warnings, with_marks
 from study.analysis.equivalence import (
     Losses,
     VarianceCheck,
@@ -115,6 +116,7 @@ class Report:
     cut: list[str]
     not_configured: list[str]
     damaged: list[str]  # sentences on files that do not agree, with their remedy
+    marks: list[str]  # warnings of variants that fail an ignored check of their examination
 
     @property
     def used(self) -> list[Run]:
@@ -156,7 +158,8 @@ def build_report(study_dir: Path) -> Report:
     moments = {
         found.variant: {"first": found.layers[0], "last": found.layers[-1]} for found in probabilities(used)
     }
-    return Report(
+    names = marked_names(run.record for run in used)
+    report = Report(
         study=study_dir.resolve().name,
         runs=runs,
         rows=[_row(name, used, short, final, items) for name in variants],
@@ -194,7 +197,9 @@ def build_report(study_dir: Path) -> Report:
         cut=[run.name for run in short],
         not_configured=not_configured(study_dir, used),
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
+        marks=warnings(names),
     )
+    return with_marks(report, names)
 
 
 def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gpt2.artifacts.run_record import RunRecord
@@ -48,7 +49,8 @@ def report_document(report: Report, study_dir: Path) -> Document:
     if report.rows:
         differences = Figure("differences", figures_final.differences(report), sections.ABOUT_DIFFERENCES)
         runs, text = read_study(study_dir) or ([], InputText("", 0))
-        attention = [run for run in runs if run.variant in report.variants]
+        names = {run.record.variant: run.variant for run in report.used}
+        attention = [replace(run, variant=names[run.variant]) for run in runs if run.variant in names]
         blocks += [
             sections.results_section(report),
             legend(report.variants),
@@ -123,7 +125,7 @@ def _folded(block: Block, count: int, most: int, what: str) -> Block:
 def _terminal_table(report: Report) -> Table:
     """The table that fits into a terminal."""
     columns: dict[str, Callable[[Row], Text]] = {
-        "variant": lambda row: row.variant[:14],
+        "variant": lambda row: row.variant if report.marks else row.variant[:14],
         "seeds": sections.seeds_cell,
         "perplexity [95 %]": lambda row: shown(row.final_loss),
         "bits/byte": lambda row: f"{found.mean:.3f}" if (found := bits(report, row.final_loss)) else "-",

@@ -211,6 +211,7 @@ def context(report: Report) -> list[str]:
     """The limits of the verdicts: the speed, the noise, runs that do not count."""
     controls = [row.variant for row in report.rows if row.control]
     lines = [
+        *report.marks,
         f"Perplexity is per {report.unit}.",
         *design_sentences(report),
         *map(speed_sentence, report.speeds),

@@ -21,6 +21,7 @@ from study.records.hellaswag_scores import Items, scored_items
 FREE_SYMBOLS = {
     "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT",
     "PRIMARY",  # plan.json decides
+    "ADMISSION_IGNORE",  # the records have it
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
     "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither

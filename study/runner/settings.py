@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpt2.config.config import BudgetConfig, ModelConfig, directory
 from gpt2.config.dotconfig import Symbols
-from ra.names import VariantError, is_control_arm, reciprocal_layers
+from ra.names import VariantError, is_control_arm, reciprocal_layers, refuse_misnamed_files
+from study.admission.ignore import ignored_checks
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -20,6 +22,7 @@ class StudySettings:
 
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
+    admission_ignore: variant -> checks that it may fail.
     """
 
     name: str
@@ -29,6 +32,7 @@ class StudySettings:
     equal_time: bool
     equivalence_margin: float = math.log(1.01)
     primary: str = ""
+    admission_ignore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> StudySettings:
@@ -50,6 +54,7 @@ class StudySettings:
             results_dir=directory(symbols, "RESULTS_DIR"),
             equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
             equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
+            admission_ignore=ignored_checks(symbols, variants),
             primary=_primary(symbols, variants),
         )
 
@@ -60,6 +65,10 @@ def _variants(symbols: Symbols) -> tuple[str, ...]:
     layers = ModelConfig.from_symbols(symbols).layers
     if not names:
         raise symbols.error("VARIANTS", 'names no variant; fix: CONFIG_VARIANTS="B RAALL RALEARN"')
+    try:
+        refuse_misnamed_files()
+    except VariantError as error:
+        raise symbols.error("VARIANTS", f"cannot be read: {error}") from None
     for position, name in enumerate(names):
         try:
             reciprocal_layers(name, layers)

@@ -30,6 +30,7 @@ from gpt2.system.read_files import DamagedFileError, read_text
 from gpt2.system.resource_errors import disk_full, explain_full_disk
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
+from study.admission import admit, ignore
 from study.attention import inspect
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
@@ -154,6 +155,7 @@ class Study:
         print(
             f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
         )
+        self.admit()
         directory = dataset.prepare(self.config.data, report=print)
         dataset.check_corpus(directory, self.config.model.block_size, report=print)
         self.find_hellaswag()
@@ -205,8 +207,19 @@ class Study:
                 found = ItemsFile(path=str(source), items_sha256=digest)
         files.write_json(self.directory / "hellaswag.json", found.to_json())
 
+    def admit(self) -> None:
+        """Examine the variants of the pending runs. AdmissionError for one that fails a check that is not ignored."""
+        pending = list(dict.fromkeys(name for name, _ in self.pending()))
+        autocast = self.resolved.dtype == "bfloat16"
+        examined = admit.examine_cached(pending, self.config, self.alternation, autocast)
+        ignore.write(self.directory, admit.ignored_failures(examined, self.settings.admission_ignore))
+
+    @property
+    def alternation(self) -> AlternationSettings:
+        return AlternationSettings.from_symbols(self.symbols)
+
     def variants(self) -> dict[str, Variant]:
-        alternation = AlternationSettings.from_symbols(self.symbols)
+        alternation = self.alternation
         return {name: variant(name, self.config.model, alternation) for name in self.settings.variants}
 
     def plan(self) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import sys
 import traceback
 from pathlib import Path
@@ -81,8 +82,10 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     from gpt2.config.config import Config
     from gpt2.config.dotconfig import read_symbols
     from gpt2.train.trainer import Run
+    from ra.admission.trained import examine_trained
     from ra.settings import AlternationSettings
     from ra.variants import variant
+    from study.admission import ignore
     from study.memory.micro_batch import free_bytes, require_free
 
     symbols = read_symbols(arguments.study_dir / "config")
@@ -95,7 +98,9 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
         run = run_plan(arguments.study_dir, arguments.variant, arguments.seed)
         require_free(resolved, run.predicted_bytes, free_bytes(resolved.device))
         attention = variant(arguments.variant, config.model, alternation).attention
-        status = Run(run, config, resolved, attention, stop).train()
+        ignored = ignore.read(arguments.study_dir).ignored.get(arguments.variant, ())
+        examine = functools.partial(examine_trained, ignored=ignored)
+        status = Run(run, config, resolved, attention, stop, examine).train()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
 
 

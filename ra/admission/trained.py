@@ -1,0 +1,75 @@
+"""Examine a trained model on validation windows: causality, the two modes, the batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gpt2.artifacts.run_record import Admission, ModelFault
+from gpt2.model.transformer import GPT2
+from ra.admission.causality import CAUSAL, MODES
+from ra.admission.probe import difference, restored_generators, row_rounding, seed_generators, shape_rounding
+from ra.admission.repeatability import BATCH, MODE, stochastic
+from ra.admission.violation import describe
+
+# Hidden states pass through every layer. Where one of them rounds to bfloat16, a smaller difference can move an entry
+# by a unit in the last place, 2^-8, so four units are allowed.
+BFLOAT16_ROUNDING = 4 * 2.0**-8
+
+
+@torch.no_grad()
+def examine_trained(model: GPT2, ids_BT: Tensor, ignored: tuple[str, ...] = ()) -> Admission:
+    """Examine the model on validation windows ids_BT, in the autocast of the caller. Leaves it in evaluation mode."""
+    began = time.perf_counter()
+    faults: list[ModelFault] = []
+    with restored_generators():
+        try:
+            faults += _faults(model, ids_BT)
+        except (Exception, SystemExit) as error:  # the user's code may raise anything
+            faults.append(ModelFault("shape", describe(error)))
+        finally:
+            model.eval()
+    return Admission(ignored, tuple(faults), round(time.perf_counter() - began, 3))
+
+
+def _hidden(model: GPT2, ids_BT: Tensor, training: bool) -> Tensor:
+    model.train(training)
+    seed_generators()
+    return model.hidden(ids_BT).float()
+
+
+def _faults(model: GPT2, ids_BT: Tensor) -> Iterator[ModelFault]:
+    tokens, width = ids_BT.shape[1], model.token.weight.shape[1]
+    assert isinstance(width, int)
+    narrow = torch.is_autocast_enabled(ids_BT.device.type)
+    exact = BFLOAT16_ROUNDING if narrow else row_rounding(torch.float32, tokens)
+    loose = BFLOAT16_ROUNDING if narrow else shape_rounding(torch.float32, tokens, width)
+    random = model.dropout > 0 or any(stochastic(module) for module in model.modules())
+    outputs = {training: _hidden(model, ids_BT, training) for training in (True, False)}
+    for training, cut in ((mode, cut) for mode in MODES for cut in (tokens - 1, tokens // 2)):
+        if cut < 1:
+            continue
+        changed = ids_BT.clone()
+        changed[:, cut:] = (changed[:, cut:] + 1) % model.vocabulary
+        size, position = difference(outputs[training][:, :cut], _hidden(model, changed, training)[:, :cut])
+        if size > exact:
+            yield ModelFault(
+                CAUSAL,
+                f"the hidden state at position {position} changes by {size:.2g} of the largest when only tokens from "
+                f"position {cut} on change ({MODES[training]})",
+                size,
+            )
+            break
+    found = [(MODE, "training and evaluation differ", outputs[True])] if not random else []
+    if len(ids_BT) > 1:
+        reordered = _hidden(model, ids_BT.flip(0), False).flip(0)
+        found.append((BATCH, "the batch in another order gives other outputs: they differ", reordered))
+    for check, what, other in found:
+        size, position = difference(outputs[False], other)
+        if size > loose:
+            yield ModelFault(
+                check, f"{what} by {size:.2g} of the largest hidden state at position {position}", size
+            )

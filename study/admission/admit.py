@@ -1,0 +1,95 @@
+"""Examine the variants of a study before it times or trains anything. Results are saved by the hash of the sources."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpt2.artifacts.typed_json import InvalidJsonError, read_file
+from gpt2.config.config import Config
+from gpt2.system import files
+from gpt2.system.errors import UserError
+from gpt2.system.read_files import DamagedFileError
+from ra import names
+from ra.admission.process import examine_variants
+from ra.admission.results import Examination
+from ra.admission.violation import Violation
+from ra.settings import AlternationSettings
+
+ROOT = Path(__file__).parents[2]
+
+
+class AdmissionError(UserError, RuntimeError):
+    """A variant breaks the contract of an attention."""
+
+
+def examine_cached(
+    variants: Sequence[str], config: Config, alternation: AlternationSettings, autocast: bool
+) -> dict[str, Examination]:
+    """Examine the variants that have no saved result for these sources, this torch and this shape."""
+    paths = {name: _saved(name, config, alternation, autocast) for name in variants}
+    found: dict[str, Examination] = {}
+    for name, path in paths.items():
+        with contextlib.suppress(FileNotFoundError, DamagedFileError, InvalidJsonError):
+            found[name] = read_file(Examination, path)
+    new = [name for name in variants if name not in found]
+    if new:
+        began = time.monotonic()
+        print(f"examining {', '.join(new)}: causality, batches, modes, gradients and more", flush=True)
+        examined = examine_variants(new, config.model, alternation, autocast)
+        print(
+            f"examined in {time.monotonic() - began:.0f} s; `make admit VARIANT={new[0]}` shows every check"
+        )
+        for name, result in examined.items():
+            paths[name].parent.mkdir(parents=True, exist_ok=True)
+            if result.complete:  # a crash or a time limit may have another cause than the source
+                files.write_json(paths[name], result.to_json())
+        found |= examined
+    return {name: found[name] for name in variants}
+
+
+def _saved(name: str, config: Config, alternation: AlternationSettings, autocast: bool) -> Path:
+    """The file of a variant's result: its name is the hash of everything that the result depends on."""
+    digest = hashlib.sha256()
+    sources = [*ROOT.glob("gpt2/**/*.py"), *ROOT.glob("ra/**/*.py"), *names.CUSTOM_FOLDER.glob("*.py")]
+    for path in sorted(set(sources)):
+        if path.parent != names.CUSTOM_FOLDER or names.is_custom(name):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    settings = [dataclasses.asdict(config.model), dataclasses.asdict(alternation), name, autocast]
+    machine = [importlib.metadata.version("torch"), platform.python_version(), platform.machine()]
+    digest.update(json.dumps([settings, machine]).encode())
+    return config.data.directory / f".admission-{digest.hexdigest()[:16]}.json"
+
+
+def ignored_failures(
+    examinations: Mapping[str, Examination], ignore: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Variant -> the failed checks that are ignored. AdmissionError for a failed check that is not."""
+    refused: list[Violation] = []
+    accepted: dict[str, tuple[str, ...]] = {}
+    for name, examination in examinations.items():
+        failed = dict.fromkeys(violation.check for violation in examination.violations)
+        refused += [v for v in examination.violations if v.check not in ignore.get(name, ())]
+        if failed:
+            accepted[name] = tuple(failed)
+        for check in set(ignore.get(name, ())) - set(failed):
+            print(f"CONFIG_ADMISSION_IGNORE names {name}:{check}, but {name} passes that check")
+    if refused:
+        raise AdmissionError(refusal(refused))
+    return accepted
+
+
+def refusal(violations: Sequence[Violation]) -> str:
+    """The first violation and the number of the others, in one line."""
+    first = violations[0]
+    others = len({(one.variant, one.check) for one in violations} - {(first.variant, first.check)})
+    more = f"; {others} more failed checks: make admit VARIANT={first.variant}" if others else ""
+    entries = " ".join(dict.fromkeys(f"{one.variant}:{one.check}" for one in violations))
+    return f'{first}{more}; to train it with a mark in every result: CONFIG_ADMISSION_IGNORE="{entries}"'
