@@ -30,10 +30,10 @@ CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypoth
 SOURCES = ("bench", "defconfigs", "docs", "gpt2", "kconfig", "pages", "ra", "scripts", "study", "tests")
 KINDS = ("caches", "data", "config", "venv", "results")
 CORPUS = re.compile(r"\w+-[0-9a-f]{12}")
-# The lock of a corpus and its folder while it is prepared; saved examinations of variants; the downloaded HellaSwag and its temporary file.
-DATA = re.compile(
-    r"\.\w+-[0-9a-f]{12}(\.lock|\.\d+\.tmp)|\.admission-[0-9a-f]{16}\.json|hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+"
-)
+# The lock of a corpus and its folder while it is prepared; saved examinations of variants; the downloaded HellaSwag
+# and its temporary file.
+DATA = re.compile(r"\.\w+-[0-9a-f]{12}(\.lock|\.\d+\.tmp)|\.admission-[0-9a-f]{16}\.json|"
+                  r"hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+")  # fmt: skip
 # In the results folder; bench and memory write several files of these kinds.
 RESULTS = ("*/compare.json", "*/compare.md", "*/compare.html", "bench/*.json", "memory/*.json", "memory/*.html",
            "memory/*.pickle")  # fmt: skip
