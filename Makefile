@@ -6,7 +6,7 @@
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
-             VARIANTS RESULTS
+             VARIANTS VARIANT RESULTS
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -21,7 +21,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run extend report verify compare attention control memory bench card check faults clean mrproper
+        data run extend report verify compare attention admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -63,6 +63,9 @@ compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more 
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(INTERPRETER) -m scripts.attention
+
+admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other faults, and count its cost (seconds)
+	@$(INTERPRETER) -m scripts.admit
 
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
 	@$(INTERPRETER) -m scripts.control

@@ -5,6 +5,7 @@ User code may print, hang or crash; `ra.admission.process` starts this process a
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import torch
 import ra.custom
 from gpt2.artifacts.typed_json import parse
 from ra import names
+from ra.admission.cost import costs
 from ra.admission.examine import examine
 from ra.admission.probe import Probe, attention_of, inputs, run
 from ra.admission.process import Request
@@ -48,6 +50,10 @@ def _answer(request: Request, name: str, out: TextIO) -> None:
         return
     if request.examine:
         examination = examine(probe, lambda check: tell(check=check))
+        if request.count_costs:
+            tell(check="cost")
+            found = costs(name, request.model, request.alternation)
+            examination = dataclasses.replace(examination, costs=found)
         tell(examination=examination.to_json(), digests=built)
     else:
         tell(digests=built)

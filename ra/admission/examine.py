@@ -24,6 +24,7 @@ CHECKS: dict[str, Check] = {  # the names and their meaning: ra.admission.result
     interface.FINITE: interface.finite,
     gradients.GRADIENTS: gradients.gradients,
     gradients.SHARED: gradients.shared,
+    interface.STEP: interface.step,
 }
 LEAKS = "not examined: outputs depend on the future, so on the length"
 MOST_FAULTS = 3  # of one check: further layers have the same

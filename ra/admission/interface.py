@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gpt2.config.batch import plan_batch
+from gpt2.model.transformer import learned_scalars
+from gpt2.train.step import Stepper
 from ra.admission.causality import MODES
-from ra.admission.probe import ALL_DTYPES, Probe, attention_of, inputs, pristine, run, seed_generators
+from ra.admission.probe import (
+    ALL_DTYPES,
+    OPTIMIZER,
+    VOCABULARY,
+    Probe,
+    attention_of,
+    inputs,
+    pristine,
+    run,
+    seed_generators,
+)
 from ra.admission.violation import Violation, describe, error_line, source_line, violation
+from ra.variants import variant
 
-SHAPE, INPLACE, FINITE = "shape", "inplace", "finite"
+SHAPE, INPLACE, FINITE, STEP = "shape", "inplace", "finite", "step"
 SCALES = (1e-4, 1e-2, 30.0, 1e4)  # of the inputs; the scores are their squares
 # beyond it torch's own attention has no finite backward: it recomputes exp(score - logsumexp), and the rounding of
 # scores of 1e8 is above 88
@@ -192,3 +207,23 @@ def _autocast(probe: Probe, x_BTC: Tensor) -> Iterator[Violation]:
             fix = "cast tensors to the dtype of q, k and v before an operation on both"
             yield violation(probe.name, FINITE, message, fix, module, error, layer=layer)
             return
+
+
+def step(probe: Probe) -> Iterator[Violation]:
+    """Two training steps at the small shape, as a study makes them: micro-batches, AdamW, parameter groups."""
+    shape = replace(probe.shape, block_size=probe.ordinary, vocabulary=VOCABULARY, padded_vocabulary=64)
+    ids_ET = torch.arange(4 * (probe.ordinary + 1)).view(4, -1) * 7 % VOCABULARY
+    module = None
+    try:
+        attention = variant(probe.name, shape, probe.alternation).attention
+        batch = plan_batch(4, 2, 1, probe.ordinary)
+        stepper = Stepper(
+            shape, OPTIMIZER, batch, seed=0, device="cpu", dtype="float32", compile=False, attention=attention
+        )
+        module = attention_of(stepper.model, 0)
+        for iteration in range(2):
+            stepper.step(ids_ET, iteration, 2)
+        learned_scalars(stepper.model)
+    except (Exception, SystemExit) as error:
+        message = f"a training step fails: {describe(error)}"
+        yield violation(probe.name, STEP, message.partition("; fix")[0], "correct that line", module, error)

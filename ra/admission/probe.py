@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from gpt2.config.config import ModelConfig
+from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import initialise, keyed_generator, keyed_normal
 from gpt2.model.transformer import GPT2
 from ra.names import VariantError
@@ -35,6 +35,7 @@ MOST_LAYERS = 12  # of those, the first, the last and evenly spaced ones between
 ORDINARY = 97  # tokens of most passes: beyond 64, no power of two
 LONGEST = 4096  # tokens of the longest pass; T x T scores of a custom attention fit into memory up to here
 STRENGTHS = (1.0, 0.25, 0.05)  # of the perturbation, until the output is finite
+OPTIMIZER = OptimizerConfig(1e-3, 0.1, 0.0, 0.1, 0.9, 0.95, 1e-8, 1.0)  # of the examined training step
 ALL_DTYPES = (torch.float64, torch.float32)
 
 

@@ -42,6 +42,7 @@ class Request(JsonObject):
     autocast: bool
     examine: bool
     custom_folder: str
+    count_costs: bool = False
 
 
 class _Child:
@@ -53,7 +54,8 @@ class _Child:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ra.admission.child"],
             cwd=ROOT,
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            env=os.environ
+            | {"PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"},  # two processes, small shapes
             stdin=subprocess.PIPE,
             stdout=self.output,
             stderr=self.errors,
@@ -104,12 +106,15 @@ def examine_variants(
     alternation: AlternationSettings,
     autocast: bool = False,
     seconds: float = LIMIT_SECONDS,
+    count_costs: bool = False,
 ) -> dict[str, Examination]:
     """Examine variants. VariantError for one that cannot be loaded. seconds: of one variant."""
     found: dict[str, Examination] = {}
     left = list(variants)
     while left:  # a crash ends the process; the next one continues with the next variant
-        request = Request(tuple(left), model, alternation, autocast, True, str(names.CUSTOM_FOLDER))
+        request = Request(
+            tuple(left), model, alternation, autocast, True, str(names.CUSTOM_FOLDER), count_costs
+        )
         child = _Child(request, "0")
         other = _Child(dataclasses.replace(request, examine=False), "1")
         until = time.monotonic() + seconds * len(left)

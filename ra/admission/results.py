@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpt2.artifacts.typed_json import JsonObject
+from gpt2.artifacts.typed_json import JsonObject, Missing
 from ra.admission.violation import Violation
 
 CHECKS = {
@@ -19,6 +19,7 @@ CHECKS = {
     "finite": "finite outputs and gradients for small, large, equal and zero inputs",
     "gradients": "every parameter has a gradient, and it is right",
     "shared": "no two layers share a parameter",
+    "step": "a training step of the optimizer runs, and its loss is finite",
     "process": "two processes with one seed build the same attention",
 }
 PROCESS = "process"
@@ -35,14 +36,42 @@ class Outcome(JsonObject):
 
 
 @dataclass(frozen=True)
+class Cost(JsonObject):
+    """Cost of a model. flops_per_token: matrix FLOPs of a training token. attention_calls: fused, of a layer.
+
+    memory_bytes: predicted peak of a training step on one sequence in float32 on a CPU. None: it cannot be counted.
+    """
+
+    parameters: int
+    flops_per_token: float | None
+    attention_calls: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Costs(JsonObject):
+    """The variant beside the baseline. width_...: of the variant, where it costs what the baseline costs."""
+
+    variant: Cost
+    baseline: Cost
+    width_equal_parameters: int | None
+    width_equal_flops: int | None
+
+
+@dataclass(frozen=True)
 class Examination(JsonObject):
     """All results of a variant."""
 
     variant: str
     outcomes: tuple[Outcome, ...]
     violations: tuple[Violation, ...]
+    costs: Missing[Costs] = None
 
     @property
     def complete(self) -> bool:
         """Whether every check came to a result: no crash and no time limit."""
         return len(self.outcomes) == len(CHECKS)
+
+    @property
+    def admitted(self) -> bool:
+        return self.complete and not self.violations

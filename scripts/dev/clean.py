@@ -36,7 +36,7 @@ DATA = re.compile(r"\.\w+-[0-9a-f]{12}(\.lock|\.\d+\.tmp)|\.admission-[0-9a-f]{1
                   r"hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+")  # fmt: skip
 # In the results folder; bench and memory write several files of these kinds.
 RESULTS = ("*/compare.json", "*/compare.md", "*/compare.html", "bench/*.json", "memory/*.json", "memory/*.html",
-           "memory/*.pickle")  # fmt: skip
+           "memory/*.pickle", "admit/*.html")  # fmt: skip
 
 
 def configured(symbol: str, config: Path = Path(".config")) -> str:

@@ -1,0 +1,65 @@
+"""`make admit VARIANT=MINE`: examine one attention at the shape of .config, and write a page.
+
+The exit status is 1 where a check fails. Nothing is trained but two steps of a small model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware import resolve
+from gpt2.system import files
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from pages.document import render_terminal
+from pages.page import render_html
+from ra.admission.process import examine_variants
+from ra.names import PATTERNS, custom_variants, reciprocal_layers, refuse_misnamed_files
+from ra.settings import AlternationSettings
+from study.admission.page import admission_document
+from study.runner.settings import StudySettings
+
+CONFIG = Path(".config")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.admit")
+    parser.add_argument("--variant", default="")
+    name = parser.parse_args(command_arguments(("VARIANT",))).variant
+    refuse_misnamed_files()
+    if not name:
+        known = ", ".join([*PATTERNS, *custom_variants()])
+        raise UserError(f"no variant is named; fix: make admit VARIANT=NAME, with one of {known}")
+    if not CONFIG.exists():
+        raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
+    symbols = read_symbols(CONFIG)
+    config = Config.from_symbols(symbols)
+    reciprocal_layers(name, config.model.layers)
+    began = time.monotonic()
+    found = examine_variants(
+        [name],
+        config.model,
+        AlternationSettings.from_symbols(symbols),
+        autocast=resolve.resolve(config.target).dtype == "bfloat16",
+        count_costs=True,
+    )[name]
+    model = config.model
+    shape = (
+        f"{model.size} model of .config: {model.layers} layers, {model.heads} heads of {model.width // model.heads}, "
+        f"sequences of {model.block_size}; examined in {time.monotonic() - began:.0f} s"
+    )
+    document = admission_document(found, shape)
+    print(render_terminal(document))
+    path = StudySettings.from_symbols(symbols).results_dir / "admit" / f"{name.replace(':', '-')}.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_text(path, render_html(document))
+    print(f"\npage: {path}")
+    return 0 if found.admitted else 1
+
+
+if __name__ == "__main__":
+    run_command(main)
