@@ -63,7 +63,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the whole interval lies within the noise of one run. An interval that contains 0 is not enough."""
+        """Whether the whole interval lies between -noise and noise. An interval that contains 0 is not enough."""
         low, high = self.difference.low, self.difference.high
         return low is not None and high is not None and -self.noise <= low and high <= self.noise
 
@@ -122,7 +122,7 @@ COLUMNS: Columns = {
 def verdict(found: Comparison) -> str:
     """State in one line whether the two steps train alike."""
     interval = found.difference
-    result = "equal within noise" if found.equal else "NOT shown to be equal within noise"
+    result = "equivalent within that noise" if found.equal else "cannot tell: the interval exceeds that noise"
     return (
         f"ours - plain over the last tenth of the steps: {interval.mean:+.2g} nats [{interval.low:+.2g}, "
         f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {interval.count} seeds); noise of one seed: "
