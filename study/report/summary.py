@@ -138,7 +138,10 @@ def reason(report: Report, verdict: Verdict) -> str:
     """One sentence on why the verdict is the one it is; "" where the verdict lacks seeds and says so."""
     name = verdict.variant
     if verdict.word == INTERIM:
-        return "the verdict follows at the planned number of seeds. A decision on interim numbers is often false."
+        return (
+            "the verdict follows at the planned number of seeds. Decisions on interim numbers are false more often than "
+            "in 5 % of studies."
+        )
     if verdict.adjusted_p is None:
         return ""
     if verdict.word == EQUIVALENT:
@@ -257,6 +260,7 @@ def design_sentences(report: Report) -> list[str]:
         f"At {seeds_text(one.looks[-1])} the verdict on {one.variant} was: {finding(one)} "
         f"({p_text(one.adjusted_p or 0.0)}). A later look does not withdraw it."
         for one in report.earlier
+        if one.word not in NO_ANSWER
     ]
 
 
