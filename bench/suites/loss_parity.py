@@ -122,7 +122,7 @@ COLUMNS: Columns = {
 def verdict(found: Comparison) -> str:
     """State in one line whether the two steps train alike."""
     interval = found.difference
-    result = "equivalent within that noise" if found.equal else "cannot tell: the interval exceeds that noise"
+    result = "equivalent within that noise" if found.equal else "NOT shown to be equivalent within that noise"
     return (
         f"ours - plain over the last tenth of the steps: {interval.mean:+.2g} nats [{interval.low:+.2g}, "
         f"{interval.high:+.2g}] ({CONFIDENCE:.0%} interval, {interval.count} seeds); noise of one seed: "

@@ -139,8 +139,8 @@ def reason(report: Report, verdict: Verdict) -> str:
     name = verdict.variant
     if verdict.word == INTERIM:
         return (
-            "the verdict follows at the planned number of seeds. Decisions on interim numbers are false more often than "
-            "in 5 % of studies."
+            "the verdict follows at the planned number of seeds. Decisions on interim numbers are false in "
+            "more than 5 % of studies."
         )
     if verdict.adjusted_p is None:
         return ""
