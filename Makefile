@@ -6,7 +6,7 @@
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
-             VARIANTS VARIANT RESULTS
+             VARIANTS VARIANT RESULTS A B
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -21,7 +21,8 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run extend report verify compare attention admit control memory bench card check faults clean mrproper
+        data run extend report verify compare compare-records attention admit control memory bench card check \
+        faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -60,6 +61,12 @@ verify: setup-core  ## Check records, side files and checkpoints against their c
 
 compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(INTERPRETER) -m scripts.compare
+
+compare-records: export COMPARE_A = $(value A)
+compare-records: export COMPARE_B = $(value B)
+compare-records: export COMPARE_OUT = $(value OUT)
+compare-records: setup-core  ## A=dump/step0 B=dump/step0 [OUT=folder]: the first call where two records differ (B: golden)
+	@$(INTERPRETER) -m numerics compare
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(INTERPRETER) -m scripts.attention

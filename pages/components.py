@@ -89,8 +89,23 @@ def _table(table: Table) -> str:
         return "".join(f"<{tag}{kind}>{to_html(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
 
     head = f"<thead><tr>{cells('th', table.headings)}</tr></thead>"
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
-    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+    names = list(dict.fromkeys(table.kinds))
+    kinds = [f' class="kind{names.index(kind)}"' for kind in table.kinds] or [""] * len(table.rows)
+    body = "".join(f"<tr{kind}>{cells('td', row)}</tr>" for kind, row in zip(kinds, table.rows, strict=True))
+    shown = f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+    return f'<div class="filtered">{_filter(table, names)}{shown}</div>' if names else shown
+
+
+def _filter(table: Table, names: Sequence[str]) -> str:
+    """A box for each kind of row, which hides the rows of this kind."""
+    boxes = ""
+    for number, name in enumerate(names):
+        key, count = f"{table.name}-{number}", table.kinds.count(name)
+        boxes += (
+            f'<input type="checkbox" class="show{number}" id="{key}" checked>'
+            f'<label for="{key}">{escape_html(name)} ({count})</label>'
+        )
+    return f'<fieldset class="choice boxes"><legend>rows</legend>{boxes}</fieldset>'
 
 
 def _legend(labels: Sequence[ColorLabel]) -> str:

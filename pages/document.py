@@ -50,11 +50,16 @@ class BulletList:
 
 @dataclass(frozen=True)
 class Table:
-    """text_columns: the columns that hold prose, to the left; the first one always is. The others hold numbers."""
+    """text_columns: the columns that hold prose, to the left; the first one always is. The others hold numbers.
+
+    kinds: the kind of each row, for which HTML has a color and a filter. name: of the filter, one word.
+    """
 
     headings: Sequence[Text]
     rows: Sequence[Sequence[Text]]
     text_columns: Sequence[int] = ()
+    kinds: Sequence[str] = ()
+    name: str = ""
 
     @classmethod
     def of(

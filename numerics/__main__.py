@@ -1,0 +1,66 @@
+"""`python -m numerics compare -tp TARGET -gp GOLDEN -o OUT`: compare two records (section 4.5)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from numerics.errors import NumericsError
+
+COMPARE = """
+Compare two records of numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json and
+OUT/compare.html. The exit status is 0 for every verdict, also for "diverges"; it is 1 where a record cannot be used.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m numerics")
+    commands = parser.add_subparsers(dest="command", required=True)
+    compare = commands.add_parser("compare", description=COMPARE, help="compare two records")
+    default = {
+        name: os.environ.get(f"COMPARE_{name}") or None for name in ("A", "B", "OUT")
+    }  # set by the Makefile
+    compare.add_argument(
+        "-tp", "--target_path", default=default["A"], help="the record to judge: dump, step or rank"
+    )
+    compare.add_argument("-gp", "--golden_path", default=default["B"], help="the record to compare with")
+    compare.add_argument(
+        "-o", "--output_path", default=default["OUT"] or "compare-records", help="folder of results"
+    )
+    compare.add_argument(
+        "-aa", "--envelope", type=Path, help="a second golden record, which may differ by rounding"
+    )
+    compare.add_argument(
+        "--map", type=Path, help="JSON, {target name: golden name}: names of modules or calls"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        return run_compare(given)
+    except NumericsError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+
+
+def run_compare(given: argparse.Namespace) -> int:
+    from numerics.compare.matching import read_map
+    from numerics.compare.run import compare_records
+    from numerics.compare.summary import next_command, summary
+    from numerics.compare.write import write_comparison
+
+    if not given.target_path or not given.golden_path:
+        raise NumericsError(
+            "two records are needed; fix: give -tp FOLDER -gp FOLDER (make: A=FOLDER B=FOLDER)"
+        )
+    names = read_map(given.map) if given.map else {}
+    comparison = compare_records(Path(given.target_path), Path(given.golden_path), given.envelope, names)
+    written = write_comparison(comparison, Path(given.output_path))
+    lines = [*summary(comparison), next_command(comparison), *(f"wrote {path}" for path in written)]
+    print("\n".join(filter(None, lines)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Compare two records, section 4.5."""

@@ -1,0 +1,329 @@
+"""Read the records of a step: those of numerics.Recorder and msProbe's dumps (section 4.3).
+
+A record is a folder with dump.json and, optionally, stack.json, construct.json and dump_tensor_data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from numerics.dump_files import CONSTRUCT, DUMP, STACK, TENSORS
+from numerics.errors import NumericsError
+
+MODULE = re.compile(
+    r"(?:Module|Cell)\.(?:(?P<path>.+)\.)?(?P<type>[^.]+)\.(?P<way>forward|backward)\.(?P<n>\d+)"
+)
+GRADIENTS = re.compile(r"(?:Module|Cell)\.(?:(?P<path>.+)\.)?(?P<type>[^.]+)\.parameters_grad(?:\.\d+)?")
+FUNCTION = re.compile(r"(?P<path>.+)\.(?P<n>\d+)\.(?P<way>forward|backward)")
+MOST_DEPTH = 50  # of nested arguments
+
+
+@dataclass(frozen=True)
+class Value:
+    """A recorded argument: a tensor where dtype is set, else a plain value."""
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    highest: float | None = None
+    lowest: float | None = None
+    mean: float | None = None
+    norm: float | None = None
+    nan_count: int | None = None
+    inf_count: int | None = None
+    checksum: str = ""
+    file: Path | None = None
+    plain: Any = None
+
+    @property
+    def statistics(self) -> tuple[float | None, ...]:
+        return self.highest, self.lowest, self.mean, self.norm
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def floating(self) -> bool:
+        return "float" in self.dtype or "complex" in self.dtype
+
+    @property
+    def finite(self) -> bool:
+        """False where a NaN or an infinity is in the tensor."""
+        if self.nan_count is not None:
+            return not (self.nan_count or self.inf_count)
+        return all(math.isfinite(number) for number in self.statistics if number is not None)
+
+    def describe(self) -> str:
+        """Return the value in a few words."""
+        if not self.dtype:
+            return str(self.plain) if self.kind else "None"
+        numbers = (
+            f"{name} {number:.6g}"
+            for name, number in zip(STATISTICS, self.statistics, strict=True)
+            if number is not None
+        )
+        bad = ""
+        if self.nan_count or self.inf_count:
+            bad = f", {self.nan_count} NaN, {self.inf_count} Inf"
+        return f"{self.dtype.removeprefix('torch.')} {list(self.shape)}: {', '.join(numbers)}{bad}"
+
+
+STATISTICS = ("max", "min", "mean", "norm")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a module or of a function, forward or backward.
+
+    path: of the module, "" for the root; the label of a function, as in "Functional.gelu". number: of the call.
+    inputs, parameters, outputs: by place, as in "0.hidden". raw: the row of dump.json.
+    """
+
+    name: str
+    path: str
+    type: str
+    number: int
+    backward: bool
+    inputs: dict[str, Value]
+    parameters: dict[str, Value]
+    settings: dict[str, Any]
+    outputs: dict[str, Value]
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_module(self) -> bool:
+        return bool(self.type)
+
+    @property
+    def forward_name(self) -> str:
+        """Return the name of the forward of this call."""
+        head, _, tail = self.name.rpartition("backward")
+        return f"{head}forward{tail}" if self.backward else self.name
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """The calls of a step of a rank, in the order of execution; an outer call before those within it."""
+
+    folder: Path
+    calls: dict[str, Call]
+    parents: dict[str, str | None]
+    stacks: dict[str, list[str]]
+    notes: list[str]
+
+    def within(self, name: str) -> str | None:
+        """Return the innermost recorded call around a call."""
+        outer = self.parents.get(name)
+        while outer is not None and outer not in self.calls:
+            outer = self.parents.get(outer)
+        return outer
+
+
+def find_records(path: Path) -> dict[str, Path]:
+    """Return the folders with a dump.json in a dump, a step or a rank: "step0/rank0" -> folder."""
+    if not path.exists():
+        raise NumericsError(f"{path} does not exist; fix: give the folder of a record, such as dump/step0")
+    if path.is_file() and path.name == DUMP:
+        path = path.parent
+    found = {
+        file.parent.relative_to(path).as_posix(): file.parent
+        for pattern in (DUMP, f"*/{DUMP}", f"*/*/{DUMP}")
+        for file in sorted(path.glob(pattern), key=_natural)
+    }
+    if not found:
+        raise NumericsError(
+            f"{path} has no {DUMP}; fix: give a folder that a recorder wrote, such as dump/step0"
+        )
+    return found
+
+
+def _natural(path: Path) -> list[Any]:
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def read_record(folder: Path) -> StepRecord:
+    """Read the record of a rank. NumericsError names a file that cannot be used."""
+    content = _read_json(folder / DUMP)
+    data = content.get("data")
+    if not isinstance(data, dict):
+        raise NumericsError(
+            f'{folder / DUMP} has no "data"; fix: record the step again, or give another folder'
+        )
+    if not data:
+        raise NumericsError(
+            f"{folder / DUMP} has no rows; fix: record with start() before forward and stop() after it"
+        )
+    parents = _optional(folder / CONSTRUCT)
+    calls: dict[str, Call] = {}
+    gradients: list[tuple[str, dict[str, Value]]] = []
+    for name, row in data.items():
+        if not isinstance(row, dict):
+            raise NumericsError(f"{folder / DUMP}: row {name} is no object; fix: record the step again")
+        if found := GRADIENTS.fullmatch(name):
+            values = _flatten(row, folder, name)
+            gradients.append(
+                (found["path"] or "", {_without_zero(place): value for place, value in values.items()})
+            )
+        elif call := _call(name, row, folder):
+            calls[name] = call
+    if not calls and not gradients:
+        raise NumericsError(
+            f"{folder / DUMP} names no module or function; fix: give a record of L0, L1 or mix"
+        )
+    outer = {name: parent if isinstance(parent, str) else None for name, parent in parents.items()}
+    ordered = dict.fromkeys(name for name, call in calls.items() if not call.backward)
+    ordered |= dict.fromkeys(_outer_first([name for name, call in calls.items() if call.backward], outer))
+    calls = {name: calls[name] for name in ordered}
+    for path, values in gradients:
+        _attach(calls, path, values)
+    notes = content.get("notes")
+    return StepRecord(
+        folder, calls, outer, _stacks(folder), list(map(str, notes)) if isinstance(notes, list) else []
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NumericsError(
+            f"{path} cannot be read: {error.strerror}; fix: check the path and its permissions"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise NumericsError(
+            f"{path} is no JSON: {error}; fix: record the step again, or copy the file again"
+        ) from error
+    if not isinstance(content, dict):
+        raise NumericsError(f"{path} is no JSON object; fix: give a file that a recorder wrote")
+    return content
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.exists() else {}
+
+
+def _stacks(folder: Path) -> dict[str, list[str]]:
+    """Return the call stack of each call. msProbe groups the calls that have the same one."""
+    found: dict[str, list[str]] = {}
+    for key, entry in _optional(folder / STACK).items():
+        if isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, list) for part in entry):
+            found |= {str(name): list(map(str, entry[1])) for name in entry[0]}
+        elif isinstance(entry, list):
+            found[key] = list(map(str, entry))
+    return found
+
+
+def _call(name: str, row: Mapping[str, Any], folder: Path) -> Call | None:
+    found = MODULE.fullmatch(name)
+    function = None if found else FUNCTION.fullmatch(name)
+    match = found or function
+    if match is None:
+        return None
+    inputs = _flatten(row.get("input_args", row.get("input")) or [], folder, name)
+    inputs |= _flatten(row.get("input_kwargs") or {}, folder, name)
+    settings = row.get("settings")
+    return Call(
+        name,
+        match["path"] or "",
+        found["type"] if found else "",
+        int(match["n"]),
+        match["way"] == "backward",
+        inputs,
+        _flatten(row.get("parameters") or {}, folder, name),
+        settings if isinstance(settings, dict) else {},
+        _flatten(row.get("output") or [], folder, name),
+        row,
+    )
+
+
+def _flatten(tree: Any, folder: Path, name: str) -> dict[str, Value]:
+    return dict(_leaves(tree, "", folder, name, 0))
+
+
+def _leaves(tree: Any, place: str, folder: Path, name: str, depth: int) -> Iterator[tuple[str, Value]]:
+    if depth > MOST_DEPTH:
+        raise NumericsError(f"{folder / DUMP}: row {name} is nested too deeply; fix: record the step again")
+    if isinstance(tree, dict) and not isinstance(tree.get("type"), str):
+        parts: Iterator[tuple[Any, Any]] = iter(tree.items())
+    elif isinstance(tree, list):
+        parts = iter(enumerate(tree))
+    else:
+        yield place, _value(tree, folder, f"{name}, {place}")
+        return
+    for key, part in parts:
+        yield from _leaves(part, f"{place}.{key}" if place else str(key), folder, name, depth + 1)
+
+
+def _value(entry: Any, folder: Path, where: str) -> Value:
+    if not isinstance(entry, dict):
+        return Value("" if entry is None else type(entry).__name__, plain=entry)
+    if not isinstance(entry.get("dtype"), str):
+        return Value(entry["type"], plain=entry.get("value"))
+    file = entry.get("data_name")
+    shape = entry.get("shape")
+    try:
+        return Value(
+            entry["type"],
+            entry["dtype"],
+            tuple(int(size) for size in shape or ()),
+            _number(entry.get("Max")),
+            _number(entry.get("Min")),
+            _number(entry.get("Mean")),
+            _number(entry.get("Norm")),
+            nan_count=entry.get("nan_count"),
+            inf_count=entry.get("inf_count"),
+            checksum=str(entry.get("md5") or ""),
+            file=folder / TENSORS / Path(file).name if isinstance(file, str) and file else None,
+        )
+    except (TypeError, ValueError) as error:
+        raise NumericsError(
+            f"{folder / DUMP}: {where} has an entry that is no number; fix: record again"
+        ) from error
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _without_zero(place: str) -> str:
+    """Name the gradient of a parameter: its entry is a list of one."""
+    return f"gradient of {place.removesuffix('.0')}"
+
+
+def _attach(calls: dict[str, Call], path: str, values: dict[str, Value]) -> None:
+    """Add the gradients of a module's parameters to the outputs of its last backward."""
+    mine = [call for call in calls.values() if call.backward and call.is_module and call.path == path]
+    if mine:
+        mine[-1].outputs.update(values)
+
+
+def _outer_first(names: list[str], parents: Mapping[str, str | None]) -> list[str]:
+    """Order calls so that each is before those within it, otherwise as given."""
+    present, inner = set(names), dict[str | None, list[str]]()
+    first: dict[str, int] = {}
+    for position, name in enumerate(names):
+        outer = parents.get(name)
+        seen = {name}
+        first.setdefault(name, position)
+        while outer is not None and outer not in seen:
+            seen.add(outer)
+            first[outer] = min(first.get(outer, position), position)
+            outer = parents.get(outer)
+    for name in first:
+        outer = parents.get(name)
+        inner.setdefault(outer if outer in first else None, []).append(name)
+    ordered: list[str] = []
+    todo = sorted(inner.get(None, []), key=first.__getitem__, reverse=True)
+    while todo:
+        name = todo.pop()
+        if name in present:
+            ordered.append(name)
+        todo += sorted(inner.get(name, []), key=first.__getitem__, reverse=True)
+    return ordered if len(ordered) == len(names) else names  # a circle of parents

@@ -1,0 +1,108 @@
+"""Compare two records: every step and rank that both have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from numerics.compare.judge import Divergence, Judgement, judge
+from numerics.compare.matching import match_calls
+from numerics.compare.records import StepRecord, find_records, read_record
+from numerics.compare.rows import Row, measure_rows
+from numerics.errors import NumericsError
+
+
+@dataclass(frozen=True)
+class StepComparison:
+    """The comparison of a step of a rank. place: as in "step0/rank0"; empty where a rank's folder was given."""
+
+    place: str
+    target: StepRecord
+    golden: StepRecord
+    rows: list[Row]
+    judgement: Judgement
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of two records. notes: of the records, and steps or ranks on one side alone."""
+
+    target: Path
+    golden: Path
+    steps: list[StepComparison]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        found = {step.judgement.verdict for step in self.steps}
+        return next(verdict for verdict in ("diverges", "rounding", "equal") if verdict in found)
+
+    @property
+    def first(self) -> tuple[StepComparison, Divergence] | None:
+        """Return the earliest step that diverges, of its lowest rank."""
+        return next(
+            ((step, step.judgement.divergence) for step in self.steps if step.judgement.divergence), None
+        )
+
+
+def compare_records(
+    target: Path, golden: Path, envelope: Path | None = None, names: Mapping[str, str] | None = None
+) -> Comparison:
+    """Compare a record with a golden one; both are folders of a dump, a step or a rank.
+
+    envelope: another golden record, which differs from the first by rounding alone. names: {target: golden}.
+    NumericsError where a record cannot be used.
+    """
+    pairs, notes = _paired(find_records(target), find_records(golden))
+    others = dict(_paired_folders(find_records(envelope), find_records(golden))) if envelope else {}
+    steps = []
+    for place, mine, other in pairs:
+        here, there = read_record(mine), read_record(other)
+        notes += [
+            f"{side}: {note}"
+            for side, record in (("target", here), ("golden", there))
+            for note in record.notes
+        ]
+        limits = _envelope(read_record(others[other]), there) if other in others else {}
+        rows = measure_rows(match_calls(here, there, dict(names or {})), here, there)
+        if not any(row.pair.target and row.pair.golden for row in rows):
+            raise NumericsError(
+                f"no call of {mine} is in {other}; fix: record the same model at the same level, or give --map"
+            )
+        steps.append(StepComparison(place, here, there, rows, judge(rows, here, there, limits)))
+    return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
+
+
+def _paired_folders(targets: Mapping[str, Path], goldens: Mapping[str, Path]) -> list[tuple[Path, Path]]:
+    return [(other, mine) for _, mine, other in _paired(targets, goldens)[0]]
+
+
+def _paired(
+    targets: Mapping[str, Path], goldens: Mapping[str, Path]
+) -> tuple[list[tuple[str, Path, Path]], list[str]]:
+    """Pair steps and ranks by name, or the only ones of both sides."""
+    if len(targets) == len(goldens) == 1:
+        (mine,), ((place, other),) = targets.values(), goldens.items()
+        return [("" if place == "." else place, mine, other)], []
+    both = [place for place in goldens if place in targets]
+    if not both:
+        raise NumericsError(
+            f"the records share no step and rank: {', '.join(targets)} against {', '.join(goldens)}; "
+            "fix: give one step of each, such as dump/step0"
+        )
+    alone = [
+        f"{place} is in the {side} record alone"
+        for side, mine, other in (("target", targets, goldens), ("golden", goldens, targets))
+        for place in mine
+        if place not in other
+    ]
+    return [(place, targets[place], goldens[place]) for place in both], alone
+
+
+def _envelope(other: StepRecord, golden: StepRecord) -> dict[str, float]:
+    """Return the error of each golden call's results between two recordings."""
+    rows = measure_rows(match_calls(other, golden, {}), other, golden)
+    errors = {row.name: row.error("output") for row in rows}
+    return {name: error for name, error in errors.items() if math.isfinite(error)}
