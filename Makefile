@@ -65,7 +65,7 @@ compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more 
 compare-records: export COMPARE_A = $(value A)
 compare-records: export COMPARE_B = $(value B)
 compare-records: export COMPARE_OUT = $(value OUT)
-compare-records: setup-core  ## A=dump/step0 B=dump/step0 [OUT=folder]: the first call where two records differ (B: golden)
+compare-records: setup-core  ## A=x/step0 B=y/step0 [OUT=folder]: compare two records
 	@$(INTERPRETER) -m numerics compare
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs

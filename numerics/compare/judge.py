@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from numerics.compare.measure import is_overwritten
 from numerics.compare.records import StepRecord, Value
-from numerics.compare.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, Row
+from numerics.compare.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, Cell, Row
 
 GROWTH = 16.0
 
@@ -60,7 +61,7 @@ def judge(
         if row.grade != UNMATCHED:
             scan.enter(row)
     scan.end()
-    unequal = [row for row in rows if row.grade != UNMATCHED and not row.equal("output")]
+    unequal = [row for row in rows if row.grade != UNMATCHED and row.unequal]
     verdict = "diverges" if scan.found else "rounding" if unequal or scan.unequal_inputs else "equal"
     limit = scan.explained_before
     for row in rows:
@@ -68,10 +69,11 @@ def judge(
             continue
         if scan.found is not None and row is scan.found.row:
             row.grade = WRONG
-        elif row.equal("output"):
+        elif not row.unequal:
             row.grade = EQUAL
         else:
-            row.grade = ROUNDING if row.error("output") <= GROWTH * (row.epsilon + limit) else BEYOND
+            error = max(row.error("output"), row.error("gradient"))
+            row.grade = ROUNDING if error <= GROWTH * (row.epsilon + limit) else BEYOND
     return Judgement(
         verdict, scan.found, unequal[0] if unequal else None, _findings(rows, scan.found), scan.growths
     )
@@ -90,6 +92,7 @@ class _Scan:
         self.found: Divergence | None = None
         self.growths: list[tuple[float, str]] = []
         self.unequal_inputs = False
+        self.has_functions = any(not row.pair.call.is_module for row in rows)
         parameters = [cell for row in rows for cell in row.cells if cell.side == "parameter"]
         self.parameters = len(parameters)
         self.unequal_parameters = sum(not cell.difference.equal for cell in parameters)
@@ -110,7 +113,7 @@ class _Scan:
             return
         error = row.error("input")
         self.unequal_inputs |= not row.equal("input")
-        if error and not row.equal("output"):
+        if error and (not row.equal("output") or not any(cell.side == "output" for cell in row.cells)):
             explained = self._rounding(row) + self.seen
             self._grown(error, explained, row)
             if error > GROWTH * explained:
@@ -124,6 +127,31 @@ class _Scan:
     def end(self) -> None:
         while self.stack:
             self._close(self.stack.pop())
+        for row in self.rows:
+            if not self.found and not row.equal("gradient"):
+                self.found = self._gradients(row)
+
+    def _gradients(self, row: Row) -> Divergence | None:
+        """Judge the gradients of a module's parameters.
+
+        They are complete when backward ends: a shared parameter has a part from each of its modules.
+        """
+        error, explained = row.error("gradient"), self._explained(row) + self.seen
+        self._grown(error, explained, row)
+        if error <= GROWTH * explained:
+            return None
+        others = [other for other in self.rows if any(cell.side == "gradient" for cell in other.cells)]
+        wrong = sum(
+            other.error("gradient") > GROWTH * (self._explained(other) + self.seen) for other in others
+        )
+        what = [
+            _cell_words(cell) for cell in row.cells if cell.side == "gradient" and not cell.difference.equal
+        ]
+        why = (
+            "every gradient that backward passes agrees, and the gradient of a parameter does not; "
+            f"so in {wrong} of {len(others)} modules"
+        )
+        return self._divergence(row, "computation", [*row.settings, *what], row.units("gradient"), why)
 
     def _around(self, row: Row) -> set[str]:
         found: set[str] = set()
@@ -184,6 +212,9 @@ class _Scan:
         if not wrong and not weak:
             return None
         what = [*row.settings, *row.words("output", "parameter")]
+        if not row.settings and (unknown := _integers_without_values(row)):
+            why = f"only the range of {unknown} was recorded, which agrees: the data most likely differs"
+            return self._divergence(row, "data", what, row.units("output"), why)
         why = (
             "its inputs agree and its result does not"
             if row.equal("input")
@@ -254,17 +285,17 @@ class _Scan:
             why = f"the calls differ: {names}; then the input of {row.name} differs"
             return self._divergence(missing[0], "missing", [*row.settings, *what], units, why)
         before = self._last_before(row)
-        if before is not None and self._overwritten(row, cells):
+        if before is not None and self._overwritten(row, before, cells):
             why = f"{before.name} agrees, and its result has changed before {row.name} reads it: memory is overwritten"
             return self._divergence(row, "overwritten", what, units, why)
         if module is not None:
-            after = (
-                f"after {before.name}"
-                if before is not None and before is not module
-                else "before its first call"
-            )
+            inside = before is not None and module.name in self._around(before)
+            after = f"after {before.name}" if before is not None and inside else "before its first call"
             why = f"its inputs agree, and {after} the input of {row.name} differs: its code between the calls"
-            return self._divergence(module, "between", [*module.settings, *what], units, why)
+            if not self.has_functions:
+                why += ", or its memory"
+            found = self._divergence(module, "between", [*module.settings, *what], units, why)
+            return replace(found, name=f"{found.name} > input of {row.name}")
         if row.pair.call.backward:
             why = (
                 "every forward result agrees, and the gradient that backward starts with does not: "
@@ -280,7 +311,7 @@ class _Scan:
             )
         return self._divergence(row, "between", what, units, "no recorded call computes this input")
 
-    def _owner(self, row: Row, cells: Sequence[Any]) -> Row | None:
+    def _owner(self, row: Row, cells: Sequence[Cell]) -> Row | None:
         """Return the module whose unequal parameter is one of these inputs."""
         if row.pair.call.backward:
             return None
@@ -328,43 +359,66 @@ class _Scan:
         by_target = {other.pair.target.name: other.name for other in self.rows if other.pair.target}
         return by_target.get(outer, outer) if outer else None
 
-    def _overwritten(self, row: Row, cells: Sequence[Any]) -> bool:
-        """Return whether the golden inputs are earlier results, and the target's inputs are no earlier values."""
-        before = self.rows[: self.position[id(row)]]
-        results = {
-            _key(value)
-            for other in before
-            if other.pair.golden
-            for value in other.pair.golden.outputs.values()
-        }
+    def _overwritten(self, row: Row, before: Row, cells: Sequence[Cell]) -> bool:
+        """Return whether the target's memory changed between two calls.
+
+        So it is where a run of elements differs and all others are equal. Without recorded values: where the golden
+        input is an earlier result, the target's is none, and all functions between are recorded and are the same.
+        """
+        runs = [is_overwritten(cell.target, cell.golden) for cell in cells]
+        if any(run is not None for run in runs):
+            return all(runs)
+        if not self.has_functions or not self._same_order(row):
+            return False
+        earlier = [other.pair for other in self.rows[: self.position[id(row)]]]
+        results = {_key(value) for pair in earlier if pair.golden for value in pair.golden.outputs.values()}
         known = {
             _key(value)
-            for other in before
-            if other.pair.target
-            for value in (*other.pair.target.outputs.values(), *other.pair.target.inputs.values())
+            for pair in earlier
+            if pair.target
+            for value in (*pair.target.outputs.values(), *pair.target.inputs.values())
         }
         return bool(cells) and all(
-            cell.golden is not None
-            and cell.target is not None
-            and cell.target.shape == cell.golden.shape
-            and cell.golden.floating
-            and _key(cell.golden) in results
-            and _key(cell.target) not in known
-            for cell in cells
+            _key(cell.golden) in results and _key(cell.target) not in known for cell in cells
         )
+
+    def _same_order(self, row: Row) -> bool:
+        """Return whether both sides have the same call before this one."""
+        target, golden = row.pair.target, row.pair.golden
+        if target is None or golden is None:
+            return False
+        mine, others = list(self.target.calls), list(self.golden.calls)
+        here, there = mine.index(target.name), others.index(golden.name)
+        if not here or not there:
+            return False
+        before = (mine[here - 1], others[there - 1])
+        return any(
+            (pair.target.name, pair.golden.name) == before
+            for pair in (other.pair for other in self.rows)
+            if pair.target and pair.golden
+        )
+
+
+def _integers_without_values(row: Row) -> str:
+    """Return the names of integer inputs of which only the range is known, if all inputs are integers."""
+    values = [(cell.place, cell.golden) for cell in row.cells if cell.side == "input"]
+    if any(value is None or value.floating or value.checksum or value.file for _, value in values):
+        return ""
+    return ", ".join(f"input {place}" for place, _ in values)
 
 
 def _key(value: Value | None) -> Any:
     return None if value is None else (value.shape, value.statistics)
 
 
-def _cell_words(cell: Any) -> str:
+def _cell_words(cell: Cell) -> str:
     if cell.difference.what:
         return f"{cell.side} {cell.place}: {cell.difference.what}"
-    return f"{cell.side} {cell.place}: {cell.target.describe()} against {cell.golden.describe()}"
+    here, there = (value.describe() if value else "absent" for value in (cell.target, cell.golden))
+    return f"{cell.side} {cell.place}: {here} against {there}"
 
 
-def _ratio_words(cell: Any) -> str:
+def _ratio_words(cell: Cell) -> str:
     mine, other = (value.norm if value is not None else None for value in (cell.target, cell.golden))
     return (
         f"the norm of {cell.side} {cell.place} is {mine / other:.6g} times the golden one"

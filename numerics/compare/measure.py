@@ -106,6 +106,17 @@ def load(value: Value) -> Tensor:
     return tensor.detach()
 
 
+def is_overwritten(target: Value | None, golden: Value | None) -> bool | None:
+    """Return whether one run of elements differs, shorter than the tensor; None where the values are unknown."""
+    if target is None or golden is None or target.shape != golden.shape or target.dtype != golden.dtype:
+        return None
+    if (pair := load_pair(target, golden)) is None:
+        return None
+    differs = (pair[0] != pair[1]).reshape(-1).nonzero()[:, 0]
+    length = int(differs[-1] - differs[0]) + 1 if len(differs) else 0
+    return 0 < length < golden.count and 2 * len(differs) > length
+
+
 def _bad_numbers(target: Value, golden: Value) -> str:
     """Say where NaN or Inf is on one side alone, or in other numbers."""
     if target.finite and golden.finite:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from numerics.compare.judge import GROWTH, Divergence
-from numerics.compare.rows import BEYOND, GRADES, UNMATCHED, WRONG, Row
+from numerics.compare.rows import BEYOND, GRADES, SIDES, UNMATCHED, WRONG, Row
 from numerics.compare.run import Comparison, StepComparison
 from numerics.compare.summary import next_command, stack_of, summary
 from pages.document import Block, BulletList, Details, Document, Note, Paragraph, Section, Table
@@ -83,9 +83,18 @@ def _calls(number: int, step: StepComparison) -> Section:
             Note(" ".join(MEANING)),
             Note(f"A result is explained up to {GROWTH:g} times the rounding and the error of its inputs."),
             Table(
-                ["Call", "Grade", "Inputs", "Parameters", "Results", "Float64 replay", "Differs"],
+                [
+                    "Call",
+                    "Grade",
+                    "Inputs",
+                    "Parameters",
+                    "Results",
+                    "Gradients",
+                    "Float64 replay",
+                    "Differs",
+                ],
                 [_line(row) for row in rows],
-                (1, 6),
+                (1, 7),
                 kinds=[row.grade for row in rows],
                 name=f"grade{number}",
             ),
@@ -97,14 +106,14 @@ def _line(row: Row) -> list[Text]:
     label = ColorLabel(row.grade, COLORS[row.grade]) if row.grade in GRADES else row.grade
     if row.grade == UNMATCHED:
         side = "golden" if row.pair.golden else "target"
-        return [Code(row.name), label, "", "", "", "", f"in the {side} record alone"]
+        return [Code(row.name), label, "", "", "", "", "", f"in the {side} record alone"]
     replayed = f"{row.replayed[0]:.3g} / {row.replayed[1]:.3g}" if row.replayed else row.replayed_why
     return [
         Code(row.name),
         label,
-        *(_units(row.error(side), row.epsilon) for side in ("input", "parameter", "output")),
+        *(_units(row.error(side), row.epsilon) for side in SIDES),
         replayed,
-        "; ".join([*row.settings, *row.words("input", "parameter", "output")]),
+        "; ".join([*row.settings, *row.words(*SIDES)]),
     ]
 
 

@@ -83,7 +83,8 @@ class Call:
     """A call of a module or of a function, forward or backward.
 
     path: of the module, "" for the root; the label of a function, as in "Functional.gelu". number: of the call.
-    inputs, parameters, outputs: by place, as in "0.hidden". raw: the row of dump.json.
+    inputs, parameters, outputs: by place, as in "0.hidden". gradients: of the module's parameters at the end of the
+    step, at its last backward. raw: the row of dump.json.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Call:
     settings: dict[str, Any]
     outputs: dict[str, Value]
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    gradients: dict[str, Value] = field(default_factory=dict)
 
     @property
     def is_module(self) -> bool:
@@ -294,14 +296,14 @@ def _number(value: Any) -> float | None:
 
 def _without_zero(place: str) -> str:
     """Name the gradient of a parameter: its entry is a list of one."""
-    return f"gradient of {place.removesuffix('.0')}"
+    return place.removesuffix(".0")
 
 
 def _attach(calls: dict[str, Call], path: str, values: dict[str, Value]) -> None:
-    """Add the gradients of a module's parameters to the outputs of its last backward."""
+    """Add the gradients of a module's parameters to its last backward."""
     mine = [call for call in calls.values() if call.backward and call.is_module and call.path == path]
     if mine:
-        mine[-1].outputs.update(values)
+        mine[-1].gradients.update(values)
 
 
 def _outer_first(names: list[str], parents: Mapping[str, str | None]) -> list[str]:

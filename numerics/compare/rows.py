@@ -11,6 +11,7 @@ from numerics.compare.measure import Difference, compare_values, epsilon
 from numerics.compare.records import Call, StepRecord, Value
 
 EQUAL, ROUNDING, BEYOND, WRONG, UNMATCHED = "equal", "rounding", "beyond rounding", "wrong", "unmatched"
+SIDES = ("input", "parameter", "output", "gradient")
 GRADES = (WRONG, BEYOND, ROUNDING, EQUAL, UNMATCHED)
 
 
@@ -52,6 +53,11 @@ class Row:
 
     def equal(self, side: str) -> bool:
         return all(cell.difference.equal for cell in self.cells if cell.side == side)
+
+    @property
+    def unequal(self) -> bool:
+        """True where a result differs."""
+        return not (self.equal("output") and self.equal("gradient"))
 
     def units(self, side: str) -> float:
         """Return the error of a side in units of rounding."""
@@ -96,10 +102,11 @@ def _row(pair: Pair) -> Row:
         ("input", target.inputs, golden.inputs),
         ("parameter", target.parameters, golden.parameters),
         ("output", target.outputs, golden.outputs),
+        ("gradient", target.gradients, golden.gradients),
     ):
         for place in [*others, *(place for place in mine if place not in others)]:
             here, there = mine.get(place), others.get(place)
-            is_bias = place.startswith("gradient of ") and there is not None and len(there.shape) == 1
+            is_bias = side == "gradient" and there is not None and len(there.shape) == 1
             difference = compare_values(
                 here, there, floor / math.sqrt(there.count) if is_bias and there else 0.0
             )
