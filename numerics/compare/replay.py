@@ -1,0 +1,150 @@
+"""Replay a recorded function in float64 on its recorded inputs, and measure its result in units of rounding.
+
+The unit of an element is what rounding of the result and of the inputs does to it:
+
+    unit_i^2 = (eps |y_i|)^2 + (spread of y_i under random relative changes of the inputs by eps)^2
+
+    error = max(rms(x - y) / rms(unit), max_i |x_i - y_i| / (unit_i + rms(unit)) / sqrt(2 ln n))
+
+with y in float64 and x the recorded result. It needs no table of operations and no other record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics.compare.measure import epsilon, load
+from numerics.compare.records import Call, Value
+from numerics.describe import tensors_in
+
+MODULES: dict[str, Any] = {
+    "Functional": torch.nn.functional,
+    "Tensor": torch.Tensor,
+    "Torch": torch,
+}
+RANDOM = (
+    "dropout",
+    "rand",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "uniform",
+    "exponential",
+    "rrelu",
+    "gumbel",
+    "poisson",
+)
+SAMPLES = 3
+LARGEST = 1 << 24  # elements; larger calls are not replayed
+
+
+class NotReplayableError(Exception):
+    """The reason why a call cannot be replayed."""
+
+
+def replayed_error(call: Call, inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> float:
+    """Return the error of recorded results in units of rounding.
+
+    call: the function and its plain arguments. inputs, outputs: the recorded tensors of one side, by place.
+    NotReplayableError says why there is none.
+    """
+    if call.is_module or call.backward:
+        raise NotReplayableError("modules and backward are judged side by side")
+    group, _, name = call.path.partition(".")
+    function = getattr(MODULES.get(group), name, None)
+    if not callable(function) or "." in name:
+        raise NotReplayableError("no function of torch")
+    if any(word in name for word in RANDOM) and any(value.plain is True for value in call.inputs.values()):
+        raise NotReplayableError("random")
+    used = [value for value in inputs.values() if value.dtype]
+    results = [value for value in outputs.values() if value.floating]
+    if not used or not results or any(value.file is None for value in (*used, *results)):
+        raise NotReplayableError("no recorded values")
+    if sum(value.count for value in (*used, *results)) > LARGEST:
+        raise NotReplayableError("large")
+    size = max(epsilon(value.dtype) for value in results)
+    loaded = {place: load(value) for place, value in inputs.items() if value.dtype}
+    generator = torch.Generator().manual_seed(0)
+    exact = _run(function, call, loaded, 0.0, generator)
+    others = [_run(function, call, loaded, size, generator) for _ in range(SAMPLES)]
+    recorded = [load(value) for value in outputs.values() if value.dtype]
+    if len(recorded) != len(exact) or any(x.shape != y.shape for x, y in zip(recorded, exact, strict=True)):
+        raise NotReplayableError("other results in float64")
+    return max(
+        _error(x.double(), y, [sample[index] for sample in others], size)
+        for index, (x, y) in enumerate(zip(recorded, exact, strict=True))
+        if x.is_floating_point()
+    )
+
+
+def _run(
+    function: Any, call: Call, loaded: Mapping[str, Tensor], relative: float, generator: torch.Generator
+) -> list[Tensor]:
+    """Call the function in float64. relative: the size of random changes of the inputs."""
+    changed = {}
+    for place, tensor in loaded.items():
+        wide = tensor.double() if tensor.is_floating_point() else tensor.clone()
+        if relative and tensor.is_floating_point():
+            draws = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
+            wide = wide * (1 + relative * draws)
+        changed[place] = wide
+    args = [
+        _argument(part, str(index), changed) for index, part in enumerate(call.raw.get("input_args") or [])
+    ]
+    kwargs = {
+        name: _argument(part, name, changed) for name, part in (call.raw.get("input_kwargs") or {}).items()
+    }
+    try:
+        with torch.no_grad():
+            output = function(*args, **kwargs)
+    except Exception as error:  # torch raises many kinds for arguments of another dtype
+        raise NotReplayableError(f"{type(error).__name__} in float64") from error
+    return [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors_in(output)]
+
+
+def _argument(tree: Any, place: str, tensors: Mapping[str, Tensor]) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, list):
+        return tuple(_argument(part, f"{place}.{index}", tensors) for index, part in enumerate(tree))
+    if not isinstance(tree, dict):
+        return tree
+    kind = tree.get("type")
+    if not isinstance(kind, str):
+        return {key: _argument(part, f"{place}.{key}", tensors) for key, part in tree.items()}
+    if place in tensors:
+        return tensors[place]
+    value = tree.get("value")
+    if kind in ("int", "float", "bool", "str"):
+        return value
+    if kind == "torch.Size":
+        return torch.Size(value or ())
+    if kind == "slice" and isinstance(value, list) and len(value) == 3:
+        return slice(*value)
+    if kind == "ellipsis":
+        return ...
+    if kind == "torch.dtype":
+        found = getattr(torch, str(value).removeprefix("torch."))
+        return torch.float64 if found.is_floating_point else found
+    raise NotReplayableError(f"argument of type {kind}")
+
+
+def _error(x: Tensor, y: Tensor, samples: list[Tensor], size: float) -> float:
+    usable = y.isfinite()
+    if not torch.equal(usable, x.isfinite()):
+        return math.inf
+    spread = torch.stack([(sample - y).square() for sample in samples]).mean(0)
+    unit = ((size * y).square() + spread).sqrt()[usable]
+    error = (x - y).abs()[usable]
+    if not error.numel() or not bool(error.any()):
+        return 0.0
+    rms_error, rms_unit = float(error.square().mean().sqrt()), float(unit.square().mean().sqrt())
+    if not rms_unit:
+        return math.inf
+    highest = float((error / (unit + rms_unit)).max()) / math.sqrt(2 * math.log(max(error.numel(), 2)))
+    return max(rms_error / rms_unit, highest)
