@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gpt2.artifacts.run_record import Fault
 from gpt2.model.loss import linear_cross_entropy
+from gpt2.system.source_lines import source_line
 from gpt2.train.step import NotFiniteError, Stepper
 
 MAX_RETRIES = 3  # of one run's faults
@@ -28,11 +29,13 @@ class NotFinite:
     what: "weight", "output", "loss", "gradient", or "nothing" if the repeated step is finite.
     name: the module (output, gradient of its output) or the parameter; empty for "loss" and "nothing".
     micro_batch: its number in the effective batch; None for "weight" and "nothing".
+    source: file:line of the method that computes the output, where a class outside gpt2 and torch defines it.
     """
 
     what: Literal["weight", "output", "loss", "gradient", "nothing"]
     name: str = ""
     micro_batch: int | None = None
+    source: str = ""
 
     def __str__(self) -> str:
         where = "" if self.micro_batch is None else f" in micro-batch {self.micro_batch}"
@@ -41,7 +44,8 @@ class NotFinite:
         if self.what == "loss":
             return f"the first non-finite tensor is the loss{where}"
         of = "" if self.what == "weight" else "of "
-        return f"the first non-finite tensor is the {self.what} {of}{self.name}{where}"
+        source = f" ({self.source})" if self.source else ""
+        return f"the first non-finite tensor is the {self.what} {of}{self.name}{source}{where}"
 
 
 def first_not_finite(stepper: Stepper, ids_ET: Tensor, iteration: int) -> NotFinite:
@@ -82,25 +86,61 @@ def _repeat(stepper: Stepper, micro_ids: Tensor, number: int) -> NotFinite | Non
 
         return forward_hook
 
-    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    def note(name: str, value: Any) -> None:
+        nonlocal first
+        if not first and isinstance(value, Tensor) and not _finite(value.detach()):
+            first = name
+
+    def watch_input(name: str) -> Any:
+        """The input of a module is computed by the module that contains it, between its parts."""
+        outside = name.rpartition(".")[0]
+        return lambda module, inputs: note(outside, inputs[0]) if outside and inputs else None
+
+    def watched(name: str, method: Any) -> Any:
+        """`attend`, whose result no module's hook sees."""
+
+        def attend(*arguments: Any) -> Any:
+            output = method(*arguments)
+            note(name, output)
+            return output
+
+        return attend
+
+    modules = {name: module for name, module in model.named_modules() if name}
+    handles = [module.register_forward_hook(watch(name)) for name, module in modules.items()]
+    handles += [module.register_forward_pre_hook(watch_input(name)) for name, module in modules.items()]
+    attends = {name: module for name, module in modules.items() if hasattr(module, "attend")}
     try:
+        for name, module in attends.items():
+            vars(module)["attend"] = watched(f"{name}.attend", module.attend)
         with stepper.autocast():
             hidden = model.hidden(micro_ids[:, :-1])
             loss = linear_cross_entropy(hidden, model.head, micro_ids[:, 1:], model.vocabulary)
         if first:
-            return NotFinite("output", first, number)
+            return NotFinite("output", first, number, _source(model, first))
         if not _finite(loss):
             return NotFinite("loss", "", number)
         loss.backward()
     finally:
         for handle in handles:
             handle.remove()
+        for module in attends.values():
+            vars(module).pop("attend", None)
     if first:
-        return NotFinite("gradient", first, number)
+        return NotFinite("gradient", first, number, _source(model, first))
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not _finite(parameter.grad):
             return NotFinite("gradient", name, number)
     return None
+
+
+def _source(model: nn.Module, name: str) -> str:
+    """file:line of the named module's method; "" where gpt2 or torch defines it."""
+    method = name.endswith(".attend")
+    found = source_line(
+        model.get_submodule(name.removesuffix(".attend")), ("attend",) if method else ("forward",)
+    )
+    return f"{found[0]}:{found[1]}" if found else ""
 
 
 def _finite(value: Tensor) -> bool:
@@ -125,7 +165,15 @@ class FaultLog:
         micro, involved = stepper.batch.micro, []
         if found.micro_batch is not None:
             involved = sequences[found.micro_batch * micro : (found.micro_batch + 1) * micro]
-        message = f"{error}; {found}" + (f", sequences {involved} of the training data" if involved else "")
+        text = f"{error}"
+        if found.source:
+            text = text.partition("; fix: ")[0]
+        message = f"{text}; {found}" + (f", sequences {involved} of the training data" if involved else "")
+        if found.source:
+            message += (
+                f"; fix: keep {found.source} finite for large inputs (make admit examines it), or set a smaller "
+                "CONFIG_LEARNING_RATE"
+            )
         for number, fault in enumerate(self.faults):
             if fault.iteration == iteration and fault.repeated is not False:
                 self.faults[number] = dataclasses.replace(fault, repeated=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gpt2.config.batch import plan_batch
 from gpt2.model.transformer import learned_scalars
+from gpt2.system.source_lines import source_line
 from gpt2.train.step import Stepper
 from ra.admission.causality import MODES
 from ra.admission.probe import (
@@ -24,7 +25,7 @@ from ra.admission.probe import (
     run,
     seed_generators,
 )
-from ra.admission.violation import Violation, describe, error_line, source_line, violation
+from ra.admission.violation import Violation, describe, error_line, violation
 from ra.variants import variant
 
 SHAPE, INPLACE, FINITE, STEP = "shape", "inplace", "finite", "step"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts.typed_json import JsonObject, Missing
+from gpt2.system.source_lines import short_path, source_line
 from ra import names
-
-LIBRARY = ("torch.", "gpt2.")  # modules whose lines are never the user's
 
 
 @dataclass(frozen=True)
@@ -41,29 +39,6 @@ class Violation(JsonObject):
         layer = "" if self.layer is None else f"layer {self.layer}: "
         where = f" ({self.where})" if self.where else ""
         return f"{self.variant} fails the check {self.check}: {layer}{self.message}{where}; fix: {self.fix}"
-
-
-def short_path(path: str) -> str:
-    """A source path relative to the repository, where it lies there."""
-    root = names.CUSTOM_FOLDER.parents[1]
-    return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
-
-
-def source_line(
-    module: Any, methods: tuple[str, ...] = ("attend", "forward", "__init__")
-) -> tuple[str, int] | None:
-    """File and line of the first of `methods` that a class outside torch and gpt2 defines for this module."""
-    for kind in type(module).__mro__:
-        if f"{kind.__module__}.".startswith(LIBRARY) or kind is object:
-            continue
-        for name in methods:
-            if name in vars(kind):
-                try:
-                    _, line = inspect.getsourcelines(vars(kind)[name])
-                    return short_path(inspect.getsourcefile(kind) or "?"), line
-                except (OSError, TypeError):
-                    return None
-    return None
 
 
 def error_line(error: BaseException) -> tuple[str, int, str] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kconfig import commands
+from ra import names
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -16,6 +17,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 # Target of the Makefile -> a test file that runs its script from beginning to end.
 RUN_BY = {
     "": "tests/study/runner/test_study.py",
+    "admit": "tests/scripts/admit/test_admit_command.py",
     "attention": "tests/study/attention/test_inspect.py",
     "bench": "tests/scripts/test_bench_command.py",
     "card": "tests/bench/card/test_run.py",
@@ -42,7 +44,8 @@ FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 def blocks(text: str) -> list[str]:
     """Fenced blocks without a language, and blocks indented by four spaces that begin with a command."""
-    fenced = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    every = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    fenced = [block for language, block in every if not language]
     indented = re.findall(r"(?:^    make .*\n(?:^    .*\n)*)", FENCED.sub("", text), re.MULTILINE)
     return [*fenced, *indented]
 
@@ -77,6 +80,12 @@ def test_every_defconfig_command_of_the_docs_writes_a_configuration(
         (tmp_path / part).symlink_to(ROOT / part)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MAKEFLAGS", raising=False)
+    custom = tmp_path / "custom"
+    custom.mkdir()
+    for page in PAGES:  # the custom variants that the docs show
+        for file in re.findall(r"`ra/custom/(\w+\.py)`", page.read_text(encoding="utf-8")):
+            (custom / file).touch()
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", custom)
     assignments = [word for word in call[1:] if word.startswith("CONFIG_")]
     assert len(assignments) == len(call) - 1
     commands.main(["defconfig", call[0].removeprefix("defconfig-"), *assignments])

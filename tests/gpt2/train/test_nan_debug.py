@@ -9,6 +9,7 @@ from torch import nn
 
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ModelConfig, OptimizerConfig
+from gpt2.model.transformer import CausalSelfAttention
 from gpt2.train.nan_debug import MAX_RETRIES, FaultLog, NotFinite, first_not_finite
 from gpt2.train.step import NotFiniteError, Stepper
 
@@ -156,3 +157,34 @@ def test_an_iteration_that_fails_every_other_time_is_not_retried_forever() -> No
         log.passed(8)
         assert tried <= MAX_RETRIES
     assert tried == MAX_RETRIES
+
+
+class Overflowing(CausalSelfAttention):
+    def attend(self, q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, v_BHTD: torch.Tensor) -> torch.Tensor:
+        return self.fused(q_BHTD, k_BHTD, v_BHTD) * math.inf
+
+
+class OverflowingBetween(CausalSelfAttention):
+    def forward(self, x_BTC: torch.Tensor) -> torch.Tensor:
+        return self.proj(self.qkv(x_BTC)[..., : x_BTC.shape[-1]] / 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Overflowing, "blocks.1.attention.attend"), (OverflowingBetween, "blocks.1.attention")],
+)
+def test_a_custom_attention_is_named_with_its_line(kind: type[CausalSelfAttention], name: str) -> None:
+    built = stepper()
+    attention = built.model.blocks[1].attention
+    attention.__class__ = kind
+    found = first_not_finite(built, ids(), 0)
+    assert (found.what, found.name) == ("output", name)
+    method = kind.attend if "attend" in vars(kind) else kind.forward
+    assert found.source == f"tests/gpt2/train/test_nan_debug.py:{method.__code__.co_firstlineno}"
+    assert "attend" not in vars(attention)
+    error = FaultLog().explain(
+        NotFiniteError("iteration 0: loss nan; fix: a smaller rate"), built, ids(), 0, [*range(8)]
+    )
+    assert f"({found.source})" in str(error)
+    assert str(error).count("fix: ") == 1
+    assert "fix: keep tests/gpt2/train/test_nan_debug.py" in str(error)
