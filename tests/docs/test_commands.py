@@ -24,6 +24,7 @@ RUN_BY = {
     "check": "tests/scripts/dev/test_setup.py",
     "clean": "tests/scripts/dev/test_clean.py",
     "compare": "tests/study/compare/test_build.py",
+    "compare-records": "tests/numerics/compare/test_command.py",
     "control": "tests/ra/test_control.py",
     "data": "tests/faults/data.py",
     "extend": "tests/study/runner/test_study.py",
