@@ -71,7 +71,7 @@ compare-records: setup-core  ## A=x/step0 B=y/step0 [OUT=folder]: compare two re
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(INTERPRETER) -m scripts.attention
 
-admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other faults, and count its cost (seconds)
+admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other faults (seconds)
 	@$(INTERPRETER) -m scripts.admit
 
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
