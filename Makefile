@@ -80,7 +80,7 @@ control: setup-main  ## Check that B and the reciprocal patterns are one functio
 bench: setup-core  ## Speed and memory; or SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records
 	@$(INTERPRETER) -m scripts.bench
 
-card: setup-core  ## Check this card: kernels, gradients, studies, memory, speed (ten minutes) [OUT=folder] [CHECKS=]
+card: setup-core  ## Check this card: kernels, gradients, studies, memory, speed (ten minutes) [OUT=dir] [CHECKS=]
 	@$(INTERPRETER) -m bench.card
 
 memory: setup-core  ## Peak memory of each variant [TARGET="a100-40g w7900" [FROM=.config] [CONFIG_X=v]] [VARIANTS=]

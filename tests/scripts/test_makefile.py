@@ -22,6 +22,8 @@ VARIABLES = {
     "report": ("STUDY",),
     "compare": ("STUDIES", "OUT"),
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
+    "admit": ("VARIANT",),
+    "compare-records": ("A", "B", "OUT"),
     "card": ("OUT", "CHECKS"),
     "extend": ("FACTOR", "UNDO"),
     "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"),
