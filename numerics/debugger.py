@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from numerics.dump_files import read_json
 from numerics.errors import NumericsError
 from numerics.record_config import RecorderConfig
 from numerics.recorder import Recorder
@@ -31,16 +30,7 @@ class PrecisionDebugger:
         level: str | None = None,
         step: Sequence[int] | None = None,
     ) -> None:
-        content: Any = {}
-        if config_path is not None:
-            try:
-                content = json.loads(Path(config_path).read_text(encoding="utf-8"))
-            except OSError as error:
-                raise NumericsError(
-                    f"{config_path} cannot be read: {error.strerror}; fix: give its path"
-                ) from error
-            except (ValueError, RecursionError) as error:
-                raise NumericsError(f"{config_path} is no JSON: {error}; fix: correct it") from error
+        content = read_json(config_path, "correct it") if config_path is not None else {}
         try:
             config = RecorderConfig.from_json(content, task=task, dump_path=dump_path, level=level, step=step)
         except NumericsError as error:

@@ -10,7 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numerics.errors import NumericsError
+
 DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "dump_tensor_data"
+
+
+def read_json(path: str | os.PathLike[str], fix: str) -> Any:
+    """Return the content of a JSON file. NumericsError names the path, the reason and the fix."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
+    except (ValueError, RecursionError) as error:
+        raise NumericsError(f"{path} is no JSON: {error}; fix: {fix}") from error
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
 from numerics.compare.records import Call, StepRecord
+from numerics.dump_files import read_json
 from numerics.errors import NumericsError
 
 
@@ -33,14 +33,7 @@ class Pair:
 
 def read_map(path: Path) -> dict[str, str]:
     """Read a map of names, {target: golden}: module paths, or names of rows."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NumericsError(
-            f"{path} cannot be read: {error.strerror}; fix: give the path of the map"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise NumericsError(f"{path} is no JSON: {error}; fix: correct it") from error
+    content = read_json(path, "correct it")
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content.values()):
         raise NumericsError(f'{path} is no map of names; fix: write {{"target name": "golden name"}}')
     return content

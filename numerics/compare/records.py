@@ -5,7 +5,6 @@ A record is a folder with dump.json and, optionally, stack.json, construct.json 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numerics.dump_files import CONSTRUCT, DUMP, STACK, TENSORS
+from numerics.dump_files import CONSTRUCT, DUMP, STACK, TENSORS, read_json
 from numerics.errors import NumericsError
 
 MODULE = re.compile(
@@ -192,16 +191,7 @@ def read_record(folder: Path) -> StepRecord:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NumericsError(
-            f"{path} cannot be read: {error.strerror}; fix: check the path and its permissions"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise NumericsError(
-            f"{path} is no JSON: {error}; fix: record the step again, or copy the file again"
-        ) from error
+    content = read_json(path, "record the step again, or copy the file again")
     if not isinstance(content, dict):
         raise NumericsError(f"{path} is no JSON object; fix: give a file that a recorder wrote")
     return content
