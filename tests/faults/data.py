@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,3 +153,44 @@ def strange_name(bench: Bench) -> str:
     done = place.command("scripts.data")
     good = done.returncode == 0 and "81 documents" in done.stdout and not (place.folder / "ran").exists()
     return outcome(good, "read like any other, nothing is run", done.stdout[-300:])
+
+
+KEPT = "prepared data are removed, the texts are not; `make` ends at the same numbers"
+
+
+@fault("make clean with texts in a folder of data/ that is named like prepared data", KEPT)
+def texts_among_prepared_data(bench: Bench) -> str:
+    place = bench.workplace(DATA_DIR="data")
+    texts = place.folder / "data" / "books-202611220830"
+    shutil.copytree(place.texts, texts)
+    place.configure(DATA_DIR="data", DATASET_FILES="data/books-202611220830/*.txt")
+    before = place.make()
+    numbers = place.numbers()
+    prepared = {path for path in (place.folder / "data").iterdir() if (path / "manifest.json").exists()}
+    cleaned = place.command("scripts.dev.clean", "data")
+    removed = bool(prepared) and not any(path.exists() for path in prepared)
+    kept = sorted(path.name for path in texts.iterdir()) == sorted(
+        path.name for path in place.texts.iterdir()
+    )
+    shutil.rmtree(place.run_dir())
+    after = place.make()
+    same = not before.returncode and not after.returncode and place.numbers() == numbers
+    return outcome(removed and kept and same, KEPT, f"{removed} {kept} {same} {cleaned.stdout[-300:]}")
+
+
+COUNTED = "the report says how many lines are missing, and the losses are those of the undisturbed study"
+
+
+@fault("metrics.jsonl deleted while a run trains", COUNTED)
+def metrics_deleted(bench: Bench) -> str:
+    place = bench.workplace()
+    process = place.start(**bench.slow)
+    wait_for(lambda: place.steps() > 5)
+    (place.run_dir() / "metrics.jsonl").unlink()
+    output, _ = process.communicate()
+    report = (place.study / "report.md").read_text()
+    named = "metrics.jsonl" in report
+    same = place.numbers()["validation"] == bench.undisturbed()["validation"]
+    return outcome(
+        named and same, COUNTED, f"{named} {same} {process.returncode} {output[-500:]} {report[:900]}"
+    )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from gpt2.system import files
 from tests.busy_machine import other_work
 from tests.faults.harness import Bench, fault, outcome
-from tests.faults.workplace import STUDY, Workplace, injected, wait_for
+from tests.faults.workplace import ROOT, STUDY, Workplace, injected, wait_for
 
 TRACKERS = Path(__file__).with_name("trackers")
 UNCHANGED = "exit status 0, every line of metrics there, the undisturbed numbers, no process left"
@@ -210,6 +214,48 @@ def html_in_a_record(bench: Bench) -> str:
     live = [sign for kind, page in pages.items() for sign in signs[kind] if sign in page]
     return outcome(
         not done.returncode and len(pages) == 2 and not live, INERT, f"{live} {done.stdout[-300:]}"
+    )
+
+
+PLAIN = "escaped in every output and page"
+
+
+@fault("a record with control characters in its strings", PLAIN)
+def control_characters(bench: Bench) -> str:
+    place = bench.finished()
+    record = place.record()
+    record["target"]["device"] = "\x1b]0;owned\x07 \x9b31m \u202e"
+    record["notes"] = [record["target"]["device"]]
+    del record["seal"]
+    files.write_json(place.run_dir() / "run.json", record)
+    outputs = [place.command(f"scripts.{name}").stdout for name in ("report", "verify", "study")]
+    pages = [path.read_text() for path in place.study.glob("report.*")]
+    live = [sign for sign in "\x1b\x07\x9b\u202e" if any(sign in text for text in (*outputs, *pages))]
+    shown = any("owned" in text for text in pages)
+    return outcome(len(pages) == 3 and shown and not live, PLAIN, f"{live} {shown} {outputs[0][-200:]}")
+
+
+NAMED_FOLDERS = "the folders are found and written by these names; nothing is run"
+
+
+@fault("shell characters in the variables STUDIES and OUT of make", NAMED_FOLDERS)
+def shell_in_variables(bench: Bench) -> str:
+    place = bench.finished()
+    (place.folder / "Makefile").symlink_to(ROOT / "Makefile")
+    hostile = "it's $(touch ran) `touch ran`;touch ran"
+    for name in ("a", "b"):
+        shutil.copytree(place.study, place.folder / hostile / name)
+    studies = " ".join(shlex.quote(f"{hostile}/{name}") for name in ("a", "b"))
+    words = [f"PYTHON={sys.executable}", "compare", f"STUDIES={studies}", f"OUT={hostile}/page"]
+    done = subprocess.run(
+        ["make", *words], cwd=place.folder, env=place.environment(), capture_output=True, text=True
+    )
+    written = (place.folder / hostile / "page").is_dir()
+    ran = [*place.folder.rglob("ran")]
+    return outcome(
+        not done.returncode and written and not ran,
+        NAMED_FOLDERS,
+        f"{ran} {done.stdout[-200:]} {done.stderr[-400:]}",
     )
 
 
