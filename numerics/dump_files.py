@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from numerics.errors import NumericsError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "dump_tensor_data"
 
@@ -35,6 +35,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_tensor(folder: Path, name: str, tensor: Tensor) -> None:
     """Save a tensor as folder/name, on the CPU."""
+    import torch  # here, because reading JSON needs none
+
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(tensor.detach().cpu().contiguous().clone(), folder / name)
 

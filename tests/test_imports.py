@@ -44,6 +44,7 @@ NO_TORCH = (
     "study.report.build",
     "study.report.write",
     "study.compare.build",
+    "numerics.checklist.checks",
 )
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from numerics.checklist.checks import FATAL, Check
 from ra.names import is_control_arm
 from study.compare.alignment import Alignment, align
-from study.compare.checklist import Check, checklist
-from study.compare.checklist_rows import FATAL
+from study.compare.checklist import checklist
 from study.compare.load import LoadedStudy, read_studies
 from study.compare.ranking import Across, Ranking, across, rank
 from study.records.runs import BASELINE, losses, variant_order
@@ -98,11 +98,16 @@ def build_comparison(paths: Sequence[Path]) -> StudyComparison:
 def _reasons(checks: list[Check]) -> list[str]:
     """Return why losses cannot be compared: fatal differences, then missing entries."""
     blocks = [check for check in checks if check.blocks]
-    reasons = [f"{one.subject}{one.evidence}: {one.reason}" for one in blocks if one.status == FATAL]
+    reasons = [f"{one.subject}{_evidence(one)}: {one.reason}" for one in blocks if one.status == FATAL]
     unknown = [check.subject for check in blocks if check.status != FATAL]
     if unknown:
         reasons.append(f"not recorded, so agreement cannot be shown: {', '.join(unknown)}")
     return reasons
+
+
+def _evidence(check: Check) -> str:
+    """The values of all studies in brackets; empty for modules of code, which the reason names."""
+    return "" if check.group == "code" else f" ({' | '.join(check.values)})"
 
 
 def _absolute(studies: Sequence[LoadedStudy], excluded: set[str]) -> list[AbsoluteRow]:

@@ -1,47 +1,38 @@
 """Check that two studies are comparable, row by row, with the recorded values.
 
-A row is equal, harmless (it differs, and the reason says why only rounding can change), fatal (the studies answer
-different questions), or not recorded. The rows are data: study.compare.checklist_rows.
+The rows are data: study.compare.checklist_rows. Comparing and grading is numerics.checklist.checks, which any training
+script uses (`python -m numerics check-config`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gpt2.artifacts.equivalent_code import COMPUTING, changed_code
 from gpt2.artifacts.provenance import FORMAT, VARIABLES
+from gpt2.artifacts.run_record import FinishedRecord
+from numerics.checklist.checks import (
+    EQUAL,
+    FATAL,
+    HARMLESS,
+    NOT_RECORDED,
+    NOT_SET,
+    Check,
+    Rule,
+    apply_rule,
+    by_group,
+    compare_tables,
+    compare_values,
+    listed,
+)
 from ra.names import LEARNED
 from study.compare import checklist_rows
-from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED, NOT_SET, Rule
 from study.compare.load import LoadedStudy
 from study.records.runs import Run
 
 PLANNING = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
-LISTED = 4  # modules that a check names
-
-
-@dataclass(frozen=True)
-class Check:
-    """One row of the checklist. values: one for each study. blocks: whether the row forbids comparing losses.
-
-    excludes: the variant whose losses the row forbids to compare, if it is only one.
-    """
-
-    group: str
-    subject: str
-    status: str
-    values: tuple[str, ...]
-    reason: str
-    blocks: bool
-    excludes: str = ""
-
-    @property
-    def evidence(self) -> str:
-        """The values of all studies in brackets; empty for modules of code, which the reason names."""
-        return "" if self.group == "code" and self.status == FATAL else f" ({' | '.join(self.values)})"
 
 
 def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
@@ -50,60 +41,26 @@ def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
     checks.append(_common("seeds", [study.seeds for study in studies]))
     checks += [check for rule in checklist_rows.RULES if (check := _apply(rule, studies))]
     checks += [*_settings(studies), *_variables(studies), *_code(studies)]
-    order = list(dict.fromkeys(check.group for check in checks))
-    return sorted(checks, key=lambda check: order.index(check.group))
-
-
-def _compare(group: str, subject: str, found: Sequence[set[str]], severity: str, reason: str) -> Check:
-    """Compare one entry. found: the values in each study."""
-    values = tuple(" and ".join(sorted(values)) or "-" for values in found)
-    if len(set.union(*found)) <= 1:
-        return Check(group, subject, EQUAL, values, "", False)
-    return Check(group, subject, severity, values, reason, severity == FATAL)
+    return by_group(checks)
 
 
 def _common(kind: str, sets: Sequence[set[Any]]) -> Check:
     """Compare the variants or the seeds of the studies."""
     texts = [{", ".join(map(str, sorted(names))) or "none"} for names in sets]
     if set.intersection(*sets):
-        return _compare("study", kind, texts, HARMLESS, "only the common ones are compared")
-    return _compare("study", kind, texts, FATAL, f"the studies share no {kind.rstrip('s')}")
+        return compare_values("study", kind, texts, HARMLESS, "only the common ones are compared")
+    return compare_values("study", kind, texts, FATAL, f"the studies share no {kind.rstrip('s')}")
 
 
-def _apply(rule: Rule, studies: Sequence[LoadedStudy]) -> Check | None:
-    """Compare the keys that all studies have. A study with several values is equal to no other."""
-    found: list[dict[str, set[str]]] = []  # of each study: seed, variant or "" -> values
-    for study in studies:
-        table: dict[str, set[str]] = {}
-        for run in study.report.used:
-            value = rule.read(run.record)
-            key = {"": "", "seed": f"seed {run.seed}", "variant": run.variant}[rule.by]
-            table.setdefault(key, set()).add(NOT_RECORDED if value is None else str(value))
-        found.append(table)
-    every = set().union(*(values for table in found for values in table.values()))
-    shared = set.intersection(*(set(table) for table in found))
-    differing = {
-        key for key in shared if len(set.union(*(table[key] for table in found)) - {NOT_RECORDED}) > 1
-    }
-    values = tuple(_shown(table, differing or set(table)) for table in found)
-    if rule.recent and every == {NOT_RECORDED}:
-        return None
-    if differing:
-        return Check(rule.group, rule.subject, rule.severity, values, rule.reason, rule.severity == FATAL)
-    if NOT_RECORDED in every:
-        # Older records lack the setting of float32 products.
-        blocks = rule.severity == FATAL and rule.subject != "float32 products"
-        reason = "agreement cannot be shown" if blocks else rule.unknown
-        return Check(rule.group, rule.subject, NOT_RECORDED, values, reason, blocks)
-    # Without a common seed or variant, that check reports it.
-    return Check(rule.group, rule.subject, EQUAL, values, "", False) if shared else None
-
-
-def _shown(table: dict[str, set[str]], keys: set[str]) -> str:
-    texts = {key: " and ".join(sorted(table[key])) for key in sorted(keys & table.keys())}
-    if len(set(texts.values())) == 1:
-        return next(iter(texts.values()))
-    return ", ".join(f"{key} {text}".strip() for key, text in texts.items()) or "-"
+def _apply(rule: Rule[FinishedRecord], studies: Sequence[LoadedStudy]) -> Check | None:
+    """Apply a rule to the records, by seed or by variant where it asks for it."""
+    return apply_rule(
+        rule,
+        [
+            [({"seed": f"seed {run.seed}", "variant": run.variant}, run.record) for run in study.report.used]
+            for study in studies
+        ],
+    )
 
 
 def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
@@ -112,12 +69,8 @@ def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
     learned = all(LEARNED in study.report.variants for study in studies)
     configs = [list(study.configs.values()) for study in studies]
     if all(config is not None for study in configs for config in study):
-        names = {name for study in configs for config in study for name in config or {}} - set(
-            checklist_rows.COVERED
-        )
-        for name in sorted(names):
-            found = [{_value(config or {}, name) for config in study} for study in configs]
-            checks.append(_compare(group, name, found, *_meaning(name, learned)))
+        tables = [[_values(config or {}) for config in study] for study in configs]
+        checks += compare_tables(group, tables, lambda name: _meaning(name, learned))
         if any(check.status != EQUAL and check.subject in checklist_rows.HASHED for check in checks):
             return checks  # they explain the hash
         reason = (
@@ -131,16 +84,19 @@ def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
             checks.append(
                 Check(group, f"{checklist_rows.LEARNED_PREFIX}*", NOT_RECORDED, values, unknown, True)
             )
-    rule = Rule(
+    rule: Rule[FinishedRecord] = Rule(
         group, "optimizer and budget (hash)", lambda record: record.fingerprint.schedule[:12], FATAL, reason
     )
     return [*checks, *filter(None, [_apply(rule, studies)])]
 
 
-def _value(config: dict[str, str], name: str) -> str:
-    """Return the value of a symbol. An absent symbol is off, or hidden because its parent is off."""
-    value = config.get(name, NOT_SET)
-    return NOT_SET if value == "n" else value or '""'
+def _values(config: dict[str, str]) -> dict[str, str]:
+    """Return symbol -> value. An absent symbol is off, or hidden because its parent is off."""
+    return {
+        name: NOT_SET if value == "n" else value or '""'
+        for name, value in config.items()
+        if name not in checklist_rows.COVERED
+    }
 
 
 def _meaning(name: str, learned: bool) -> tuple[str, str]:
@@ -162,13 +118,17 @@ def _variables(studies: Sequence[LoadedStudy]) -> list[Check]:
         values = tuple("recorded" if all(study) else NOT_RECORDED for study in recorded)
         reason = "older records lack the variables that change numbers, so a difference cannot be excluded"
         return [Check(group, subject, NOT_RECORDED, values, reason, False)]
-    checks = []
-    for name in sorted({name for study in recorded for entry in study if entry for name in entry.variables}):
-        found = [{str(entry.variables.get(name, NOT_SET)) for entry in study if entry} for study in recorded]
-        changes = VARIABLES.get(name, FORMAT)
-        severity = FATAL if changes == FORMAT else HARMLESS
-        checks.append(_compare(group, name, found, severity, f"it changes {changes}"))
-    return checks or [_compare(group, subject, [{"none set"} for _ in studies], EQUAL, "")]
+    tables = [
+        [{name: str(value) for name, value in entry.variables.items()} for entry in study if entry]
+        for study in recorded
+    ]
+    checks = compare_tables(group, tables, _variable_meaning)
+    return checks or [compare_values(group, subject, [{"none set"} for _ in studies], EQUAL, "")]
+
+
+def _variable_meaning(name: str) -> tuple[str, str]:
+    changes = VARIABLES.get(name, FORMAT)
+    return FATAL if changes == FORMAT else HARMLESS, f"it changes {changes}"
 
 
 def _code(studies: Sequence[LoadedStudy]) -> list[Check]:
@@ -224,18 +184,12 @@ def _modules(
     common = set.intersection(*changed)
     own = [sorted(study - common) for study in changed]
     if differing := sorted({line.split()[0] for study in own for line in study}):
-        values = tuple(map(_listed, own))
-        return Check("code", subject, severity, values, f"{_listed(differing)}: {reason}", severity == FATAL)
+        values = tuple(map(listed, own))
+        return Check("code", subject, severity, values, f"{listed(differing)}: {reason}", severity == FATAL)
     loaded = [
         {name for run in study for name in _digests(run) if name.startswith(packages)} for study in studies
     ]
     return Check("code", subject, EQUAL, tuple(f"{len(names)} modules" for names in loaded), "", False)
-
-
-def _listed(names: list[str]) -> str:
-    """Join names; of many, the first ones and the number of the others."""
-    more = [f"and {len(names) - LISTED} more"] if len(names) > LISTED else []
-    return ", ".join([*names[:LISTED], *more]) or "-"
 
 
 def _commits(studies: list[list[Run]]) -> Check:
@@ -248,7 +202,7 @@ def _commits(studies: list[list[Run]]) -> Check:
         }
         for study in records
     ]
-    check = _compare("code", "code that computes", marks, NOT_RECORDED, "")
+    check = compare_values("code", "code that computes", marks, NOT_RECORDED, "")
     clean = all(record.commit and record.dirty is False for study in records for record in study)
     if clean and check.status == EQUAL:
         return check

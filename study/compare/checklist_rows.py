@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from gpt2.artifacts.run_record import Environment, FinishedRecord
+from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, Rule
 from ra.names import LEARNED
 from study.records.hellaswag_scores import scored_items
 
-EQUAL, HARMLESS, FATAL, NOT_RECORDED = "equal", "harmless", "fatal", "not recorded"
-NOT_SET = "not set"
 Read = Callable[[FinishedRecord], Any]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One entry to compare. read: its value, None where the record lacks it. severity: of a difference.
-
-    by: "seed" or "variant" for an entry that may differ between them. unknown: the reason shown where a harmless entry
-    is not recorded. recent: older records lack the entry; the row is left out where no record has it.
-    """
-
-    group: str
-    subject: str
-    read: Read
-    severity: str
-    reason: str
-    by: str = ""
-    unknown: str = "only the losses can show a difference"
-    recent: bool = False
 
 
 def _environment(read: Callable[[Environment], Any]) -> Read:
@@ -70,7 +50,7 @@ def _triton(record: FinishedRecord) -> str | None:
 
 
 VERSION = "another version may use other kernels and another order of sums; the computed function is the same"
-RULES = (
+RULES: tuple[Rule[FinishedRecord], ...] = (
     Rule("data", "data", lambda r: _short(r.fingerprint.data), FATAL, "the runs trained on different text"),
     Rule("data", "tokenizer", lambda r: _short(r.fingerprint.tokenizer), FATAL,
         "losses per token refer to different tokens"),
@@ -94,7 +74,8 @@ RULES = (
         by="variant"),
     Rule("precision", "precision", lambda r: r.target.dtype, FATAL, "the number formats differ"),
     Rule("precision", "float32 products", _environment(lambda e: e.float32_matmul), FATAL,
-        "torch's setting: TF32 keeps 10 bits of a float32's 23"),
+        "torch's setting: TF32 keeps 10 bits of a float32's 23",
+        unknown_blocks=False),  # older records lack it
     Rule("precision", "attention backend", lambda r: r.target.attention_backend, HARMLESS,
         "every backend computes exact softmax attention; the order of sums differs"),
     Rule("machine", "device", lambda r: r.target.device, HARMLESS,

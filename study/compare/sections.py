@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from numerics.checklist.checks import EQUAL, NOT_RECORDED, Check, counts, status_text, worst_first
 from pages.components import legend
 from pages.document import (
     HTML,
@@ -20,13 +21,11 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Detail, Strong, Text, number_with_detail
+from pages.markup import Text, number_with_detail
 from study.compare import figures
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
-from study.compare.checklist import Check
-from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
-from study.compare.sentences import counts, error, order_note, ranking_note, sentences, table_introduction
+from study.compare.sentences import error, order_note, ranking_note, sentences, table_introduction
 from study.records.runs import BASELINE, variant_order
 from study.report.build import bits
 from study.report.sentences import change, perplexity, shown, shown_bits
@@ -45,7 +44,6 @@ RANKING = (
     "adjusted by Holm's method over the pairs. The table shows the variants that all studies have. Studies agree on a "
     "variant if they separate it from the same other variants in the same direction."
 )
-WORST_FIRST = (FATAL, NOT_RECORDED, HARMLESS, EQUAL)
 
 
 def comparison_document(comparison: StudyComparison) -> Document:
@@ -106,8 +104,10 @@ def _bits_section(comparison: StudyComparison) -> Section:
 def _checklist_section(comparison: StudyComparison) -> Section:
     """Show the entries that differ, the worst first, then the equal ones behind a fold."""
     labels = [study.label for study in comparison.studies]
-    checks = sorted(comparison.checks, key=lambda check: (WORST_FIRST.index(check.status), not check.blocks))
-    differing = [[check.subject, _status(check), *check.values] for check in checks if check.status != EQUAL]
+    checks = worst_first(comparison.checks)
+    differing = [
+        [check.subject, status_text(check), *check.values] for check in checks if check.status != EQUAL
+    ]
     equal = [[check.subject, *check.values] for check in checks if check.status == EQUAL]
     columns = tuple(range(1, 2 + len(labels)))
     table = Table(["entry", *labels], equal, columns[:-1])
@@ -116,12 +116,7 @@ def _checklist_section(comparison: StudyComparison) -> Section:
         Details(f"{len(equal)} entries that are equal", [table]),
     ]
     lines = Only((TERMINAL,), [BulletList(_check_lines(checks))])
-    return Section("Checklist", [Paragraph(f"{counts(comparison)}."), Only(PAGES, tables), lines])
-
-
-def _status(check: Check) -> Text:
-    status = Strong(FATAL, bad=True) if check.status == FATAL else check.status
-    return (status, Detail(f"({check.reason})")) if check.reason else status
+    return Section("Checklist", [Paragraph(f"{counts(checks)}."), Only(PAGES, tables), lines])
 
 
 def _check_lines(checks: list[Check]) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from numerics.checklist.checks import FATAL
 from pages.markup import Code, Strong, Text
 from ra.names import one_class
 from study.analysis.verdict import BETTER, NO_ANSWER, VERDICT_SEEDS, WORSE
 from study.compare.alignment import TOLERANCE, Alignment, Errors
 from study.compare.build import StudyComparison
-from study.compare.checklist_rows import EQUAL, FATAL, HARMLESS, NOT_RECORDED
 from study.compare.load import LoadedStudy
 from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
 from study.records.runs import BASELINE, variant_order
@@ -192,11 +192,3 @@ def order_note(comparison: StudyComparison) -> str:
     else:
         text = "The orders do not contradict each other, but some studies cannot place every variant."
     return f"{text} Without an order: {', '.join(without)}." if without else text
-
-
-def counts(comparison: StudyComparison) -> str:
-    """Count the checklist entries by status."""
-    kinds = [check.status for check in comparison.checks]
-    return ", ".join(
-        f"{kinds.count(kind)} {kind}" for kind in (FATAL, NOT_RECORDED, HARMLESS, EQUAL) if kind in kinds
-    )
