@@ -136,6 +136,16 @@ class Recorder:
         self._record, self._has_rows = _Step(), False
         self.iteration += 1
 
+    def note(self, text: str) -> None:
+        """Add a line to the notes of the record."""
+        self._record.notes.append(text)
+
+    def abort(self) -> None:
+        """Stop after an error in the step: remove every hook, and write what was recorded so far."""
+        if self._has_rows:
+            self.note("this record is not complete: the step ended with an error")
+        self.step()
+
     # -- set-up
 
     def _run_eagerly(self, roots: Sequence[nn.Module]) -> None:

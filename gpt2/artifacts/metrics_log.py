@@ -42,6 +42,7 @@ class Step:
     train_seconds: Amount
     loss: float
     tokens_per_second: float | None = None
+    grad_norm: float | None = None
 
 
 @dataclass(frozen=True)

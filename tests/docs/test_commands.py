@@ -34,6 +34,7 @@ RUN_BY = {
     "menuconfig": "tests/kconfig/test_commands.py",
     "mrproper": "tests/scripts/dev/test_clean.py",
     "olddefconfig": "tests/kconfig/test_commands.py",
+    "record": "tests/scripts/record/test_record_command.py",
     "report": "tests/study/report/test_build.py",
     "savedefconfig": "tests/kconfig/test_commands.py",
     "verify": "tests/study/records/test_integrity.py",

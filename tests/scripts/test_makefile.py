@@ -23,6 +23,7 @@ VARIABLES = {
     "compare": ("STUDIES", "OUT"),
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
     "admit": ("VARIANT",),
+    "record": ("RUN", "STEP", "LEVEL", "TASK", "OUT"),
     "compare-records": ("A", "B", "OUT"),
     "card": ("OUT", "CHECKS"),
     "extend": ("FACTOR", "UNDO"),

@@ -1,0 +1,126 @@
+"""`make record RUN=results/x/runs/B0 STEP=40`: replay a run up to one step, and record the tensors of that step.
+
+The process is restarted with the environment of the run, because libraries read it when they are loaded. The exit
+status is 1 where the replayed numbers differ from metrics.jsonl; the record is written all the same, with a note.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from pathlib import Path
+
+from gpt2.artifacts import run_record
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from study.runner.child_process import process_settings
+
+USAGE = "make record RUN=results/STUDY/runs/NAME STEP=40"
+LEVELS = ("L0", "L1", "mix")
+TASKS = {  # TASK= -> task and summary_mode of the recorder
+    "statistics": ("statistics", "statistics"),
+    "tensor": ("tensor", "statistics"),
+    "hash": ("statistics", "md5"),
+}
+
+
+def main(restart: bool = False) -> int:
+    """restart: whether to restart this process with the environment of the run."""
+    arguments = parse_arguments()
+    run_dir: Path = arguments.run
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir} is not a folder; fix: {USAGE}")
+    record = run_record.load(run_dir)
+    export_environment()  # before torch is imported
+    environment = run_environment(record)
+    if restart and environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    from numerics.errors import NumericsError
+    from numerics.record_config import RecorderConfig
+    from numerics.recorder import Recorder
+    from scripts.record.replay import Replay
+
+    out = arguments.out or default_folder(run_dir)
+    if out.resolve().is_relative_to(run_dir.resolve()):
+        raise UserError(f"OUT={out} is in the run's folder, which stays as it is; fix: OUT=another folder")
+    task, summary = TASKS[arguments.task]
+    config = RecorderConfig(dump_path=str(out), level=arguments.level, task=task, summary_mode=summary)
+    replay = Replay(run_dir, record, arguments.step)
+    print(*replay.skipped, sep="\n", end="\n" if replay.skipped else "")
+    origin = f"the checkpoint at {replay.start}" if replay.start else "the start"
+    about = f", about {replay.seconds:.0f} s" if replay.seconds else ""
+    before = arguments.step - 1 - replay.start
+    print(
+        f"{record.run}: step {arguments.step} of {replay.planned}, from {origin}: {before} steps before it{about}",
+        flush=True,
+    )
+    try:
+        outcome = replay.record_step(Recorder(config))
+    except NumericsError as error:
+        raise UserError(str(error)) from error
+    step = f"step{arguments.step}"
+    if outcome.result:
+        print(f"loss {outcome.result.loss!r}, gradient norm {outcome.result.gradient_norm!r}")
+    for note in outcome.notes:
+        if note not in outcome.differences:
+            print(note)
+    if outcome.checked and not outcome.differences:
+        print(
+            f"exact: {outcome.checked} steps have the loss and the gradient norm of metrics.jsonl, to the bit"
+        )
+    elif not outcome.checked:
+        print("not checked: metrics.jsonl has none of these steps")
+    print(f"recorded: {out / step} ({arguments.level}, {arguments.task})")
+    compare = f"make compare-records A=OTHER/{step} B={out / step}"
+    print(f"next: record step {arguments.step} of the other run as well, then {compare}")
+    for line in outcome.differences:
+        print(f"not exact: {line}", file=sys.stderr)
+    if outcome.differences:
+        reasons = (
+            "; ".join(replay.reasons()) or "nothing that run.json records differs; see CONFIG_DETERMINISTIC"
+        )
+        print(f"possible reasons: {reasons}", file=sys.stderr)
+    return 1 if outcome.differences else 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the variables of make. UserError names a wrong one."""
+    parser = argparse.ArgumentParser(prog="scripts.record")
+    for name in ("run", "step", "out"):
+        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--level", default="mix")
+    parser.add_argument("--task", default="statistics")
+    found = parser.parse_args(command_arguments(("RUN", "STEP", "LEVEL", "TASK", "OUT")))
+    for name in ("run", "step"):
+        if not getattr(found, name):
+            raise UserError(f"{name.upper()} is missing; fix: {USAGE}")
+    if not (found.step.isascii() and found.step.isdigit()):
+        raise UserError(f"STEP={found.step} is no number of a step; fix: {USAGE}")
+    for name, allowed in (("level", LEVELS), ("task", TASKS)):
+        if getattr(found, name) not in allowed:
+            raise UserError(
+                f"{name.upper()}={getattr(found, name)} is unknown; fix: use {', '.join(allowed)}"
+            )
+    found.run, found.step = Path(found.run), int(found.step)
+    found.out = Path(found.out) if found.out else None
+    return found
+
+
+def run_environment(record: run_record.RunRecord) -> dict[str, str]:
+    """Return the environment of the training process: this one's, with the recorded variables of the run."""
+    recorded = record.environment.variables if record.environment else {}
+    return process_settings(os.environ | {name: str(value) for name, value in recorded.items()})
+
+
+def default_folder(run_dir: Path) -> Path:
+    """Return results/STUDY/records/NAME, or records/NAME for a run outside a study."""
+    run = run_dir.resolve()
+    study = run_dir.parent.parent if run.parent.name == "runs" else Path()
+    return study / "records" / run.name
+
+
+if __name__ == "__main__":
+    run_command(functools.partial(main, restart=True))

@@ -1,0 +1,263 @@
+"""`make record` replays a step of a run to the bit, records it, and leaves the run's folder as it is."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.artifacts import run_record
+from gpt2.config.batch import plan_batch
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware import attention_kernels
+from gpt2.system.errors import UserError
+from gpt2.system.signals import Stop
+from gpt2.train.run_plan import RunPlan
+from gpt2.train.step import NotFiniteError
+from gpt2.train.trainer import Run
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from scripts.record import __main__ as command
+from tests import small_runs
+from tests.kconfig_commands import run as configure
+
+ROOT = Path(__file__).parents[3]
+STEPS = 6
+SETTINGS = {
+    "GPT2_MAX_ITERS": STEPS, "GPT2_BLOCK_SIZE": 16, "EFFECTIVE_BATCH": 4, "MICRO_BATCH": 2, "EVAL_TOKENS": 64,
+    "HELLASWAG": "n", "TOKENIZER_BYTES": "y", "DATASET_FILES": "texts/*.txt", "CPU_THREADS": 1,
+    "LEARNING_RATE": "1e-3",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the configuration of a small study, in which the tests run."""
+    folder, patch = tmp_path_factory.mktemp("place"), pytest.MonkeyPatch()
+    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "defconfigs"):
+        (folder / part).symlink_to(ROOT / part)
+    small_runs.write_texts(folder / "texts")
+    patch.chdir(folder)
+    patch.setenv("RA_DETECTED", "cpu")
+    patch.delenv("MAKEFLAGS", raising=False)
+    threads = torch.get_num_threads()
+    yield folder
+    torch.set_num_threads(threads)
+    patch.undo()
+
+
+def train(name: str, stop: Stop | None = None, **settings: Any) -> Path:
+    """Train a run as scripts.train does. Returns its folder."""
+    given = (f"CONFIG_{symbol}={value}" for symbol, value in (SETTINGS | settings).items())
+    configure("defconfig", "gpt2-ra-ablation-smoke+cpu", *given)
+    symbols = read_symbols(".config")
+    config = Config.from_symbols(symbols)
+    existing = len(list(Path("results").glob("*")))
+    run_dir = Path(f"results/study{existing}/runs") / run_record.run_name(name, 0)
+    run_dir.mkdir(parents=True)
+    (run_dir / "config").write_text(Path(".config").read_text())
+    resolved = attention_kernels.prepare_device(config.target, config.model)
+    plan = RunPlan(run_dir, run_dir.name, name, 0, STEPS, plan_batch(4, 2, 1, 16))
+    attention = variant(name, config.model, AlternationSettings.from_symbols(symbols)).attention
+    with attention_kernels.attention_context(resolved, config.model.dropout):
+        Run(plan, config, resolved, attention, stop or Stop()).train()
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def finished(place: Path) -> Path:
+    return train("B")
+
+
+def record(monkeypatch: pytest.MonkeyPatch, **given: Any) -> int:
+    monkeypatch.setattr(
+        "sys.argv", ["scripts.record", *(f"--{name}={value}" for name, value in given.items())]
+    )
+    return command.main()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def dump(step: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((step / "rank0/dump.json").read_text())
+    return found
+
+
+def test_a_step_is_replayed_from_the_start_to_the_bit(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = content(finished)
+    assert record(monkeypatch, run=finished, step=4) == 0
+    printed = capsys.readouterr()
+    assert "B0: step 4 of 6, from the start: 3 steps before it" in printed.out
+    assert "exact: 4 steps have the loss and the gradient norm of metrics.jsonl, to the bit" in printed.out
+    step = finished.parents[1] / "records/B0/step4"
+    assert f"make compare-records A=OTHER/step4 B={step}" in printed.out
+    assert content(finished) == before
+    data = dump(step)["data"]
+    assert "Module.blocks.0.attention.qkv.ExpandLinear.forward.1" in data  # the second micro-batch
+    assert "Module.blocks.0.attention.qkv.ExpandLinear.forward.2" not in data
+    assert "Module.blocks.1.mlp.fc.ExpandLinear.parameters_grad" in data
+
+
+def test_a_checkpoint_before_the_step_shortens_the_replay(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = train("RALEARN", small_runs.StopAfter(4), GPT2_DROPOUT="0.1")
+    assert record(monkeypatch, run=run_dir, step=4, level="L0", task="tensor") == 0
+    first = capsys.readouterr().out
+    taken = int(first.partition("from the checkpoint at ")[2].partition(":")[0] or 0)
+    assert 0 < taken < 4, first
+    step = run_dir.parents[1] / "records/RALEARN0/step4"
+    (step / "rank0/stack.json").unlink()  # it has the line of this test
+    from_checkpoint = content(step)
+    for path in run_dir.glob("checkpoint/*/state.pt"):
+        path.write_bytes(b"damaged")
+    assert record(monkeypatch, run=run_dir, step=4, level="L0", task="tensor") == 0
+    printed = capsys.readouterr().out
+    assert "not used: checkpoint " in printed
+    assert "from the start: 3 steps before it" in printed
+    (step / "rank0/stack.json").unlink()
+    assert content(step) == from_checkpoint
+    assert record(monkeypatch, run=run_dir, step=STEPS) == 0  # the run ended before it
+    assert "exact: " in capsys.readouterr().out
+
+
+def test_other_numbers_are_named_with_both_values_and_noted_in_the_record(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = copy_of(finished, tmp_path)
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    steps = [json.loads(line) for line in lines]
+    changed = next(line for line in steps if line["event"] == "train" and line["iteration"] == 2)
+    logged = changed["loss"]
+    changed["loss"] = logged + 1e-6
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in steps))
+    assert record(monkeypatch, run=run_dir, step=3, out=tmp_path / "out", task="hash") == 1
+    printed = capsys.readouterr()
+    assert (
+        f"not exact: step 2 differs from the run: loss {logged!r} here, {logged + 1e-6!r} in" in printed.err
+    )
+    found = dump(tmp_path / "out/step3")
+    assert found["notes"][0].startswith("step 2 differs from the run: loss ")
+    assert any("md5" in entry for row in found["data"].values() for entry in row.get("output", []) if entry)
+
+
+def copy_of(run_dir: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(run_dir, folder / "study/runs" / run_dir.name))
+
+
+def test_another_thread_count_is_restored(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    assert record(monkeypatch, run=finished, step=1) == 0
+    assert torch.get_num_threads() == 1
+
+
+def test_a_step_whose_loss_is_not_finite_is_recorded(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpt2.train import step as training
+
+    apply = training.Stepper._apply
+
+    def overflow(self: training.Stepper, total: torch.Tensor, iteration: int, iterations: int) -> Any:
+        if iteration == 2:
+            raise NotFiniteError("iteration 2: loss nan, gradient norm inf; fix: another rate")
+        return apply(self, total, iteration, iterations)
+
+    monkeypatch.setattr(training.Stepper, "_apply", overflow)
+    assert record(monkeypatch, run=finished, step=3, out=tmp_path) == 0
+    assert "iteration 2: loss nan, gradient norm inf\n" in capsys.readouterr().out
+    assert "Module.blocks.0.Block.backward.0" in dump(tmp_path / "step3")["data"]
+
+
+def test_an_error_in_the_step_removes_the_hooks_and_marks_the_record(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpt2.model import transformer
+
+    def fail(self: Any, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(transformer.MLP, "forward", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        record(monkeypatch, run=finished, step=1, out=tmp_path)
+    found = dump(tmp_path / "step1")
+    assert "not complete" in found["notes"][0]
+    assert "Module.blocks.0.attention.CausalSelfAttention.forward.0" in found["data"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"run": ""}, "RUN is missing; fix: make record RUN=results"),
+        ({"run": "nowhere"}, "nowhere is not a folder"),
+        ({"run": "results"}, "run.json"),
+        ({"step": ""}, "STEP is missing"),
+        ({"step": "x"}, "STEP=x is no number"),
+        ({"step": "-1"}, "STEP=-1 is no number"),
+        ({"step": "0"}, "STEP=0 is no step of B0; fix: STEP=1 .. 6"),
+        ({"step": "7"}, "STEP=7 is no step of B0"),
+        ({"level": "L9"}, "LEVEL=L9 is unknown; fix: use L0, L1, mix"),
+        ({"task": "all"}, "TASK=all is unknown; fix: use statistics, tensor, hash"),
+        ({"out": "INSIDE"}, "is in the run's folder"),
+    ],
+)
+def test_a_wrong_variable_is_one_line(
+    given: dict[str, str], message: str, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(Path("results"))
+    given = {name: str(finished / "records") if value == "INSIDE" else value for name, value in given.items()}
+    with pytest.raises(UserError) as caught:
+        record(monkeypatch, **({"run": str(finished), "step": "3"} | given))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert content(Path("results")) == before
+
+
+@pytest.mark.parametrize("fault", ["config", "data"])
+def test_another_configuration_and_other_data_are_refused(
+    fault: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = copy_of(finished, tmp_path)
+    if fault == "config":
+        text = (run_dir / "config").read_text()
+        (run_dir / "config").write_text(text.replace('LEARNING_RATE="1e-3"', 'LEARNING_RATE="2e-3"'))
+    else:
+        content = json.loads((run_dir / "run.json").read_text())
+        content["fingerprint"]["data"] = "other"
+        content.pop("seal", None)
+        (run_dir / "run.json").write_text(json.dumps(content))
+    with pytest.raises(
+        UserError, match="is not the configuration of B0" if fault == "config" else "another data"
+    ):
+        record(monkeypatch, run=run_dir, step=1)
+
+
+def test_the_process_restarts_with_the_environment_of_the_run(finished: Path, tmp_path: Path) -> None:
+    run_dir = copy_of(finished, tmp_path)
+    content = json.loads((run_dir / "run.json").read_text())
+    content["environment"]["variables"] = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
+    content.pop("seal", None)
+    (run_dir / "run.json").write_text(json.dumps(content))
+    environment = run_record.load(run_dir)
+    found = command.run_environment(environment)
+    assert (found["MKL_CBWR"], found["OMP_NUM_THREADS"]) == ("COMPATIBLE", "1")
+    environment_here = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.record", f"--run={run_dir}", "--step=1", f"--out={tmp_path / 'out'}"],
+        env=environment_here | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exact: 1 steps" in done.stdout
