@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -71,7 +72,10 @@ def encode_batches(batches: Iterator[list[str]], permille: int, name: str, worke
             yield encode(batch, permille, name)
         return
     context = multiprocessing.get_context("spawn")  # forking a process that has threads can hang
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
+    ending = (signal.SIGKILL, os.getpid())
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=end_with_parent, initargs=ending
+    ) as pool:
         ahead: list[Future[Encoded]] = [pool.submit(encode, batch, permille, name) for batch in first]
         try:
             for batch in batches:

@@ -11,10 +11,15 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """On Linux, ask the kernel to send this process the signal when its parent dies."""
+def end_with_parent(number: int = signal.SIGKILL, parent: int = 0) -> None:
+    """On Linux, ask the kernel to send this process the signal when its parent dies.
+
+    parent: process id. If that parent died before this call, the signal is sent at once.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        if parent and os.getppid() != parent:
+            os.kill(os.getpid(), number)
 
 
 class Interrupted(BaseException):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.harness import Bench, fault, outcome
-from tests.faults.workplace import Workplace, wait_for, write_stories
+from tests.faults.workplace import PATIENCE_SECONDS, Workplace, wait_for, write_stories
 
 NAMED = (
     "the shard is named with `make data` before any training; `make data` mends it; the undisturbed numbers"
@@ -84,7 +84,7 @@ def shrunk(bench: Bench) -> str:
     wait_for(lambda: place.steps() > 5)
     with shard.open("r+b") as file:
         file.truncate(0)
-    output, _ = process.communicate()
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     error = str(place.record()["error"])
     explained = process.returncode == 1 and "SIGBUS" in error and "make data" in error
     shard.write_bytes(content[:10])
@@ -130,7 +130,7 @@ def killed_preparation(bench: Bench) -> str:
     process = place.start("scripts.data")
     wait_for(lambda: list(place.folder.glob("data/.*.tmp/train-000.bin")) or process.poll() is not None)
     process.kill()
-    process.communicate()
+    process.communicate(timeout=PATIENCE_SECONDS)  # returns when no process holds its output
     wait_for(lambda: not [words for words in place._processes() if "python" in words])
     half = list(place.folder.glob("data/*/manifest.json"))
     second = place.command("scripts.data")
@@ -187,7 +187,7 @@ def metrics_deleted(bench: Bench) -> str:
     process = place.start(**bench.slow)
     wait_for(lambda: place.steps() > 5)
     (place.run_dir() / "metrics.jsonl").unlink()
-    output, _ = process.communicate()
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     report = (place.study / "report.md").read_text()
     named = "metrics.jsonl" in report
     same = place.numbers()["validation"] == bench.undisturbed()["validation"]

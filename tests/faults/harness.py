@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.faults.workplace import ROOT, Workplace, injected, wait_for, write_stories
+from tests.faults.workplace import PATIENCE_SECONDS, ROOT, Workplace, injected, wait_for, write_stories
 
 
 class CannotDoError(Exception):
@@ -110,7 +110,7 @@ class Bench:
                     os.kill(int(path.name), signal.SIGKILL)
             except OSError:
                 continue
-        process.communicate()
+        process.communicate(timeout=PATIENCE_SECONDS)
         wait_for(lambda: not place.orphans())
 
 

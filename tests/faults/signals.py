@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from tests.faults.harness import Bench, CannotDoError, fault, outcome
-from tests.faults.workplace import Workplace, injected, wait_for
+from tests.faults.workplace import PATIENCE_SECONDS, Workplace, injected, wait_for
 
 SAME = "interrupted and saved; `make` ends at the undisturbed numbers; no process left"
 WITHIN = "within one step " + SAME
@@ -158,7 +158,7 @@ def term_in_planning(bench: Bench) -> str:
     wait_for(lambda: any("--time" in words for words in place.orphans()))
     time.sleep(2.0)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate()
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     stopped = process.returncode == 130 and "stopped" in output and not place.orphans()
     second = place.command("scripts.study")
     expected = "stopped with 130, nothing recorded as failed; `make` then runs"
@@ -174,7 +174,7 @@ def make_at_once(bench: Bench) -> str:
     process = place.start(**injected(None, slower=2.0))
     wait_for(lambda: place.steps() > 1)
     process.kill()
-    process.communicate()
+    process.communicate(timeout=PATIENCE_SECONDS)
     place.send(signal.SIGSTOP, "scripts.train")  # it still saves, however slowly the next command starts
     at_once = place.command("scripts.study")
     place.send(signal.SIGCONT, "scripts.train")
@@ -235,7 +235,7 @@ def second_make(bench: Bench) -> str:
     wait_for(lambda: place.steps() > 3)
     second = place.command("scripts.study")
     reported = f"is being run by process {process.pid}" in second.stdout and second.returncode == 1
-    process.communicate()
+    process.communicate(timeout=PATIENCE_SECONDS)
     went_on = process.returncode == 0 and place.numbers() == bench.undisturbed()
     return outcome(
         reported and went_on,
@@ -279,7 +279,7 @@ def stopped_for_a_while(bench: Bench) -> str:
     place.send(signal.SIGSTOP, "scripts.train")
     time.sleep(20)
     place.send(signal.SIGCONT, "scripts.train")
-    output, _ = process.communicate()
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     seconds = [line["train_seconds"] for line in place.metrics() if line["event"] == "train"]
     longest = max(after - before for before, after in itertools.pairwise(seconds))
     same = place.numbers() == bench.undisturbed()
@@ -297,7 +297,7 @@ def cleaned_while_it_trains(bench: Bench) -> str:
     process = place.start(**bench.slow)
     wait_for(lambda: place.steps() > 5)
     done = place.command("scripts.dev.clean", "caches", "data", "config", "venv", "results")
-    process.communicate()
+    process.communicate(timeout=PATIENCE_SECONDS)
     refused = done.returncode == 1 and "nothing is removed" in done.stdout
     same = place.status() == "finished" and place.numbers() == bench.undisturbed()
     return outcome(refused and same, REFUSED, f"refused {refused} same {same} {done.stdout[-300:]}")
