@@ -52,6 +52,10 @@ UNSET = {
     "new_empty",
     "new_empty_strided",
 }  # their content is arbitrary
+# torch gives x + y and x.add(y) one name; msProbe's is that of the operator.
+OPERATORS = {"div": "__truediv__", "remainder": "__mod__"}
+OPERATORS |= {name: f"__{name}__" for name in ("add", "sub", "mul", "matmul", "gt", "ge", "lt", "le", "ne")}
+OPERATORS |= {f"{name}_": f"__i{name}__" for name in ("add", "sub", "mul")}
 DEEPEST_STACK = 12  # frames
 HERE = str(Path(__file__).parent)
 
@@ -75,6 +79,7 @@ class _Step:
     calls: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     models: list[tuple[str, nn.Module]] = field(default_factory=list)
+    roots: set[str] = field(default_factory=set)  # calls of the models that start() received
 
 
 class Recorder:
@@ -166,10 +171,10 @@ class Recorder:
             parts = [part for part in path.split(".") if part != "_orig_mod"]
             label = ".".join(filter(None, ("Module", index.rstrip("."), *parts, type(module).__name__)))
             self._record.models.append((label, module))
-            for handle in self._hooks(label, module):
+            for handle in self._hooks(label, module, not path):
                 self._running.callback(handle.remove)
 
-    def _hooks(self, label: str, module: nn.Module) -> Iterator[RemovableHandle]:
+    def _hooks(self, label: str, module: nn.Module, is_root: bool) -> Iterator[RemovableHandle]:
         calls: list[_Call] = []  # of this module, innermost last
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -177,6 +182,8 @@ class Recorder:
             calls.append(call)
             if call.name:
                 self.within.append(call.name)
+                if is_root:
+                    self._record.roots |= {call.name, _backward(call.name)}
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if calls:
@@ -283,7 +290,7 @@ class Recorder:
             GradientWatch(inputs, outputs, call.begin, report)
 
     def _parameter_gradients(self, label: str, module: nn.Module) -> None:
-        name = f"{label}.parameters_grad"
+        name = f"{label}.parameters_grad.0"
         found = {
             part: [self._described(name, part, value.grad)]
             for part, value in module.named_parameters(recurse=False)
@@ -332,6 +339,14 @@ class Recorder:
         finally:
             self.busy = before
 
+    def _parents(self) -> dict[str, str | None]:
+        """Return the parents as msProbe's construct.json: without the root, which dump.json holds in ours."""
+        roots = self._record.roots
+        for name, row in self._record.data.items():
+            if self._record.parents.get(name) in roots:
+                row["parent"] = self._record.parents[name]
+        return {name: None if parent in roots else parent for name, parent in self._record.parents.items()}
+
     def _write(self) -> None:
         folder = rank_folder(self.config.dump_path, self.iteration, this_rank())
         record, tensors = self._record, folder / TENSORS
@@ -344,7 +359,7 @@ class Recorder:
             folder / STACK,
             {str(number): [names, list(lines)] for number, (lines, names) in enumerate(stacks.items())},
         )
-        write_json(folder / CONSTRUCT, record.parents)
+        write_json(folder / CONSTRUCT, self._parents())
         head = {
             "task": self.config.task,
             "level": self.config.level,
@@ -416,7 +431,10 @@ def _label(func: Any) -> str:
     if not full:
         return f"Torch.{name}" if name else ""
     prefix = next((prefix for prefix in PREFIXES if full.startswith(prefix)), "")
-    return PREFIXES.get(prefix, "Torch.") + str(full).removeprefix(prefix)
+    name = str(full).removeprefix(prefix)
+    if prefix == "torch.Tensor.":
+        name = OPERATORS.get(name, name)
+    return PREFIXES.get(prefix, "Torch.") + name
 
 
 def _backward(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -42,6 +42,27 @@ def read_map(path: Path) -> dict[str, str]:
 def match_calls(target: StepRecord, golden: StepRecord, names: dict[str, str]) -> list[Pair]:
     """Return every call of both records once, in the order of execution; forward before backward."""
     return _Matching(target, golden, names).pairs()
+
+
+def recorded_by_both(pair: Pair) -> Pair:
+    """Return the pair with what both msProbe and numerics.Recorder record of a function.
+
+    msProbe sees arguments as the caller wrote them, by position or by name. Its backward of a function is that of the
+    last autograd node, which may have other results: a linear layer's is the view of a product.
+    """
+    target, golden = pair.target, pair.golden
+    if target is None or golden is None or target.is_module:
+        return pair
+    both = target.inputs.keys() & golden.inputs.keys()
+    sides = [
+        replace(
+            call,
+            inputs={place: value for place, value in call.inputs.items() if place in both},
+            outputs={} if call.backward else call.outputs,
+        )
+        for call in (target, golden)
+    ]
+    return replace(pair, target=sides[0], golden=sides[1])
 
 
 Signature = Callable[[Call], Hashable]

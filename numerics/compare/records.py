@@ -118,6 +118,7 @@ class StepRecord:
     parents: dict[str, str | None]
     stacks: dict[str, list[str]]
     notes: list[str]
+    by_msprobe: bool = False
 
     def within(self, name: str) -> str | None:
         """Return the innermost recorded call around a call."""
@@ -179,15 +180,15 @@ def read_record(folder: Path) -> StepRecord:
             f"{folder / DUMP} names no module or function; fix: give a record of L0, L1 or mix"
         )
     outer = {name: parent if isinstance(parent, str) else None for name, parent in parents.items()}
+    outer |= {name: row["parent"] for name, row in data.items() if isinstance(row.get("parent"), str)}
     ordered = dict.fromkeys(name for name, call in calls.items() if not call.backward)
     ordered |= dict.fromkeys(_outer_first([name for name, call in calls.items() if call.backward], outer))
     calls = {name: calls[name] for name in ordered}
     for path, values in gradients:
         _attach(calls, path, values)
     notes = content.get("notes")
-    return StepRecord(
-        folder, calls, outer, _stacks(folder), list(map(str, notes)) if isinstance(notes, list) else []
-    )
+    texts = list(map(str, notes)) if isinstance(notes, list) else []
+    return StepRecord(folder, calls, outer, _stacks(folder), texts, by_msprobe="notes" not in content)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

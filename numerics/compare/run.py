@@ -8,10 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from numerics.compare.judge import Divergence, Judgement, judge
-from numerics.compare.matching import match_calls
+from numerics.compare.matching import match_calls, recorded_by_both
 from numerics.compare.records import StepRecord, find_records, read_record
 from numerics.compare.rows import Row, measure_rows
 from numerics.errors import NumericsError
+
+OTHER_RECORDER = (
+    "one record is msProbe's: gradients that a function's backward returns, and arguments that the other side "
+    "has at another place, are not compared"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,11 @@ def compare_records(
             for note in record.notes
         ]
         limits = _envelope(read_record(others[other]), there) if other in others else {}
-        rows = measure_rows(match_calls(here, there, dict(names or {})), here, there)
+        matched = match_calls(here, there, dict(names or {}))
+        if here.by_msprobe != there.by_msprobe:
+            matched = [recorded_by_both(pair) for pair in matched]
+            notes.append(OTHER_RECORDER)
+        rows = measure_rows(matched, here, there)
         if not any(row.pair.target and row.pair.golden for row in rows):
             raise NumericsError(
                 f"no call of {mine} is in {other}; fix: record the same model at the same level, or give --map"
