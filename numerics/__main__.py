@@ -1,4 +1,7 @@
-"""`python -m numerics compare -tp TARGET -gp GOLDEN -o OUT`: compare two records (section 4.5)."""
+"""`python -m numerics compare -tp TARGET -gp GOLDEN -o OUT`: compare two records (section 4.5).
+
+`python -m numerics diagnose A B`: diagnose two loss curves (section 2.3).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError
 
 COMPARE = """
@@ -36,9 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compare.add_argument(
         "--map", type=Path, help="JSON, {target name: golden name}: names of modules or calls"
     )
+    diagnosing = commands.add_parser("diagnose", description=DESCRIPTION, help="diagnose two loss curves")
+    add_arguments(diagnosing)
     given = parser.parse_args(arguments)
     try:
-        return run_compare(given)
+        return run_diagnose(given) if given.command == "diagnose" else run_compare(given)
     except NumericsError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -1,0 +1,245 @@
+"""Walk the flow of the manual: checklist, first differing step, record, compare. Do each step that the disk allows.
+
+The steps to record, in this order (sections 2.3.1.1 to 2.3.2.2): the step at which the curves part by more than
+rounding, the step before it, and the first step that is unequal in any bit. The walk ends at the first comparison
+whose cause is an operation: unequal weights point to a step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numerics.diagnose.pair import LOSS, Place
+from numerics.diagnose.rules import (
+    DOWNSTREAM,
+    NONE,
+    NOT_REPRODUCIBLE,
+    OVERFLOW,
+    SPIKES,
+    Diagnosis,
+)
+
+if TYPE_CHECKING:
+    from numerics.compare.run import Comparison
+
+DONE, NEXT, LATER = "done", "next", "later"
+
+
+@dataclass(frozen=True)
+class Check:
+    """An unequal row of the checklist. blocks: whether records are comparable only once it is equal."""
+
+    subject: str
+    values: tuple[str, ...]
+    reason: str
+    fatal: bool
+    blocks: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, and the machine to run it on; "" for any."""
+
+    machine: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run. record: (step, task) -> the command that records it. folder: step -> its record, which may not exist."""
+
+    machine: str
+    record: Callable[[int, str], str]
+    folder: Callable[[int], Path]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known beside the curves. checks: unequal rows; None where no checklist was made.
+
+    compare: (target, golden) -> the command that compares two records. first: the step number of the first step.
+    """
+
+    sides: tuple[Side, Side]
+    compare: Callable[[Path, Path], str]
+    checks: Sequence[Check] | None = None
+    checked: int = 0
+    check_command: str = ""
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the flow. state: done, next or later."""
+
+    title: str
+    section: str
+    state: str
+    finding: str
+
+
+@dataclass
+class Flow:
+    """The steps, the commands that are next, and the comparison of two records that was made, if any."""
+
+    steps: list[Step] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    comparison: Comparison | None = None
+    recorded: int | None = None  # the step that was compared, else the one to record
+
+
+def walk(diagnosis: Diagnosis, situation: Situation) -> Flow:
+    """Do every step that the disk allows; the commands are those of the first one that it does not."""
+    flow = Flow()
+    found = diagnosis.finding
+    flow.steps.append(Step("Symptom", found.symptom.section, DONE, f"{found.symptom.name}: {found.evidence}"))
+    blocked = _checklist(flow, situation)
+    flow.steps.append(Step("First differing step", "2.3.1.2", DONE, differing(diagnosis)))
+    if diagnosis.unequal is None and found.symptom.name == NONE:
+        return flow
+    if blocked:
+        flow.steps += [
+            Step("Record", "4.3", LATER, "after the runs have equal settings"),
+            Step("Compare the records", "4.5", LATER, "after both records exist"),
+        ]
+        return flow
+    if found.symptom.name == NONE and diagnosis.beyond is None:
+        flow.steps.append(Step("Record", "4.3", DONE, "not needed: rounding explains the differences"))
+        return flow
+    _records(flow, diagnosis, situation)
+    return flow
+
+
+def _checklist(flow: Flow, situation: Situation) -> bool:
+    """Add the checklist. Return whether it forbids to compare records."""
+    checks = situation.checks
+    if checks is None:
+        finding = "not made: the files hold losses only; compare settings, versions, data and initial weights"
+        flow.steps.append(Step("Checklist", "2.1", LATER, finding))
+        return False
+    fatal = [check for check in checks if check.fatal]
+    listed = "; ".join(f"{check.subject} ({' | '.join(check.values)}): {check.reason}" for check in fatal)
+    others = [check.subject for check in checks if not check.fatal]
+    finding = f"{situation.checked} entries, {len(fatal)} differ and change the numbers"
+    finding += f": {listed}" if fatal else ""
+    finding += f"; {len(others)} change rounding at most: {', '.join(others)}" if others else ""
+    blocks = [check.subject for check in checks if check.blocks]
+    flow.steps.append(Step("Checklist", "2.1", NEXT if blocks else DONE, finding))
+    if blocks:
+        flow.commands.append(Command("", situation.check_command))
+    return bool(blocks)
+
+
+def differing(diagnosis: Diagnosis) -> str:
+    """Return the first unequal value and the first one beyond rounding, in words."""
+    unequal, beyond = diagnosis.unequal, diagnosis.beyond
+    if unequal is None:
+        return "none: all common values are equal"
+    text = f"first unequal: {_words(unequal)}"
+    if beyond is None:
+        return f"{text}; the growth of rounding explains all differences"
+    if beyond == unequal:
+        return f"{text}, which rounding does not explain"
+    return f"{text}; first beyond the growth of rounding: {_words(beyond)}"
+
+
+def _words(place: Place) -> str:
+    values = f"{place.first:.9g} against {place.second:.9g}"
+    return f"{place.what} of step {place.step} ({values}, relative {place.relative:.2g})"
+
+
+def steps_to_record(diagnosis: Diagnosis, first: int) -> list[tuple[int, str]]:
+    """Return the steps to record and why, the most telling one first. first: the number of the first step."""
+    finding, last = diagnosis.finding, int(diagnosis.pair.steps[-1])
+    name = finding.symptom.name
+    place = diagnosis.beyond or diagnosis.unequal
+    found: list[tuple[int, str]] = []
+    if name == DOWNSTREAM:
+        found = [(last, "the last common step: its weights are those that were evaluated")]
+    elif name == OVERFLOW:
+        found = [
+            (finding.step, f"the first {finding.what} that is finite in one run only"),
+            (finding.step - 1, "backward of the step before, if a weight is not finite"),
+        ]
+    elif name == SPIKES and (place is None or place.step > finding.step):
+        found = _around(finding.step, finding.what)
+    elif place is not None and name != NOT_REPRODUCIBLE:
+        found = _around(place.step, place.what)
+    if diagnosis.unequal is not None and name != DOWNSTREAM:
+        found.append((diagnosis.unequal.step, "the first step that is unequal in any bit"))
+    found = [(step, why) for step, why in found if step >= first]
+    return [item for place, item in enumerate(found) if item[0] not in [step for step, _ in found[:place]]]
+
+
+def _around(step: int, what: str) -> list[tuple[int, str]]:
+    if what != LOSS:
+        return [(step, "backward, where the gradient norm parts")]
+    return [(step, "forward, where the loss parts"), (step - 1, "backward of the step before it")]
+
+
+def _records(flow: Flow, diagnosis: Diagnosis, situation: Situation) -> None:
+    """Compare the records that exist, step by step; else name the commands that record the next step."""
+    task = "hash" if diagnosis.symptom.name == NOT_REPRODUCIBLE else "statistics"
+    steps = steps_to_record(diagnosis, situation.first)
+    for step, why in steps:
+        folders = [side.folder(step) for side in situation.sides]
+        missing = [
+            side for side, folder in zip(situation.sides, folders, strict=True) if not is_record(folder)
+        ]
+        flow.recorded = step
+        if missing:
+            finding = f"step {step}: {why}; {len(missing)} of 2 records missing"
+            flow.steps.append(Step("Record", "4.3", NEXT, finding))
+            flow.steps.append(Step("Compare the records", "4.5", LATER, "after both records exist"))
+            flow.commands += [Command(side.machine, side.record(step, task)) for side in missing]
+            flow.commands.append(Command("", situation.compare(folders[1], folders[0])))
+            return
+        flow.steps.append(Step("Record", "4.3", DONE, f"step {step}: {why}; both records exist"))
+        flow.comparison = _compare(folders[1], folders[0])
+        flow.steps.append(Step("Compare the records", "4.5", DONE, compared(flow.comparison)))
+        if (first := flow.comparison.first) and first[1].cause != "parameter":
+            from numerics.compare.summary import next_command
+
+            flow.commands.append(Command("", next_command(flow.comparison).removeprefix("next: ")))
+            return
+    names = ", ".join(str(step) for step, _ in steps)
+    finding = f"the records of step {names} name no operation; record the steps before them (2.3.1.3)"
+    flow.steps.append(Step("Record", "4.3", NEXT, finding))
+
+
+def is_record(folder: Path) -> bool:
+    """Whether a folder holds a record: a rank's, a step's or a dump's."""
+    return folder.is_dir() and next(folder.rglob("dump.json"), None) is not None
+
+
+def _compare(target: Path, golden: Path) -> Comparison:
+    from numerics.compare.run import compare_records  # loads torch
+
+    return compare_records(target, golden)
+
+
+def compared(comparison: Comparison) -> str:
+    """Return the verdict and the first divergence in one line."""
+    if not (found := comparison.first):
+        return f"{comparison.verdict}: no operation differs by more than rounding"
+    first = found[1]
+    what = f"; {'; '.join(first.what[:2])}" if first.what else ""
+    return f"{comparison.verdict}: {first.name} ({first.direction}): {first.why}{what}"
+
+
+def as_json(flow: Flow) -> dict[str, Any]:
+    """Return the flow as plain data."""
+    comparison = None
+    if flow.comparison is not None:
+        from numerics.compare.write import as_json as comparison_json
+
+        comparison = {key: value for key, value in comparison_json(flow.comparison).items() if key != "rows"}
+    return {
+        "flow": [vars(step) for step in flow.steps],
+        "next": [vars(command) for command in flow.commands],
+        "record_step": flow.recorded,
+        "comparison": comparison,
+    }

@@ -1,0 +1,275 @@
+"""Symptoms of synthetic curves, over lengths, noise, logging intervals, step numbers and missing steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gpt2.train.loss_spikes import SpikeDetector
+from numerics.diagnose import rules
+from numerics.diagnose.loss_files import LossCurve
+from numerics.diagnose.pair import GROWTH, LOSS, NORM, pair_curves
+from numerics.diagnose.rules import SYMPTOMS, Score, diagnose, more_frequent
+from numerics.diagnose.spikes import LIMIT, find_spikes
+from numerics.errors import NumericsError
+from tests.numerics.diagnose.curves import benchmark, curve, rounded
+
+LENGTHS = st.integers(1, 600)
+NOISES = st.sampled_from([0.0, 1e-3, 0.02, 0.1])
+EVERY = st.sampled_from([1, 1, 2, 7, 10])
+SEEDS = st.integers(0, 1000)
+
+
+def symptom(one: LossCurve, other: LossCurve, **options: bool) -> str:
+    """The symptom; the order of the runs must not change it."""
+    found = diagnose(pair_curves(one, other), **options).symptom.name
+    assert diagnose(pair_curves(other, one), **options).symptom.name == found
+    return found
+
+
+def logged(values: LossCurve, every: int) -> LossCurve:
+    """The values that a trainer with another logging interval has."""
+    kept = {step: value for step, value in values.losses.items() if step % every == 0 or step == 1}
+    return dataclasses.replace(values, losses=kept)
+
+
+@given(LENGTHS, NOISES, SEEDS, EVERY)
+def test_rounding_is_no_symptom(length: int, noise: float, seed: int, every: int) -> None:
+    one = benchmark(length, noise, seed)
+    other = logged(curve(rounded(one, seed + 1)), every)
+    assert symptom(curve(one), other) == "none"
+    assert symptom(curve(one), curve(one)) == "none"
+
+
+@given(LENGTHS, NOISES, SEEDS, EVERY, st.sampled_from([0.03, -0.03, 0.5]))
+def test_a_difference_from_the_first_step_on(
+    length: int, noise: float, seed: int, every: int, size: float
+) -> None:
+    one = benchmark(length, noise, seed)
+    other = logged(curve(rounded(one) * (1 + size)), every)
+    assert symptom(curve(one), other) == "first-step difference"
+    found = diagnose(pair_curves(curve(one), other))
+    assert found.finding.step == 1
+    assert found.beyond
+    assert found.beyond.step == 1
+
+
+def test_a_difference_in_the_first_several_steps() -> None:
+    one = benchmark(100)
+    other = rounded(one)
+    other[1:] *= 1.02
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert found.symptom.name == "first-step difference"
+    assert found.finding.step == 2
+    assert found.beyond
+    assert (found.beyond.step, found.beyond.what) == (2, LOSS)
+
+
+@given(st.integers(60, 600), NOISES, SEEDS, st.sampled_from([1, 1, 2, 3]), st.sampled_from([0.04, -0.04]))
+def test_a_later_drift(length: int, noise: float, seed: int, every: int, size: float) -> None:
+    one, start = benchmark(length, noise, seed), length // 3
+    other = rounded(one)
+    other[start:] *= 1 + np.linspace(0, size, length - start)
+    assume(not find_spikes(one))
+    assert symptom(curve(one), logged(curve(other), every)) == "drift"
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert start < found.finding.step <= start + (length - start) / 2
+
+
+def test_a_jump_is_the_first_step_beyond_rounding_and_a_slow_drift_has_none() -> None:
+    one = benchmark(300)
+    other = rounded(one)
+    other[150:] *= 1.05
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert (found.symptom.name, found.finding.step) == ("drift", 151)
+    assert found.beyond
+    assert found.beyond.step == 151
+    assert found.unequal
+    assert found.unequal.step == 1
+
+
+@given(st.integers(150, 600), st.sampled_from([1e-3, 0.02]), SEEDS, st.integers(3, 6))
+def test_more_spikes(length: int, noise: float, seed: int, count: int) -> None:
+    one = benchmark(length, noise, seed)
+    other = rounded(one)
+    places = np.linspace(60, length - 20, count).astype(int)
+    other[places] *= 2.0
+    assume(not find_spikes(one))
+    assert symptom(curve(one), curve(other)) == "spikes"
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert (found.finding.step, found.finding.side, found.finding.what) == (places[0] + 1, 1, LOSS)
+    both = one.copy()
+    both[places] *= 2.0
+    assert symptom(curve(both), curve(other)) == "none"
+
+
+def test_one_spike_alone_is_a_note() -> None:
+    one = benchmark(300)
+    other = rounded(one)
+    other[200] *= 3
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert found.symptom.name == "none"
+    assert any("step 201" in note for note in found.notes)
+
+
+def test_spikes_of_the_gradient_norm_count() -> None:
+    one, norms = benchmark(300), benchmark(300, seed=5)
+    more = norms.copy()
+    more[[100, 150, 200, 250]] *= 4
+    a, b = curve(one), curve(rounded(one))
+    a.gradient_norms, b.gradient_norms = curve(norms).losses, curve(more).losses
+    found = diagnose(pair_curves(a, b))
+    assert (found.symptom.name, found.finding.what, found.finding.step) == ("spikes", NORM, 101)
+
+
+@given(SEEDS, st.lists(st.integers(17, 380), min_size=1, max_size=5, unique=True), st.floats(1.5, 5))
+def test_spikes_are_those_of_the_trainer(seed: int, places: list[int], size: float) -> None:
+    losses = 4 + 0.05 * np.random.default_rng(seed).standard_normal(400)
+    losses[places] *= size
+    detector = SpikeDetector()
+    reference = {place for place, loss in enumerate(losses) if detector.observe(float(loss)) is not None}
+    found = {place for spike in find_spikes(losses) for place in range(spike.first, spike.last + 1)}
+    # of spikes close together the medians differ; the first one is always the same
+    assert min(found, default=None) == min(reference, default=None)
+
+
+def test_a_level_that_does_not_return_is_no_spike() -> None:
+    losses = np.r_[np.full(200, 3.0), np.full(200, 9.0)]
+    assert find_spikes(losses) == []
+    assert LIMIT == 8
+
+
+@given(LENGTHS, SEEDS, st.floats(0, 1), st.sampled_from([math.nan, math.inf]), st.booleans(), EVERY)
+def test_a_value_that_is_not_finite_in_one_run_only(
+    length: int, seed: int, where: float, value: float, until_end: bool, every: int
+) -> None:
+    one = benchmark(length, seed=seed)
+    other, place = rounded(one), min(length - 1, int(where * length))
+    other[place : None if until_end else place + 1] = value
+    assert symptom(curve(one), curve(other)) == "overflow or NaN"
+    found = diagnose(pair_curves(curve(one), curve(other)))
+    assert (found.finding.step, found.finding.side) == (place + 1, 1)
+    steps = sorted(logged(curve(one), every).losses)
+    if steps[0] < place + 1 < steps[-1] and not until_end:  # the other run has values before and after
+        found = diagnose(pair_curves(logged(curve(one), every), curve(other)))
+        assert found.symptom.name == "overflow or NaN"
+
+
+def test_values_that_are_not_finite_in_both_are_compared() -> None:
+    one = benchmark(300)
+    for places, others, expected in (
+        ([50], [50], "none"),
+        ([50], [90], "none"),
+        ([50], [50, 90], "none"),
+        ([50], [50, 90, 100, 110], "overflow or NaN"),
+        ([50, 299], [50], "overflow or NaN"),
+    ):
+        a, b = one.copy(), rounded(one)
+        a[places], b[others] = math.nan, math.nan
+        assert symptom(curve(a), curve(b)) == expected, (places, others)
+    never = curve([math.nan] * 5)
+    found = diagnose(pair_curves(never, curve([math.nan] * 5, name="other")))
+    assert found.symptom.name == "none"
+    assert any("not finite" in note for note in found.notes)
+
+
+def test_the_earlier_end_in_nan_is_the_symptom() -> None:
+    one = benchmark(300)
+    a, b = one.copy(), rounded(one)
+    a[290:], b[280:] = math.nan, math.nan
+    found = diagnose(pair_curves(curve(a), curve(b)))
+    assert (found.symptom.name, found.finding.step, found.finding.side) == ("overflow or NaN", 281, 1)
+
+
+@given(LENGTHS, SEEDS)
+def test_equal_settings_are_reproducible_only_to_the_bit(length: int, seed: int) -> None:
+    one = benchmark(length, seed=seed)
+    other = one.copy()
+    assert symptom(curve(one), curve(other), same_settings=True) == "none"
+    other[-1] = np.nextafter(other[-1], 9)
+    assert symptom(curve(one), curve(other), same_settings=True) == "not reproducible"
+    assert symptom(curve(one), curve(other)) == "none"
+
+
+@given(st.integers(3, 300), st.sampled_from([1e-3, 0.1]), SEEDS, st.sampled_from([-1, 1]))
+def test_steps_that_count_from_0_and_from_1_are_aligned(
+    length: int, noise: float, seed: int, shift: int
+) -> None:
+    one = benchmark(length, noise, seed)
+    pair = pair_curves(curve(one), curve(one, first=1 + shift))
+    assert (pair.offset, len(pair.steps)) == (-shift, length)
+    assert diagnose(pair).unequal is None
+    assert pair_curves(curve(one), curve(one, first=1 + shift), offset=0).offset == 0
+
+
+@given(st.integers(20, 300), SEEDS)
+def test_missing_steps_and_another_interval_change_nothing(length: int, seed: int) -> None:
+    one = benchmark(length, seed=seed)
+    draws = np.random.default_rng(seed)
+    a = curve(one)
+    for factor, expected in ((1.0, "none"), (1.05, "first-step difference")):
+        b = curve(rounded(one) * factor)
+        kept = [step for step in b.losses if draws.random() < 0.5] or [1]
+        b.losses = {step: b.losses[step] for step in kept}
+        assert symptom(a, b) == expected
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, -2.0, 1e30])
+@pytest.mark.parametrize("length", [1, 2, 50])
+def test_constant_series(value: float, length: int) -> None:
+    assert symptom(curve([value] * length), curve([value] * length)) == "none"
+    other = [value * 1.5 + 2] * length
+    found = diagnose(pair_curves(curve([value] * length), curve(other)))
+    assert found.symptom.name == "first-step difference"
+
+
+def test_no_common_step_is_an_error() -> None:
+    with pytest.raises(NumericsError, match="no common step"):
+        pair_curves(curve([1.0] * 5), curve([1.0] * 5, first=100))
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_more_frequent_is_the_binomial_test(count: int, other: int) -> None:
+    from scipy.stats import binomtest
+
+    expected = binomtest(count, count + other, alternative="greater").pvalue if count + other else 1.0
+    assert more_frequent(count, other) == (expected <= 1 / rules.ODDS)
+    assert more_frequent(1000 + 60, 1000) == (binomtest(1060, 2060, alternative="greater").pvalue <= 1 / 8)
+
+
+def test_downstream_only() -> None:
+    one = benchmark(100)
+    pair = pair_curves(curve(one), curve(rounded(one)))
+    for score, expected in (
+        (Score("acc", 0.30, 0.25), "downstream only"),
+        (Score("acc", 0.30, 0.25, 0.03), "none"),
+        (Score("acc", 0.30, 0.25, 0.01), "downstream only"),
+        (Score("acc", 0.30, 0.302), "none"),
+        (Score("acc", 0.30, math.nan), "downstream only"),
+    ):
+        assert diagnose(pair, scores=[score]).symptom.name == expected
+    far = pair_curves(curve(one), curve(one * 1.1))
+    assert diagnose(far, scores=[Score("acc", 0.3, 0.2)]).symptom.name == "first-step difference"
+
+
+def test_rounded_digits_are_not_beyond_rounding() -> None:
+    one = benchmark(200)
+    a, b = (curve(np.round(losses, 3)) for losses in (one, rounded(one)))
+    assert diagnose(pair_curves(a, b)).beyond is None
+    found = diagnose(pair_curves(a, curve(np.round(one + 0.2, 3))))
+    assert found.beyond
+    assert GROWTH == 16
+
+
+def test_every_symptom_is_in_the_documentation() -> None:
+    from pathlib import Path
+
+    page = (Path(__file__).parents[3] / "docs/numerics.md").read_text(encoding="utf-8")
+    for one in SYMPTOMS.values():
+        assert f"| {one.name} | {one.rule} | {one.section} |" in page
