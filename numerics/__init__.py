@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from numerics.checklist.pack import ConfigChecker
     from numerics.debugger import PrecisionDebugger
     from numerics.errors import NumericsError
     from numerics.record_config import RecorderConfig
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from numerics.seed import seed_all
 
 MODULES = {
+    "ConfigChecker": "checklist.pack",
     "NumericsError": "errors",
     "PrecisionDebugger": "debugger",
     "Recorder": "recorder",
@@ -23,7 +25,7 @@ MODULES = {
     "seed_all": "seed",
 }
 
-__all__ = ["NumericsError", "PrecisionDebugger", "Recorder", "RecorderConfig", "seed_all"]
+__all__ = ["ConfigChecker", "NumericsError", "PrecisionDebugger", "Recorder", "RecorderConfig", "seed_all"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
-"""`python -m numerics compare -tp TARGET -gp GOLDEN -o OUT`: compare two records (section 4.5).
+"""`python -m numerics`: one command for each subcommand of accuracy debugging.
 
-`python -m numerics diagnose A B`: diagnose two loss curves (section 2.3).
+compare -tp TARGET -gp GOLDEN -o OUT: compare two records (section 4.5). diagnose A B: diagnose two loss curves (section
+2.3). check-config: pack and compare the checklist of two machines (sections 2.1 and 4.8).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from numerics.checklist.command import add_commands as add_checklist
 from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError
 
@@ -40,11 +42,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compare.add_argument(
         "--map", type=Path, help="JSON, {target name: golden name}: names of modules or calls"
     )
+    compare.set_defaults(run=run_compare)
     diagnosing = commands.add_parser("diagnose", description=DESCRIPTION, help="diagnose two loss curves")
     add_arguments(diagnosing)
+    diagnosing.set_defaults(run=run_diagnose)
+    add_checklist(commands)
     given = parser.parse_args(arguments)
     try:
-        return run_diagnose(given) if given.command == "diagnose" else run_compare(given)
+        status: int = given.run(given)
+        return status
     except NumericsError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -25,6 +25,7 @@ VARIABLES = {
     "admit": ("VARIANT",),
     "record": ("RUN", "STEP", "LEVEL", "TASK", "OUT"),
     "compare-records": ("A", "B", "OUT"),
+    "check-config": ("A", "B", "OUT"),
     "card": ("OUT", "CHECKS"),
     "extend": ("FACTOR", "UNDO"),
     "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"),

@@ -1,0 +1,230 @@
+"""Pack what can change a run's numbers on this machine: `ConfigChecker` in a training script, sections 2.1 and 4.8."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from numerics.checklist.hyperparameters import add, hyperparameters, options
+from numerics.checklist.secrets import redact
+from numerics.checklist.snapshot import Snapshot, Table, write_snapshot
+from numerics.checklist.structure import (
+    describe_data,
+    describe_inputs,
+    describe_modules,
+    describe_optimizer,
+    describe_parameters,
+    random_states,
+    unwrap,
+)
+from numerics.checklist.variables import relevant_variables
+from numerics.describe import tensors_in
+from numerics.errors import NumericsError
+from numerics.recorder import this_rank
+
+DEFAULT_ZIP = "./config_check_pack.zip"
+LONGEST_SCRIPT = 1 << 20  # bytes of a script whose text is packed
+
+
+class ConfigChecker:
+    """Pack this machine's checklist into a zip, with the interface of msProbe's ConfigChecker.
+
+    Args:
+        model: packs module tree, parameters and random states; its first forward pass adds the inputs' digests.
+        shell_path: scripts and configuration files of the training; their text and hyperparameters are packed.
+        output_zip_path: the zip. In a distributed run rank 0 alone writes it.
+        optimizer, data: settings of an optimizer; files, folders or name -> tensor to digest.
+        hyperparameters: further settings, such as vars(args).
+    """
+
+    _start: dict[str, str] | None = None  # random states at apply_patches
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        shell_path: str | Sequence[str] | None = None,
+        output_zip_path: str | os.PathLike[str] = DEFAULT_ZIP,
+        fmk: str = "pytorch",
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        data: Iterable[str | os.PathLike[str]] | Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        _check_framework(fmk)
+        self.path = Path(output_zip_path)
+        if this_rank() != 0:
+            return
+        paths = [shell_path] if isinstance(shell_path, str | os.PathLike) else list(shell_path or ())
+        sources = {name: _read(path) for name, path in _unique(Path(path) for path in paths).items()}
+        settings = _settings(sources, hyperparameters or {})
+        running = _running_sources(model)
+        inner = unwrap(model) if model is not None else None
+        if optimizer is not None:
+            for key, value in describe_optimizer(optimizer, inner).items():
+                add(settings, key, value)
+        states = random_states() if model is not None else {}
+        at_start = {f"{name}, at the start": text for name, text in (self._start or {}).items()}
+        scripts, texts = _scripts(
+            sources | {name: text for name, text in running.items() if name not in sources}
+        )
+        self.snapshot = Snapshot(
+            machine=machine(),
+            environment=relevant_variables(os.environ),
+            packages=packages(),
+            hyperparameters={name: " and ".join(sorted(values)) for name, values in settings.items()} or None,
+            random=at_start | states or None,
+            data=describe_data(data) if data is not None else None,
+            modules=describe_modules(inner) if inner is not None else None,
+            parameters=describe_parameters(inner) if inner is not None else None,
+            scripts=scripts or None,
+            texts=texts,
+        )
+        write_snapshot(self.snapshot, self.path)
+        if model is not None:
+            self._hook = model.register_forward_pre_hook(self._first_forward, with_kwargs=True)
+
+    def _first_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Add the inputs of the first forward pass to the zip."""
+        self._hook.remove()
+        inputs = describe_inputs(tensors_in((args, kwargs)))
+        data = {**(self.snapshot.data or {}), **inputs}
+        self.snapshot = dataclasses.replace(self.snapshot, data=data)
+        write_snapshot(self.snapshot, self.path)
+
+    @classmethod
+    def apply_patches(cls, fmk: str = "pytorch") -> None:
+        """Note the random states at the start of a script; the zip has them beside those after the model was built."""
+        _check_framework(fmk)
+        cls._start = random_states()
+
+
+def _check_framework(name: str) -> None:
+    if name != "pytorch":
+        raise NumericsError(f"fmk is {name!r}, only 'pytorch' is supported; fix: remove fmk")
+
+
+def machine() -> dict[str, str]:
+    """Return versions and switches of torch on this machine."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "CUDA": str(torch.version.cuda or "none"),
+        "ROCm": str(torch.version.hip or "none"),
+        "cuDNN or MIOpen": str(cudnn.version() if cudnn.is_available() else "none"),
+        "device": _device(),
+        "CPU threads": str(torch.get_num_threads()),
+        "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "float32 products": torch.get_float32_matmul_precision(),
+        "TF32 of convolutions": str(cudnn.allow_tf32) if torch.cuda.is_available() else "no CUDA device",
+        "reduced-precision sums of float16": str(matmul.allow_fp16_reduced_precision_reduction),
+        "reduced-precision sums of bfloat16": str(matmul.allow_bf16_reduced_precision_reduction),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "cuDNN benchmark": str(cudnn.benchmark),
+    }
+
+
+def _device() -> str:
+    for kind in ("cuda", "npu", "xpu"):
+        device = getattr(torch, kind, None)
+        if device is not None and device.is_available():
+            return f"{device.device_count()} x {device.get_device_name(0)}"
+    return "CPU"
+
+
+def packages() -> dict[str, str]:
+    """Return package -> version, with the commit of one that was installed from a repository."""
+    found: dict[str, str] = {}
+    for package in metadata.distributions():
+        name = package.metadata["Name"] if package.metadata else None
+        if name:
+            commit = re.search(r'"commit_id":\s*"([0-9a-f]+)"', package.read_text("direct_url.json") or "")
+            version = f"{package.version}{f' at {commit[1][:12]}' if commit else ''}"
+            found.setdefault(re.sub(r"[-_.]+", "-", name).lower(), version)
+    return found
+
+
+def _settings(sources: Mapping[str, bytes], given: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the settings of files, of the command line and of the caller."""
+    found: dict[str, set[str]] = {}
+    for name, content in sources.items():
+        text = content.decode("utf-8", "replace")
+        for key, values in hyperparameters(name, text).items():
+            found.setdefault(key, set()).update(values)
+    is_command = sys.argv[0].endswith(os.path.join("numerics", "__main__.py"))
+    for key, value in [*(() if is_command else options(sys.argv[1:])), *given.items()]:
+        add(found, key, value)
+    return found
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
+
+
+def _unique(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return name -> path; a name that is taken gets a number."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        name, number = path.name.encode("utf-8", "replace").decode(), 2
+        while name in found:
+            name, number = f"{path.stem}-{number}{path.suffix}", number + 1
+        found[name] = path
+    return found
+
+
+def _running_sources(model: nn.Module | None) -> dict[str, bytes]:
+    """Return the main script, and the files of the model's classes outside torch, by name."""
+    if model is None:
+        return {}
+    modules = {"__main__": None} | {type(module).__module__: None for module in model.modules()}
+    found = {}
+    for name in modules:
+        file = getattr(sys.modules.get(name), "__file__", None) or ""
+        if file.endswith(".py") and not name.startswith("torch.") and Path(file).is_file():
+            found[Path(file).name if name == "__main__" else f"{name}.py"] = _read(Path(file))
+    return found
+
+
+def _scripts(sources: Mapping[str, bytes]) -> tuple[Table, dict[str, str]]:
+    """Return the digests of scripts, and their texts without secrets."""
+    table: Table = {}
+    texts: dict[str, str] = {}
+    for name, content in sources.items():
+        python = name.endswith(".py")
+        text = redact(content.decode("utf-8", "replace"), code=python)
+        table[name] = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
+        if python and (code := code_digest(text)):
+            table[name]["code"] = code
+        if len(content) <= LONGEST_SCRIPT:
+            texts[name] = text
+    return table, texts
+
+
+def code_digest(text: str) -> str:
+    """Return a digest of Python code without comments, layout and docstrings; empty where it cannot be parsed."""
+    try:
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = node.body[0] if node.body else None
+                if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                    node.body = node.body[1:] if isinstance(first.value.value, str) else node.body
+        return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""

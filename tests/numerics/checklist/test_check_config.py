@@ -1,0 +1,376 @@
+"""The checklist of two machines: what differs is named with its grade, and nothing else is."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpt2.artifacts.provenance import FORMAT as CHANGES_FORMAT
+from gpt2.artifacts.provenance import VARIABLES as TRAINER_VARIABLES
+from numerics import ConfigChecker, NumericsError
+from numerics.__main__ import main
+from numerics.check_config import compare_zips
+from numerics.checklist import variables
+from numerics.checklist.checks import EQUAL, FATAL, HARMLESS, NOT_RECORDED, SUSPECT, Check
+from numerics.checklist.pack import code_digest
+
+ROOT = Path(__file__).parents[3]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.fc = nn.Linear(4, 4)
+        self.act = nn.GELU()
+        self.register_buffer("mask", torch.ones(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.fc(self.norm(x)))
+
+
+def small_model() -> Any:
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Embedding(4, 4), Block(), nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    return model.eval()
+
+
+def pack(path: Path, change: Callable[[Any], Any] = lambda model: None, **options: Any) -> Path:
+    model = small_model()
+    model = change(model) or model
+    torch.manual_seed(1)
+    ConfigChecker(model, output_zip_path=path, optimizer=torch.optim.AdamW(model.parameters()), **options)
+    model(options.pop("tokens", torch.tensor([[0, 1]])))
+    return path
+
+
+def differing(tmp_path: Path, change: Callable[[Any], Any]) -> list[Check]:
+    found = compare_zips(pack(tmp_path / "a.zip"), pack(tmp_path / "b.zip", change))
+    return [check for check in found.checks if check.status != EQUAL]
+
+
+def test_equal_machines_are_equal_and_give_equal_bytes(tmp_path: Path) -> None:
+    a, b = pack(tmp_path / "a.zip"), pack(tmp_path / "b.zip")
+    assert a.read_bytes() == b.read_bytes()
+    comparison = compare_zips(a, b)
+    assert comparison.verdict == EQUAL
+    assert {"machine", "packages", "model", "weights", "data", "random", "hyperparameters"} <= {
+        check.group for check in comparison.checks
+    }
+
+
+def epsilon(model: Any) -> None:
+    model[1].norm.eps = 1e-3
+
+
+def other_gelu(model: Any) -> None:
+    model[1].act = nn.GELU(approximate="tanh")
+
+
+def one_element(model: Any) -> None:
+    with torch.no_grad():
+        model[1].fc.weight.view(-1)[3] += 1e-6
+
+
+def one_buffer(model: Any) -> None:
+    model[1].mask[0, 1] = 0
+
+
+def other_dtype(model: Any) -> None:
+    model[1].norm.double()
+    model[1].norm.register_forward_pre_hook(lambda module, args: args[0].double())
+    model[1].norm.register_forward_hook(lambda module, args, output: output.float())
+
+
+def frozen(model: Any) -> None:
+    model[1].fc.bias.requires_grad_(False)
+
+
+def untied(model: Any) -> None:
+    model[2].weight = nn.Parameter(model[0].weight.detach().clone())
+
+
+def training(model: Any) -> None:
+    model[1].norm.train()
+
+
+def another_activation(model: Any) -> None:
+    model[1].act = nn.ReLU()
+
+
+def one_more(model: Any) -> None:
+    model.add_module("extra", nn.Sequential(nn.Dropout(0.0), nn.Identity()))
+    model.extra.eval()
+
+
+@pytest.mark.parametrize(
+    ("change", "group", "subject", "grade"),
+    [
+        (epsilon, "model", "1.norm: eps", FATAL),
+        (other_gelu, "model", "1.act: approximate", FATAL),
+        (one_element, "weights", "1.fc.weight", FATAL),
+        (one_buffer, "weights", "1.mask", FATAL),
+        (other_dtype, "weights", "1.norm.bias: dtype", FATAL),
+        (frozen, "weights", "1.fc.bias: trained", FATAL),
+        (untied, "weights", "2.weight: tied", FATAL),
+        (training, "model", "1.norm: training", SUSPECT),
+        (another_activation, "model", "1.act: class", FATAL),
+        (one_more, "model", "extra", FATAL),
+    ],
+)
+def test_a_difference_of_the_model_is_named(
+    tmp_path: Path, change: Callable[[Any], Any], group: str, subject: str, grade: str
+) -> None:
+    found = differing(tmp_path, change)
+    assert (group, subject, grade) in [(check.group, check.subject, check.status) for check in found]
+    assert all(check.reason for check in found)
+    names = {check.subject.split(":")[0] for check in found if check.group in ("model", "weights")}
+    assert len(names) == (2 if change is other_dtype else 1)
+
+
+def test_wrappers_change_nothing(tmp_path: Path) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.module(x)
+
+    assert not [check for check in differing(tmp_path, Wrapper) if check.group != "scripts"]
+
+    class OptimizedModule(nn.Module):  # as torch.compile does
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self._orig_mod = module.eval()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self._orig_mod(x)
+
+    assert not [check for check in differing(tmp_path, OptimizedModule) if check.group != "scripts"]
+
+
+def test_other_inputs_of_the_first_forward_are_fatal_and_later_ones_are_not_read(tmp_path: Path) -> None:
+    def second(model: Any) -> None:
+        model.register_forward_pre_hook(lambda module, args: None)
+
+    a = pack(tmp_path / "a.zip")
+    before = a.read_bytes()
+    model = small_model()
+    torch.manual_seed(1)
+    ConfigChecker(model, output_zip_path=tmp_path / "b.zip", optimizer=torch.optim.AdamW(model.parameters()))
+    model(torch.tensor([[0, 2]]))
+    [found] = [check for check in compare_zips(a, tmp_path / "b.zip").checks if check.status != EQUAL]
+    assert (found.group, found.subject, found.status) == ("data", "first forward, input 0", FATAL)
+    model(torch.tensor([[1, 1]]))
+    assert a.read_bytes() == before
+
+
+def test_settings_of_the_optimizer_and_its_groups_are_compared(tmp_path: Path) -> None:
+    def zipped(name: str, decay: bool, beta2: float) -> Path:
+        model = small_model()
+        groups = [
+            {"params": [p for p in model.parameters() if p.dim() > 1 or decay]},
+            {"params": [p for p in model.parameters() if p.dim() < 2 and not decay], "weight_decay": 0.0},
+        ]
+        torch.manual_seed(1)
+        optimizer = torch.optim.AdamW(groups[: 1 if decay else 2], betas=(0.9, beta2))
+        ConfigChecker(model, output_zip_path=tmp_path / name, optimizer=optimizer)
+        return tmp_path / name
+
+    a = zipped("a.zip", False, 0.95)
+    beta = compare_zips(a, zipped("b.zip", False, 0.999)).checks
+    assert {check.subject for check in beta if check.status == FATAL} == {
+        "optimizer.group0.betas",
+        "optimizer.group1.betas",
+    }
+    decayed = compare_zips(a, zipped("c.zip", True, 0.95)).checks
+    assert "optimizer.group0.parameters" in {check.subject for check in decayed if check.status == FATAL}
+
+
+def test_another_number_of_random_draws_is_suspect(tmp_path: Path) -> None:
+    model = small_model()
+    zips = []
+    for name, draws in (("a.zip", 0), ("b.zip", 1)):
+        torch.manual_seed(1)
+        ConfigChecker.apply_patches()
+        torch.randn(draws)
+        ConfigChecker(model, output_zip_path=tmp_path / name)
+        zips.append(tmp_path / name)
+    ConfigChecker._start = None
+    found = [check for check in compare_zips(*zips).checks if check.status == SUSPECT]
+    assert [check.subject for check in found] == ["state of torch on the CPU"]
+
+
+def test_packing_changes_no_random_state_and_no_gradient(tmp_path: Path) -> None:
+    model = small_model()
+    torch.manual_seed(3)
+    expected = torch.randn(3)
+    torch.manual_seed(3)
+    ConfigChecker(model, output_zip_path=tmp_path / "a.zip")
+    assert torch.equal(torch.randn(3), expected)
+    before = [parameter.grad for parameter in model.parameters()]
+    assert all(gradient is None for gradient in before)
+
+
+def test_environment_packages_scripts_and_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, data = tmp_path / "train.sh", tmp_path / "train.bin"
+    code = tmp_path / "loop.py"
+
+    def zipped(name: str) -> Path:
+        ConfigChecker(shell_path=[str(script), str(code)], output_zip_path=tmp_path / name, data=[data])
+        return tmp_path / name
+
+    script.write_text("python loop.py --lr 1e-3 --output_dir a\n")
+    code.write_text("x = f(1)\n")
+    data.write_bytes(b"abc")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    a = zipped("a.zip")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    monkeypatch.setenv("HCCL_DETERMINISTIC", "true")
+    monkeypatch.setenv("NEVER_HEARD_OF", "1")
+    monkeypatch.setattr("numerics.checklist.pack.packages", lambda: {"torch": "0.1", "pytest": "0.1"})
+    script.write_text("python loop.py --lr 2e-3 --output_dir b\n")
+    code.write_text("# a comment\nx = f(1)\n")
+    data.write_bytes(b"abd")
+    found = {
+        check.subject: check for check in compare_zips(a, zipped("b.zip")).checks if check.status != EQUAL
+    }
+    grades = {
+        "NVIDIA_TF32_OVERRIDE": FATAL,
+        "HCCL_DETERMINISTIC": HARMLESS,
+        "torch": SUSPECT,
+        "pytest": HARMLESS,
+        "learning_rate": FATAL,
+        "output_dir": HARMLESS,
+        "train.sh": SUSPECT,
+        "loop.py": HARMLESS,
+        "train.bin": FATAL,
+        "model": NOT_RECORDED,
+    }
+    assert {subject: found[subject].status for subject in grades} == grades
+    assert "NEVER_HEARD_OF" not in found
+    assert found["HCCL_DETERMINISTIC"].values == ("not set", "true")
+    assert found["learning_rate"].values == ("0.001", "0.002")
+    assert "line 1" in found["train.sh"].values[0]
+
+
+def test_a_zip_without_a_model_against_one_with_it_is_not_recorded(tmp_path: Path) -> None:
+    ConfigChecker(output_zip_path=tmp_path / "b.zip")
+    comparison = compare_zips(pack(tmp_path / "a.zip"), tmp_path / "b.zip")
+    unknown = {check.group for check in comparison.checks if check.status == NOT_RECORDED}
+    assert {"model", "weights", "data", "random"} <= unknown
+    assert FATAL not in {check.status for check in comparison.checks}
+
+
+def test_many_differences_share_a_row_that_counts_them(tmp_path: Path) -> None:
+    def zipped(name: str, seed: int) -> Path:
+        torch.manual_seed(seed)
+        model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(30)))
+        ConfigChecker(model, output_zip_path=tmp_path / name)
+        return tmp_path / name
+
+    checks = compare_zips(zipped("a.zip", 1), zipped("b.zip", 2)).checks
+    weights = [check for check in checks if check.group == "weights"]
+    assert len(weights) == 9
+    assert "60 of 60 tensors have other values" in weights[0].reason
+    assert weights[-1].values == ("52 more differ", "52 more differ")
+
+
+def test_only_rank_0_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    ConfigChecker(small_model(), output_zip_path=tmp_path / "a.zip")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shell_path": ["absent.sh"]}, {"data": ["absent.bin"]}, {"fmk": "mindspore"}, {"shell_path": "."}],
+)
+def test_what_cannot_be_packed_is_an_error_and_leaves_no_zip(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(NumericsError, match="fix:"):
+        ConfigChecker(output_zip_path=tmp_path / "a.zip", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_comments_docstrings_and_layout_are_no_code() -> None:
+    assert code_digest("def f(x):\n    '''Text.'''\n    return x+1\n") == code_digest(
+        "def f( x ):\n  return x + 1 # a\n"
+    )
+    assert code_digest("def f(x):\n    return x + 1\n") != code_digest("def f(x):\n    return x + 2\n")
+
+
+def test_the_trainers_table_of_variables_agrees() -> None:
+    for name, changes in TRAINER_VARIABLES.items():
+        assert variables.meaning(name)[0] == (FATAL if changes == CHANGES_FORMAT else HARMLESS)
+
+
+def test_the_commands_pack_compare_and_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.sh").write_text("train --lr 1\n")
+    a, b, out = (str(tmp_path / name) for name in ("a.zip", "b.zip", "out"))
+    assert main(["check-config", "pack", str(tmp_path / "run.sh"), "-o", a]) == 0
+    (tmp_path / "run.sh").write_text("train --lr 2 --x '<script>alert(1)</script>\x1b[2J'\n")
+    assert main(["check-config", "pack", str(tmp_path / "run.sh"), "-o", b]) == 0
+    assert main(["check-config", "compare", a, b, "-o", out]) == 0
+    printed = capsys.readouterr().out
+    assert "Checklist: fatal" in printed
+    assert "learning_rate: 1 | 2" in printed
+    assert "\x1b" not in printed
+    content = json.loads((tmp_path / "out" / "check_config.json").read_text())
+    assert content["verdict"] == FATAL
+    assert content["rows"][0] == {
+        "group": "hyperparameters",
+        "entry": "learning_rate",
+        "grade": FATAL,
+        "a": "1",
+        "b": "2",
+        "reason": "a setting of the model or of training differs",
+    }
+    assert sum(content["counts"].values()) == len(content["rows"])
+    page = (tmp_path / "out" / "check_config.html").read_text()
+    assert "learning_rate" in page
+    assert "<script>alert(1)" not in page
+
+
+def test_comparing_needs_no_torch(tmp_path: Path) -> None:
+    pack(tmp_path / "a.zip")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from numerics.__main__ import main; sys.exit(main(['check-config', 'compare', 'a.zip', 'a.zip']))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL
+    )
+    assert (tmp_path / "check-config" / "check_config.html").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["a.zip"], ["a.zip", "b.zip", "c.zip"]])
+def test_a_wrong_number_of_zips_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-config", "compare", *arguments]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_make_compares_two_zips(tmp_path: Path) -> None:
+    pack(tmp_path / "a.zip")
+    make = [
+        "make",
+        "--no-print-directory",
+        "-C",
+        str(ROOT),
+        "check-config",
+        f"PYTHON={sys.executable}",
+        "SETUP=true",
+    ]
+    zips = [f"A={tmp_path / 'a.zip'}", f"B={tmp_path / 'a.zip'}", f"OUT={tmp_path / 'out'}"]
+    done = subprocess.run([*make, *zips], capture_output=True, text=True, check=True)
+    assert "Checklist: equal" in done.stdout
+    assert (tmp_path / "out" / "check_config.json").exists()
