@@ -1,4 +1,4 @@
-"""Fix every source of randomness of a training script, sections 2.2.1 to 2.2.3."""
+"""Fix every source of randomness of a training script, sections 2.2.1 to 2.2.3. torch is loaded by `seed_all`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import os
 import random
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
+SEED = 1234
 CUBLAS = ":4096:8"  # a workspace with which cuBLAS is deterministic
+DETERMINISTIC_CUBLAS = (CUBLAS, ":16:8")
 HCCL = {"HCCL_DETERMINISTIC": "true", "LCCL_DETERMINISTIC": "1", "CLOSE_MATMUL_K_SHIFT": "1"}
 DROPOUT = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
+TORCH_DROPOUT = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 
 
-def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> list[str]:
+def process_environment(variables: Mapping[str, str] = os.environ, seed: int = SEED) -> dict[str, str]:
+    """Return the variables of a deterministic process, which its parent sets before it starts.
+
+    variables: of the parent; its CUBLAS_WORKSPACE_CONFIG remains where cuBLAS is deterministic with it.
+    """
+    cublas = variables.get("CUBLAS_WORKSPACE_CONFIG", "")
+    cublas = cublas if cublas in DETERMINISTIC_CUBLAS else CUBLAS
+    return HCCL | {"CUBLAS_WORKSPACE_CONFIG": cublas, "PYTHONHASHSEED": str(seed)}
+
+
+def seed_all(seed: int = SEED, mode: bool = False, rm_dropout: bool = True) -> list[str]:
     """Seed every generator, select deterministic algorithms, disable dropout.
 
     Args:
@@ -27,8 +38,11 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> l
 
     Returns and warns of what came too late to have an effect, as in "PYTHONHASHSEED: ...".
     """
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed {seed} is out of range; fix: use 0 to {2**32 - 1}")
+    import numpy as np
+    import torch
+
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed {seed} is no number of a seed; fix: use 0 to {2**32 - 1}")
     late = []
     if sys.flags.hash_randomization and os.environ.get("PYTHONHASHSEED") != str(seed):
         late.append(
@@ -39,9 +53,10 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> l
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # of every device
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    cudnn = torch.backends.cudnn
+    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = False, False, True
     if mode:
-        late += _deterministic()
+        late += _deterministic(seed)
     if rm_dropout:
         remove_dropout()
     for line in late:
@@ -49,27 +64,31 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> l
     return late
 
 
-def _deterministic() -> list[str]:
+def _deterministic(seed: int) -> list[str]:
     """Select deterministic algorithms. Returns what came too late."""
+    import torch
+
     late = []
-    if _initialised("cuda") and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in (CUBLAS, ":16:8"):
+    if _initialised("cuda") and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in DETERMINISTIC_CUBLAS:
         late.append(
             "CUBLAS_WORKSPACE_CONFIG: CUDA is initialised, so cuBLAS ignores it; fix: call seed_all before the first "
             f"use of the GPU, or set CUBLAS_WORKSPACE_CONFIG={CUBLAS}"
         )
-    if _initialised("npu") and os.environ.get("HCCL_DETERMINISTIC", "").lower() != "true":
+    communicating = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if (_initialised("npu") or communicating) and os.environ.get("HCCL_DETERMINISTIC", "").lower() != "true":
+        first = "the NPU" if _initialised("npu") else "communication between processes"
         late.append(
-            "HCCL_DETERMINISTIC: the NPU is initialised; fix: set it before the process starts, or call seed_all "
-            "before the first use of the NPU"
+            f"HCCL_DETERMINISTIC: {first} is initialised; fix: set it before the process starts, or call seed_all "
+            "before the first use of the NPU and before init_process_group"
         )
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS)
-    os.environ.update(HCCL)
-    torch.backends.cudnn.enabled = False
+    os.environ.update(process_environment(seed=seed))
     torch.use_deterministic_algorithms(True)
     return late
 
 
 def _initialised(device: str) -> bool:
+    import torch
+
     module = getattr(torch, device, None)
     return bool(module is not None and hasattr(module, "is_initialized") and module.is_initialized())
 
@@ -77,34 +96,58 @@ def _initialised(device: str) -> bool:
 def remove_dropout() -> None:
     """Replace functional dropout and the forward of every dropout module class by the identity.
 
-    scaled_dot_product_attention loses its dropout_p.
+    Recurrent modules and scaled_dot_product_attention lose their probability. A function that a module imported by
+    name is replaced there as well.
     """
+    import torch
+
     functional: Any = torch.nn.functional
-    for name in DROPOUT:
-        setattr(functional, name, _identity)
-    for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
-        setattr(torch, name, _identity)
-        setattr(torch, f"{name}_", _identity)
-    for kind in (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d):
-        kind.forward = _module_identity  # type: ignore[method-assign]
-    for other in (torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout):
-        other.forward = _module_identity  # type: ignore[method-assign]
     attention = functional.scaled_dot_product_attention
-    if not hasattr(attention, "without_dropout"):
+    if hasattr(attention, "without_dropout"):
+        return
+    torch.overrides.resolve_name(attention)  # torch lists its functions once, before they are replaced
 
-        def scaled_dot_product_attention(
-            query: Any,
-            key: Any,
-            value: Any,
-            attn_mask: Any = None,
-            dropout_p: float = 0.0,
-            *rest: Any,
-            **options: Any,
-        ) -> Any:
-            return attention(query, key, value, attn_mask, 0.0, *rest, **options)
+    def scaled_dot_product_attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        return attention(query, key, value, attn_mask, 0.0, *rest, **options)
 
-        scaled_dot_product_attention.without_dropout = True  # type: ignore[attr-defined]
-        functional.scaled_dot_product_attention = scaled_dot_product_attention
+    scaled_dot_product_attention.without_dropout = True  # type: ignore[attr-defined]
+    replaced: dict[Any, Any] = {attention: scaled_dot_product_attention}
+    replaced |= {getattr(functional, name): _identity for name in DROPOUT}
+    for name in TORCH_DROPOUT:
+        replaced |= {getattr(torch, name): _identity, getattr(torch, f"{name}_"): _identity}
+    for module in list(sys.modules.values()):
+        _replace_globals(module, replaced)
+    nn = torch.nn
+    for kind in (
+        nn.Dropout,
+        nn.Dropout1d,
+        nn.Dropout2d,
+        nn.Dropout3d,
+        nn.AlphaDropout,
+        nn.FeatureAlphaDropout,
+    ):
+        kind.forward = _module_identity  # type: ignore[method-assign]
+    nn.RNNBase.dropout = property(lambda self: 0.0, lambda self, value: None)  # type: ignore[assignment]
+
+
+_FUNCTIONS = (type(_initialised), type(len))  # functions of Python and of C
+
+
+def _replace_globals(module: Any, replaced: Mapping[Any, Any]) -> None:
+    """Replace the functions among the names of a module, __main__ among them. Of torch, its public modules."""
+    inner = str(getattr(module, "__name__", "")).startswith(("torch._C", "torch.overrides"))
+    names = vars(module) if hasattr(module, "__dict__") and not inner else {}
+    for name, value in list(names.items()):
+        if type(value) in _FUNCTIONS and value in replaced:
+            names[name] = replaced[value]
 
 
 def _identity(input: Any, *unused: Any, **options: Any) -> Any:

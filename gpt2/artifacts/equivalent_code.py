@@ -24,7 +24,12 @@ from pathlib import Path
 
 DIGITS = 16  # of a SHA-256, stored for each module
 TABLE = Path(__file__).with_name("equivalent_code.json")
-COMPUTING = ("gpt2.", "ra.", "aqn.", "numerics.", "rl.")  # packages whose code decides the numbers of a run
+COMPUTING = (
+    "gpt2.",
+    "ra.",
+    "aqn.",
+    "rl.",
+)  # packages whose code decides the numbers of a run; numerics observes
 CUSTOM = ("ra.custom.", "ra.own.")  # a user's variants; ra.own is the folder's former name
 
 # module at the reference commit -> the modules that replace it

@@ -20,6 +20,7 @@ from gpt2.artifacts.run_record import Environment
 ROOT = Path(__file__).resolve().parents[2]
 
 FORMAT, ORDER = "the number format of matrix products", "the kernels or the order in which they sum"
+SETS = "the order of Python's sets of strings"
 
 # environment variables that change a run's numbers without a trace in its configuration -> the aspect they change
 VARIABLES = {
@@ -35,6 +36,10 @@ VARIABLES = {
     "MKL_NUM_THREADS": ORDER,
     "OMP_NUM_THREADS": ORDER,
     "CUBLAS_WORKSPACE_CONFIG": ORDER,
+    "HCCL_DETERMINISTIC": ORDER,
+    "LCCL_DETERMINISTIC": ORDER,
+    "CLOSE_MATMUL_K_SHIFT": ORDER,
+    "PYTHONHASHSEED": SETS,
     "TORCH_BLAS_PREFER_CUBLASLT": ORDER,
     "TORCH_BLAS_PREFER_HIPBLASLT": ORDER,
     "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": ORDER,
@@ -65,6 +70,7 @@ def environment_record(variables: Mapping[str, str] = os.environ) -> Environment
         threads=torch.get_num_threads(),
         variables={name: variables[name] for name in VARIABLES if name in variables},
         code=loaded_code(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )
 
 

@@ -87,6 +87,7 @@ class Environment(JsonObject):
     triton: Annotated[str | None, LeftOut(nullable=True, value="")] = (
         ""  # "": an older record, without the key
     )
+    deterministic: Missing[bool] = None  # torch's deterministic algorithms; older records lack it
 
 
 @dataclass(frozen=True)

@@ -262,6 +262,7 @@ class TargetConfig:
     cpu_threads: int
     detected: str
     scale_cpu: bool
+    deterministic: bool = False
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TargetConfig:
@@ -273,6 +274,8 @@ class TargetConfig:
             cpu_threads=symbols.integer("CPU_THREADS"),
             detected=detected(symbols),
             scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # .config omits n
+            # configurations of older versions have no such symbol
+            deterministic="DETERMINISTIC" in symbols and symbols.flag("DETERMINISTIC"),
         )
 
 

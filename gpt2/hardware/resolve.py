@@ -220,14 +220,18 @@ def _join(notes: list[str | None]) -> str | None:
     return "; ".join(note for note in notes if note) or None
 
 
-def export_environment(name: str = "auto", detected: str | None = None) -> None:
+def export_environment(name: str = "auto", detected: str | None = None, deterministic: bool = False) -> None:
     """Set a target's variables in this process and its children. "auto": those of `detected`, or of this machine.
 
     Call before torch is loaded. Without them, a card with experimental fused kernels has none. torch.compile's cache of
     autograd graphs is disabled: its key lacks the selected attention kernel, so a graph with another one could run. The
     cache of compiled kernels remains. On NVIDIA cards the allocator's segments grow, which avoids fragmentation; any
-    setting of the allocator by the user replaces that.
+    setting of the allocator by the user replaces that. deterministic: with the variables of CONFIG_DETERMINISTIC.
     """
+    if deterministic:
+        from numerics.seed import process_environment
+
+        os.environ.update(process_environment())
     os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
     if name == "auto":
         name = detected or detected_target_name()

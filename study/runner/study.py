@@ -133,7 +133,7 @@ class Study:
         notice = resolve.scale_notice(self.config.target, detected)
         if notice:
             print(notice)
-        resolve.export_environment(self.config.target.name, detected)
+        resolve.export_environment(self.config.target.name, detected, self.config.target.deterministic)
         with locked(self.directory) as lock, self.session.signals():
             self.session.lock = lock
             try:

@@ -293,6 +293,19 @@ def test_a_configured_and_a_detected_card_have_the_same_environment(
     assert os.environ.get(switch) == exported
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_deterministic_run_has_its_variables_before_it_starts(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {"CUBLAS_WORKSPACE_CONFIG": ""})
+    export_environment("cpu", deterministic=deterministic)
+    found = {name: os.environ.get(name) for name in ("PYTHONHASHSEED", "HCCL_DETERMINISTIC")}
+    assert found == (
+        {"PYTHONHASHSEED": "1234", "HCCL_DETERMINISTIC": "true"} if deterministic else dict.fromkeys(found)
+    )
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (":4096:8" if deterministic else "")
+
+
 def test_autograd_graphs_that_were_compiled_for_another_kernel_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
