@@ -2,6 +2,7 @@
 
 compare -tp TARGET -gp GOLDEN -o OUT: compare two records (section 4.5). diagnose A B: diagnose two loss curves (section
 2.3). check-config: pack and compare the checklist of two machines (sections 2.1 and 4.8).
+view -tp RECORD -o PAGE: the tree of one record (section 4.4).
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError
 
 COMPARE = """
-Compare two records of numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json and
-OUT/compare.html. The exit status is 0 for every verdict, also for "diverges"; it is 1 where a record cannot be used.
+Compare two records of numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json,
+OUT/compare.html and OUT/tree.html. The exit status is 0 for every verdict, also for "diverges"; it is 1 where a
+record cannot be used.
+"""
+VIEW = """
+Write the tree of a record as one HTML page: every call with its values, settings, call stack and overflow level. The
+tree of two records is a file of compare.
 """
 
 
@@ -47,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_arguments(diagnosing)
     diagnosing.set_defaults(run=run_diagnose)
     add_checklist(commands)
+    view = commands.add_parser("view", description=VIEW, help="the tree of one record")
+    view.add_argument("-tp", "--target_path", type=Path, required=True, help="the record: dump, step or rank")
+    view.add_argument("-o", "--output_path", type=Path, default=Path("tree.html"), help="the page")
+    view.set_defaults(run=run_view)
     given = parser.parse_args(arguments)
     try:
         status: int = given.run(given)
@@ -61,6 +71,7 @@ def run_compare(given: argparse.Namespace) -> int:
     from numerics.compare.run import compare_records
     from numerics.compare.summary import next_command, summary
     from numerics.compare.write import write_comparison
+    from numerics.view.page import write_comparison_view
 
     if not given.target_path or not given.golden_path:
         raise NumericsError(
@@ -69,8 +80,18 @@ def run_compare(given: argparse.Namespace) -> int:
     names = read_map(given.map) if given.map else {}
     comparison = compare_records(Path(given.target_path), Path(given.golden_path), given.envelope, names)
     written = write_comparison(comparison, Path(given.output_path))
+    written.append(Path(given.output_path) / "tree.html")
+    write_comparison_view(comparison, names, written[-1])
     lines = [*summary(comparison), next_command(comparison), *(f"wrote {path}" for path in written)]
     print("\n".join(filter(None, lines)))
+    return 0
+
+
+def run_view(given: argparse.Namespace) -> int:
+    from numerics.view.page import write_record_view
+
+    write_record_view(given.target_path, given.output_path)
+    print(f"wrote {given.output_path}")
     return 0
 
 

@@ -64,10 +64,15 @@ def render_html(document: Document) -> str:
             f'<script type="application/json" id="figures">{script_json(drawn)}</script>\n'
             f"<script>{asset('page.js')}</script>\n"
         )
+    return html_file(document.title, body, scripts)
+
+
+def html_file(title: str, body: str, scripts: str = "", style: str = "") -> str:
+    """An HTML file with the style of all pages. body, scripts, style: as they are, after escaping."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape_html(document.title)}</title>\n<style>\n{asset('page.css')}</style>\n</head>\n"
+        f"<title>{escape_html(title)}</title>\n<style>\n{asset('page.css')}{style}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n{scripts}</body>\n</html>\n"
     )
