@@ -243,8 +243,11 @@ class Recorder:
 
     def close_call(self, call: _Call, output: Any) -> None:
         """Record the output of a call, and observe the gradients that will pass it."""
-        if not call.recorded or not self._active:
+        if not call.recorded or not self._active or call.name not in self._record.data:
             return
+        self._record.data[call.name] = self._record.data.pop(
+            call.name
+        )  # in msProbe's order, by the end of calls
         if self.config.wants("forward", "output"):
             outputs = (
                 list(output) if isinstance(output, tuple) and not hasattr(output, "_fields") else [output]

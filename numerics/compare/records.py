@@ -181,8 +181,10 @@ def read_record(folder: Path) -> StepRecord:
         )
     outer = {name: parent if isinstance(parent, str) else None for name, parent in parents.items()}
     outer |= {name: row["parent"] for name, row in data.items() if isinstance(row.get("parent"), str)}
-    ordered = dict.fromkeys(name for name, call in calls.items() if not call.backward)
-    ordered |= dict.fromkeys(_outer_first([name for name, call in calls.items() if call.backward], outer))
+    ordered: dict[str, None] = {}
+    for backward in (False, True):
+        names = [name for name, call in calls.items() if call.backward == backward]
+        ordered |= dict.fromkeys(_outer_first(names, outer))
     calls = {name: calls[name] for name in ordered}
     for path, values in gradients:
         _attach(calls, path, values)

@@ -60,10 +60,12 @@ def test_the_same_step_agrees_and_the_other_gelu_is_named(
     assert found[1].name == "Module.act.GELU.forward.0 > Functional.gelu.0.forward"
 
 
-def test_a_record_has_the_names_and_parents_of_msprobe(records: dict[str, Path]) -> None:
+def test_a_record_has_the_names_the_order_and_the_parents_of_msprobe(records: dict[str, Path]) -> None:
     """Its rows match by name in msProbe's compare, and its calls have the same ancestors in msProbe's graph."""
     theirs, ours = (read(records[f"{side} none"]) for side in ("msprobe", "ours"))
     assert set(theirs["dump"]["data"]) <= set(ours["dump"]["data"])
+    forwards = [name for name in theirs["dump"]["data"] if "forward" in name]
+    assert [name for name in ours["dump"]["data"] if name in forwards] == forwards
     assert list(ours["dump"])[:3] == list(theirs["dump"])[:3]
     shared = [name for name in theirs["construct"] if name in ours["construct"]]
     assert {name for name in theirs["dump"]["data"] if "parameters_grad" not in name} <= set(shared)
