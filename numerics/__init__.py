@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numerics.checklist.pack import ConfigChecker
     from numerics.debugger import PrecisionDebugger
     from numerics.errors import NumericsError
+    from numerics.logp.diff import logp_diff
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
     from numerics.seed import seed_all
@@ -22,10 +23,19 @@ MODULES = {
     "PrecisionDebugger": "debugger",
     "Recorder": "recorder",
     "RecorderConfig": "record_config",
+    "logp_diff": "logp.diff",
     "seed_all": "seed",
 }
 
-__all__ = ["ConfigChecker", "NumericsError", "PrecisionDebugger", "Recorder", "RecorderConfig", "seed_all"]
+__all__ = [
+    "ConfigChecker",
+    "NumericsError",
+    "PrecisionDebugger",
+    "Recorder",
+    "RecorderConfig",
+    "logp_diff",
+    "seed_all",
+]
 
 
 def __getattr__(name: str) -> Any:
