@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MOST_DEPTH = 10  # of nested arguments
 SCALARS = (bool, int, float, str, type(None))
@@ -20,24 +20,38 @@ SCALARS = (bool, int, float, str, type(None))
 def describe_tensor(tensor: Tensor, checksums: bool) -> dict[str, Any]:
     """Return the entry of a tensor: Max, Min, Mean, Norm, counts of NaN and Inf, and with `checksums` its CRC-32.
 
-    Mean and Norm are computed in float32 at least. A bool has Max (any) and Min (all), an integer Max and Min.
+    Mean and Norm are computed in float32 at least. A bool has Max (any) and Min (all), an integer Max and Min. A tensor
+    that torch cannot reduce has "not_described" with torch's reason instead, so that recording ends no step.
     """
     entry: dict[str, Any] = {
         "type": "torch.Tensor",
         "dtype": str(tensor.dtype),
-        "shape": list(tensor.shape),
+        "shape": [] if tensor.is_nested else list(tensor.shape),
         "Max": None,
         "Min": None,
         "Mean": None,
         "Norm": None,
         "requires_grad": tensor.requires_grad,
     }
-    if tensor.numel() and not tensor.is_meta:
+    try:
+        if tensor.is_meta or not tensor.numel():
+            return entry
         with torch.no_grad():
-            entry |= _statistics(tensor.detach())
+            values = plain_values(tensor)
+            entry |= _statistics(values)
         if checksums:
-            entry["md5"] = checksum(tensor)
+            entry["md5"] = checksum(values)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        entry["not_described"] = str(error).strip().partition("\n")[0]
     return entry
+
+
+def plain_values(tensor: Tensor) -> Tensor:
+    """Return the detached values as a dense tensor: of a sparse or quantized one, too."""
+    tensor = tensor.detach()
+    if tensor.is_quantized:
+        return tensor.dequantize()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _statistics(tensor: Tensor) -> dict[str, Any]:
@@ -168,3 +182,24 @@ def _replaced(tree: Any, values: dict[int, Any]) -> Any:
     if isinstance(tree, list):
         return [_replaced(part, values) for part in tree]
     return tree
+
+
+def module_settings(module: nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of a module, functions among them by name: epsilon, dropout, activation.
+
+    Only public ones, and no hooks or flags of torch's.
+    """
+    found: dict[str, Any] = {"class": f"{type(module).__module__}.{type(module).__qualname__}"}
+    for name, value in vars(module).items():
+        if name.startswith("_") or name in ("training", "call_super_init", "dump_patches"):
+            continue
+        if isinstance(value, SCALARS):
+            found[name] = value
+        elif isinstance(value, list | tuple) and all(isinstance(part, SCALARS) for part in value):
+            found[name] = list(value)
+        elif isinstance(value, torch.dtype | torch.device):
+            found[name] = str(value)
+        elif callable(value) and hasattr(value, "__qualname__"):
+            found[name] = f"{value.__module__}.{value.__qualname__}"
+    found["training"] = module.training
+    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,3 +45,30 @@ def write_tensor(folder: Path, name: str, tensor: Tensor) -> None:
 
 def rank_folder(dump_path: str | os.PathLike[str], step: int, rank: int) -> Path:
     return Path(dump_path) / f"step{step}" / f"rank{rank}"
+
+
+def write_record(
+    folder: Path,
+    head: Mapping[str, Any],
+    data: Mapping[str, Any],
+    stacks: Mapping[str, Sequence[str]],
+    parents: Mapping[str, str | None],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Write the record of one rank, in place of an earlier one.
+
+    stacks: call -> its callers; written once for all calls that have the same.
+    """
+    shutil.rmtree(folder / TENSORS, ignore_errors=True)
+    for name, tensor in tensors.items():
+        write_tensor(folder / TENSORS, name, tensor)
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for name, lines in stacks.items():
+        grouped.setdefault(tuple(lines), []).append(name)
+    write_json(
+        folder / STACK,
+        {str(number): [names, list(lines)] for number, (lines, names) in enumerate(grouped.items())},
+    )
+    write_json(folder / CONSTRUCT, parents)
+    where = str(folder / TENSORS) if tensors else None
+    write_json(folder / DUMP, {**head, "dump_data_dir": where, "data": data})

@@ -16,48 +16,28 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 
-from numerics.describe import SCALARS, describe, describe_tensor, resolve, tensors_in
-from numerics.dump_files import CONSTRUCT, DUMP, STACK, TENSORS, rank_folder, write_json, write_tensor
+from numerics.describe import (
+    describe,
+    describe_tensor,
+    module_settings,
+    plain_values,
+    resolve,
+    tensors_in,
+)
+from numerics.dump_files import rank_folder, write_record
 from numerics.errors import NumericsError
+from numerics.functions import FunctionCalls, call_stack, without_overwritten
 from numerics.gradients import GradientWatch, sequence_number
 from numerics.record_config import RecorderConfig
-
-PREFIXES = {"torch.nn.functional.": "Functional.", "torch.Tensor.": "Tensor.", "torch.": "Torch."}
-SILENT = {"backward", "requires_grad_", "register_hook", "retain_grad", "detach", "detach_", "zero_", "set_"}
-OVERWRITING = {
-    "copy_",
-    "fill_",
-    "normal_",
-    "uniform_",
-    "random_",
-    "bernoulli_",
-    "exponential_",
-    "trunc_normal_",
-}
-UNSET = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-}  # their content is arbitrary
-# torch gives x + y and x.add(y) one name; msProbe's is that of the operator.
-OPERATORS = {"div": "__truediv__", "remainder": "__mod__"}
-OPERATORS |= {name: f"__{name}__" for name in ("add", "sub", "mul", "matmul", "gt", "ge", "lt", "le", "ne")}
-OPERATORS |= {f"{name}_": f"__i{name}__" for name in ("add", "sub", "mul")}
-DEEPEST_STACK = 12  # frames
-HERE = str(Path(__file__).parent)
 
 
 def this_rank() -> int:
@@ -100,27 +80,34 @@ class Recorder:
     def start(self, model: nn.Module | Sequence[nn.Module] | None = None) -> None:
         """Begin to record. model: one or several modules; levels L0 and mix need it."""
         config = self.config
-        if self._active or (config.step and self.iteration not in config.step):
+        if self._active:
+            self.note(
+                "start() was called twice without stop() or step() between, so two iterations may be one record"
+            )
+            return
+        if config.step and self.iteration not in config.step:
             return
         if config.rank and this_rank() not in config.rank:
             return
         if model is None and config.level != "L1":
             raise NumericsError(f'level "{config.level}" needs the model; fix: start(model), or level "L1"')
+        several = isinstance(model, list | tuple)
+        roots: list[nn.Module] = list(model) if several else [] if model is None else [model]  # type: ignore[arg-type, list-item]
+        for root in roots:
+            if not isinstance(root, nn.Module):
+                raise NumericsError(
+                    f"start() received {type(root).__name__}; fix: pass a torch module, or several"
+                )
+        with self._writing() as folder:
+            folder.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the step
         self._active = self._has_rows = True
         self._scope_open, self._scope_ended = not config.scope, False
-        roots = (
-            list(model)
-            if isinstance(model, list | tuple)
-            else [model]
-            if isinstance(model, nn.Module)
-            else []
-        )
         self._run_eagerly(roots)
         if config.level != "L1":
             for number, root in enumerate(roots):
-                self._watch_modules(root, f"{number}." if isinstance(model, list | tuple) else "")
+                self._watch_modules(root, f"{number}." if several else "")
         if config.level != "L0":
-            self._running.enter_context(_Functions(self))
+            self._running.enter_context(FunctionCalls(self))
 
     def stop(self) -> None:
         """Stop recording. The gradients that the parameters have now are recorded."""
@@ -128,6 +115,8 @@ class Recorder:
             return
         self._running.close()
         self._active = False
+        if self.within:
+            self.note(f"{self.within[-1]} did not return, so this record is not complete")
         self.within.clear()
         if self.config.wants("backward", "output"):
             for name, module in self._record.models:
@@ -135,15 +124,18 @@ class Recorder:
 
     def step(self) -> None:
         """End the iteration, and write its record."""
-        self.stop()
-        if self._has_rows:
-            self._write()
-        self._record, self._has_rows = _Step(), False
-        self.iteration += 1
+        try:
+            self.stop()
+            if self._has_rows:
+                self._write()
+        finally:
+            self._record, self._has_rows = _Step(), False
+            self.iteration += 1
 
     def note(self, text: str) -> None:
-        """Add a line to the notes of the record."""
-        self._record.notes.append(text)
+        """Add a line to the notes of the record, once."""
+        if text not in self._record.notes:
+            self._record.notes.append(text)
 
     def abort(self) -> None:
         """Stop after an error in the step: remove every hook, and write what was recorded so far."""
@@ -162,38 +154,49 @@ class Recorder:
             type(module).__name__ == "OptimizedModule" for root in roots for module in root.modules()
         )
         if compiled:
-            self._record.notes.append(
-                "this step ran without torch.compile; its rounding may differ from compiled steps"
-            )
+            self.note("this step ran without torch.compile; its rounding may differ from compiled steps")
 
     def _watch_modules(self, root: nn.Module, index: str) -> None:
         for path, module in root.named_modules():
             parts = [part for part in path.split(".") if part != "_orig_mod"]
             label = ".".join(filter(None, ("Module", index.rstrip("."), *parts, type(module).__name__)))
             self._record.models.append((label, module))
+            if isinstance(module, torch.jit.ScriptModule):
+                self.note(
+                    f"{label} is a TorchScript module, which takes no hooks: its calls are not recorded"
+                )
+                continue
             for handle in self._hooks(label, module, not path):
                 self._running.callback(handle.remove)
 
     def _hooks(self, label: str, module: nn.Module, is_root: bool) -> Iterator[RemovableHandle]:
-        calls: list[_Call] = []  # of this module, innermost last
+        calls: list[
+            tuple[_Call, BaseException | None]
+        ] = []  # of this module, innermost last, and the error then
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             call = self.open_call(label, "forward.{}", (args, kwargs), lambda: self._settings(module))
-            calls.append(call)
+            calls.append((call, sys.exception()))
             if call.name:
                 self.within.append(call.name)
                 if is_root:
                     self._record.roots |= {call.name, _backward(call.name)}
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if calls:
-                call = calls.pop()
-                if self.within and self.within[-1] == call.name:
-                    self.within.pop()
+            if not calls:
+                return
+            call, handled = calls.pop()
+            if self.within and self.within[-1] == call.name:
+                self.within.pop()
+            error = sys.exception()
+            if error is handled:
                 self.close_call(call, output)
+            elif call.name:  # the module raised, and torch runs its hooks before the error continues
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.note(f"{call.name} raised {reason}; this record is not complete")
 
         yield module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        yield module.register_forward_hook(after, with_kwargs=True, always_call=False)
+        yield module.register_forward_hook(after, with_kwargs=True, always_call=True)
 
     def _settings(self, module: nn.Module) -> dict[str, Any]:
         """Describe what a module computes with besides its inputs: its own parameters, buffers and settings."""
@@ -229,11 +232,11 @@ class Recorder:
             self._record.parents[back] = _backward(parent) if parent else None
         wanted = self._selected(name, label)
         if wanted:
-            self._record.stacks[name] = _stack()
+            self._record.stacks[name] = call_stack()
             row: dict[str, Any] = {}
             args, kwargs = inputs
             if self.config.wants("forward", "input"):
-                row["input_args"] = self._described(name, "input", self._inputs(label, args))
+                row["input_args"] = self._described(name, "input", self._overwriting(label, args))
                 given = {key: value for key, value in kwargs.items() if key != "out"}  # may be uninitialised
                 row["input_kwargs"] = self._described(name, "kwargs", given)
                 for key, value in (state() if state else {}).items():
@@ -258,13 +261,9 @@ class Recorder:
         ):
             self._watch_gradients(call, output)
 
-    def _inputs(self, label: str, args: Sequence[Any]) -> list[Any]:
-        """Return the arguments, without the content of one that the function only overwrites."""
-        given = list(args)
-        if label.rpartition(".")[2] in OVERWRITING and given and isinstance(given[0], Tensor):
-            with self._quietly():
-                given[0] = torch.empty_like(given[0], device="meta")
-        return given
+    def _overwriting(self, label: str, args: Sequence[Any]) -> list[Any]:
+        with self._quietly():
+            return without_overwritten(label, args)
 
     def forget(self, call: _Call) -> None:
         """Drop a call that computed nothing: a view, or no tensor."""
@@ -281,16 +280,20 @@ class Recorder:
         if not any(tensor.requires_grad for tensor in outputs):
             return
         counts = {"input": len(outputs), "output": len(inputs)}
+        record, name = self._record, call.name  # without the call: it holds the inputs
 
         def report(side: str, index: int, gradient: Tensor) -> None:
-            if not self.config.wants("backward", side) or not self._has_rows:
+            if not self.config.wants("backward", side) or not self._active or self._record is not record:
                 return
-            row = self._record.data.setdefault(_backward(call.name), {})
+            row = record.data.setdefault(_backward(name), {})
             entries = row.setdefault(side, [None] * counts[side])
-            entries[index] = self._described(_backward(call.name), side, gradient, str(index))
+            entries[index] = self._described(_backward(name), side, gradient, str(index))
 
         with self._quietly():
-            GradientWatch(inputs, outputs, call.begin, report)
+            try:
+                GradientWatch(inputs, outputs, call.begin, report)
+            except RuntimeError as error:
+                self.note(f"{name}: its gradients are not recorded: {str(error).partition(chr(10))[0]}")
 
     def _parameter_gradients(self, label: str, module: nn.Module) -> None:
         name = f"{label}.parameters_grad.0"
@@ -324,15 +327,20 @@ class Recorder:
 
         def of_tensor(tensor: Tensor, place: str) -> dict[str, Any]:
             entry = describe_tensor(tensor, checksums)
-            if keep and not tensor.is_meta:
-                file = ".".join(filter(None, (name, side, place))) + ".pt"
+            if keep and not tensor.is_meta and "not_described" not in entry:
+                file = ".".join(filter(None, (name, side, place))).replace("/", "_") + ".pt"
                 entry["data_name"] = file
-                copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+                copy = plain_values(tensor).clone(memory_format=torch.contiguous_format)
                 self._record.tensors[file] = copy if self.config.async_dump else copy.cpu()
             return entry
 
         with self._quietly():
-            return describe(value, of_tensor, place)
+            try:
+                return describe(value, of_tensor, place)
+            except Exception as error:  # an object of the user, whose attributes can fail in any way
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.note(f"{name}: its {side} is not recorded: {reason}")
+                return {"type": type(value).__name__, "not_described": reason}
 
     @contextlib.contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -351,27 +359,30 @@ class Recorder:
         return {name: None if parent in roots else parent for name, parent in self._record.parents.items()}
 
     def _write(self) -> None:
-        folder = rank_folder(self.config.dump_path, self.iteration, this_rank())
-        record, tensors = self._record, folder / TENSORS
-        for name, tensor in record.tensors.items():
-            write_tensor(tensors, name, tensor)
-        stacks: dict[tuple[str, ...], list[str]] = {}
-        for name, lines in record.stacks.items():
-            stacks.setdefault(tuple(lines), []).append(name)
-        write_json(
-            folder / STACK,
-            {str(number): [names, list(lines)] for number, (lines, names) in enumerate(stacks.items())},
-        )
-        write_json(folder / CONSTRUCT, self._parents())
+        record = self._record
         head = {
             "task": self.config.task,
             "level": self.config.level,
             "framework": "pytorch",
             "torch": torch.__version__,
             "notes": record.notes,
-            "dump_data_dir": str(tensors) if record.tensors else None,
         }
-        write_json(folder / DUMP, {**head, "data": resolve(record.data)})
+        parents = self._parents()
+        with self._writing() as folder:
+            write_record(folder, head, resolve(record.data), record.stacks, parents, record.tensors)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Path]:
+        """Yield the folder of this step and rank. A failure to write is one line."""
+        folder = rank_folder(self.config.dump_path, self.iteration, this_rank())
+        try:
+            yield folder
+        except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise NumericsError(
+                f"the record of step {self.iteration} cannot be written to {folder}: {reason}; fix: set another "
+                "dump_path"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -385,95 +396,7 @@ class _Call:
     recorded: bool
 
 
-class _Functions(TorchFunctionMode):
-    """Record the calls of torch's functions and of tensor methods."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        label = _label(func)
-        if not label or not self.recorder.recording():
-            return func(*args, **kwargs)
-        before = tensors_in([list(args), kwargs])
-        call = self.recorder.open_call(label, "{}.forward", (tuple(args), kwargs))
-        output = func(*args, **kwargs)
-        made = tensors_in(output)
-        name = label.rpartition(".")[2]
-        in_place = (name[-1:] == "_" != name[-2:-1]) or name.startswith("__i") or "out" in kwargs
-        if call.recorded and (
-            not made or (not in_place and all(_is_view(tensor, before) for tensor in made))
-        ):
-            self.recorder.forget(call)
-        else:
-            self.recorder.close_call(call, output)
-        return output
-
-
-def _is_view(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    """Return whether the tensor has the memory of one of the others: a view has their content."""
-    if tensor.is_meta:
-        return False
-    place = tensor.untyped_storage().data_ptr()
-    return any(
-        not other.is_meta and other.untyped_storage().data_ptr() == place and tensor.numel()
-        for other in others
-    )
-
-
-def _label(func: Any) -> str:
-    """Return the name of a torch function, as in "Functional.linear"; empty for one that is not recorded."""
-    name = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__") or name in SILENT | UNSET:
-        return ""
-    full = resolve_name(func)
-    if not full:
-        return f"Torch.{name}" if name else ""
-    prefix = next((prefix for prefix in PREFIXES if full.startswith(prefix)), "")
-    name = str(full).removeprefix(prefix)
-    if prefix == "torch.Tensor.":
-        name = OPERATORS.get(name, name)
-    return PREFIXES.get(prefix, "Torch.") + name
-
-
 def _backward(name: str) -> str:
     """Return the name of the backward of a call."""
     head, _, tail = name.rpartition("forward")
     return f"{head}backward{tail}"
-
-
-def module_settings(module: nn.Module) -> dict[str, Any]:
-    """Return the plain attributes of a module, functions among them by name: epsilon, dropout, activation.
-
-    Only public ones, and no hooks or flags of torch's.
-    """
-    found: dict[str, Any] = {"class": f"{type(module).__module__}.{type(module).__qualname__}"}
-    for name, value in vars(module).items():
-        if name.startswith("_") or name in ("training", "call_super_init", "dump_patches"):
-            continue
-        if isinstance(value, SCALARS):
-            found[name] = value
-        elif isinstance(value, list | tuple) and all(isinstance(part, SCALARS) for part in value):
-            found[name] = list(value)
-        elif isinstance(value, torch.dtype | torch.device):
-            found[name] = str(value)
-        elif callable(value) and hasattr(value, "__qualname__"):
-            found[name] = f"{value.__module__}.{value.__qualname__}"
-    found["training"] = module.training
-    return found
-
-
-def _stack() -> list[str]:
-    """Return the callers, innermost first, without those in torch and in this package."""
-    lines: list[str] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and len(lines) < DEEPEST_STACK:
-        path = frame.f_code.co_filename
-        if not path.startswith(HERE) and f"{os.sep}torch{os.sep}" not in path:
-            lines.append(f"File {path}, line {frame.f_lineno}, in {frame.f_code.co_name}")
-        frame = frame.f_back
-    return lines

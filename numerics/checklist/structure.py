@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from numerics.checklist.snapshot import FIRST_FORWARD, Table
+from numerics.describe import module_settings
 from numerics.errors import NumericsError
-from numerics.recorder import module_settings
 
 # Names that wrappers put into the path of a module.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
