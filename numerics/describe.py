@@ -60,7 +60,8 @@ def _statistics(tensor: Tensor) -> dict[str, Any]:
     if tensor.is_complex():
         tensor = tensor.abs()
     if not tensor.is_floating_point():
-        low, high = tensor.aminmax()
+        wide_unsigned = tensor.dtype in (torch.uint16, torch.uint32, torch.uint64)  # without most operations
+        low, high = (tensor.long() if wide_unsigned else tensor).aminmax()
         return {"Max": high, "Min": low}
     if tensor.element_size() == 1:  # float8 has few operations
         tensor = tensor.float()
@@ -135,17 +136,19 @@ def tensors_in(value: Any, depth: int = 0) -> list[Tensor]:
         return [value]
     if isinstance(value, SCALARS) or depth >= MOST_DEPTH:
         return []
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return [tensor for part in value for tensor in tensors_in(part, depth + 1)]
-    if hasattr(value, "__dataclass_fields__"):
-        return [
-            found
-            for name in value.__dataclass_fields__
-            for found in tensors_in(getattr(value, name), depth + 1)
-        ]
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return [tensor for part in value.values() for tensor in tensors_in(part, depth + 1)]
-    return []
+    return [tensor for part in _parts(value) for tensor in tensors_in(part, depth + 1)]
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the elements of a container; none of an object whose attributes fail."""
+    if isinstance(value, list | tuple):
+        return [] if isinstance(value, torch.Size) else list(value)
+    try:
+        if hasattr(value, "__dataclass_fields__"):
+            return [getattr(value, name) for name in value.__dataclass_fields__]
+        return list(value.values()) if hasattr(value, "items") else []
+    except Exception:  # `describe` names it
+        return []
 
 
 def resolve(tree: Any) -> Any:

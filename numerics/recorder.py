@@ -170,9 +170,8 @@ class Recorder:
                 self._running.callback(handle.remove)
 
     def _hooks(self, label: str, module: nn.Module, is_root: bool) -> Iterator[RemovableHandle]:
-        calls: list[
-            tuple[_Call, BaseException | None]
-        ] = []  # of this module, innermost last, and the error then
+        # the calls of this module that run, innermost last, and the error that was being handled before each
+        calls: list[tuple[_Call, BaseException | None]] = []
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             call = self.open_call(label, "forward.{}", (args, kwargs), lambda: self._settings(module))
@@ -340,7 +339,8 @@ class Recorder:
             except Exception as error:  # an object of the user, whose attributes can fail in any way
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 self.note(f"{name}: its {side} is not recorded: {reason}")
-                return {"type": type(value).__name__, "not_described": reason}
+                entry = {"type": type(value).__name__, "not_described": reason}
+                return [entry] if isinstance(value, list) else {} if isinstance(value, dict) else entry
 
     @contextlib.contextmanager
     def _quietly(self) -> Iterator[None]:
