@@ -5,7 +5,7 @@
 
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
-ARGUMENTS := STUDY STUDIES OUT RUN TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
+ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS VARIANT RESULTS A B STEP LEVEL TASK
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
@@ -21,8 +21,8 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run extend report verify compare record compare-records check-config attention admit control memory bench card \
-        check faults clean mrproper
+        data run extend report verify compare diagnose record compare-records check-config attention admit \
+        control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -61,6 +61,9 @@ verify: setup-core  ## Check records, side files and checkpoints against their c
 
 compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(INTERPRETER) -m scripts.compare
+
+diagnose: setup-core  ## RUNS="results/a/runs/B0 results/b/runs/B0" [OUT=folder]: why two runs differ, and what is next
+	@$(INTERPRETER) -m scripts.diagnose
 
 record: setup-core  ## RUN=results/x/runs/B0 STEP=40 [LEVEL=mix] [TASK=statistics] [OUT=]: replay a step and record it
 	@$(INTERPRETER) -m scripts.record

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from numerics.diagnose.flow import Side, Situation, walk
 from numerics.diagnose.loss_files import read_curve, same_file
-from numerics.diagnose.pair import FLOAT32, pair_curves
+from numerics.diagnose.pair import EPSILON, pair_curves
 from numerics.diagnose.rules import diagnose
 from numerics.diagnose.write import terminal_lines, write_diagnosis
 from numerics.errors import NumericsError
@@ -19,7 +19,6 @@ Name the symptom of two loss curves and the next step to find the cause (section
 benchmark. Files: CSV with or without a header, JSON lines, trainer_state.json, one loss a line, or a log. The exit
 status is 0 for every symptom; it is 1 where a file cannot be used.
 """
-EPSILON = {"float32": FLOAT32, "bfloat16": 2.0**-8, "float16": 2.0**-10, "float64": 2.0**-52}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,15 +48,15 @@ def run_diagnose(given: argparse.Namespace) -> int:
     diagnosis = diagnose(pair, given.same)
     base = 0 if 0 in first.losses else 1
     names = ("machine of the first run", "machine of the second run")
-    sides = [_side(folder, name, base) for folder, name in zip(given.records, names, strict=True)]
-    situation = Situation((sides[0], sides[1]), _compare, first=base)
+    sides = [file_side(folder, name, base) for folder, name in zip(given.records, names, strict=True)]
+    situation = Situation((sides[0], sides[1]), compare_command, first=base)
     flow = walk(diagnosis, situation)
     written = write_diagnosis(diagnosis, flow, situation, given.output_path)
     print(*terminal_lines(diagnosis, flow, written), sep="\n")
     return 0
 
 
-def _side(folder: Path, machine: str, base: int) -> Side:
+def file_side(folder: Path, machine: str, base: int) -> Side:
     """base: the number of the first step in the files; the recorder counts from 0."""
 
     def record(step: int, task: str) -> str:
@@ -74,5 +73,5 @@ def _side(folder: Path, machine: str, base: int) -> Side:
     return Side(machine, record, lambda step: folder / f"step{step - base}")
 
 
-def _compare(target: Path, golden: Path) -> str:
+def compare_command(target: Path, golden: Path) -> str:
     return f"python -m numerics compare -tp {shlex.quote(str(target))} -gp {shlex.quote(str(golden))}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, SUSPECT, Check
 from numerics.diagnose.pair import LOSS, Place
 from numerics.diagnose.rules import (
     DOWNSTREAM,
@@ -26,17 +27,9 @@ if TYPE_CHECKING:
     from numerics.compare.run import Comparison
 
 DONE, NEXT, LATER = "done", "next", "later"
-
-
-@dataclass(frozen=True)
-class Check:
-    """An unequal row of the checklist. blocks: whether records are comparable only once it is equal."""
-
-    subject: str
-    values: tuple[str, ...]
-    reason: str
-    fatal: bool
-    blocks: bool = False
+# Groups of the checklist. Where a fatal row of them differs, records of one step have other inputs or weights.
+BLOCKING = ("study", "data", "model", "batch", "schedule", "hyper-parameters")
+SHOWN = 40  # characters of a value
 
 
 @dataclass(frozen=True)
@@ -58,7 +51,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known beside the curves. checks: unequal rows; None where no checklist was made.
+    """What is known beside the curves. checks: all rows; None where no checklist was made, for the reason unchecked.
 
     compare: (target, golden) -> the command that compares two records. first: the step number of the first step.
     """
@@ -66,7 +59,7 @@ class Situation:
     sides: tuple[Side, Side]
     compare: Callable[[Path, Path], str]
     checks: Sequence[Check] | None = None
-    checked: int = 0
+    unchecked: str = "the files hold losses only: compare settings, versions, data and initial weights"
     check_command: str = ""
     first: int = 0
 
@@ -89,6 +82,7 @@ class Flow:
     commands: list[Command] = field(default_factory=list)
     comparison: Comparison | None = None
     recorded: int | None = None  # the step that was compared, else the one to record
+    cause: str = ""  # the first divergence of the comparison, where it is no consequence of unequal weights
 
 
 def walk(diagnosis: Diagnosis, situation: Situation) -> Flow:
@@ -117,20 +111,26 @@ def _checklist(flow: Flow, situation: Situation) -> bool:
     """Add the checklist. Return whether it forbids to compare records."""
     checks = situation.checks
     if checks is None:
-        finding = "not made: the files hold losses only; compare settings, versions, data and initial weights"
-        flow.steps.append(Step("Checklist", "2.1", LATER, finding))
+        flow.steps.append(Step("Checklist", "2.1", LATER, f"not made: {situation.unchecked}"))
         return False
-    fatal = [check for check in checks if check.fatal]
-    listed = "; ".join(f"{check.subject} ({' | '.join(check.values)}): {check.reason}" for check in fatal)
-    others = [check.subject for check in checks if not check.fatal]
-    finding = f"{situation.checked} entries, {len(fatal)} differ and change the numbers"
-    finding += f": {listed}" if fatal else ""
-    finding += f"; {len(others)} change rounding at most: {', '.join(others)}" if others else ""
-    blocks = [check.subject for check in checks if check.blocks]
-    flow.steps.append(Step("Checklist", "2.1", NEXT if blocks else DONE, finding))
+    finding = f"{len(checks)} entries"
+    for status in (FATAL, SUSPECT, HARMLESS, NOT_RECORDED):
+        rows = [check for check in checks if check.status == status]
+        named = [
+            f"{row.subject}{_values(row)}" if status in (FATAL, SUSPECT) else row.subject for row in rows
+        ]
+        finding += f"; {len(rows)} {status}: {', '.join(named)}" if rows else ""
+    blocks = [check.subject for check in checks if check.status == FATAL and check.group in BLOCKING]
     if blocks:
+        finding += f". Other {', '.join(blocks)} give other losses: make them equal and train again"
         flow.commands.append(Command("", situation.check_command))
+    flow.steps.append(Step("Checklist", "2.1", NEXT if blocks else DONE, finding))
     return bool(blocks)
+
+
+def _values(check: Check) -> str:
+    shown = [value if len(value) <= SHOWN else f"{value[:SHOWN]}..." for value in check.values]
+    return f" ({' | '.join(shown)})"
 
 
 def differing(diagnosis: Diagnosis) -> str:
@@ -203,6 +203,7 @@ def _records(flow: Flow, diagnosis: Diagnosis, situation: Situation) -> None:
         if (first := flow.comparison.first) and first[1].cause != "parameter":
             from numerics.compare.summary import next_command
 
+            flow.cause = flow.steps[-1].finding.partition(": ")[2]
             flow.commands.append(Command("", next_command(flow.comparison).removeprefix("next: ")))
             return
     names = ", ".join(str(step) for step, _ in steps)
@@ -226,7 +227,7 @@ def compared(comparison: Comparison) -> str:
     if not (found := comparison.first):
         return f"{comparison.verdict}: no operation differs by more than rounding"
     first = found[1]
-    what = f"; {'; '.join(first.what[:2])}" if first.what else ""
+    what = f"; {'; '.join(first.what[:2])}" if first.what and first.cause != "parameter" else ""
     return f"{comparison.verdict}: {first.name} ({first.direction}): {first.why}{what}"
 
 
@@ -241,5 +242,6 @@ def as_json(flow: Flow) -> dict[str, Any]:
         "flow": [vars(step) for step in flow.steps],
         "next": [vars(command) for command in flow.commands],
         "record_step": flow.recorded,
+        "cause": flow.cause or None,
         "comparison": comparison,
     }

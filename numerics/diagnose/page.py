@@ -36,6 +36,7 @@ def diagnosis_document(diagnosis: Diagnosis, flow: Flow, compared: str = "") -> 
     bad = found.symptom.name != NONE
     blocks: list[Block] = [
         Paragraph(("Symptom: ", Strong(found.symptom.name, bad=bad), f": {found.evidence}.")),
+        Only((HTML,), [Paragraph(("First divergence: ", Strong(flow.cause)) if flow.cause else "")]),
         BulletList([f"also {other.symptom.name}: {other.evidence}" for other in diagnosis.findings[1:]]),
         Only((HTML,), [_next(flow, compared)]),
         Section("Flow, with sections of the guide", [_flow(flow)]),

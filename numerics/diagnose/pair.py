@@ -15,7 +15,7 @@ from numerics.errors import NumericsError
 
 Floats = NDArray[np.float64]
 LOSS, NORM = "loss", "gradient norm"
-FLOAT32 = 2.0**-23  # epsilon
+EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "float64": 2.0**-52}
 GROWTH = 16.0  # of a difference within one step; the bound of numerics.compare for one operation
 CLEARER = 10.0  # times closer must the curves be for a shift of their step numbers
 DIGITS = 500  # values that show how many digits the file has
@@ -39,7 +39,7 @@ class Pair:
     first: LossCurve
     second: LossCurve
     steps: NDArray[np.int64]
-    epsilon: float = FLOAT32
+    epsilon: float = EPSILON["float32"]
     offset: int = 0
     notes: tuple[str, ...] = ()
 
@@ -93,7 +93,7 @@ class Pair:
 
 
 def pair_curves(
-    first: LossCurve, second: LossCurve, offset: int | None = None, epsilon: float = FLOAT32
+    first: LossCurve, second: LossCurve, offset: int | None = None, epsilon: float = EPSILON["float32"]
 ) -> Pair:
     """Pair two curves. NumericsError without a common step.
 

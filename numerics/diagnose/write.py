@@ -44,7 +44,9 @@ def terminal_lines(diagnosis: Diagnosis, flow: Flow, written: Sequence[Path]) ->
     """Return the diagnosis, the files, and the commands that are next, each in one line."""
     commands = [f"next{f', {one.machine}' if one.machine else ''}: {one.text}" for one in flow.commands]
     lines = [render_terminal(diagnosis_document(diagnosis, flow)), ""]
-    return [*lines, *(f"wrote {path}" for path in written), *(commands or ["next: nothing"])]
+    lines += [f"wrote {path}" for path in written]
+    lines += [f"first divergence: {flow.cause}"] if flow.cause else []
+    return [*lines, *(commands or ["next: nothing"])]
 
 
 def as_json(diagnosis: Diagnosis, flow: Flow, situation: Situation) -> dict[str, Any]:

@@ -7,8 +7,8 @@ script uses (`python -m numerics check-config`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from gpt2.artifacts.equivalent_code import COMPUTING, changed_code
 from gpt2.artifacts.provenance import FORMAT, VARIABLES
@@ -29,15 +29,30 @@ from numerics.checklist.checks import (
 )
 from ra.names import LEARNED
 from study.compare import checklist_rows
-from study.compare.load import LoadedStudy
 from study.records.runs import Run
 
 PLANNING = ("study.", "scripts.", "kconfig.", "pages.", "bench.")
 
 
-def checklist(studies: Sequence[LoadedStudy]) -> list[Check]:
+class Recorded(Protocol):
+    """One side of the checklist: its runs, their variants and seeds, and their settings by run and symbol."""
+
+    @property
+    def used(self) -> Sequence[Run]: ...
+
+    @property
+    def variants(self) -> Sequence[str]: ...
+
+    @property
+    def seeds(self) -> set[int]: ...
+
+    @property
+    def configs(self) -> Mapping[str, Mapping[str, str] | None]: ...
+
+
+def checklist(studies: Sequence[Recorded]) -> list[Check]:
     """Check every entry, in the order of the groups."""
-    checks = [_common("variants", [set(study.report.variants) for study in studies])]
+    checks = [_common("variants", [set(study.variants) for study in studies])]
     checks.append(_common("seeds", [study.seeds for study in studies]))
     checks += [check for rule in checklist_rows.RULES if (check := _apply(rule, studies))]
     checks += [*_settings(studies), *_variables(studies), *_code(studies)]
@@ -52,21 +67,21 @@ def _common(kind: str, sets: Sequence[set[Any]]) -> Check:
     return compare_values("study", kind, texts, FATAL, f"the studies share no {kind.rstrip('s')}")
 
 
-def _apply(rule: Rule[FinishedRecord], studies: Sequence[LoadedStudy]) -> Check | None:
+def _apply(rule: Rule[FinishedRecord], studies: Sequence[Recorded]) -> Check | None:
     """Apply a rule to the records, by seed or by variant where it asks for it."""
     return apply_rule(
         rule,
         [
-            [({"seed": f"seed {run.seed}", "variant": run.variant}, run.record) for run in study.report.used]
+            [({"seed": f"seed {run.seed}", "variant": run.variant}, run.record) for run in study.used]
             for study in studies
         ],
     )
 
 
-def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
+def _settings(studies: Sequence[Recorded]) -> list[Check]:
     """Compare each symbol of the saved settings that no rule covers, and the hash of the schedule."""
     group, checks = "hyper-parameters", []
-    learned = all(LEARNED in study.report.variants for study in studies)
+    learned = all(LEARNED in study.variants for study in studies)
     configs = [list(study.configs.values()) for study in studies]
     if all(config is not None for study in configs for config in study):
         tables = [[_values(config or {}) for config in study] for study in configs]
@@ -90,7 +105,7 @@ def _settings(studies: Sequence[LoadedStudy]) -> list[Check]:
     return [*checks, *filter(None, [_apply(rule, studies)])]
 
 
-def _values(config: dict[str, str]) -> dict[str, str]:
+def _values(config: Mapping[str, str]) -> dict[str, str]:
     """Return symbol -> value. An absent symbol is off, or hidden because its parent is off."""
     return {
         name: NOT_SET if value == "n" else value or '""'
@@ -110,10 +125,10 @@ def _meaning(name: str, learned: bool) -> tuple[str, str]:
     return FATAL, "a setting of training differs"
 
 
-def _variables(studies: Sequence[LoadedStudy]) -> list[Check]:
+def _variables(studies: Sequence[Recorded]) -> list[Check]:
     """Compare each environment variable that any run has."""
     group, subject = "environment", "environment variables"
-    recorded = [[run.record.environment for run in study.report.used] for study in studies]
+    recorded = [[run.record.environment for run in study.used] for study in studies]
     if not all(entry for study in recorded for entry in study):
         values = tuple("recorded" if all(study) else NOT_RECORDED for study in recorded)
         reason = "older records lack the variables that change numbers, so a difference cannot be excluded"
@@ -131,7 +146,7 @@ def _variable_meaning(name: str) -> tuple[str, str]:
     return FATAL if changes == FORMAT else HARMLESS, f"it changes {changes}"
 
 
-def _code(studies: Sequence[LoadedStudy]) -> list[Check]:
+def _code(studies: Sequence[Recorded]) -> list[Check]:
     """Compare the modules that the runs had loaded, by digest.
 
     Modules that compute the same count as equal (gpt2.artifacts.equivalent_code). Records without digests are compared
@@ -140,9 +155,9 @@ def _code(studies: Sequence[LoadedStudy]) -> list[Check]:
     """
 
     def runs(variants: set[str]) -> list[list[Run]]:
-        return [[run for run in study.report.used if run.variant in variants] for study in studies]
+        return [[run for run in study.used if run.variant in variants] for study in studies]
 
-    shared = set.intersection(*(set(study.report.variants) for study in studies))
+    shared = set.intersection(*(set(study.variants) for study in studies))
     if not all(_digests(run) for study in runs(shared) for run in study):
         return [_commits(runs(shared))]
     reason = "the runs may compute something else"

@@ -44,6 +44,14 @@ class LoadedStudy:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def used(self) -> list[Run]:
+        return self.report.used
+
+    @property
+    def variants(self) -> list[str]:
+        return self.report.variants
+
+    @property
     def seeds(self) -> set[int]:
         return {seed for _, seed in self.runs()}
 
@@ -83,16 +91,16 @@ def _read(path: Path, label: str) -> LoadedStudy:
     study = LoadedStudy(label, path, build.build_report(path))
     for run in study.report.used:
         try:
-            study.configs[run.name] = _config(path, run.name)
+            study.configs[run.name] = read_settings(path / "runs" / run.name)
         except ConfigError as error:
             study.configs[run.name] = None
             study.notes.append(f"{run.name}: its settings cannot be read: {error}")
     return study
 
 
-def _config(study_dir: Path, run: str) -> dict[str, str] | None:
+def read_settings(run_dir: Path) -> dict[str, str] | None:
     """The run's saved settings, or the study's; choices as one symbol, without the ending underscore."""
-    for path in (study_dir / "runs" / run / "config", study_dir / "config"):
+    for path in (run_dir / "config", run_dir.parents[1] / "config"):
         if path.exists():
             entries = parse_lines(read_text(path), str(path))
             return folded({name: entry.value for name, entry in entries.items()})

@@ -28,6 +28,7 @@ RUN_BY = {
     "compare-records": "tests/numerics/compare/test_command.py",
     "control": "tests/ra/test_control.py",
     "data": "tests/faults/data.py",
+    "diagnose": "tests/scripts/diagnose/test_diagnose_command.py",
     "extend": "tests/study/runner/test_study.py",
     "faults": "tests/faults/test_faults.py",
     "help": "tests/scripts/dev/test_help.py",

@@ -23,6 +23,7 @@ VARIABLES = {
     "compare": ("STUDIES", "OUT"),
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
     "admit": ("VARIANT",),
+    "diagnose": ("RUNS", "OUT"),
     "record": ("RUN", "STEP", "LEVEL", "TASK", "OUT"),
     "compare-records": ("A", "B", "OUT"),
     "check-config": ("A", "B", "OUT"),

@@ -1,0 +1,81 @@
+"""`make diagnose RUNS="results/a/runs/B0 results/b/runs/B0"`: why do two runs differ? The first is the benchmark.
+
+python -m scripts.diagnose RUN_DIR RUN_DIR [--out FOLDER]. A file of losses of another trainer may take a run's place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from numerics.diagnose.flow import Situation, walk
+from numerics.diagnose.pair import pair_curves
+from numerics.diagnose.rules import diagnose
+from numerics.diagnose.write import terminal_lines, write_diagnosis
+from numerics.errors import NumericsError
+from scripts.diagnose.runs import (
+    RunSide,
+    read_runs,
+    run_checks,
+    run_scores,
+    same_settings,
+    status_notes,
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.diagnose")
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args(command_arguments(("OUT",), paths="RUNS"))
+    try:
+        return diagnose_runs(read_runs(arguments.runs), arguments.out)
+    except NumericsError as error:
+        raise UserError(str(error)) from error
+
+
+def diagnose_runs(runs: Sequence[RunSide], out: Path | None) -> int:
+    folder = out or default_folder(runs)
+    if (
+        (folder / "runs").exists()
+        or (folder / "run.json").exists()
+        or (folder.exists() and not folder.is_dir())
+    ):
+        raise UserError(f"OUT={folder} is a study, a run or a file; fix: name a folder for the diagnosis")
+    pair = pair_curves(runs[0].curve, runs[1].curve, None, max(run.epsilon for run in runs))
+    checks, reason = run_checks(runs)
+    diagnosis = diagnose(pair, same_settings(checks), run_scores(runs))
+    diagnosis.notes.extend(status_notes(runs))
+    situation = Situation(
+        (runs[0].side(0), runs[1].side(1)),
+        compare_command,
+        checks,
+        reason,
+        f"diff {shlex.quote(str(runs[0].path / 'config'))} {shlex.quote(str(runs[1].path / 'config'))}",
+        first=1,
+    )
+    flow = walk(diagnosis, situation)
+    written = write_diagnosis(diagnosis, flow, situation, folder)
+    print(*terminal_lines(diagnosis, flow, written), sep="\n")
+    return 0
+
+
+def default_folder(runs: Sequence[RunSide]) -> Path:
+    """Return results/diagnose-<a>-<b> for runs of a study; else diagnose-<a>-<b> beside the first run."""
+    names = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") for run in runs]
+    first = runs[0].path.resolve()
+    above = first.parents[2] if first.parent.name == "runs" else first.parent
+    return above / "-".join(["diagnose", *names])
+
+
+def compare_command(target: Path, golden: Path) -> str:
+    return f"make compare-records {shlex.quote(f'A={target}')} {shlex.quote(f'B={golden}')}"
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,168 @@
+"""What is on the disk of two runs: losses, records of run.json, settings, and recorded steps. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from gpt2.artifacts import run_record
+from gpt2.artifacts.run_record import FinishedRecord, RunRecord
+from gpt2.config.dotconfig import ConfigError
+from gpt2.system.errors import UserError
+from numerics.checklist.checks import EQUAL, Check
+from numerics.diagnose.command import file_side
+from numerics.diagnose.flow import Side
+from numerics.diagnose.loss_files import LossCurve, read_curve, same_file
+from numerics.diagnose.pair import EPSILON
+from numerics.diagnose.rules import Score
+from scripts.record.__main__ import default_folder
+from study.compare import checklist_rows
+from study.compare.checklist import checklist
+from study.compare.load import labels, read_settings
+from study.records.hellaswag_scores import scored_items
+from study.records.runs import Run
+
+USAGE = 'fix: make diagnose RUNS="results/a/runs/B0 results/b/runs/B0"'
+REQUIRED = ("fingerprint", "target", "batch", "progress", "environment")  # parts of run.json for a checklist
+# Rows that may differ between two runs of one machine with the same settings: they change no training step.
+ASIDE = (
+    "commit",
+    "uncommitted changes",
+    "code that plans and reports",
+    "HellaSwag items",
+    "variants",
+    "seeds",
+)
+ASIDE_REASONS = (checklist_rows.ASIDE, checklist_rows.BUDGET)
+
+
+@dataclass
+class RunSide:
+    """One run. record: None for a file of losses. It is one side of a checklist, with itself as the only run."""
+
+    path: Path
+    label: str
+    curve: LossCurve
+    record: RunRecord | None = None
+
+    @property
+    def used(self) -> Sequence[Run]:
+        record = cast("FinishedRecord", self.record)
+        if record.schedule:  # the plans are compared, also of a run that ended before
+            progress = dataclasses.replace(record.progress, iterations=record.schedule.iterations)
+            record = dataclasses.replace(record, progress=progress)
+        return [Run(record.run, record.variant, record.seed, record.status, True, record=record)]
+
+    @property
+    def variants(self) -> Sequence[str]:
+        return [run.variant for run in self.used]
+
+    @property
+    def seeds(self) -> set[int]:
+        return {run.seed for run in self.used if run.seed is not None}
+
+    @property
+    def configs(self) -> dict[str, dict[str, str] | None]:
+        try:
+            return {run.name: read_settings(self.path) for run in self.used}
+        except ConfigError:
+            return {run.name: None for run in self.used}
+
+    @property
+    def epsilon(self) -> float:
+        dtype = self.record.target.dtype if self.record and self.record.target else "float32"
+        return EPSILON.get(dtype, EPSILON["float32"])
+
+    def missing(self) -> list[str]:
+        """Return the parts that a checklist needs and run.json lacks."""
+        return (
+            [name for name in REQUIRED if getattr(self.record, name) is None] if self.record else ["run.json"]
+        )
+
+    def side(self, number: int) -> Side:
+        """Return the commands and folders of its records."""
+        name = f"machine {number + 1}"
+        if self.record is None:
+            base = 0 if 0 in self.curve.losses else 1
+            return file_side(Path("records") / ("first", "second")[number], name, base)
+        device = f", {self.record.target.device}" if self.record.target else ""
+        folder = default_folder(self.path)
+
+        def record(step: int, task: str) -> str:
+            words = [f"RUN={self.path}", f"STEP={step}", *([f"TASK={task}"] if task != "statistics" else [])]
+            return f"make record {' '.join(map(shlex.quote, words))}"
+
+        return Side(f"{name} ({self.label}{device})", record, lambda step: folder / f"step{step}")
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunSide]:
+    """Read two run folders or files of losses. UserError and NumericsError name what cannot be used."""
+    if len(paths) != 2:
+        raise UserError(f"RUNS names {len(paths)} runs, two are needed; {USAGE}")
+    if same_file(*paths):
+        raise UserError(f"{paths[0]} is named twice; {USAGE}")
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path} does not exist; {USAGE}")
+        if (path / "runs").is_dir():
+            runs = sorted(run.name for run in (path / "runs").iterdir() if run.is_dir())
+            example = path / "runs" / (runs or ["B0"])[0]
+            raise UserError(f"{path} is a study; fix: name one of its runs, such as {example}")
+    return [_read(path, label) for path, label in zip(paths, labels(paths), strict=True)]
+
+
+def _read(path: Path, label: str) -> RunSide:
+    if not (path / "run.json").exists():
+        return RunSide(path, label, read_curve(path, label))
+    record = run_record.load(path)
+    failed = {fault.iteration + 1: math.nan for fault in record.faults}
+    if (path / "metrics.jsonl").exists() and (path / "metrics.jsonl").stat().st_size:
+        curve = read_curve(path, label)
+    elif failed:
+        curve = LossCurve(label, {})
+    else:
+        raise UserError(f"{path} has no metrics.jsonl, so it has no losses; {USAGE}")
+    # the step that is not finite ends the process before it is logged
+    curve.losses = dict(sorted((failed | curve.losses).items()))
+    return RunSide(path, label, curve, record)
+
+
+def run_checks(sides: Sequence[RunSide]) -> tuple[list[Check] | None, str]:
+    """Return the checklist, or None and the reason why there is none."""
+    lacking = [f"{side.label} has no {', '.join(missing)}" for side in sides if (missing := side.missing())]
+    return (None, "; ".join(lacking)) if lacking else (checklist(sides), "")
+
+
+def same_settings(checks: Sequence[Check] | None) -> bool:
+    """Whether the checklist shows one kind of machine and the same settings."""
+    return checks is not None and all(
+        check.status == EQUAL or check.subject in ASIDE or check.reason in ASIDE_REASONS for check in checks
+    )
+
+
+def run_scores(sides: Sequence[RunSide]) -> list[Score]:
+    """Return HellaSwag's accuracies and the standard error of their difference, if both have the same items."""
+    records = [side.record for side in sides if side.record]
+    items = [scored_items(record) for record in records]
+    if len(records) != 2 or not items[0] or items[0] != items[1]:
+        return []
+    scores = [record.hellaswag for record in records]
+    values = [score.acc_norm for score in scores if score and isinstance(score.acc_norm, float)]
+    errors = [score.acc_norm_stderr for score in scores if score and isinstance(score.acc_norm_stderr, float)]
+    if len(values) != 2:
+        return []
+    return [Score("HellaSwag", values[0], values[1], math.hypot(*errors) if len(errors) == 2 else None)]
+
+
+def status_notes(sides: Sequence[RunSide]) -> list[str]:
+    """Return notes on runs that are not finished."""
+    return [
+        f"{side.label} is {side.record.status}{f': {side.record.error}' if side.record.error else ''}"
+        for side in sides
+        if side.record and side.record.status != "finished"
+    ]
