@@ -14,7 +14,8 @@ PAGE = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
 
 
 def test_the_worked_case_names_the_function_that_the_page_names(tmp_path: Path) -> None:
-    script = re.search(r"^    import sys\n(?:(?:    .*)?\n)*", PAGE, re.MULTILINE)
+    record = PAGE.partition("Save as `train_once.py`")[2]
+    script = re.search(r"^    import sys\n(?:(?:    .*)?\n)*", record, re.MULTILINE)
     commands = re.findall(r"^    python (train_once.*|-m numerics compare .*)$", PAGE, re.MULTILINE)
     assert script
     assert len(commands) == 3
