@@ -34,7 +34,10 @@ def main() -> int:
     old = [f"{name}=" for name in OLD_SWITCHES if name in make_variables()]
     if old:
         raise UserError(f"make bench takes no {' '.join(old)}; fix: make bench SUITE={'|'.join(NAMES[1:])}")
-    arguments = parser.parse_args(command_arguments(("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES")))
+    given_suite = ["--suite", "numerics"] if make_variables().get("NUMERICS") == "1" else []
+    arguments = parser.parse_args(
+        given_suite + command_arguments(("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"))
+    )
     given = {name.upper(): value for name, value in vars(arguments).items() if value not in (None, "")}
     export_environment()
     suite = load_suite(given.pop("SUITE"))

@@ -7,7 +7,17 @@ import importlib
 from bench.suite import Suite
 from gpt2.system.errors import UserError
 
-NAMES = ("speed", "growth", "evaluation", "profile", "loss_parity", "startup", "corpus", "records")
+NAMES = (
+    "speed",
+    "growth",
+    "evaluation",
+    "profile",
+    "loss_parity",
+    "startup",
+    "corpus",
+    "records",
+    "numerics",
+)
 
 
 def load_suite(name: str) -> Suite:

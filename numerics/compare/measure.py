@@ -159,7 +159,8 @@ def _compare_tensors(target: Tensor, golden: Tensor, floor: float) -> Difference
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor.reshape(-1)
+    flat = tensor.contiguous()
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
 def _wide(tensor: Tensor) -> Tensor:

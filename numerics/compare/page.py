@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from numerics.compare.judge import GROWTH, Divergence
+from numerics.compare.causes import Divergence
+from numerics.compare.judge import GROWTH
 from numerics.compare.rows import BEYOND, GRADES, SIDES, UNMATCHED, WRONG, Row
 from numerics.compare.run import Comparison, StepComparison
 from numerics.compare.summary import next_command, stack_of, summary

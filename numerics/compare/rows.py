@@ -110,13 +110,23 @@ def _row(pair: Pair) -> Row:
             difference = compare_values(
                 here, there, floor / math.sqrt(there.count) if is_bias and there else 0.0
             )
-            if any(value is not None and value.dtype for value in (here, there)):
+            given = [value for value in (here, there) if value is not None and value.kind]
+            optional = len(given) == 1 and _is_optional(side, place, target, golden)
+            if any(value.dtype for value in given) and not optional:
                 row.cells.append(Cell(side, place, here, there, difference))
             elif not difference.equal:
                 row.settings.append(
                     f"{'argument ' if side == 'input' else 'output '}{place}: {difference.what}"
                 )
     return row
+
+
+def _is_optional(side: str, place: str, target: Call, golden: Call) -> bool:
+    """Return whether one side may have a value alone: a mask as an argument, a further result, and its gradient."""
+    if side not in ("input", "output"):
+        return False
+    places = (target.inputs, golden.inputs) if side == "input" else (target.outputs, golden.outputs)
+    return not golden.backward or any(place not in values for values in places)
 
 
 def _settings(target: Call, golden: Call) -> list[str]:

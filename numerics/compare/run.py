@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numerics.compare.judge import Divergence, Judgement, judge
+from numerics.compare.causes import Divergence
+from numerics.compare.judge import Judgement, judge
 from numerics.compare.matching import match_calls, recorded_by_both
+from numerics.compare.optimizer import Earlier
 from numerics.compare.records import StepRecord, find_records, read_record
 from numerics.compare.rows import Row, measure_rows
 from numerics.errors import NumericsError
@@ -51,6 +54,14 @@ class Comparison:
             ((step, step.judgement.divergence) for step in self.steps if step.judgement.divergence), None
         )
 
+    @property
+    def first_unequal(self) -> str | None:
+        """Return the name of the first call with an unequal result, be it by rounding."""
+        return next(
+            (step.judgement.first_difference.name for step in self.steps if step.judgement.first_difference),
+            None,
+        )
+
 
 def compare_records(
     target: Path, golden: Path, envelope: Path | None = None, names: Mapping[str, str] | None = None
@@ -62,7 +73,7 @@ def compare_records(
     """
     pairs, notes = _paired(find_records(target), find_records(golden))
     others = dict(_paired_folders(find_records(envelope), find_records(golden))) if envelope else {}
-    steps = []
+    steps: list[StepComparison] = []
     for place, mine, other in pairs:
         here, there = read_record(mine), read_record(other)
         notes += [
@@ -80,8 +91,28 @@ def compare_records(
             raise NumericsError(
                 f"no call of {mine} is in {other}; fix: record the same model at the same level, or give --map"
             )
-        steps.append(StepComparison(place, here, there, rows, judge(rows, here, there, limits)))
+        judgement = judge(rows, here, there, limits, _earlier(place, steps))
+        steps.append(StepComparison(place, here, there, rows, judgement))
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
+
+
+def _earlier(place: str, steps: Sequence[StepComparison]) -> Earlier | None:
+    """Return the steps before a step, if the last of them is the step just before and none diverges."""
+    number, rank = _place(place)
+    known = {_place(step.place)[0]: step for step in steps if _place(step.place)[1] == rank}
+    mine = [step for other, step in known.items() if other < number]
+    if number - 1 not in known or any(step.judgement.divergence for step in mine):
+        return None
+    error = max((row.error("gradient") for step in mine for row in step.rows), default=0.0)
+    equal = all(step.judgement.verdict == "equal" for step in mine)
+    last = known[number - 1]
+    return Earlier(last.rows, last.place, error, equal)
+
+
+def _place(place: str) -> tuple[int, str]:
+    """Return step and rank of a place such as "step0/rank0"."""
+    found = re.match(r"step(\d+)(.*)", place)
+    return (int(found[1]), found[2]) if found else (-1, place)
 
 
 def _paired_folders(targets: Mapping[str, Path], goldens: Mapping[str, Path]) -> list[tuple[Path, Path]]:

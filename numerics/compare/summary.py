@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from numerics.compare.judge import Divergence
+from numerics.compare.causes import Divergence
 from numerics.compare.run import Comparison, StepComparison
 
 
@@ -34,8 +34,8 @@ def summary(comparison: Comparison) -> list[str]:
         lines += [f"differs: {text}" for text in first.what[:5]]
         lines += [f"error: {format_units(first.units)}"]
     else:
-        earliest = next((step.judgement.first_difference for step in comparison.steps), None)
-        lines += [f"first unequal result, within rounding: {earliest.name}"] if earliest else []
+        earliest = comparison.first_unequal
+        lines += [f"first unequal result, within rounding: {earliest}"] if earliest else []
     findings = [text for step in comparison.steps for text in step.judgement.findings]
     lines += [f"also: {text}" for text in findings[:5]]
     lines += [f"also: {len(findings) - 5} more, in compare.json"] if len(findings) > 5 else []
@@ -48,7 +48,7 @@ def next_command(comparison: Comparison) -> str:
         return ""
     step, first = found
     has_values = any(cell.target and cell.target.file for row in step.rows for cell in row.cells)
-    if first.cause in ("data", "parameter", "settings", "missing"):
+    if first.cause in ("data", "parameter", "settings", "missing", "optimizer"):
         return "next: make both sides equal there, record both again and compare"
     if not has_values:
         listed = f'"list": ["{first.module}"]' if first.module else '"list": []'

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from numerics.compare.judge import Divergence
+from numerics.compare.causes import Divergence
 from numerics.compare.measure import METRICS, Difference
 from numerics.compare.page import comparison_page
 from numerics.compare.records import Value
@@ -79,6 +79,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "verdict": comparison.verdict,
         "first_divergence": _divergence_json(*first) if first else None,
+        "first_unequal": comparison.first_unequal,
         "target": str(comparison.target),
         "golden": str(comparison.golden),
         "notes": comparison.notes,

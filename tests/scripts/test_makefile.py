@@ -29,7 +29,7 @@ VARIABLES = {
     "check-config": ("A", "B", "OUT"),
     "card": ("OUT", "CHECKS"),
     "extend": ("FACTOR", "UNDO"),
-    "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"),
+    "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES", "NUMERICS"),
     "memory": ("TARGET", "FROM", "VARIANTS", "CONFIG_STUDY_NAME"),
     "mrproper": ("RESULTS",),
     "defconfig-x": ("CONFIG_STUDY_NAME", "CONFIG_DATASET_FILES"),

@@ -1,77 +1,44 @@
-"""Steps that differ by correct kernels alone agree within rounding; equal steps are equal."""
+"""Pairs that differ by correct kernels agree within rounding; equal steps are equal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench.numerics.clean import CLEAN, answer
+from bench.numerics.corpus import Corpus
+from bench.numerics.faults import CHECKSUMS, MODULES, VALUES, Fault
+from bench.numerics.models import OURS
 from numerics import Recorder, RecorderConfig
 from numerics.compare.judge import GROWTH, REPLAY
 from numerics.compare.records import read_record
 from numerics.compare.replay import replayed_error
-from tests.numerics.compare.small_models import (
-    MODULES,
-    STATISTICS,
-    TENSORS,
-    compared,
-    growth,
-    ours,
-    record,
-    step,
-    transformers_gpt2,
-)
+
+CASES = [
+    pytest.param(pair, kind, mode, id=f"{pair.name}, {kind}, {mode}")
+    for pair in CLEAN
+    for kind in pair.kinds
+    for mode in ((CHECKSUMS, VALUES) if kind == OURS else (MODULES,))
+]
 
 
-def two_threads(model: nn.Module) -> None:
-    torch.set_num_threads(2)
-    try:
-        step(model)
-    finally:
-        torch.set_num_threads(1)
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return Corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def autocast(model: nn.Module) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        step(model)
-
-
-KERNELS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "mkldnn off": lambda: torch.backends.mkldnn.flags(enabled=False),
-    "sdpa math": lambda: sdpa_kernel(SDPBackend.MATH),
-}
-MODES = {"modules": MODULES, "statistics": STATISTICS, "tensor": TENSORS}
-MODELS = {"ours": ours, "transformers": transformers_gpt2}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", MODELS)
-def test_other_kernels_are_rounding_and_equal_steps_are_equal(model: str, mode: str, tmp_path: Path) -> None:
-    settings, make = MODES[mode], MODELS[model]
-    golden = record(tmp_path, make(), **settings)
-    assert compared(record(tmp_path, make(), **settings), golden).verdict == "equal"
-    others = [record(tmp_path, make(), step, kernel(), **settings) for kernel in KERNELS.values()]
-    others.append(record(tmp_path, make(), two_threads, **settings))
-    for other in others:
-        found = compared(other, golden)
-        assert found.verdict in ("equal", "rounding"), found.first
-        assert growth(found) < GROWTH / 2
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_other_kernels_under_autocast_are_rounding(mode: str, tmp_path: Path) -> None:
-    golden = record(tmp_path, ours(), autocast, **MODES[mode])
-    with torch.backends.mkldnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH):
-        other = record(tmp_path, ours(), autocast, **MODES[mode])
-    found = compared(other, golden)
-    assert found.verdict == "rounding", found.first
+@pytest.mark.parametrize(("pair", "kind", "mode"), CASES)
+def test_a_clean_pair_is_no_divergence(pair: Fault, kind: str, mode: str, corpus: Corpus) -> None:
+    found = answer(corpus, pair, kind, mode)
+    assert found.right, found.found
+    assert found.growth < GROWTH / 2
 
 
 def recorded_errors(

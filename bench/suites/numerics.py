@@ -1,0 +1,83 @@
+"""Judge `python -m numerics compare` by injected faults and clean pairs: `make bench SUITE=numerics`."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from bench.numerics import clean
+from bench.numerics.corpus import MODES, Answer, Corpus, cases
+from bench.numerics.faults import FAULTS, Fault
+from bench.suite import Session, Suite, SuiteResult
+from bench.tables import ResultTable
+from gpt2.system.errors import UserError
+
+Judge = Callable[[Corpus, Fault, str, str], Answer]
+
+
+def run(session: Session) -> SuiteResult:
+    """Judge every fault and every clean pair, with each model and each mode of recording."""
+    torch.set_num_threads(1)  # a golden record has one thread
+    parts: tuple[tuple[str, Sequence[Fault], Judge], ...] = (
+        ("faults", _named(FAULTS, session.cases), Corpus.answer),
+        ("clean pairs", _named(clean.CLEAN, session.cases), clean.answer),
+    )
+    if not any(listed for _, listed, _ in parts):
+        raise UserError(f"no fault and no clean pair has {session.cases!r} in its name")
+    answers: dict[str, list[Answer]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Corpus(Path(folder))
+        for title, listed, judge in parts:
+            answers[title] = []
+            for fault, kind, mode in cases(listed, MODES):
+                found = judge(corpus, fault, kind, mode)
+                answers[title].append(found)
+                if not found.right:
+                    session.say(f"wrong: {found.fault}, {kind}, {mode}: {found.found}")
+            session.save(
+                {name: [dataclasses.asdict(one) for one in found] for name, found in answers.items()}
+            )
+    data = {name: [dataclasses.asdict(one) for one in found] for name, found in answers.items()}
+    tables = [_table(title, listed, answers[title]) for title, listed, _ in parts if listed]
+    return SuiteResult(data, tuple(tables), tuple(_count(name, found) for name, found in answers.items()))
+
+
+def _named(faults: Sequence[Fault], part: str) -> list[Fault]:
+    return [fault for fault in faults if part in fault.name]
+
+
+def _table(title: str, faults: Sequence[Fault], answers: Sequence[Answer]) -> ResultTable:
+    """List the right answers of each fault by mode, over the models that it applies to."""
+    cells = []
+    for fault in faults:
+        counts = []
+        for mode in MODES:
+            mine = [answer.right for answer in answers if (answer.fault, answer.mode) == (fault.name, mode)]
+            counts.append(f"{sum(mine)} of {len(mine)}")
+        cells.append((fault.name, fault.case or "-", fault.answer or fault.verdict, *counts))
+    head = (title, "guide", "expected", *MODES)
+    return ResultTable(f"right answers, by what was recorded: {title}", head, tuple(cells), ())
+
+
+def _count(title: str, answers: Sequence[Answer]) -> str:
+    """Count the faults that every model's comparison answers rightly, by mode."""
+    parts = []
+    for mode in MODES:
+        here = [answer for answer in answers if answer.mode == mode]
+        names = dict.fromkeys(answer.fault for answer in here)
+        right = [name for name in names if all(answer.right for answer in here if answer.fault == name)]
+        pairs = sum(answer.right for answer in here)
+        parts.append(f"{mode} {len(right)} of {len(names)} ({pairs} of {len(here)} comparisons)")
+    return f"{title} answered rightly by every model: {', '.join(parts)}"
+
+
+SUITE = Suite(
+    "numerics",
+    "right answers of `numerics compare` on injected faults, and false alarms on clean pairs",
+    run,
+    cases="faults and clean pairs with this in their name",
+)
