@@ -41,7 +41,17 @@ class Workplace:
     def __init__(self, folder: Path, texts: Path, **changes: str) -> None:
         self.folder, self.texts = folder, texts
         folder.mkdir(parents=True, exist_ok=True)
-        for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "scripts", "defconfigs"):
+        for part in (
+            "Kconfig",
+            "gpt2",
+            "ra",
+            "study",
+            "kconfig",
+            "pages",
+            "numerics",
+            "scripts",
+            "defconfigs",
+        ):
             (folder / part).symlink_to(ROOT / part)
         self.configure(**changes)
 

@@ -32,7 +32,7 @@ SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=32", "EFFECTIVE_BATCH=8", "MICRO_
 @contextlib.contextmanager
 def checkout(folder: Path) -> Iterator[None]:
     """A checkout without a .config, on a machine without a GPU, as working directory."""
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "scripts", "defconfigs"):
+    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "numerics", "scripts", "defconfigs"):
         (folder / part).symlink_to(ROOT / part)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

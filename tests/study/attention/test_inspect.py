@@ -51,7 +51,7 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workplace = tmp_path_factory.mktemp("workplace")
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "scripts", "defconfigs"):
+    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "numerics", "scripts", "defconfigs"):
         (workplace / part).symlink_to(ROOT / part)
     assignments = [f"CONFIG_{setting}" for setting in SETTINGS]
     command = [

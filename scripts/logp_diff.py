@@ -1,0 +1,73 @@
+"""`make logp-diff RUN=results/STUDY/runs/NAME`: sample with a KV cache and compare with the pass of training.
+
+python -m scripts.logp_diff RUN_DIR [--out FOLDER] [--prompts N] [--tokens N] [--threshold X]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from numerics.dump_files import write_json
+from numerics.errors import NumericsError
+from pages.document import render_terminal
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.logp_diff")
+    parser.add_argument("run", nargs="?", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--prompts", type=int, default=4, help="from the validation text")
+    parser.add_argument("--tokens", type=int, default=32, help="sampled after each prompt")
+    parser.add_argument("--threshold", type=float, default=0.01)
+    given = parser.parse_args(command_arguments(("OUT",), paths="RUN"))
+    if given.run is None or not given.run.is_dir():
+        raise UserError(
+            f"RUN={given.run or ''} is no folder; fix: make logp-diff RUN=results/STUDY/runs/NAME"
+        )
+    if given.prompts < 1 or given.tokens < 1:
+        raise UserError("prompts and tokens are at least 1; fix: --prompts 4 --tokens 32")
+    export_environment()  # before torch is imported
+    import torch
+
+    from gpt2.model.sampling import Cache, CacheError, response_log_probs, sample
+    from numerics.logp.diff import logp_diff
+    from numerics.logp.report import as_json, report
+    from study.attention.inspect import choose_text, load_run
+
+    run = load_run(given.run)
+    model = run.model.eval()
+    ids, text = choose_text([run], None)
+    length = max(1, min(len(ids) // given.prompts, model.block_size // 2))
+    if len(ids) < length * given.prompts:
+        raise UserError(
+            f"{given.prompts} prompts need {given.prompts} tokens, {len(ids)} found; fix: --prompts 1"
+        )
+    new = min(given.tokens, model.block_size - length)
+    prompts = torch.tensor(ids[: length * given.prompts]).view(given.prompts, length)
+    cache = Cache()
+    rollout, training = [], []
+    try:
+        for number, prompt in enumerate(prompts.split(1)):
+            cache.clear()
+            sampled = sample(model, prompt, new, torch.Generator().manual_seed(number), cache)
+            rollout.append(sampled.log_probs)
+            training.append(response_log_probs(model, prompt, sampled.tokens))
+        found = logp_diff(torch.cat(rollout), torch.cat(training), threshold=given.threshold)
+    except (CacheError, NumericsError) as error:
+        raise UserError(f"{run.name}: {error}") from error
+    print(
+        f"{run.name}: {given.prompts} prompts of {length} tokens ({text.source}), {new} sampled tokens each"
+    )
+    print(render_terminal(report(found)))
+    if given.out:
+        write_json(given.out / "logp_diff.json", as_json(found))
+        print(f"wrote {given.out / 'logp_diff.json'}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

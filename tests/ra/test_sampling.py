@@ -1,0 +1,178 @@
+"""Sampling with a cache gives the numbers of sampling without, for every attention; logp_diff finds a faulty cache."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from gpt2.model.init import initialise
+from gpt2.model.sampling import Cache, CacheError, logits, response_log_probs, sample
+from gpt2.model.transformer import GPT2, CausalSelfAttention
+from numerics import logp_diff
+from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
+
+WIDTH, HEADS, VOCABULARY = 32, 4, 53
+LEARNED = {"initial_probability": 0.3, "learning_rate_multiplier": 1.0}
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "standard": lambda: CausalSelfAttention(WIDTH, HEADS),
+    "reciprocal": lambda: ReciprocalAttention(WIDTH, HEADS),
+    "output mix": lambda: LearnedAttention(WIDTH, HEADS, **LEARNED),
+    "recomputed mix": lambda: LearnedAttention(WIDTH, HEADS, recompute=True, **LEARNED),
+    "score mix": lambda: LearnedScoreAttention(WIDTH, HEADS, **LEARNED),
+    "hard gate": lambda: LearnedHardAttention(WIDTH, HEADS, gate_every=2, **LEARNED),
+    "hard gate, reciprocal": lambda: LearnedHardAttention(
+        WIDTH, HEADS, **LEARNED | {"initial_probability": 0.8}
+    ),
+}
+
+
+def model_of(kind: Callable[[], nn.Module], dropout: float = 0.0) -> GPT2:
+    """A model whose weights are large enough that attention decides the logits."""
+    model = GPT2(
+        layers=2, heads=HEADS, width=WIDTH, block_size=24, vocabulary=VOCABULARY, padded_vocabulary=64,
+        dropout=dropout, attention=lambda layer: kind(),
+    )  # fmt: skip
+    initialise(model, seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(8 if "qkv" in name else 4)
+    return model.eval()
+
+
+MODELS = {name: model_of(kind) for name, kind in KINDS.items()}
+
+
+def rounding(expected: Tensor) -> float:
+    """The bound of both paths' rounding: 100 times float32's epsilon of the largest logit."""
+    return 100 * torch.finfo(torch.float32).eps * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(cuts=st.sets(st.integers(1, 23)), seed=st.integers(0, 99), batch=st.integers(1, 3))
+@settings(max_examples=12, deadline=None)
+def test_any_split_of_a_sequence_gives_the_logits_of_one_pass(
+    kind: str, cuts: set[int], seed: int, batch: int
+) -> None:
+    model = MODELS[kind]
+    ids = torch.randint(0, VOCABULARY, (batch, 24), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        expected = model(ids)
+    cache, edges = Cache(), [0, *sorted(cuts), 24]
+    parts = [logits(model, ids[:, a:b], cache) for a, b in itertools.pairwise(edges)]
+    assert (torch.cat(parts, dim=1) - expected).abs().max() < rounding(expected)
+    assert cache.length == 24
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_is_unchanged_after_sampling(kind: str) -> None:
+    model = MODELS[kind]
+    ids = torch.arange(24)[None] % VOCABULARY
+    with torch.no_grad():
+        before = model(ids)
+        attributes = [dict(vars(block.attention)) for block in model.blocks]
+        logits(model, ids, Cache())
+        assert torch.equal(model(ids), before)
+    assert [dict(vars(block.attention)) for block in model.blocks] == attributes
+
+
+def rollout(kind: str, cache: Cache | None, prompts: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample after several prompts one after the other. Returns both log-probabilities and the tokens."""
+    model = MODELS[kind]
+    sampled, trained, tokens = [], [], []
+    for number in range(prompts):
+        prompt = torch.randint(0, VOCABULARY, (1, 4), generator=torch.Generator().manual_seed(number))
+        if cache is not None:
+            cache.clear()
+        found = sample(model, prompt, 8, torch.Generator().manual_seed(number), cache)
+        sampled.append(found.log_probs)
+        tokens.append(found.tokens)
+        trained.append(response_log_probs(model, prompt, found.tokens))
+    return torch.cat(sampled), torch.cat(trained), torch.cat(tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sampling_with_and_without_a_cache_agree_token_by_token(kind: str) -> None:
+    cached, trained, tokens = rollout(kind, Cache())
+    uncached, _, expected = rollout(kind, None)
+    assert torch.equal(tokens, expected)
+    for other in (trained, uncached):
+        found = logp_diff(cached, other, threshold=1e-4)
+        assert found.verdict == "within the threshold"
+        assert found.first is None
+    assert trained.std() > 0.3  # the tokens are not equally probable
+
+
+class Uncleared(Cache):
+    """The fault: positions start at 0, the rows of the sequence before stay."""
+
+    def clear(self) -> None:
+        self.length = 0
+
+
+class Shifted(Cache):
+    """The fault: each token after the prompt has the position of the one before it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value - 1 if name == "length" and value == 4 else value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_that_is_not_cleared_is_found_at_the_second_sequence(kind: str) -> None:
+    cached, trained, _ = rollout(kind, Uncleared())
+    found = logp_diff(cached, trained)
+    assert found.verdict != "within the threshold"
+    assert found.sequences[0].first is None
+    assert found.first is not None
+    assert (found.first.sequence, found.first.response) == (1, 0)
+    assert abs(found.first_token) > 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wrong_position_while_decoding_leaves_prefill_right(kind: str) -> None:
+    cached, trained, _ = rollout(kind, Shifted())
+    found = logp_diff(cached, trained)
+    assert found.verdict != "within the threshold"
+    assert abs(found.first_token) < 1e-4
+    assert found.first is not None
+    assert found.first.response >= 1
+
+
+def test_an_attention_that_cannot_be_cached_is_named() -> None:
+    class Linear(CausalSelfAttention):
+        def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+            return v_BHTD.cumsum(2)
+
+    class Other(nn.Linear):
+        pass
+
+    model, cache = model_of(lambda: Linear(WIDTH, HEADS)), Cache()
+    logits(model, torch.zeros(1, 3, dtype=torch.int64), cache)
+    with pytest.raises(CacheError, match="Linear mixes values outside"):
+        logits(model, torch.zeros(1, 1, dtype=torch.int64), cache)
+    with pytest.raises(CacheError, match="Other is no CausalSelfAttention"):
+        logits(model_of(lambda: Other(WIDTH, WIDTH)), torch.zeros(1, 3, dtype=torch.int64), Cache())
+
+
+def test_training_mode_and_a_full_block_are_errors() -> None:
+    model = MODELS["standard"]
+    cache = Cache()
+    logits(model, torch.zeros(1, 24, dtype=torch.int64), cache)
+    with pytest.raises(ValueError, match="25 tokens exceed the block size 24"):
+        logits(model, torch.zeros(1, 1, dtype=torch.int64), cache)
+    training = model_of(KINDS["standard"]).train()
+    with pytest.raises(ValueError, match="training mode"):
+        logits(training, torch.zeros(1, 1, dtype=torch.int64), Cache())
+
+
+def test_nothing_but_the_command_imports_sampling() -> None:
+    root = Path(__file__).parents[2]
+    files = [path for top in ("gpt2", "ra", "study", "scripts") for path in (root / top).rglob("*.py")]
+    users = [path.name for path in files if "gpt2.model.sampling" in path.read_text()]
+    assert users == ["logp_diff.py"]

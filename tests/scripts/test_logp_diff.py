@@ -1,0 +1,62 @@
+"""`make logp-diff`: a run samples with a KV cache and is compared with the pass of training."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpt2.model import sampling
+from gpt2.system.errors import UserError
+from scripts import logp_diff
+from tests.study.attention.test_inspect import a_run, config_file
+
+__all__ = ["config_file"]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["scripts.logp_diff", *arguments])
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    return logp_diff.main()
+
+
+@pytest.mark.parametrize("variant", ["B", "RAALL", "RALEARN"])
+def test_sampling_of_a_run_agrees_with_its_training_pass(
+    variant: str,
+    tmp_path: Path,
+    config_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = a_run(tmp_path, config_file, variant)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert call(monkeypatch, str(run), "--out", str(tmp_path / "out"), "--threshold", "0.001") == 0
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    printed = capsys.readouterr().out
+    assert "logp_diff: within the threshold" in printed
+    content = json.loads((tmp_path / "out" / "logp_diff.json").read_text())
+    assert content["first_over"] is None
+    assert len(content["sequences"]) == 4
+
+
+def test_a_cache_that_is_not_cleared_is_named(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sampling.Cache, "clear", lambda cache: setattr(cache, "length", 0))
+    assert call(monkeypatch, str(a_run(tmp_path, config_file, "B"))) == 0
+    printed = capsys.readouterr().out
+    assert "within the threshold" not in printed
+    printed = " ".join(printed.split())
+    assert "first token over the threshold: sequence 1, " in printed
+
+
+def test_unusable_arguments_are_one_line(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = str(a_run(tmp_path, config_file, "B"))
+    for arguments in ((), (str(tmp_path / "absent"),), (run, "--prompts", "0"), (run, "--prompts", "9999"),
+                      (run, "--threshold", "-1")):  # fmt: skip
+        with pytest.raises(UserError) as found:
+            call(monkeypatch, *arguments)
+        assert "fix:" in str(found.value)
+        assert "\n" not in str(found.value)
