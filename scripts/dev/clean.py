@@ -27,7 +27,19 @@ from gpt2.system.read_files import DamagedFileError, open_regular
 from kconfig.arguments import make_variables
 
 CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
-SOURCES = ("bench", "defconfigs", "docs", "gpt2", "kconfig", "numerics", "pages", "ra", "scripts", "study", "tests")
+SOURCES = (
+    "bench",
+    "defconfigs",
+    "docs",
+    "gpt2",
+    "kconfig",
+    "numerics",
+    "pages",
+    "ra",
+    "scripts",
+    "study",
+    "tests",
+)
 KINDS = ("caches", "data", "config", "venv", "results")
 CORPUS = re.compile(r"\w+-[0-9a-f]{12}")
 # The lock of a corpus and its folder while it is prepared; saved examinations of variants; the downloaded HellaSwag
