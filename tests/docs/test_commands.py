@@ -32,7 +32,7 @@ RUN_BY = {
     "extend": "tests/study/runner/test_study.py",
     "faults": "tests/faults/test_faults.py",
     "help": "tests/scripts/dev/test_help.py",
-    "logp-diff": "tests/scripts/test_logp_diff.py",
+    "logp-diff": "tests/scripts/logp_diff/test_logp_diff_command.py",
     "memory": "tests/scripts/test_memory.py",
     "menuconfig": "tests/kconfig/test_commands.py",
     "mrproper": "tests/scripts/dev/test_clean.py",

@@ -8,7 +8,7 @@ import pytest
 
 from gpt2.model import sampling
 from gpt2.system.errors import UserError
-from scripts import logp_diff
+from scripts.logp_diff import __main__ as logp_diff
 from tests.study.attention.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
