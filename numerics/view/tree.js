@@ -113,7 +113,7 @@
       class: `node ${single ? node.level || "recorded" : colorOf(node.grade)}${node.target && node.golden ? " both" : ""}`,
       role: "treeitem", id: `node-${number}`, "aria-level": node.depth + 1, "aria-selected": String(number === chosen),
       "aria-expanded": hasInner(number) ? String(isOpen(number)) : null, "data-number": number,
-      "aria-setsize": shown.length, "aria-posinset": place + 1, title: node.golden || node.target,
+      title: node.golden || node.target,
     }, side(node, node.target, "target", number), side(node, node.golden, "golden", number),
     make("em", {}, remark.filter(Boolean).join(", ")));
     return row;
@@ -156,6 +156,10 @@
 
   const toggle = (number, state = !open[number]) => {
     open[number] = state;
+    if (!state && chosen > number && chosen < step.nodes[number].end) {
+      chosen = number;
+      describe();
+    }
     collect();
   };
 
@@ -204,7 +208,7 @@
   const table = (headings, lines, differs) => make("div", { class: "scroll" }, make("table", {},
     make("thead", {}, make("tr", {}, ...headings.map(text => make("th", {}, text)))),
     make("tbody", {}, ...lines.map(line => make("tr", { class: differs(line) ? "differs" : null },
-      ...line.map(text => make("td", {}, text)))))));
+      ...line.map(text => make("td", {}, text.replace("]: ", "]\n"))))))));
 
   const describe = () => {
     details.replaceChildren();
@@ -247,7 +251,7 @@
 
   // ---- matching by hand
 
-  const isMapped = node => node.target ? map.has(node.key) : [...map.values()].includes(node.key);
+  const isMapped = node => [node.key, node.path].some(key => key && (node.target ? map.has(key) : [...map.values()].includes(key)));
 
   const matchButton = node => {
     if (single || node.key === undefined) return "";
@@ -270,8 +274,9 @@
       return;
     }
     const [target, golden] = one.target ? [one, other] : [other, one];
-    for (const [key, value] of map) if (value === golden.key) map.delete(key);
-    map.set(target.key, golden.key);
+    const key = target.path && golden.path ? "path" : "key"; // a module with all calls within it, or one call
+    for (const [name, other] of map) if (other === golden[key]) map.delete(name);
+    map.set(target[key], golden[key]);
     picking = -1;
     choose(number);
     describe();

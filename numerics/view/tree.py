@@ -118,8 +118,9 @@ class _Tree:
         if row.replayed:
             node["replayed"] = [_number(one) for one in row.replayed]
         if row.grade == "unmatched":
-            whole = call.is_module and call.path and not call.number  # with all calls within it
-            node["key"] = call.path if whole else call.forward_name
+            node["key"] = call.forward_name
+            if call.is_module and not call.number:
+                node["path"] = call.path  # with all calls within it
         return node
 
     def _values(self, row: Row) -> list[list[str]]:

@@ -86,7 +86,7 @@ def test_the_keys_of_unmatched_modules_match_them_in_a_map(tmp_path: Path) -> No
     )
     alone = [node for node in found["steps"][0]["nodes"] if node["grade"] == "unmatched"]
     keys = [
-        [node["key"] for node in alone if node[side] and not node["depth"]] for side in ("target", "golden")
+        [node["path"] for node in alone if node[side] and not node["depth"]] for side in ("target", "golden")
     ]
     assert keys[0]
     names = {"layers.0": "h.inner.0", **dict(zip(*keys, strict=False))}
