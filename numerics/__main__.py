@@ -9,6 +9,7 @@ view -tp RECORD -o PAGE: the tree of one record (section 4.4).
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -99,4 +100,7 @@ def run_view(given: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal of another encoding
     sys.exit(main())

@@ -46,7 +46,6 @@ MACHINE = (
     _machine("device", HARMLESS, "rounding differs between devices"),
     _machine("platform", HARMLESS, VERSION),
     _machine("python", HARMLESS, "it computes no tensor"),
-    _machine("torch", SUSPECT, CALLED),
     _machine("CUDA", HARMLESS, VERSION),
     _machine("ROCm", HARMLESS, VERSION),
     _machine("cuDNN or MIOpen", HARMLESS, VERSION),
@@ -121,7 +120,7 @@ def _modules(one: Table, two: Table) -> list[Check]:
     checks: list[Check] = []
     for path in _tops(one.keys() ^ two.keys()):
         here = path in one
-        kind = (one if here else two)[path].get("class", "?").rpartition(".")[2]
+        kind = _class_name((one if here else two)[path])
         values = (kind, "absent") if here else ("absent", kind)
         checks.append(Check("model", path, FATAL, values, "a part of the model is on one side only", True))
     for path in [path for path in one if path in two]:
@@ -136,18 +135,24 @@ def _settings(path: str, one: Mapping[str, str], two: Mapping[str, str]) -> list
     names = [name for name in dict.fromkeys([*one, *two]) if one.get(name) != two.get(name)]
     if len(names) > 1:
         names = [name for name in names if name != "representation"]
+    if _class_name(one) != _class_name(two):
+        names = ["class"]
     checks = []
     for name in names:
         values = (one.get(name, "absent"), two.get(name, "absent"))
         grade, reason = FATAL, "the module computes something else"
         if name == "training":
             grade, reason = SUSPECT, "dropout and batch statistics act in training mode only"
-        elif name == "class" and values[0].rpartition(".")[2] == values[1].rpartition(".")[2]:
+        elif name == "class" and _class_name(one) == _class_name(two):
             grade, reason = SUSPECT, "a class of the same name from another file"
         elif all("/" in value for value in values):
             grade, reason = HARMLESS, "a path"
         checks.append(Check("model", f"{path}: {name}", grade, values, reason, grade == FATAL))
     return checks
+
+
+def _class_name(module: Mapping[str, str]) -> str:
+    return module.get("class", "?").rpartition(".")[2]
 
 
 def _tops(paths: set[str]) -> list[str]:

@@ -7,6 +7,7 @@ leaves by dotted path. All names of a side form one table, because scripts of tw
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import shlex
@@ -91,7 +92,12 @@ def normal_name(name: str) -> str:
 
 
 def normal_value(value: Any) -> str:
-    """Return one text for equal values: 1e-3 and 0.001, true and True."""
+    """Return one text for equal values: 1e-3 and 0.001, true and True, a list and a tuple."""
+    if isinstance(value, str) and value.strip()[:1] in ("[", "("):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(value.strip())
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(normal_value, value))}]"
     text = str(value).strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]

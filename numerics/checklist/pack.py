@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import hashlib
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from numerics.checklist.hyperparameters import add, hyperparameters, options
+from numerics.checklist.hyperparameters import add, hyperparameters, leaves, options
 from numerics.checklist.secrets import redact
 from numerics.checklist.snapshot import Snapshot, Table, write_snapshot
 from numerics.checklist.structure import (
@@ -46,7 +47,7 @@ class ConfigChecker:
         shell_path: scripts and configuration files of the training; their text and hyperparameters are packed.
         output_zip_path: the zip. In a distributed run rank 0 alone writes it.
         optimizer, data: settings of an optimizer; files, folders or name -> tensor to digest.
-        hyperparameters: further settings, such as vars(args).
+        hyperparameters: further settings, such as those of argparse; nested ones by dotted path.
     """
 
     _start: dict[str, str] | None = None  # random states at apply_patches
@@ -60,7 +61,7 @@ class ConfigChecker:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         data: Iterable[str | os.PathLike[str]] | Mapping[str, Any] | None = None,
-        hyperparameters: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, Any] | argparse.Namespace | None = None,
     ) -> None:
         _check_framework(fmk)
         self.path = Path(output_zip_path)
@@ -68,7 +69,7 @@ class ConfigChecker:
             return
         paths = [shell_path] if isinstance(shell_path, str | os.PathLike) else list(shell_path or ())
         sources = {name: _read(path) for name, path in _unique(Path(path) for path in paths).items()}
-        settings = _settings(sources, hyperparameters or {})
+        settings = _settings(sources, _mapping(hyperparameters))
         running = _running_sources(model)
         inner = unwrap(model) if model is not None else None
         if optimizer is not None:
@@ -93,7 +94,9 @@ class ConfigChecker:
         )
         write_snapshot(self.snapshot, self.path)
         if model is not None:
-            self._hook = model.register_forward_pre_hook(self._first_forward, with_kwargs=True)
+            self._hook = model.register_forward_pre_hook(
+                torch.compiler.disable(self._first_forward), with_kwargs=True
+            )
 
     def _first_forward(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Add the inputs of the first forward pass to the zip."""
@@ -165,12 +168,20 @@ def _settings(sources: Mapping[str, bytes], given: Mapping[str, Any]) -> dict[st
         for key, values in hyperparameters(name, text).items():
             found.setdefault(key, set()).update(values)
     is_command = sys.argv[0].endswith(os.path.join("numerics", "__main__.py"))
-    for key, value in [*(() if is_command else options(sys.argv[1:])), *given.items()]:
+    for key, value in [*(() if is_command else options(sys.argv[1:])), *leaves(given)]:
         add(found, key, value)
     return found
 
 
+def _mapping(given: Mapping[str, Any] | argparse.Namespace | None) -> Mapping[str, Any]:
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    return vars(given)
+
+
 def _read(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise NumericsError(f"{path} is no file; fix: give scripts and configuration files")
     try:
         return path.read_bytes()
     except OSError as error:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -85,6 +86,8 @@ def _json(content: Any) -> bytes:
 
 def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """Read a zip of write_snapshot. NumericsError where it is none, is damaged, or is of another version."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise NumericsError(f"{path} is no file; fix: give the zip of ConfigChecker")
     try:
         with zipfile.ZipFile(path) as archive:
             members = _members(archive, path)
@@ -92,7 +95,16 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
         raise NumericsError(
             f"{path} cannot be read: {error.strerror or error}; fix: check its path"
         ) from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, MemoryError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        LookupError,
+        MemoryError,
+        struct.error,
+    ) as error:
         raise _damaged(path, str(error) or type(error).__name__) from error
     manifest = _manifest(members, path)
     digests = {
@@ -137,6 +149,8 @@ def _members(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> dict[str
             raise _damaged(path, f"the member name {name!r} leads out of it")
         if entry.external_attr >> 16 & 0o170000 not in (0, 0o100000):
             raise _damaged(path, f"{name!r} is no plain file")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _damaged(path, f"{name!r} has an unknown compression")
         with archive.open(entry) as file:
             content = file.read(left + 1)  # a false declared size changes nothing
         left -= len(content)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from numerics.checklist.snapshot import FIRST_FORWARD, Table
 from numerics.describe import module_settings
@@ -58,14 +59,15 @@ def describe_parameters(model: nn.Module) -> Table:
     for kind, tensors in (("parameter", parameters), ("buffer", buffers)):
         for full, tensor in tensors:
             name = canonical_name(full)
+            lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
             found[name] = {
                 "kind": kind,
-                "shape": str(tuple(tensor.shape)),
+                "shape": "not initialised" if lazy else str(tuple(tensor.shape)),
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "trained": str(tensor.requires_grad),
                 "tied": first.get(id(tensor), ""),
             }
-            if id(tensor) not in first:
+            if id(tensor) not in first and not lazy:
                 first[id(tensor)] = name
                 found[name] |= {"sha256": tensor_digest(tensor), "norm": _norm(tensor)}
     return found

@@ -51,6 +51,8 @@ def read_logp(path: str | os.PathLike[str]) -> LogpFile:
     Sequences of a JSON file may have different lengths; the mask is 0 behind their end.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise NumericsError(f"{path} is no file; fix: give a file of log-probabilities")
     try:
         match path.suffix.lower():
             case ".npz" | ".npy":

@@ -1,5 +1,6 @@
 """The checklist of two machines: what differs is named with its grade, and nothing else is."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -12,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from gpt2.artifacts.provenance import FORMAT as CHANGES_FORMAT
-from gpt2.artifacts.provenance import VARIABLES as TRAINER_VARIABLES
+from gpt2.artifacts import provenance
 from numerics import ConfigChecker, NumericsError
 from numerics.__main__ import main
 from numerics.check_config import compare_zips
 from numerics.checklist import variables
 from numerics.checklist.checks import EQUAL, FATAL, HARMLESS, NOT_RECORDED, SUSPECT, Check
 from numerics.checklist.pack import code_digest
+from numerics.checklist.snapshot import read_snapshot
 
 ROOT = Path(__file__).parents[3]
 
@@ -271,6 +272,41 @@ def test_a_zip_without_a_model_against_one_with_it_is_not_recorded(tmp_path: Pat
     assert FATAL not in {check.status for check in comparison.checks}
 
 
+def test_a_compiled_model_and_a_lazy_one_are_packed(tmp_path: Path) -> None:
+    model = small_model()
+    ConfigChecker(model, output_zip_path=tmp_path / "a.zip")
+    torch.compile(model, backend="eager")(torch.tensor([[0, 1]]))
+    assert any("first forward" in name for name in read_snapshot(tmp_path / "a.zip").data or {})
+    lazy = nn.Sequential(nn.LazyLinear(4))
+    ConfigChecker(lazy, output_zip_path=tmp_path / "b.zip", hyperparameters=argparse.Namespace(a={"lr": 1}))
+    written = read_snapshot(tmp_path / "b.zip")
+    assert (written.parameters or {})["0.weight"]["shape"] == "not initialised"
+    assert (written.hyperparameters or {})["a.learning_rate"] == "1"
+
+
+def test_transformers_models_are_compared(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def zipped(name: str, **changes: Any) -> Path:
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2, **changes)
+        torch.manual_seed(1)
+        model = GPT2LMHeadModel(config)
+        torch.manual_seed(1)
+        ConfigChecker(model, output_zip_path=tmp_path / name)
+        model(input_ids=torch.tensor([[1, 2]]))
+        return tmp_path / name
+
+    a = zipped("a.zip")
+    assert a.read_bytes() == zipped("b.zip").read_bytes()
+    other = compare_zips(a, zipped("c.zip", activation_function="gelu")).checks
+    assert [check.subject for check in other if check.status == FATAL] == ["transformer.h.0.mlp.act: class"]
+    epsilon = compare_zips(a, zipped("d.zip", layer_norm_epsilon=1e-3)).checks
+    assert {check.subject for check in epsilon if check.status == FATAL} == {
+        "transformer.h.0.ln_1: eps", "transformer.h.0.ln_2: eps", "transformer.ln_f: eps"
+    }  # fmt: skip
+
+
 def test_many_differences_share_a_row_that_counts_them(tmp_path: Path) -> None:
     def zipped(name: str, seed: int) -> Path:
         torch.manual_seed(seed)
@@ -309,8 +345,9 @@ def test_comments_docstrings_and_layout_are_no_code() -> None:
 
 
 def test_the_trainers_table_of_variables_agrees() -> None:
-    for name, changes in TRAINER_VARIABLES.items():
-        assert variables.meaning(name)[0] == (FATAL if changes == CHANGES_FORMAT else HARMLESS)
+    for name, changes in provenance.VARIABLES.items():
+        expected = {provenance.FORMAT: FATAL, provenance.ORDER: HARMLESS, provenance.SETS: SUSPECT}
+        assert variables.meaning(name)[0] == expected[changes]
 
 
 def test_the_commands_pack_compare_and_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

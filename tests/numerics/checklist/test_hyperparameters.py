@@ -34,7 +34,7 @@ def test_python_arguments_of_classes_and_of_argparse() -> None:
     )
     assert hyperparameters("a.py", text) == {
         "adamw.learning_rate": {"0.0003"},
-        "adamw.betas": {"(0.9, 0.95)"},
+        "adamw.betas": {"[0.9, 0.95]"},
         "seed": {"7"},
     }
 
@@ -63,6 +63,8 @@ def test_a_file_that_cannot_be_parsed_gives_no_settings(name: str, text: str) ->
 def test_equal_values_have_one_text() -> None:
     assert len({normal_value(value) for value in ("1e-3", "0.001", 0.001, "'0.001'", "1.0E-3")}) == 1
     assert normal_value("1e-3") != normal_value("1.0000001e-3")
+    assert normal_value((0.9, 1)) == normal_value([0.9, 1.0]) == normal_value("(.9,1)") == "[0.9, 1]"
+    assert normal_value("(1") == "(1"
     assert normal_value(True) == normal_value("true") == "true"
 
 

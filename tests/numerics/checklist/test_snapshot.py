@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import random
 import zipfile
 from pathlib import Path
@@ -160,13 +161,22 @@ def test_a_link_and_a_double_member_are_refused(tmp_path: Path) -> None:
         read_snapshot(tmp_path / "b.zip")
 
 
-@pytest.mark.parametrize("kind", ["absent", "folder", "empty", "text", "no folder"])
+def test_another_compression_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("manifest.json", "{}")
+    with pytest.raises(NumericsError, match="unknown compression"):
+        read_snapshot(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "absent", "folder", "empty", "text", "no folder"])
 def test_a_path_that_is_no_zip_is_one_line(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.zip"
     if kind == "folder":
         path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
     elif kind == "no folder":
         path.write_text("")
         path = path / "b.zip"

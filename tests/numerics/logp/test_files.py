@@ -1,6 +1,7 @@
 """`python -m numerics logp-diff`: files of each type, and one line for unusable ones."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def pickled(path: Path) -> None:
 UNUSABLE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "absent": ("a.npz", lambda path: None),
     "folder": ("a.json", Path.mkdir),
+    "pipe": ("a.npz", os.mkfifo),
     "type": ("a.txt", text("1")),
     "empty": ("a.npz", text("")),
     "empty json": ("a.json", text("")),
