@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 MOST_DEPTH = 10  # of nested arguments
 SCALARS = (bool, int, float, str, type(None))
+PART = 2**16  # elements that stay in a processor's cache while their statistics and checksum are computed
 
 
 def describe_tensor(tensor: Tensor, checksums: bool) -> dict[str, Any]:
@@ -38,8 +39,8 @@ def describe_tensor(tensor: Tensor, checksums: bool) -> dict[str, Any]:
             return entry
         with torch.no_grad():
             values = plain_values(tensor)
-            entry |= _statistics(values)
-        if checksums:
+            entry |= _statistics(values, checksums)
+        if checksums and "md5" not in entry:
             entry["md5"] = checksum(values)
     except (RuntimeError, NotImplementedError, TypeError) as error:
         entry["not_described"] = str(error).strip().partition("\n")[0]
@@ -54,9 +55,10 @@ def plain_values(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def _statistics(tensor: Tensor) -> dict[str, Any]:
+def _statistics(tensor: Tensor, checksums: bool) -> dict[str, Any]:
     if tensor.dtype == torch.bool:
         return {"Max": tensor.any(), "Min": tensor.all()}
+    narrow = tensor.element_size() == 1 or tensor.is_complex()  # its values are converted
     if tensor.is_complex():
         tensor = tensor.abs()
     if not tensor.is_floating_point():
@@ -65,21 +67,39 @@ def _statistics(tensor: Tensor) -> dict[str, Any]:
         return {"Max": high, "Min": low}
     if tensor.element_size() == 1:  # float8 has few operations
         tensor = tensor.float()
-    low, high = tensor.aminmax()  # NaN where one value is NaN
     wide = tensor.dtype if tensor.element_size() >= 4 else torch.float32
-    found: dict[str, Any] = {
-        "Max": high,
-        "Min": low,
-        "Mean": tensor.mean(dtype=wide),
-        "Norm": torch.linalg.vector_norm(tensor, dtype=wide),
-    }
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel() > PART and not narrow:
+        found = _reduce_parts(tensor, wide, checksums)
+    else:
+        low, high = tensor.aminmax()  # NaN where one value is NaN
+        found = {"Max": high, "Min": low}
+        found |= {"Mean": tensor.mean(dtype=wide), "Norm": torch.linalg.vector_norm(tensor, dtype=wide)}
     if tensor.device.type != "cpu":
         found |= {"nan_count": tensor.isnan().sum(), "inf_count": tensor.isinf().sum()}
-    elif math.isfinite(low.item()) and math.isfinite(high.item()):
+    elif math.isfinite(found["Min"].item()) and math.isfinite(found["Max"].item()):
         found |= {"nan_count": 0, "inf_count": 0}
     else:
         found |= {"nan_count": int(tensor.isnan().sum()), "inf_count": int(tensor.isinf().sum())}
     return found
+
+
+def _reduce_parts(tensor: Tensor, wide: torch.dtype, checksums: bool) -> dict[str, Any]:
+    """Compute statistics and checksum in one pass over the memory: each part stays in the cache for all of them."""
+    extremes, sums, norms, crc = [], [], [], 0
+    for part in tensor.view(-1).split(PART):
+        if checksums:
+            crc = zlib.crc32(part.view(torch.uint8).numpy().data, crc)
+        extremes += part.aminmax()
+        sums.append(part.sum(dtype=wide))
+        norms.append(torch.linalg.vector_norm(part, dtype=wide))
+    low, high = torch.stack(extremes).aminmax()
+    found: dict[str, Any] = {
+        "Max": high,
+        "Min": low,
+        "Mean": torch.stack(sums).double().sum() / tensor.numel(),
+        "Norm": torch.linalg.vector_norm(torch.stack(norms).double()),
+    }
+    return found | ({"md5": f"{crc:08x}"} if checksums else {})
 
 
 def checksum(tensor: Tensor) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from numerics import NumericsError, PrecisionDebugger, Recorder, RecorderConfig
+from numerics.describe import PART, describe_tensor, resolve
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,7 +93,7 @@ VALUES = {
     "uint16": torch.ones(2, dtype=torch.uint16),
     "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
     "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "complex32": torch.empty(2, dtype=torch.complex32),
+    "complex32": torch.ones(2, dtype=torch.complex64).to(torch.complex32),
     "int4": torch.empty(2, dtype=torch.int4),
 }
 MAXIMA = {
@@ -318,3 +320,26 @@ def test_the_debugger_without_an_instance_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(PrecisionDebugger, "_latest", None)
     with pytest.raises(NumericsError, match="create one before start"):
         PrecisionDebugger.start(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fault", [None, float("nan"), float("inf")])
+def test_a_large_tensor_has_the_statistics_and_the_checksum_of_its_values(
+    dtype: torch.dtype, fault: float | None
+) -> None:
+    value = (
+        torch.randn(3, PART, generator=torch.Generator().manual_seed(0))
+        .add(0.5)
+        .to(dtype)[:, 1:]
+        .contiguous()
+    )
+    if fault is not None:
+        value[1, 7] = fault
+    entry = resolve(describe_tensor(value, checksums=True))
+    wide = value.double()
+    assert entry["md5"] == f"{zlib.crc32(value.view(torch.uint8).numpy().tobytes()):08x}"
+    expected = {"Max": wide.max(), "Min": wide.min(), "Mean": wide.mean(), "Norm": wide.norm()}
+    for name, number in expected.items():
+        assert entry[name] == pytest.approx(number.item(), rel=1e-5, nan_ok=True), name
+    counts = (int(fault is not None and fault != fault), int(fault == float("inf")))
+    assert (entry["nan_count"], entry["inf_count"]) == counts
