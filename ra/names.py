@@ -1,6 +1,7 @@
 """Name the variants and their reciprocal layers. Needs no torch.
 
 A new arrangement of layers is a row of PATTERNS. A new attention is a file in ra/custom; its name is the variant's.
+ra/published has attentions from the literature in the same form.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ PATTERNS: dict[str, Callable[[int], frozenset[int]] | None] = {
 LISTED = re.compile(r"RA:[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 CUSTOM_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 CUSTOM_FOLDER = Path(__file__).with_name("custom")
+PUBLISHED_FOLDER = Path(__file__).with_name("published")
 
 
 class VariantError(UserError, ValueError):
@@ -34,28 +36,47 @@ class VariantError(UserError, ValueError):
 
 def custom_variants() -> list[str]:
     """List the custom variants: the names of the files in ra/custom, in upper case."""
-    return sorted(path.stem.upper() for path in CUSTOM_FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    return _file_variants(CUSTOM_FOLDER)
 
 
-def custom_source(name: str) -> Path:
-    """Return the file that defines a custom variant."""
-    return CUSTOM_FOLDER / f"{name.lower()}.py"
+def published_variants() -> list[str]:
+    """List the attentions from the literature: the names of the files in ra/published, in upper case."""
+    return _file_variants(PUBLISHED_FOLDER)
+
+
+def built_in_variants() -> list[str]:
+    """List the names that no custom variant may have."""
+    return [*PATTERNS, *published_variants()]
+
+
+def known_variants() -> list[str]:
+    """List all variants but those that name layers, RA:..."""
+    return [*built_in_variants(), *custom_variants()]
+
+
+def _file_variants(folder: Path) -> list[str]:
+    return sorted(path.stem.upper() for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+def source(name: str) -> Path:
+    """Return the file that defines a published or a custom variant."""
+    return (CUSTOM_FOLDER if is_custom(name) else PUBLISHED_FOLDER) / f"{name.lower()}.py"
 
 
 def is_custom(name: str) -> bool:
     """Return whether a file in ra/custom defines the variant."""
-    return name not in PATTERNS and name in custom_variants()
+    return name not in built_in_variants() and name in custom_variants()
 
 
 def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
-    """Return the reciprocal layers (0 .. layers-1) of a variant; None for a learned and for a custom one.
+    """Return the reciprocal layers (0 .. layers-1) of a variant; None for a learned, published or custom one.
 
     VariantError for an unknown name and for a listed layer that the model lacks.
     """
     if name in PATTERNS:
         pattern = PATTERNS[name]
         return pattern(layers) if pattern else None
-    if is_custom(name):
+    if name in known_variants():
         return None
     parts = [part for part in re.split(r"[,;]+(?=[A-Za-z]|$)", name) if part]
     if len(parts) > 1:
@@ -63,7 +84,7 @@ def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
             f'{name} is no variant; spaces separate variants; did you mean "{" ".join(parts)}"?'
         )
     if not name.startswith("RA:"):
-        known = [*PATTERNS, *custom_variants()]
+        known = known_variants()
         near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise VariantError(
@@ -79,10 +100,10 @@ def refuse_misnamed_files() -> None:
         if stem.startswith("_"):
             continue
         suggestion = re.sub(r"[^a-z0-9_]+", "_", stem.lower()).strip("_")
-        if not suggestion[:1].isalpha() or suggestion.upper() in PATTERNS:
+        if not suggestion[:1].isalpha() or suggestion.upper() in built_in_variants():
             suggestion = f"my_{suggestion}".rstrip("_")
         problem = ""
-        if stem.upper() in PATTERNS:
+        if stem.upper() in built_in_variants():
             problem = f"has the name of the built-in variant {stem.upper()}, which would be used instead"
         elif stem != stem.lower() or path.suffix != ".py":
             problem = "has upper-case letters; the file of variant NAME is name.py"

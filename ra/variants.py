@@ -21,7 +21,7 @@ from gpt2.config.config import ModelConfig
 from gpt2.model.init import keyed_generator
 from gpt2.model.transformer import CausalSelfAttention
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
-from ra.names import LEARNED, VariantError, custom_source, is_custom, reciprocal_layers
+from ra.names import LEARNED, PATTERNS, VariantError, is_custom, known_variants, reciprocal_layers, source
 from ra.settings import AlternationSettings
 
 MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
@@ -29,13 +29,14 @@ MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": Lea
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """The inputs of an attention module besides its layer."""
+    """The inputs of an attention module besides its layer. block_size: the largest number of positions."""
 
     layers: int
     heads: int
     width: int
     dropout: float
     alternation: AlternationSettings
+    block_size: int
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class Variant:
 
 def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> Variant:
     """Build the variant `name` for a model. VariantError (of ra.names) for an unknown name."""
-    spec = AttentionSpec(model.layers, model.heads, model.width, model.dropout, alternation)
-    if is_custom(name):
-        return _custom(name, spec)
+    spec = AttentionSpec(model.layers, model.heads, model.width, model.dropout, alternation, model.block_size)
     if name == LEARNED:
         return _learned(spec)
+    if name not in PATTERNS and name in known_variants():
+        return _from_file(name, spec)
     layers = reciprocal_layers(name, model.layers)
-    assert layers is not None  # None means a custom or learned variant, handled above
+    assert layers is not None  # None means a learned variant or one from a file, handled above
 
     def attention(layer: int) -> nn.Module:
         kind = ReciprocalAttention if layer in layers else CausalSelfAttention
@@ -67,11 +68,11 @@ def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> 
     return Variant(name, attention, "standard")
 
 
-def _custom(name: str, spec: AttentionSpec) -> Variant:
-    """Import a custom variant. VariantError names the faulty line of its file."""
-    path = custom_source(name)
+def _from_file(name: str, spec: AttentionSpec) -> Variant:
+    """Import a published or custom variant. VariantError names the faulty line of its file."""
+    path, folder = source(name), "custom" if is_custom(name) else "published"
     try:
-        module = importlib.import_module(f"ra.custom.{path.stem}")
+        module = importlib.import_module(f"ra.{folder}.{path.stem}")
         with keyed_generator(0, name):  # its random draws change no other draws
             first = module.attention(0, spec)
         if not isinstance(first, nn.Module):
@@ -83,7 +84,7 @@ def _custom(name: str, spec: AttentionSpec) -> Variant:
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise VariantError(
-            f"{name}: ra/custom/{path.name}{f', line {line}' if line else ''}: {message}; fix: define a "
+            f"{name}: ra/{folder}/{path.name}{f', line {line}' if line else ''}: {message}; fix: define a "
             "function attention(layer, spec) that returns a torch.nn.Module (see docs/variants.md)"
         ) from error
     return Variant(name, lambda layer: module.attention(layer, spec), name)

@@ -18,7 +18,7 @@ from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 from pages.page import render_html
 from ra.admission.process import examine_variants
-from ra.names import PATTERNS, custom_variants, reciprocal_layers, refuse_misnamed_files
+from ra.names import known_variants, reciprocal_layers, refuse_misnamed_files
 from ra.settings import AlternationSettings
 from study.admission.page import admission_document
 from study.runner.settings import StudySettings
@@ -32,7 +32,7 @@ def main() -> int:
     name = parser.parse_args(command_arguments(("VARIANT",))).variant
     refuse_misnamed_files()
     if not name:
-        known = ", ".join([*PATTERNS, *custom_variants()])
+        known = ", ".join(known_variants())
         raise UserError(f"no variant is named; fix: make admit VARIANT=NAME, with one of {known}")
     if not CONFIG.exists():
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")

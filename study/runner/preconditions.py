@@ -160,7 +160,7 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
     not compared.
     """
     for name in filter(names.is_custom, variants):
-        source = names.custom_source(name)
+        source = names.source(name)
         copy = study_dir / "own" / source.name
         try:
             content = read_bytes(source)

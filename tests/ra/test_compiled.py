@@ -15,7 +15,7 @@ from gpt2.config.config import ModelConfig
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
 from gpt2.train.step import build_model
-from ra.names import LEARNED, PATTERNS
+from ra.names import LEARNED, PATTERNS, published_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
@@ -29,7 +29,8 @@ SETTINGS = {
     "hard, recomputed": AlternationSettings("hard", 0.6, 100.0, recompute=True),
     "hard, every 8": AlternationSettings("hard", 0.6, 100.0, gate_every=8),
 }
-CASES = [(name, "output") for name in PATTERNS if name != LEARNED] + [(LEARNED, kind) for kind in SETTINGS]
+FIXED = [name for name in (*PATTERNS, *published_variants()) if name != LEARNED]
+CASES = [(name, "output") for name in FIXED] + [(LEARNED, kind) for kind in SETTINGS]
 ATEN = torch.ops.aten
 PRODUCTS = (ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default)
 

@@ -10,7 +10,7 @@ from gpt2.config.config import ModelConfig
 from ra.admission.causality import future_leak
 from ra.admission.examine import CHECKS, examine
 from ra.admission.probe import Probe, inputs, row_rounding
-from ra.names import LEARNED, PATTERNS
+from ra.names import LEARNED, PATTERNS, published_variants
 from ra.settings import AlternationSettings
 
 STUDY = ModelConfig("test", 4, 2, 32, 160, 0.0)
@@ -23,7 +23,7 @@ MIXES = {
     "hard, recomputed": AlternationSettings("hard", 0.4, 100.0, recompute=True),
     "hard, every 8": AlternationSettings("hard", 0.6, 100.0, gate_every=8),
 }
-FIXED = [*(name for name in PATTERNS if name != LEARNED), "RA:1-2"]
+FIXED = [*(name for name in PATTERNS if name != LEARNED), "RA:1-2", *published_variants()]
 
 
 @pytest.fixture
