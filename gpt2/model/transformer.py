@@ -93,6 +93,9 @@ class CausalSelfAttention(nn.Module):
         self, query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor, scale: float | None = None
     ) -> Tensor:
         """Call fused causal attention once; memory is linear in T. `scale` defaults to 1/sqrt(D)."""
+        parts = (query_BHTD, key_BHTD, value_BHTD)
+        # fused kernels need heads whose channels are adjacent in memory
+        query_BHTD, key_BHTD, value_BHTD = (x if x.stride(-1) == 1 else x.contiguous() for x in parts)
         return F.scaled_dot_product_attention(
             query_BHTD,
             key_BHTD,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2.config.batch import plan_batch
 from gpt2.model.transformer import learned_scalars
@@ -33,6 +35,7 @@ SCALES = (1e-4, 1e-2, 30.0, 1e4)  # of the inputs; the scores are their squares
 # beyond it torch's own attention has no finite backward: it recomputes exp(score - logsumexp), and the rounding of
 # scores of 1e8 is above 88
 LARGEST_BACKWARD = 30.0
+FUSED_FIX = "give scaled_dot_product_attention q, k and v of one head size and a mask of four dimensions, or write the softmax out"
 
 
 def shape(probe: Probe) -> Iterator[Violation]:
@@ -211,7 +214,11 @@ def _autocast(probe: Probe, x_BTC: Tensor) -> Iterator[Violation]:
 
 
 def step(probe: Probe) -> Iterator[Violation]:
-    """Two training steps at the small shape, as a study makes them: micro-batches, AdamW, parameter groups."""
+    """Two training steps at the small shape, as a study makes them: micro-batches, AdamW, parameter groups.
+
+    In float32 without dropout only the fused kernel of a CPU is allowed, as in training there
+    (gpt2.hardware.attention_kernels).
+    """
     shape = replace(probe.shape, block_size=probe.ordinary, vocabulary=VOCABULARY, padded_vocabulary=64)
     ids_ET = torch.arange(4 * (probe.ordinary + 1)).view(4, -1) * 7 % VOCABULARY
     module = None
@@ -222,9 +229,13 @@ def step(probe: Probe) -> Iterator[Violation]:
             shape, OPTIMIZER, batch, seed=0, device="cpu", dtype="float32", compile=False, attention=attention
         )
         module = attention_of(stepper.model, 0)
-        for iteration in range(2):
-            stepper.step(ids_ET, iteration, 2)
+        anything = probe.autocast or probe.study.dropout > 0
+        kernels = contextlib.nullcontext() if anything else sdpa_kernel(SDPBackend.FLASH_ATTENTION)
+        with kernels:
+            for iteration in range(2):
+                stepper.step(ids_ET, iteration, 2)
         learned_scalars(stepper.model)
     except (Exception, SystemExit) as error:
         message = f"a training step fails: {describe(error)}"
-        yield violation(probe.name, STEP, message.partition("; fix")[0], "correct that line", module, error)
+        fix = FUSED_FIX if "No available kernel" in message else "correct that line"
+        yield violation(probe.name, STEP, message.partition("; fix")[0], fix, module, error)

@@ -36,9 +36,15 @@ class WindowAttention(CausalSelfAttention):
         offset = torch.arange(2 * W, device=q.device) - torch.arange(1, W + 1, device=q.device)[:, None]
         seen_WS = (offset >= 0) & (offset < W)  # key S of the two blocks is W - 1 - offset positions before
         first_WS = seen_WS & (torch.arange(2 * W, device=q.device) >= W)  # block 0 has no previous block
-        mask = torch.cat([first_WS[None], seen_WS.expand(q.shape[1] - 1, -1, -1)])
+        mask_NWS = torch.cat([first_WS[None], seen_WS.expand(q.shape[1] - 1, -1, -1)])
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask_NWS[None],
+            dropout_p=dropout,  # fused kernels need four dimensions
+        )
         return y.reshape(B, H, -1, D)[:, :, :T]
 
 
