@@ -35,7 +35,7 @@ SCALES = (1e-4, 1e-2, 30.0, 1e4)  # of the inputs; the scores are their squares
 # beyond it torch's own attention has no finite backward: it recomputes exp(score - logsumexp), and the rounding of
 # scores of 1e8 is above 88
 LARGEST_BACKWARD = 30.0
-FUSED_FIX = "give scaled_dot_product_attention q, k and v of one head size and a mask of four dimensions, or write the softmax out"
+FUSED_FIX = "give q, k and v one head size and the mask four dimensions, or write the softmax out"
 
 
 def shape(probe: Probe) -> Iterator[Violation]:

@@ -1,6 +1,7 @@
 """Attention with normalised queries and keys.
 
-y_i = sum_{j<=i} softmax_j(norm(Q_i) . norm(K_j) / sqrt(D)) V_j, norm: RMSNorm over a head's D channels with learned gains.
+y_i = sum_{j<=i} softmax_j(norm(Q_i) . norm(K_j) / sqrt(D)) V_j
+norm: RMSNorm over a head's D channels with learned gains.
 
 Henry et al. 2020, "Query-Key Normalization for Transformers" (arXiv:2010.04245); with RMSNorm per head as in Qwen3
 (arXiv:2505.09388). The scores stay bounded. It adds 2 x D gains per layer.
