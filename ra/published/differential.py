@@ -35,7 +35,8 @@ class DifferentialAttention(CausalSelfAttention):
     def share(self) -> Tensor:
         """Return lambda, a scalar."""
         a_1, b_1, a_2, b_2 = self.lambdas.unbind()
-        return torch.exp(a_1 @ b_1) - torch.exp(a_2 @ b_2) + self.constant
+        share: Tensor = torch.exp(a_1 @ b_1) - torch.exp(a_2 @ b_2) + self.constant
+        return share
 
     def optimizer_settings(self) -> dict[str, float]:
         """Exempt the vectors of lambda from weight decay."""
@@ -49,8 +50,8 @@ class DifferentialAttention(CausalSelfAttention):
         second = nn.functional.pad(q_BHTD[..., half:], (half, 0))
         y_BHTD = self.fused(first, k_BHTD, v_BHTD, scale=scale)
         y_BHTD = y_BHTD - self.share().to(y_BHTD.dtype) * self.fused(second, k_BHTD, v_BHTD, scale=scale)
-        y_BHTD = self.norm(y_BHTD.to(self.norm.weight.dtype))
-        return ((1 - self.constant) * y_BHTD).to(v_BHTD.dtype)
+        y_BHTD = (1 - self.constant) * self.norm(y_BHTD.to(self.norm.weight.dtype))
+        return y_BHTD.to(v_BHTD.dtype)
 
 
 def attention(layer: int, spec: AttentionSpec) -> DifferentialAttention:
