@@ -50,8 +50,8 @@ class DifferentialAttention(CausalSelfAttention):
         second = nn.functional.pad(q_BHTD[..., half:], (half, 0))
         y_BHTD = self.fused(first, k_BHTD, v_BHTD, scale=scale)
         y_BHTD = y_BHTD - self.share().to(y_BHTD.dtype) * self.fused(second, k_BHTD, v_BHTD, scale=scale)
-        y_BHTD = (1 - self.constant) * self.norm(y_BHTD.to(self.norm.weight.dtype))
-        return y_BHTD.to(v_BHTD.dtype)
+        normed: Tensor = self.norm(y_BHTD.to(self.norm.weight.dtype))
+        return ((1 - self.constant) * normed).to(v_BHTD.dtype)
 
 
 def attention(layer: int, spec: AttentionSpec) -> DifferentialAttention:
