@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,9 +69,8 @@ def attention(mix: Mix, part: str = "attention") -> Callable[[Parts], None]:
     """Return a change of the attention to `mix` of q, k and v."""
 
     def forward(self: Any, x: Tensor, *args: Any, **options: Any) -> Any:
-        B, T, C = x.shape
-        q, k, v = (y.view(B, T, HEADS, C // HEADS).transpose(1, 2) for y in self.c_attn(x).split(C, -1))
-        return self.resid_dropout(self.c_proj(mix(q, k, v).transpose(1, 2).reshape(B, T, C))), None
+        y = mix(*map(_heads, self.c_attn(x).split(x.shape[-1], -1)))
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).flatten(2))), None
 
     def change(parts: Parts) -> None:
         if parts.ours:
@@ -357,27 +357,37 @@ def scatter(module: Any, seed: int) -> None:
 # -- the same function, written in another way
 
 
-class SeparateLinears(nn.Module):
-    """The columns of one linear layer as three layers."""
-
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        size = weight.shape[0] // 3
-        for number, name in enumerate("qkv"):
-            part = slice(number * size, (number + 1) * size)
-            layer = nn.Linear(weight.shape[1], size)
-            layer.weight, layer.bias = nn.Parameter(weight[part].clone()), nn.Parameter(bias[part].clone())
-            self.add_module(f"{name}_proj", layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([layer(x) for layer in self.children()], -1)
-
-
 @torch.no_grad()
 def separate_qkv(parts: Parts) -> None:
+    """Compute q, k and v by three layers instead of one."""
     for name in ("first attention", "attention"):
         module = parts[name]
+        whole = module.qkv if parts.ours else module.c_attn
+        for letter, weight, bias in zip(
+            "qkv", whole.weight.chunk(3, 0 if parts.ours else 1), whole.bias.chunk(3), strict=True
+        ):
+            layer = copy.deepcopy(whole)
+            layer.weight, layer.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
+            layer.nf = layer.out_features = len(bias)
+            module.add_module(f"{letter}_proj", layer)
         if parts.ours:
-            module.qkv = SeparateLinears(module.qkv.weight, module.qkv.bias)
+            del module.qkv
+            _subclass(module, project=_project)
         else:
-            module.c_attn = SeparateLinears(module.c_attn.weight.t(), module.c_attn.bias)
+            del module.c_attn
+            _subclass(module, forward=_separate_forward)
+
+
+def _project(self: Any, x: Tensor) -> list[Tensor]:
+    return [_heads(layer(x)) for layer in (self.q_proj, self.k_proj, self.v_proj)]
+
+
+def _heads(x: Tensor) -> Tensor:
+    B, T, C = x.shape
+    return x.view(B, T, HEADS, C // HEADS).transpose(1, 2)
+
+
+def _separate_forward(self: Any, x: Tensor, *args: Any, **options: Any) -> Any:
+    q, k, v = _project(self, x)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return self.resid_dropout(self.c_proj(y.transpose(1, 2).flatten(2))), None

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench.numerics import changes
 from bench.numerics.changes import Parts
 from bench.numerics.corpus import Answer, Corpus, found, record_run
 from bench.numerics.faults import ADAMW, Fault, Run
-from bench.numerics.models import OURS, TRANSFORMERS
+from bench.numerics.models import OURS, TRANSFORMERS, Batch
 from numerics.compare.run import Comparison, compare_records
 
 
@@ -103,6 +104,9 @@ def _pairs() -> Iterator[Fault]:
     yield pair("three steps of AdamW, oneDNN off", no_mkldnn, steps)
     yield pair("three steps, fused AdamW", base=steps, optimizer=fused_adamw)
     yield pair("three steps of SGD, oneDNN off", no_mkldnn, Run(optimizer=sgd, steps=3))
+    yield pair("two micro-batches against one batch", step=Batch(parts=2))
+    yield pair("four micro-batches against two", base=Run(step=Batch(parts=2)), step=Batch(parts=4))
+    yield pair("separate q, k and v against one layer", change=changes.separate_qkv)
     yield pair("float64 on the golden side", base=Run(change=in_float64), change=None, kinds=(TRANSFORMERS,))
 
 

@@ -15,8 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numerics.compare.causes import Causes, Divergence
-from numerics.compare.optimizer import Earlier, judge_updates
+from numerics.compare.causes import Causes, Divergence, Earlier, judge_updates
 from numerics.compare.records import StepRecord
 from numerics.compare.replay import NotReplayableError, replayed_error
 from numerics.compare.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, Row
@@ -128,6 +127,9 @@ class _Scan:
             self._close(self.stack.pop())
         if not self.found:
             self.found = self._gradients()
+        if not (self.found or self.updated or self.causes.many):
+            changed = next((row for row in self.rows if not row.equal("parameter")), None)
+            self.found = self.causes.parameters(changed) if changed else None  # unused in this step
 
     def _gradients(self) -> Divergence | None:
         """Judge the gradients of the modules' parameters.

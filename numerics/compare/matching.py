@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 from numerics.compare.records import Call, StepRecord
 from numerics.dump_files import read_json
 from numerics.errors import NumericsError
+
+NameMap = Mapping[str, str | Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,17 @@ class Pair:
         return found
 
 
-def read_map(path: Path) -> dict[str, str]:
-    """Read a map of names, {target: golden}: module paths, or names of rows."""
+def read_map(path: Path) -> NameMap:
+    """Read a map of names, {target: golden}: module paths, or names of rows. A list names the parts of a layer."""
     content = read_json(path, "correct it")
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content.values()):
+    if not isinstance(content, dict) or not all(map(_is_name, content.values())):
         raise NumericsError(f'{path} is no map of names; fix: write {{"target name": "golden name"}}')
     return content
+
+
+def _is_name(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) for name in names)
 
 
 def match_calls(target: StepRecord, golden: StepRecord, names: dict[str, str]) -> list[Pair]:

@@ -25,7 +25,10 @@ MOST_DEPTH = 50  # of nested arguments
 
 @dataclass(frozen=True)
 class Value:
-    """A recorded argument: a tensor where dtype is set, else a plain value."""
+    """A recorded argument: a tensor where dtype is set, else a plain value.
+
+    parts: of a joined tensor, concatenated along the axis; added where axis is None.
+    """
 
     kind: str
     dtype: str = ""
@@ -39,6 +42,8 @@ class Value:
     checksum: str = ""
     file: Path | None = None
     plain: Any = None
+    parts: tuple[Value, ...] = ()
+    axis: int | None = None
 
     @property
     def statistics(self) -> tuple[float | None, ...]:
@@ -51,6 +56,13 @@ class Value:
     @property
     def floating(self) -> bool:
         return "float" in self.dtype or "complex" in self.dtype
+
+    @property
+    def has_values(self) -> bool:
+        """Return whether the values were recorded."""
+        if self.parts:
+            return all(part.has_values for part in self.parts)
+        return self.file is not None and self.file.exists()
 
     @property
     def finite(self) -> bool:

@@ -63,7 +63,7 @@ def replayed_error(call: Call, inputs: Mapping[str, Value], outputs: Mapping[str
         raise NotReplayableError("random")
     used = [value for value in inputs.values() if value.dtype]
     results = [value for value in outputs.values() if value.floating]
-    if not used or not results or any(value.file is None for value in (*used, *results)):
+    if not used or not results or any(not value.has_values for value in (*used, *results)):
         raise NotReplayableError("no recorded values")
     if sum(value.count for value in (*used, *results)) > LARGEST:
         raise NotReplayableError("large")

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numerics.compare.causes import Divergence
+from numerics.compare.causes import Divergence, Earlier
+from numerics.compare.join import join_merged_layers, join_micro_batches
 from numerics.compare.judge import Judgement, judge
-from numerics.compare.matching import match_calls, recorded_by_both
-from numerics.compare.optimizer import Earlier
+from numerics.compare.matching import NameMap, match_calls, recorded_by_both
 from numerics.compare.records import StepRecord, find_records, read_record
 from numerics.compare.rows import Row, measure_rows
 from numerics.errors import NumericsError
@@ -64,12 +64,12 @@ class Comparison:
 
 
 def compare_records(
-    target: Path, golden: Path, envelope: Path | None = None, names: Mapping[str, str] | None = None
+    target: Path, golden: Path, envelope: Path | None = None, names: NameMap | None = None
 ) -> Comparison:
     """Compare a record with a golden one; both are folders of a dump, a step or a rank.
 
-    envelope: another golden record, which differs from the first by rounding alone. names: {target: golden}.
-    NumericsError where a record cannot be used.
+    envelope: another golden record, which differs from the first by rounding alone. names: {target: golden};
+    see read_map. NumericsError where a record cannot be used.
     """
     pairs, notes = _paired(find_records(target), find_records(golden))
     others = dict(_paired_folders(find_records(envelope), find_records(golden))) if envelope else {}
@@ -82,7 +82,10 @@ def compare_records(
             for note in record.notes
         ]
         limits = _envelope(read_record(others[other]), there) if other in others else {}
-        matched = match_calls(here, there, dict(names or {}))
+        here, there, joined = join_micro_batches(here, there)
+        here, there, merged, left = join_merged_layers(here, there, names or {})
+        notes += [*joined, *merged]
+        matched = match_calls(here, there, left)
         if here.by_msprobe != there.by_msprobe:
             matched = [recorded_by_both(pair) for pair in matched]
             notes.append(OTHER_RECORDER)

@@ -47,7 +47,7 @@ def next_command(comparison: Comparison) -> str:
     if not (found := comparison.first):
         return ""
     step, first = found
-    has_values = any(cell.target and cell.target.file for row in step.rows for cell in row.cells)
+    has_values = any(cell.target and cell.target.has_values for row in step.rows for cell in row.cells)
     if first.cause in ("data", "parameter", "settings", "missing", "optimizer"):
         return "next: make both sides equal there, record both again and compare"
     if not has_values:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from numerics.compare.matching import NameMap
 from numerics.compare.run import Comparison
 from numerics.compare.summary import summary
 from numerics.errors import NumericsError
@@ -27,7 +28,7 @@ SKELETON = """
 """
 
 
-def write_comparison_view(comparison: Comparison, names: dict[str, str], path: Path) -> None:
+def write_comparison_view(comparison: Comparison, names: NameMap, path: Path) -> None:
     """Write the tree of two compared records."""
     lines: list[Text] = [*summary(comparison)[1:4]]
     subtitle: Text = ("target ", Code(str(comparison.target)), ", golden ", Code(str(comparison.golden)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from numerics.compare.matching import Pair
+from numerics.compare.matching import NameMap, Pair
 from numerics.compare.records import Call, StepRecord, Value, find_records, read_record
 from numerics.compare.rows import Cell, Row
 from numerics.compare.run import Comparison, StepComparison
@@ -17,7 +17,7 @@ SIDES = {"input": "inputs", "parameter": "parameters", "output": "outputs", "gra
 SINGLE = "recorded"  # the grade of a call that is not compared
 
 
-def comparison_tree(comparison: Comparison, names: dict[str, str]) -> dict[str, Any]:
+def comparison_tree(comparison: Comparison, names: NameMap) -> dict[str, Any]:
     """Return the data of a comparison. names: the map of names that it used."""
     return {
         "target": str(comparison.target),

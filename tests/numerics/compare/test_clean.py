@@ -25,7 +25,7 @@ CASES = [
     pytest.param(pair, kind, mode, id=f"{pair.name}, {kind}, {mode}")
     for pair in CLEAN
     for kind in pair.kinds
-    for mode in ((CHECKSUMS, VALUES) if kind == OURS else (MODULES,))
+    for mode in ((CHECKSUMS, VALUES) if kind == OURS and not pair.golden.optimizer else (MODULES,))
     if not (pair.target.other_process and mode != CHECKSUMS)
 ]
 
@@ -39,7 +39,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def test_a_clean_pair_is_no_divergence(pair: Fault, kind: str, mode: str, corpus: Corpus) -> None:
     found = answer(corpus, pair, kind, mode)
     assert found.right, found.found
-    assert found.growth < GROWTH / 2
+    most = (
+        GROWTH if "separate" in pair.name else GROWTH / 2
+    )  # three partial gradients are added, which cancel
+    assert found.growth < most
 
 
 def recorded_errors(
