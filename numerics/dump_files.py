@@ -20,7 +20,11 @@ DUMP, STACK, CONSTRUCT, TENSORS = "dump.json", "stack.json", "construct.json", "
 def read_json(path: str | os.PathLike[str], fix: str) -> Any:
     """Return the content of a JSON file. NumericsError names the path, the reason and the fix."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(content, ensure_ascii=False).encode()  # half a character cannot be written or printed
+        return content
     except OSError as error:
         raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
     except (ValueError, RecursionError) as error:

@@ -274,12 +274,11 @@ def _value(entry: Any, folder: Path, where: str) -> Value:
     if not isinstance(entry.get("dtype"), str):
         return Value(entry["type"], plain=entry.get("value"))
     file = entry.get("data_name")
-    shape = entry.get("shape")
     try:
         return Value(
             entry["type"],
             entry["dtype"],
-            tuple(int(size) for size in shape or ()),
+            _shape(entry.get("shape")),
             _number(entry.get("Max")),
             _number(entry.get("Min")),
             _number(entry.get("Mean")),
@@ -289,10 +288,17 @@ def _value(entry: Any, folder: Path, where: str) -> Value:
             checksum=str(entry.get("md5") or ""),
             file=folder / TENSORS / Path(file).name if isinstance(file, str) and file else None,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise NumericsError(
             f"{folder / DUMP}: {where} has an entry that is no number; fix: record again"
         ) from error
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    shape = tuple(int(size) for size in sizes or ())
+    if any(size < 0 for size in shape) or math.prod(shape) >= 1 << 63:
+        raise ValueError("no shape of a tensor")
+    return shape
 
 
 def _number(value: Any) -> float | None:

@@ -103,7 +103,15 @@ def test_a_name_ends_no_script(tmp_path: Path) -> None:
     assert "http" not in page.replace("http-equiv", "")
 
 
-@pytest.mark.parametrize("case", ["absent", "empty", "text", "no rows", "target is a folder"])
+ENTRIES: dict[str, dict[str, Any]] = {
+    "half a character": {"dtype": "\ud800"},
+    "no float": {"Max": 10**400},
+    "no shape": {"shape": [10**400]},
+    "negative": {"shape": [-1]},
+}
+
+
+@pytest.mark.parametrize("case", ["absent", "empty", "text", "no rows", "target is a folder", *ENTRIES])
 def test_what_cannot_be_shown_is_one_line(
     tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +119,9 @@ def test_what_cannot_be_shown_is_one_line(
     if case == "target is a folder":
         write_record(folder)
         page.mkdir()
+    elif case in ENTRIES:
+        row = {"input_args": [tensor(1.0, **ENTRIES[case])], "input_kwargs": {}, "output": []}
+        write(folder / "step0/rank0", {"Functional.gelu.0.forward": row}, {})
     elif case != "absent":
         (folder / "step0/rank0").mkdir(parents=True)
         if case != "empty":
