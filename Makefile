@@ -21,8 +21,8 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run extend report verify compare diagnose record compare-records check-config logp-diff attention \
-        admit control memory bench card check faults clean mrproper
+        data run extend report verify compare diagnose record compare-records check-config pack-run logp-diff \
+        attention admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -79,6 +79,9 @@ check-config: export CHECK_B = $(value B)
 check-config: export CHECK_OUT = $(value OUT)
 check-config: setup-core  ## A=a.zip B=b.zip [OUT=folder]: compare the checklists of two machines
 	@$(INTERPRETER) -m numerics check-config compare
+
+pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a run as a zip for make check-config
+	@$(INTERPRETER) -m scripts.pack_run
 
 logp-diff: setup-core  ## RUN=results/x/runs/B0 [OUT=folder]: sample with a KV cache and compare with the training pass
 	@$(INTERPRETER) -m scripts.logp_diff

@@ -37,7 +37,7 @@ COMPUTING = {
 
 
 def _machine(subject: str, severity: str, reason: str) -> Rule[Snapshot]:
-    return Rule("machine", subject, lambda snapshot: snapshot.machine.get(subject), severity, reason)
+    return Rule("machine", subject, lambda one: one.machine.get(subject), severity, reason, recent=True)
 
 
 TF32 = "TF32 keeps 10 bits of a float32's 23"

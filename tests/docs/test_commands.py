@@ -37,6 +37,7 @@ RUN_BY = {
     "menuconfig": "tests/kconfig/test_commands.py",
     "mrproper": "tests/scripts/dev/test_clean.py",
     "olddefconfig": "tests/kconfig/test_commands.py",
+    "pack-run": "tests/scripts/pack_run/test_pack_run_command.py",
     "record": "tests/scripts/record/test_record_command.py",
     "report": "tests/study/report/test_build.py",
     "savedefconfig": "tests/kconfig/test_commands.py",

@@ -28,6 +28,7 @@ VARIABLES = {
     "compare-records": ("A", "B", "OUT"),
     "check-config": ("A", "B", "OUT"),
     "logp-diff": ("RUN", "OUT"),
+    "pack-run": ("RUN", "OUT"),
     "card": ("OUT", "CHECKS"),
     "extend": ("FACTOR", "UNDO"),
     "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES", "NUMERICS"),

@@ -1,0 +1,102 @@
+"""`make pack-run RUN=results/STUDY/runs/NAME`: the checklist of a run as a zip for `make check-config`.
+
+python -m scripts.pack_run RUN_DIR [--out ZIP]
+
+The zip holds what the run recorded, whatever this machine has. Two runs are compared without their folders.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpt2.artifacts import run_record
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from numerics.checklist.hyperparameters import add
+from numerics.checklist.snapshot import Snapshot, Table, write_snapshot
+from numerics.errors import NumericsError
+from study.compare.load import read_settings
+
+USAGE = "fix: make pack-run RUN=results/STUDY/runs/NAME [OUT=a.zip]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.pack_run")
+    parser.add_argument("run", nargs="?", type=Path)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(command_arguments(("OUT",), paths="RUN"))
+    if given.run is None or not given.run.is_dir():
+        raise UserError(f"RUN={given.run or ''} is no folder; {USAGE}")
+    path = given.out or Path(f"{given.run.resolve().name}.zip")
+    try:
+        write_snapshot(run_snapshot(given.run), path)
+    except NumericsError as error:
+        raise UserError(str(error)) from error
+    print(f"wrote {path}")
+    return 0
+
+
+def run_snapshot(run_dir: Path) -> Snapshot:
+    """Return what a run recorded. UserError where it has not recorded its machine, or a file is unreadable."""
+    record = run_record.load(run_dir)
+    environment, target, prints = record.environment, record.target, record.fingerprint
+    if environment is None or target is None or prints is None:
+        raise UserError(f"{run_dir} has not recorded its machine and data; fix: train it with `make`")
+    settings: dict[str, set[str]] = {}
+    recorded = {**(read_settings(run_dir) or {}), "PRECISION": target.dtype, "SEED": record.seed}
+    for name, value in recorded.items():
+        add(settings, name, value)
+    machine = {
+        "python": environment.python,
+        "platform": environment.platform,
+        "CUDA": environment.cuda,
+        "ROCm": environment.rocm,
+        "cuDNN or MIOpen": environment.cudnn,
+        "device": target.device,
+        "CPU threads": environment.threads,
+        "float32 products": environment.float32_matmul,
+        "default dtype": "float32",
+        "deterministic algorithms": environment.deterministic,
+    }
+    packages = {"torch": target.torch, "numpy": environment.numpy, "triton": environment.triton}
+    return Snapshot(
+        machine={name: "none" if value is None else str(value) for name, value in machine.items()},
+        environment={name: str(value) for name, value in environment.variables.items()},
+        packages={name: version for name, version in packages.items() if version},
+        hyperparameters={name: " and ".join(sorted(values)) for name, values in settings.items()},
+        data={
+            "training text": prints.data,
+            "tokenizer": prints.tokenizer,
+            "validation text": prints.validation,
+        },
+        modules=_modules(record.variant or "", run_dir),
+        parameters={"initial weights": {"sha256": prints.initial_weights}},
+        scripts={name: {"sha256": str(digest)} for name, digest in environment.code.items()},
+    )
+
+
+def _modules(name: str, run_dir: Path) -> Table:
+    """Describe the model of a run without its weights."""
+    export_environment()  # before torch is imported
+    import torch
+
+    from gpt2.train.step import build_model
+    from numerics.checklist.structure import describe_modules
+    from ra.settings import AlternationSettings
+    from ra.variants import variant
+
+    symbols = read_symbols(run_dir / "config")
+    config = Config.from_symbols(symbols).model
+    with torch.device("meta"):
+        model = build_model(
+            config, variant(name, config, AlternationSettings.from_symbols(symbols)).attention
+        )
+    return describe_modules(model)
+
+
+if __name__ == "__main__":
+    run_command(main)

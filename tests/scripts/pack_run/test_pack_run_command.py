@@ -1,0 +1,101 @@
+"""`make pack-run`: what a run recorded, as a zip that check-config compares."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.system import files
+from gpt2.system.errors import UserError
+from numerics.checklist.checks import EQUAL, FATAL, HARMLESS, NOT_RECORDED
+from numerics.checklist.report import compare_zips
+from scripts.pack_run import __main__ as pack_run
+from tests.study import compared
+from tests.study.attention.test_inspect import a_run, config_file
+
+__all__ = ["config_file"]
+
+
+def nothing(value: Any) -> None:
+    """Change nothing."""
+
+
+def recorded(folder: Path, config: Path, variant: str = "B", change: Callable[[Any], Any] = nothing) -> Path:
+    """A run folder with a record of its machine."""
+    run = a_run(folder, config, variant)
+    value = compared.a_record(variant, 0, 3.0)
+    change(value)
+    files.write_json(run / "run.json", value)
+    return run
+
+
+def pack(monkeypatch: pytest.MonkeyPatch, run: Path, path: Path) -> Path:
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    monkeypatch.setattr(sys, "argv", ["scripts.pack_run", str(run), "--out", str(path)])
+    assert pack_run.main() == 0
+    return path
+
+
+def other_precision(value: Any) -> None:
+    value["target"]["dtype"] = "float32"
+
+
+def other_data(value: Any) -> None:
+    value["fingerprint"]["data"] = "another"
+
+
+def other_threads(value: Any) -> None:
+    value["environment"]["threads"] = 2
+
+
+def other_variable(value: Any) -> None:
+    value["environment"]["variables"] = {"NVIDIA_TF32_OVERRIDE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "group", "subject", "grade"),
+    [
+        (other_precision, "hyperparameters", "precision", FATAL),
+        (other_data, "data", "training text", FATAL),
+        (other_threads, "machine", "CPU threads", HARMLESS),
+        (other_variable, "environment", "NVIDIA_TF32_OVERRIDE", FATAL),
+    ],
+)
+def test_a_difference_of_two_runs_is_named(
+    tmp_path: Path,
+    config_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Any], Any],
+    group: str,
+    subject: str,
+    grade: str,
+) -> None:
+    a = pack(monkeypatch, recorded(tmp_path / "a", config_file), tmp_path / "a.zip")
+    same = pack(monkeypatch, recorded(tmp_path / "c", config_file), tmp_path / "c.zip")
+    assert a.read_bytes() == same.read_bytes()
+    b = pack(monkeypatch, recorded(tmp_path / "b", config_file, change=change), tmp_path / "b.zip")
+    found = [check for check in compare_zips(a, b).checks if check.status not in (EQUAL, NOT_RECORDED)]
+    assert [(check.group, check.subject, check.status) for check in found] == [(group, subject, grade)]
+
+
+def test_another_variant_differs_in_its_attention(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = pack(monkeypatch, recorded(tmp_path, config_file), tmp_path / "a.zip")
+    b = pack(monkeypatch, recorded(tmp_path, config_file, "RAALL"), tmp_path / "b.zip")
+    found = [check.subject for check in compare_zips(a, b).checks if check.group == "model"]
+    assert found
+    assert all(subject.endswith(".attention: class") for subject in found)
+
+
+def test_unusable_runs_are_errors(tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unmeasured = a_run(tmp_path, config_file, "B")
+    for run in (tmp_path / "absent", tmp_path, unmeasured):
+        with pytest.raises(UserError):
+            pack(monkeypatch, run, tmp_path / "a.zip")
+    (unmeasured / "run.json").write_text("{")
+    with pytest.raises(UserError):
+        pack(monkeypatch, unmeasured, tmp_path / "a.zip")
+    assert not (tmp_path / "a.zip").exists()
