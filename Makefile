@@ -6,7 +6,7 @@
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
-             VARIANTS VARIANT RESULTS A B STEP LEVEL TASK NUMERICS
+             VARIANTS VARIANT RESULTS A B STEP LEVEL TASK NUMERICS THRESHOLD
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -83,7 +83,7 @@ check-config: setup-core  ## A=a.zip B=b.zip [OUT=folder]: compare the checklist
 pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a run as a zip for make check-config
 	@$(INTERPRETER) -m scripts.pack_run
 
-logp-diff: setup-core  ## RUN=results/x/runs/B0 [OUT=folder]: sample with a KV cache and compare with the training pass
+logp-diff: setup-core  ## RUN=results/x/runs/B0 [THRESHOLD=0.01] [OUT=]: sample with a KV cache, compare with training
 	@$(INTERPRETER) -m scripts.logp_diff
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs

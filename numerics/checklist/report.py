@@ -34,7 +34,7 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import Text
+from pages.markup import Detail, Text
 from pages.page import render_html
 
 LONGEST = 120  # characters of a value in a table
@@ -72,9 +72,9 @@ def comparison_document(comparison: Comparison) -> Document:
     checks = worst_first(comparison.checks)
     findings = [check for check in checks if check.status != EQUAL]
     equal = [check for check in checks if check.status == EQUAL]
-    headings = ["Entry", "Group", "Grade", *comparison.labels]
+    headings = ["Entry", "Grade", *comparison.labels]
     rows: list[list[Text]] = [
-        [shorten(check.subject), check.group, status_text(check), *map(shorten, check.values)]
+        [(shorten(check.subject), Detail(check.group)), status_text(check), *map(shorten, check.values)]
         for check in findings
     ]
     lines = [
@@ -82,7 +82,7 @@ def comparison_document(comparison: Comparison) -> Document:
         f"{' | '.join(map(shorten, check.values))} ({check.reason})"
         for check in findings
     ]
-    table = Table(headings, rows, (1, 2, 3, 4), kinds=[check.status for check in findings], name="grade")
+    table = Table(headings, rows, (1, 2, 3), kinds=[check.status for check in findings], name="grade")
     same = Table(
         ["Entry", "Group", "Value"],
         [[shorten(check.subject), check.group, shorten(check.values[0])] for check in equal],

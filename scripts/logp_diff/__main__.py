@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=4, help="from the validation text")
     parser.add_argument("--tokens", type=int, default=32, help="sampled after each prompt")
     parser.add_argument("--threshold", type=float, default=0.01)
-    given = parser.parse_args(command_arguments(("OUT",), paths="RUN"))
+    given = parser.parse_args(command_arguments(("OUT", "THRESHOLD"), paths="RUN"))
     if given.run is None or not given.run.is_dir():
         raise UserError(
             f"RUN={given.run or ''} is no folder; fix: make logp-diff RUN=results/STUDY/runs/NAME"

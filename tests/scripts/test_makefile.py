@@ -27,7 +27,7 @@ VARIABLES = {
     "record": ("RUN", "STEP", "LEVEL", "TASK", "OUT"),
     "compare-records": ("A", "B", "OUT"),
     "check-config": ("A", "B", "OUT"),
-    "logp-diff": ("RUN", "OUT"),
+    "logp-diff": ("RUN", "OUT", "THRESHOLD"),
     "pack-run": ("RUN", "OUT"),
     "card": ("OUT", "CHECKS"),
     "extend": ("FACTOR", "UNDO"),
