@@ -84,6 +84,8 @@
     }
     position = new Map(shown.map((number, place) => [number, place]));
     space.style.height = `${shown.length * ROW}px`;
+    // Here, because the rows of before keep the space from shrinking until they are replaced.
+    tree.scrollTop = Math.min(tree.scrollTop, Math.max(0, shown.length * ROW - tree.clientHeight));
     render();
   };
 
@@ -113,7 +115,7 @@
       class: `node ${single ? node.level || "recorded" : colorOf(node.grade)}${node.target && node.golden ? " both" : ""}`,
       role: "treeitem", id: `node-${number}`, "aria-level": node.depth + 1, "aria-selected": String(number === chosen),
       "aria-expanded": hasInner(number) ? String(isOpen(number)) : null, "data-number": number,
-      title: node.golden || node.target,
+      title: node.golden || node.target, "aria-label": `${node.label}, ${node.level || node.grade}`,
     }, side(node, node.target, "target", number), side(node, node.golden, "golden", number),
     make("em", {}, remark.filter(Boolean).join(", ")));
     return row;
@@ -251,7 +253,7 @@
 
   // ---- matching by hand
 
-  const isMapped = node => [node.key, node.path].some(key => key && (node.target ? map.has(key) : [...map.values()].includes(key)));
+  const isMapped = node => [node.key, node.path].some(key => key && (node.target ? map.has(key) : [...map.values()].flat().includes(key)));
 
   const matchButton = node => {
     if (single || node.key === undefined) return "";
@@ -275,8 +277,8 @@
     }
     const [target, golden] = one.target ? [one, other] : [other, one];
     const key = target.path && golden.path ? "path" : "key"; // a module with all calls within it, or one call
-    for (const [name, other] of map) if (other === golden[key]) map.delete(name);
-    map.set(target[key], golden[key]);
+    const others = [...new Set([map.get(target[key]) || [], golden[key]].flat())];
+    map.set(target[key], others.length > 1 ? others : others[0]); // several: the parts of a layer
     picking = -1;
     choose(number);
     describe();
@@ -297,7 +299,7 @@
       make("h2", {}, "Matched by hand"),
       make("p", {}, make("button", { type: "button", id: "save", onclick: save }, "Save map.json"), " Then compare again: ",
         make("code", {}, `python -m numerics compare -tp ${data.target} -gp ${data.golden} --map map.json`)),
-      make("ul", {}, ...[...map].map(([target, golden]) => make("li", {}, make("code", {}, `${target} → ${golden} `),
+      make("ul", {}, ...[...map].map(([target, golden]) => make("li", {}, make("code", {}, `${target} → ${[golden].flat().join(", ")} `),
         make("button", { type: "button", onclick: () => { map.delete(target); listMatches(); render(); } }, "Remove")))));
   };
 
@@ -327,9 +329,15 @@
     }
   };
 
+  // Show the wanted calls, the chosen one in sight.
+  const refilter = () => {
+    collect();
+    if (position.has(chosen)) choose(chosen);
+  };
+
   const setAll = state => {
     open.fill(state);
-    collect();
+    refilter();
   };
 
   const chip = (name, count) => make("button", {
@@ -337,7 +345,7 @@
     onclick: event => {
       if (!filter.delete(name)) filter.add(name);
       event.currentTarget.setAttribute("aria-pressed", String(filter.has(name)));
-      collect();
+      refilter();
     },
   }, make("i"), `${name} (${count})`);
 
@@ -360,7 +368,7 @@
       ...counts(step.nodes, LEVELS, node => node.level),
       make("input", { type: "search", placeholder: "name", "aria-label": "part of a name", oninput: event => {
         wanted = event.target.value.trim().toLowerCase();
-        collect();
+        refilter();
       } }),
       make("button", { type: "button", onclick: () => setAll(true) }, "Open all"),
       make("button", { type: "button", onclick: () => setAll(false) }, "Close all"));

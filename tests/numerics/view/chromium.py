@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run")
+LONGEST = 120  # seconds to wait for an answer
 
 
 class Chromium:
@@ -65,6 +67,7 @@ class Chromium:
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self.rest:
+            assert select.select([self.answers], [], [], LONGEST)[0], "the browser does not answer"
             part = os.read(self.answers, 1 << 20)
             assert part, "the browser ended"
             self.rest += part

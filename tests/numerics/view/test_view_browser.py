@@ -11,7 +11,7 @@ import pytest
 
 from numerics.__main__ import main
 from tests.numerics.view.chromium import BROWSER, Chromium
-from tests.numerics.view.records import HOSTILE, write_record
+from tests.numerics.view.records import HOSTILE, tensor, write, write_record
 
 pytestmark = pytest.mark.skipif(not BROWSER, reason="no Chromium")
 ROWS = "document.querySelectorAll('.node').length"
@@ -80,6 +80,21 @@ def test_a_comparison_is_walked_by_keys_filters_and_jumps(browser: Chromium, tmp
     assert browser.evaluate(ROWS) > 2
     click(browser, "#first")
     assert browser.evaluate(CHOSEN) == wrong
+    assert browser.faults() == []
+
+
+def test_the_overflow_levels_of_one_record_are_filters(browser: Chromium, tmp_path: Path) -> None:
+    row = {"input_args": [tensor(1.0)], "input_kwargs": {}, "output": [tensor(1.0)]}
+    bad = {**row, "output": [tensor(1.0, Mean=float("nan"))]}
+    names = [f"Functional.gelu.{number}.forward" for number in range(1000)]
+    write(tmp_path / "rank0", {name: bad if name in names[700:702] else row for name in names}, {})
+    assert main(["view", "-tp", str(tmp_path / "rank0"), "-o", str(tmp_path / "tree.html")]) == 0
+    browser.open(tmp_path / "tree.html")
+    click(browser, "#next")
+    assert browser.evaluate(CHOSEN) == names[700]
+    assert "critical" in browser.evaluate("document.getElementById('details').textContent")
+    click(browser, "button[aria-pressed]", "critical (2)")
+    assert browser.evaluate(TITLES) == names[700:702]
     assert browser.faults() == []
 
 
