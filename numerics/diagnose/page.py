@@ -27,7 +27,7 @@ from pages.plots import Plain, axis, figure, line
 
 POINTS = 2000  # of a curve in a figure
 COLORS = ("var(--accent)", "var(--bad)")
-NARROW = {"margin": {"l": 50, "r": 16}, "font": {"size": 11}, "height": 320}
+NARROW = {"margin": {"l": 62, "r": 16}, "font": {"size": 11}, "height": 320}
 
 
 def diagnosis_document(diagnosis: Diagnosis, flow: Flow, compared: str = "") -> Document:
@@ -46,7 +46,9 @@ def diagnosis_document(diagnosis: Diagnosis, flow: Flow, compared: str = "") -> 
         Only((HTML,), [Details("The rules of all symptoms", [_rules()])]),
     ]
     subtitle = f"{pair.first.name} against {pair.second.name}, {len(pair.steps)} common steps"
-    return Document(f"Why do two runs differ? {found.symptom.name}", blocks, subtitle)
+    return Document(
+        f"Why do two runs differ? {found.symptom.name if bad else 'No symptom'}", blocks, subtitle
+    )
 
 
 def _next(flow: Flow, compared: str) -> Section:
@@ -134,12 +136,14 @@ def _difference(diagnosis: Diagnosis) -> Plain | None:
 
 
 def _marks(diagnosis: Diagnosis) -> list[tuple[int, str]]:
-    marks = [(place.step, name) for place, name in (
-        (diagnosis.unequal, "first unequal"), (diagnosis.beyond, "beyond rounding"),
-    ) if place is not None]  # fmt: skip
+    """The steps that the rules name, with one label each."""
+    marks: dict[int, list[str]] = {}
+    for place, name in ((diagnosis.unequal, "first unequal"), (diagnosis.beyond, "beyond rounding")):
+        if place is not None:
+            marks.setdefault(place.step, []).append(name)
     if diagnosis.symptom.name != NONE:
-        marks.append((diagnosis.finding.step, diagnosis.symptom.name))
-    return marks
+        marks.setdefault(diagnosis.finding.step, []).append(diagnosis.symptom.name)
+    return [(step, ", ".join(names)) for step, names in marks.items()]
 
 
 def _line(

@@ -70,6 +70,7 @@ def default_folder(runs: Sequence[RunSide]) -> Path:
     names = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") for run in runs]
     first = runs[0].path.resolve()
     above = first.parents[2] if first.parent.name == "runs" else first.parent
+    above = above.relative_to(Path.cwd()) if above.is_relative_to(Path.cwd()) else above
     return above / "-".join(["diagnose", *names])
 
 
