@@ -45,6 +45,8 @@ def test_a_symptom_is_written_and_the_next_commands_are_printed(
 def test_the_records_of_the_step_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model: Any = ours()
     model.blocks[1].norm2.eps = 1e-3
+    for name in ("golden", "faulty"):
+        (tmp_path / name).mkdir()
     folders = [
         record(tmp_path / "golden", ours(), **STATISTICS),
         record(tmp_path / "faulty", model, **STATISTICS),
