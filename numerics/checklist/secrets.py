@@ -16,6 +16,7 @@ ALWAYS = re.compile(
 OFTEN = re.compile(r"(^|_)(token|key|auth|pat)$")
 VOCABULARY = re.compile(r"(^|_)(pad|eos|bos|unk|cls|sep|mask|image|video|audio|stop|start|end)_token$")
 NUMBER_OR_SWITCH = re.compile(r"-?\d{1,6}(\.\d*)?|true|false|none|null|", re.IGNORECASE)
+WORD = re.compile(r"[a-z]+(_[a-z]+)*")
 IN_VARIABLE = re.compile(r"token(?!iz)|key|secret|pass(w|phrase)|credential|auth|cookie", re.IGNORECASE)
 
 SHAPES = (
@@ -29,9 +30,13 @@ SHAPES = (
 QUOTED = r"[rbfuRBFU]{0,2}(?:\"[^\"\n]*\"|'[^'\n]*')"
 ASSIGNED = re.compile(
     r"(?P<name>[A-Za-z_][\w.-]*)"
-    r"(?P<between>[\"']?\]?[ \t]*(?::[ \t]*[\w.\[\]| ]+?(?==))?[ \t]*[:=]=?[ \t]*"  # name = , "name": , name: str =
-    r"|[\"'][ \t]*,[ \t]*(?:[^()\n]*?\bdefault[ \t]*=[ \t]*)?)"  # ("name", value), ("--name", default=value)
+    r"(?P<between>[\"']?\]?[ \t]*(?::[ \t]*[\w.\[\]| ]+?(?==))?[ \t]*[:=](?!=)[ \t]*)"  # name = , "name": , name: str =
     rf"(?P<value>{QUOTED}|[^\s\"',;(){{}}\[\]]+)"
+)
+ARGUMENT = re.compile(  # f("name", "value"), f("--name", default="value")
+    r"(?<=\()(?P<before>[\"']-{0,2})(?P<name>[A-Za-z_][\w.-]*)"
+    r"(?P<between>[\"'][ \t]*,[ \t]*(?:[^()\n]*?\bdefault[ \t]*=[ \t]*)?)"
+    rf"(?P<value>{QUOTED})"
 )
 OPTION = re.compile(
     rf"--(?P<name>[A-Za-z][\w-]*)(?P<between>[ \t]+)(?P<value>{QUOTED}|[^\s\"',;(){{}}-][^\s;]*)"
@@ -39,12 +44,14 @@ OPTION = re.compile(
 
 
 def is_secret(name: str, value: str = "") -> bool:
-    """Whether a setting is secret. A number of few digits is none, a special token of a vocabulary neither."""
+    """Whether a setting is secret. A number of few digits is none, nor a special token, nor a key that is a word."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.rsplit(".", 1)[-1]).lower().strip("-_").replace("-", "_")
     if ALWAYS.search(name):
         return True
-    plain = NUMBER_OR_SWITCH.fullmatch(value.strip("\"'"))
-    return bool(OFTEN.search(name)) and not VOCABULARY.search(name) and not plain
+    value = value.strip("\"'")
+    if NUMBER_OR_SWITCH.fullmatch(value) or (name.endswith("key") and WORD.fullmatch(value)):
+        return False
+    return bool(OFTEN.search(name)) and not VOCABULARY.search(name)
 
 
 def is_secret_variable(name: str) -> bool:
@@ -56,19 +63,19 @@ def redact(text: str, code: bool = False) -> str:
     """Replace secrets in a text by REMOVED. code: Python, where only quoted values are secrets."""
 
     def replaced(found: re.Match[str]) -> str:
-        value = found["value"]
+        value, between = found["value"], found["between"]
         quoted = value[-1] in "\"'"
-        if not is_secret(found["name"], value) or (code and not quoted) or value.startswith("$"):
+        literal = quoted and (
+            between[0] in "\"'" or "=" in between
+        )  # in Python, not the type or key of a name
+        if value.startswith("$") or (code and not literal) or not is_secret(found["name"], value):
             return found[0]
         mark = value[-1] if quoted else ""
-        return f"{found['name' if found[0][0] != '-' else 0]}{found['between']}{mark}{REMOVED}{mark}"
-
-    def option(found: re.Match[str]) -> str:
-        if not is_secret(found["name"], found["value"]) or found["value"].startswith("$"):
-            return found[0]
-        return f"--{found['name']}{found['between']}{REMOVED}"
+        return found[0].removesuffix(value) + f"{mark}{REMOVED}{mark}"
 
     for shape in SHAPES:
         text = shape.sub(REMOVED, text)
-    text = ASSIGNED.sub(replaced, text)
-    return text if code else OPTION.sub(option, text)
+    patterns = (ASSIGNED, ARGUMENT) if code else (ASSIGNED, ARGUMENT, OPTION)
+    for pattern in patterns:
+        text = pattern.sub(replaced, text)
+    return text

@@ -12,7 +12,7 @@ from numerics.checklist.pack import ConfigChecker
 from numerics.checklist.secrets import is_secret, redact
 from numerics.checklist.variables import BEGINNINGS, VARIABLES, relevant_variables
 
-VALUE = st.text(string.ascii_letters + string.digits, min_size=8, max_size=40).map(lambda text: f"q{text}")
+VALUE = st.text(string.ascii_letters + string.digits, min_size=8, max_size=40).map(lambda text: f"q{text}7")
 NAME = st.sampled_from(
     ["HF_TOKEN", "hf_token", "WANDB_API_KEY", "wandb_key", "api_key", "apiKey", "password", "DB_PASSWORD", "passwd",
      "aws_secret_access_key", "client_secret", "token", "auth_token", "access-token", "credentials", "GITHUB_PAT"]
@@ -77,6 +77,9 @@ def test_what_is_no_secret_stays(text: str) -> None:
 
 def test_code_without_quoted_secrets_stays() -> None:
     code = "key = self.k_proj(x)\nquery, key = f(token=token_ids, key=key)\nscore(key, value)\nd['key'] = x\n"
+    code += (
+        "if key == 'boxes': a = {key: 'x1'}\nbase_config_key = 'text_config'\n('/etc/passwd', 'no passwd')\n"
+    )
     assert redact(code, code=True) == code
 
 
