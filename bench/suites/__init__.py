@@ -16,6 +16,7 @@ NAMES = (
     "startup",
     "corpus",
     "records",
+    "recorder",
     "numerics",
 )
 

@@ -6,10 +6,9 @@ replayed step is compared with metrics.jsonl.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from gpt2.train.resume import refuse_another_run
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError, StepResult
 from gpt2.train.trainer import Run
+from numerics.debugger import StopAtOptimizer
 from numerics.recorder import Recorder
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -50,19 +50,6 @@ class Outcome:
     checked: int
     differences: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-class StopAtOptimizer:
-    """Stops the recorder when the gradients are complete: the optimizer releases them."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        if name == "optimizer":
-            self.recorder.stop()
-        yield
 
 
 class Replay:
