@@ -59,7 +59,10 @@ class Situation:
     sides: tuple[Side, Side]
     compare: Callable[[Path, Path], str]
     checks: Sequence[Check] | None = None
-    unchecked: str = "the files hold losses only: compare settings, versions, data and initial weights"
+    unchecked: str = (
+        "the files hold losses only; pack both machines with ConfigChecker, then "
+        "python -m numerics check-config compare A.zip B.zip"
+    )
     check_command: str = ""
     first: int = 0
 

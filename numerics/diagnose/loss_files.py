@@ -20,6 +20,7 @@ from numerics.errors import NumericsError
 
 SIZE_LIMIT = 2**30  # bytes of a file
 LINE_LIMIT = 2**20  # bytes of a line
+LARGEST_STEP = 10**15
 HEAD = 4096  # bytes that show whether a file is text
 FIX = "give a CSV, JSON lines, or one loss a line, as UTF-8 text"
 
@@ -127,6 +128,8 @@ def _kind(file: Path) -> tuple[str, str]:
     """Return json, log or table, and the first line that is not empty."""
     with file.open(encoding="utf-8-sig") as content:
         first = next((line.strip() for line in content if line.strip()), "")[:LINE_LIMIT]
+    if not first:
+        raise NumericsError(f"{file} is empty; fix: {FIX}")
     if first.startswith(("{", "[")):
         return "json", first
     return ("log" if LOGGED["loss"].search(first) or _no_table(file) else "table"), first
@@ -144,7 +147,10 @@ def _no_table(file: Path) -> bool:
 def _cells(line: str) -> list[str]:
     """Split at tabs, commas, semicolons, else at blanks."""
     separator = next((sign for sign in "\t,;" if sign in line), None)
-    cells = next(csv.reader([line], delimiter=separator)) if separator else line.split()
+    try:
+        cells = next(csv.reader([line], delimiter=separator)) if separator else line.split()
+    except csv.Error:  # a field of more than 128 KiB
+        cells = [line]
     return [cell.strip() for cell in cells]
 
 
@@ -160,8 +166,9 @@ def _number(text: Any) -> float | None:
 
 def _step(value: Any) -> int | None:
     number = _number(value)
-    whole = number is not None and math.isfinite(number) and number == int(number)
-    return int(number) if whole and number is not None else None
+    if number is None or not abs(number) <= LARGEST_STEP or number != int(number):
+        return None
+    return int(number)
 
 
 def _plain(name: str) -> str:
@@ -258,7 +265,7 @@ class _Rows:
         columns = [_column(names, known) for known in (STEP, LOSS, NORM)]
         if columns[1] is None:
             raise NumericsError(
-                f"{self.found.name} has no column of losses in: {head[:80]}; fix: name one loss"
+                f"{self.found.name} has no column of losses in {head[:80]!r}; fix: name one loss"
             )
         numbered = numbered and columns[0] is not None
         places = [names.index(name) if name else None for name in columns]

@@ -20,6 +20,7 @@ EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10, "float
 # stable; 15 (loss) and 99 (gradient norm) with a learning rate ten times too large (docs/numerics.md).
 GROWTH = {LOSS: 16.0, NORM: 256.0}
 CLEARER = 10.0  # times closer must the curves be for a shift of their step numbers
+LARGEST = 1e100  # relative difference; means of it are finite
 DIGITS = 500  # values that show how many digits the file has
 
 
@@ -166,7 +167,7 @@ def _place(step: int, what: str, one: float, other: float) -> Place:
         return Place(step, what, one, other, 0.0)
     if not (math.isfinite(one) and math.isfinite(other)):
         return Place(step, what, one, other, math.inf)
-    return Place(step, what, one, other, min(abs(one - other) / max(abs(one), 1e-300), 1e300))
+    return Place(step, what, one, other, min(abs(one - other) / max(abs(one), 1e-300), LARGEST))
 
 
 def _finite(place: Place) -> bool:

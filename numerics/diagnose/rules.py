@@ -129,6 +129,7 @@ class Diagnosis:
         return self.findings[0]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # losses up to the largest float
 def diagnose(pair: Pair, same_settings: bool = False, scores: Sequence[Score] = ()) -> Diagnosis:
     """Apply the rules. same_settings: whether machine and settings of both runs are the same."""
     unequal = pair.first_unequal()
