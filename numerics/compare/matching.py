@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -73,6 +74,7 @@ def recorded_by_both(pair: Pair) -> Pair:
     return replace(pair, target=sides[0], golden=sides[1])
 
 
+OPERATOR = re.compile(r"Tensor\.(?:(?:__)?(add|sub|mul|matmul)(?:__)?|__r(add|mul)__)")
 Signature = Callable[[Call], Hashable]
 
 
@@ -143,8 +145,12 @@ class _Matching:
         outer = record.within(call.name)
         if outer is None:
             return None
+        paired = outer in (self.matched if record is self.target else self.taken)
+        mixed = self.target.by_msprobe != self.golden.by_msprobe
+        if mixed and not paired and record.within(outer) is None:
+            return None  # the root, which msProbe does not record
         if record is self.target:
-            return self.matched[outer][0] if outer in self.matched else (outer,)
+            return self.matched[outer][0] if paired else (outer,)
         return outer
 
     def _backward_as_forward(self) -> None:
@@ -182,11 +188,13 @@ def _structure(call: Call) -> Hashable:
     sizes = tuple(
         value.shape for value in (*call.inputs.values(), *call.parameters.values(), *call.outputs.values())
     )
-    return call.type or call.path, sizes
+    return call.type or _label(call), sizes
 
 
 def _label(call: Call) -> Hashable:
-    return call.path
+    """Return what a function is. x + 1, 1 + x and x.add(1) are one: torch gives the recorder one name for them."""
+    found = OPERATOR.fullmatch(call.path)
+    return f"Tensor.{found[1] or found[2]}" if found else call.path
 
 
 def _type(call: Call) -> Hashable:
