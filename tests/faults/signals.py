@@ -233,9 +233,9 @@ def second_make(bench: Bench) -> str:
     place = bench.workplace()
     process = place.start(**bench.slow)
     wait_for(lambda: place.steps() > 3)
-    process.send_signal(signal.SIGSTOP)  # the study is not over before the second one begins
+    place.send(signal.SIGSTOP, "scripts.train")  # not over before the second one begins
     second = place.command("scripts.study")
-    process.send_signal(signal.SIGCONT)
+    place.send(signal.SIGCONT, "scripts.train")
     reported = f"is being run by process {process.pid}" in second.stdout and second.returncode == 1
     process.communicate(timeout=PATIENCE_SECONDS)
     went_on = process.returncode == 0 and place.numbers() == bench.undisturbed()
