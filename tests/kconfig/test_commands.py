@@ -149,8 +149,8 @@ def edited(old: str, new: str) -> int:
         ("CONFIG_SEEDS=5", 'CONFIG_SEEDS="3"', "whole number"),
         ("CONFIG_SEEDS=5", "CONFIG_SEEDS=0", "1 to 1000"),
         ("CONFIG_SEEDS=5", "CONFIG_SEEDS = 3", "no spaces"),
-        ('CONFIG_LEARNING_RATE="2e-3"', 'CONFIG_LEARNING_RATE="2"', "(0, 1]"),
-        ('CONFIG_LEARNING_RATE="2e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
+        ('CONFIG_LEARNING_RATE="1.2e-3"', 'CONFIG_LEARNING_RATE="2"', "(0, 1]"),
+        ('CONFIG_LEARNING_RATE="1.2e-3"', "CONFIG_LEARNING_RATE=1e-3", "double quotes"),
         ("# CONFIG_TARGET_CPU is not set", "CONFIG_TARGET_CPU=y", "fix: remove one"),
         (
             "CONFIG_TARGET_AUTO=y",
