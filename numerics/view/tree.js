@@ -93,11 +93,10 @@
   const hasInner = number => step.nodes[number].end > number + 1;
   const isOpen = number => hasInner(number) && (isFiltered() || open[number]);
 
-  const side = (node, name, className, number) => {
-    const label = name ? (node.target && node.golden && node.target !== node.golden ? name : node.label) : "";
-    const cell = make("span", { class: name ? className : `${className} empty` });
+  const side = (node, label, className, number) => {
+    const cell = make("span", { class: label ? className : `${className} empty` });
     cell.style.paddingLeft = `${Math.min(node.depth, 24) * INDENT + 6}px`;
-    if (!name) return cell;
+    if (!label) return cell;
     const sign = hasInner(number) ? (isOpen(number) ? "▾" : "▸") : "";
     const hidden = hasInner(number) && !isOpen(number) && node.worst && node.worst !== (single ? node.level : node.grade);
     const dot = make("i", { class: hidden ? `inside ${colorOf(node.worst)}` : null, title: hidden ? `${node.worst} inside` : null });
@@ -115,8 +114,8 @@
       class: `node ${single ? node.level || "recorded" : colorOf(node.grade)}${node.target && node.golden ? " both" : ""}`,
       role: "treeitem", id: `node-${number}`, "aria-level": node.depth + 1, "aria-selected": String(number === chosen),
       "aria-expanded": hasInner(number) ? String(isOpen(number)) : null, "data-number": number,
-      title: node.golden || node.target, "aria-label": `${node.label}, ${node.level || node.grade}`,
-    }, side(node, node.target, "target", number), side(node, node.golden, "golden", number),
+      title: node.golden || node.target, "aria-label": `${node.labels[1] || node.labels[0]}, ${node.level || node.grade}`,
+    }, side(node, node.labels[0], "target", number), side(node, node.labels[1], "golden", number),
     make("em", {}, remark.filter(Boolean).join(", ")));
     return row;
   };

@@ -103,7 +103,7 @@ class _Tree:
             "depth": depth,
             "target": target.name if target else "",
             "golden": golden.name if golden else "",
-            "label": _label(call),
+            "labels": ["" if one is None else _label(one) for one in (target, golden)],
             "kind": "module" if call.is_module else "function",
             "backward": call.backward,
             "grade": row.grade,

@@ -34,3 +34,7 @@ def test_the_worked_case_names_the_function_that_the_page_names(tmp_path: Path) 
     for line in done.stdout.splitlines():
         if line.startswith(("verdict", "calls", "first divergence", "differs", "also", "next")):
             assert line in shown
+    assert (tmp_path / "out/tree.html").exists()
+    (view,) = re.findall(r"^    python (-m numerics view .*)$", PAGE, re.MULTILINE)
+    subprocess.run([sys.executable, *view.split()], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "tree.html").exists()
