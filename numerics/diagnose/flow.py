@@ -85,7 +85,7 @@ class Flow:
     commands: list[Command] = field(default_factory=list)
     comparison: Comparison | None = None
     recorded: int | None = None  # the step that was compared, else the one to record
-    cause: str = ""  # the first divergence of the comparison, where it is no consequence of unequal weights
+    cause: str = ""  # the first divergence that is no consequence of unequal weights
 
 
 def walk(diagnosis: Diagnosis, situation: Situation) -> Flow:
@@ -158,7 +158,7 @@ def steps_to_record(diagnosis: Diagnosis, first: int) -> list[tuple[int, str]]:
     """Return the steps to record and why, the most telling one first. first: the number of the first step."""
     finding, last = diagnosis.finding, int(diagnosis.pair.steps[-1])
     name = finding.symptom.name
-    place = diagnosis.beyond or diagnosis.unequal
+    place = diagnosis.unequal if name == NOT_REPRODUCIBLE else diagnosis.beyond or diagnosis.unequal
     found: list[tuple[int, str]] = []
     if name == DOWNSTREAM:
         found = [(last, "the last common step: its weights are those that were evaluated")]
@@ -169,7 +169,7 @@ def steps_to_record(diagnosis: Diagnosis, first: int) -> list[tuple[int, str]]:
         ]
     elif name == SPIKES and (place is None or place.step > finding.step):
         found = _around(finding.step, finding.what)
-    elif place is not None and name != NOT_REPRODUCIBLE:
+    elif place is not None:
         found = _around(place.step, place.what)
     if diagnosis.unequal is not None and name != DOWNSTREAM:
         found.append((diagnosis.unequal.step, "the first step that is unequal in any bit"))
@@ -187,6 +187,10 @@ def _records(flow: Flow, diagnosis: Diagnosis, situation: Situation) -> None:
     """Compare the records that exist, step by step; else name the commands that record the next step."""
     task = "hash" if diagnosis.symptom.name == NOT_REPRODUCIBLE else "statistics"
     steps = steps_to_record(diagnosis, situation.first)
+    unequal_weights: tuple[int, str] = (
+        0,
+        "",
+    )  # the step at which a comparison found other weights, and where
     for step, why in steps:
         folders = [side.folder(step) for side in situation.sides]
         missing = [
@@ -203,12 +207,24 @@ def _records(flow: Flow, diagnosis: Diagnosis, situation: Situation) -> None:
         flow.steps.append(Step("Record", "4.3", DONE, f"step {step}: {why}; both records exist"))
         flow.comparison = _compare(folders[1], folders[0])
         flow.steps.append(Step("Compare the records", "4.5", DONE, compared(flow.comparison)))
-        if (first := flow.comparison.first) and first[1].cause != "parameter":
+        first = flow.comparison.first
+        if first is None and unequal_weights[0] == step + 1:
+            flow.cause = (
+                f"the update of the weights after step {step}: its gradients agree, and the weights of step {step + 1} "
+                f"do not, first {unequal_weights[1]} (optimizer, learning rate or memory)"
+            )
+            check = (
+                "check settings and kernels of the optimizer, or replace it by SGD on both machines (2.3.1.3)"
+            )
+            flow.commands.append(Command("", check))
+            return
+        if first is not None and (first[1].cause != "parameter" or step == situation.first):
             from numerics.compare.summary import next_command
 
             flow.cause = flow.steps[-1].finding.partition(": ")[2]
             flow.commands.append(Command("", next_command(flow.comparison).removeprefix("next: ")))
             return
+        unequal_weights = (step, first[1].name) if first is not None else (0, "")
     names = ", ".join(str(step) for step, _ in steps)
     finding = f"the records of step {names} name no operation; record the steps before them (2.3.1.3)"
     flow.steps.append(Step("Record", "4.3", NEXT, finding))

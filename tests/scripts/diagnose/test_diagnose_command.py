@@ -137,6 +137,39 @@ def test_a_run_that_failed_with_nan_has_its_step(
     assert found["next"][0]["text"].endswith("STEP=4")
 
 
+def test_weights_that_change_between_two_steps_point_to_the_update(
+    runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = Stepper.step
+
+    def wrong_update(self: Stepper, ids_ET: torch.Tensor, iteration: int, *rest: Any) -> Any:
+        if iteration == 3:
+            with torch.no_grad():
+                self.model.get_submodule("blocks.1.mlp.fc").weight *= 1.5
+        return step(self, ids_ET, iteration, *rest)
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Stepper, "step", wrong_update)
+        other = train("B", LEARNING_RATE="0.05")
+    for _ in range(3):
+        diagnose(monkeypatch, runs[0], other, out=out)
+        found = json.loads((out / "diagnose.json").read_text())
+        with monkeypatch.context() as patch:
+            for item in found["next"]:
+                words = shlex.split(item["text"])
+                if words[:2] == ["make", "record"]:
+                    is_other = f"RUN={other}" in words
+                    patch.setattr(Stepper, "step", wrong_update if is_other else step)
+                    options = [
+                        f"--{word.partition('=')[0].lower()}={word.partition('=')[2]}" for word in words[2:]
+                    ]
+                    patch.setattr("sys.argv", ["scripts.record", *options])
+                    assert recording.main() == 0
+    assert "the update of the weights after step 3" in found["cause"]
+    assert "first divergence: the update of the weights after step 3" in capsys.readouterr().out
+
+
 def test_downstream_only_by_hellaswag(runs: list[Path]) -> None:
     sides = read_runs([runs[0], runs[1]])
     for side, accuracy in zip(sides, (0.31, 0.25), strict=True):
