@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numerics.compare.measure import epsilon, is_overwritten, load, load_pair
+from numerics.compare.measure import compare_values, epsilon, is_overwritten, load, load_pair
 from numerics.compare.records import StepRecord, Value
 from numerics.compare.rows import UNMATCHED, Cell, Row
 
@@ -306,13 +306,14 @@ def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: 
     The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
     gradient before was equal, each update must be. Where gradients differ by rounding, with the relative error e, Adam
     divides elements of the size of e by themselves: a share e of the elements has an update of any sign, which is an
-    error of sqrt(e) of the update. An update is wrong above growth x sqrt(e).
+    error of sqrt(e) of the update. An update is wrong above growth x sqrt(e). Biases are then not judged: the gradient
+    of a key's bias is zero but for rounding.
     """
     before = {
         (row.name, cell.place): cell for row in earlier.rows for cell in row.cells if _is_parameter(cell)
     }
     trained = {
-        (row.pair.call.path, cell.place)
+        (row.pair.call.path, cell.place): compare_values(cell.target, cell.golden).error
         for row in earlier.rows
         for cell in row.cells
         if cell.side == "gradient"
@@ -325,12 +326,12 @@ def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: 
         and (row.pair.call.path, cell.place) in trained
         and (old := before.get((row.name, cell.place))) is not None
     ]
-    bound = 0.0 if earlier.equal else growth * math.sqrt(earlier.error)
-    wrong = [
-        (row, cell)
-        for row, cell, old in updates
-        if not cell.difference.equal and (earlier.equal or _update_error(cell, old) > bound)
-    ]
+    wrong = []
+    for row, cell, old in updates:
+        bound = growth * math.sqrt(max(earlier.error, trained[row.pair.call.path, cell.place]))
+        is_noise = not earlier.equal and (_group(row, cell) == "biases" or _update_error(cell, old) <= bound)
+        if not (cell.difference.equal or is_noise):
+            wrong.append((row, cell))
     if not wrong:
         return None
     first = wrong[0][0]

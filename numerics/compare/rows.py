@@ -106,7 +106,8 @@ def _row(pair: Pair) -> Row:
     ):
         for place in [*others, *(place for place in mine if place not in others)]:
             here, there = mine.get(place), others.get(place)
-            is_bias = side == "gradient" and there is not None and len(there.shape) == 1
+            passed = side == "gradient" or (side == "output" and golden.backward)
+            is_bias = passed and there is not None and len(there.shape) == 1
             difference = compare_values(
                 here, there, floor / math.sqrt(there.count) if is_bias and there else 0.0
             )
@@ -144,7 +145,8 @@ def _settings(target: Call, golden: Call) -> list[str]:
 def _bias_scale(golden: Call) -> float:
     """Return the norm of the received gradient: the scale of what a bias's gradient sums.
 
-    The gradient of a key's bias is zero but for rounding, and has no scale of its own.
+    The gradient of a key's bias is zero but for rounding, and has no scale of its own. So is that of a bias before a
+    BatchNorm.
     """
     received = [value.norm for value in golden.inputs.values() if value.norm is not None]
     return max(received, default=0.0) if golden.backward else 0.0

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.numerics.clean import CLEAN, answer
-from bench.numerics.corpus import Corpus
-from bench.numerics.faults import CHECKSUMS, MODULES, VALUES, Fault
-from bench.numerics.models import OURS
+from bench.numerics.clean import CLEAN, answer, threads
+from bench.numerics.corpus import MODES, Corpus
+from bench.numerics.faults import ADAMW, CHECKSUMS, MODULES, VALUES, Fault
+from bench.numerics.models import OURS, record
 from numerics import Recorder, RecorderConfig
 from numerics.compare.judge import GROWTH, REPLAY
 from numerics.compare.records import read_record
 from numerics.compare.replay import replayed_error
+from numerics.compare.run import compare_records
 
 CASES = [
     pytest.param(pair, kind, mode, id=f"{pair.name}, {kind}, {mode}")
@@ -43,6 +46,26 @@ def test_a_clean_pair_is_no_divergence(pair: Fault, kind: str, mode: str, corpus
         GROWTH if "separate" in pair.name else GROWTH / 2
     )  # three partial gradients are added, which cancel
     assert found.growth < most
+
+
+def test_a_gradient_of_zero_but_for_rounding_is_no_divergence(tmp_path: Path) -> None:
+    """A bias before a BatchNorm has no effect; AdamW turns the rounding of its gradient into steps of any sign."""
+
+    def recorded(around: AbstractContextManager[Any], **settings: Any) -> Path:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv1d(3, 16, 3), nn.BatchNorm1d(16), nn.GELU(), nn.Conv1d(16, 3, 1))
+        x = torch.randn(8, 3, 64)
+
+        def run(model: nn.Module) -> None:
+            torch.autograd.backward(model(x).square().mean())
+
+        return record(tmp_path, model, run, around, ADAMW, 3, **settings)
+
+    for mode in MODES.values():
+        golden = recorded(contextlib.nullcontext(), **mode)
+        for around in (torch.backends.mkldnn.flags(enabled=False), threads(2)):
+            found = compare_records(recorded(around, **mode), golden)
+            assert found.verdict != "diverges", found.first
 
 
 def recorded_errors(
