@@ -49,6 +49,7 @@ def main(restart: bool = False) -> int:
     task, summary = TASKS[arguments.task]
     config = RecorderConfig(dump_path=str(out), level=arguments.level, task=task, summary_mode=summary)
     replay = Replay(run_dir, record, arguments.step)
+    out.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the replay
     print(*replay.skipped, sep="\n", end="\n" if replay.skipped else "")
     origin = f"the checkpoint at {replay.start}" if replay.start else "the start"
     about = f", about {replay.seconds:.0f} s" if replay.seconds else ""
@@ -68,9 +69,8 @@ def main(restart: bool = False) -> int:
         if note not in outcome.differences:
             print(note)
     if outcome.checked and not outcome.differences:
-        print(
-            f"exact: {outcome.checked} steps have the loss and the gradient norm of metrics.jsonl, to the bit"
-        )
+        of = f"{outcome.checked} of {arguments.step - outcome.start} replayed steps"
+        print(f"exact: {of} equal metrics.jsonl in loss and gradient norm, to the bit")
     elif not outcome.checked:
         print("not checked: metrics.jsonl has none of these steps")
     print(f"recorded: {out / step} ({arguments.level}, {arguments.task})")

@@ -30,6 +30,7 @@ from gpt2.train.step import NotFiniteError, StepResult
 from gpt2.train.trainer import Run
 from numerics.debugger import StopAtOptimizer
 from numerics.recorder import Recorder
+from ra.names import built_in_variants, custom_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
@@ -83,6 +84,11 @@ class Replay:
             BatchPlan(**dataclasses.asdict(record.batch)),
             warmup_iterations=warmup,
         )
+        source = run_dir.resolve().parents[1] / "own" / f"{record.variant.lower()}.py"  # the study's copy
+        if source.exists() and record.variant not in (*built_in_variants(), *custom_variants()):
+            raise UserError(
+                f"{record.run} needs ra/custom/{source.name}, which does not exist; fix: copy {source} there"
+            )
         attention = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols)).attention
         self.run = Run(plan, config, self.resolved, attention, Stop())
         self._refuse_other_data()

@@ -22,6 +22,7 @@ from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError
 from gpt2.train.trainer import Run
+from ra import names
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from scripts.record import __main__ as command
@@ -99,7 +100,10 @@ def test_a_step_is_replayed_from_the_start_to_the_bit(
     assert record(monkeypatch, run=finished, step=4) == 0
     printed = capsys.readouterr()
     assert "B0: step 4 of 6, from the start: 3 steps before it" in printed.out
-    assert "exact: 4 steps have the loss and the gradient norm of metrics.jsonl, to the bit" in printed.out
+    assert (
+        "exact: 4 of 4 replayed steps equal metrics.jsonl in loss and gradient norm, to the bit"
+        in printed.out
+    )
     step = finished.parents[1] / "records/B0/step4"
     assert f"make compare-records A=OTHER/step4 B={step}" in printed.out
     assert content(finished) == before
@@ -224,6 +228,54 @@ def test_a_wrong_variable_is_one_line(
     assert content(Path("results")) == before
 
 
+CUSTOM = """
+from gpt2.model.transformer import CausalSelfAttention
+
+
+class Scaled(CausalSelfAttention):
+    def forward(self, x):
+        return super().forward(x) * {factor}
+
+
+def attention(layer, spec):
+    return Scaled(spec.width, spec.heads, spec.dropout)
+"""
+
+
+def test_a_custom_variant_is_replayed_and_its_changed_or_missing_source_is_named(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    monkeypatch.setattr("ra.custom.__path__", [str(tmp_path)])
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    source = tmp_path / "scaled.py"
+    source.write_text(CUSTOM.format(factor=1.0))
+    run_dir = train("SCALED")
+    assert record(monkeypatch, run=run_dir, step=2) == 0
+    copy = run_dir.parents[1] / "own/scaled.py"
+    copy.parent.mkdir()
+    shutil.copy(source, copy)
+    source.write_text(CUSTOM.format(factor=1.5))
+    sys.modules.pop("ra.custom.scaled")
+    assert record(monkeypatch, run=run_dir, step=2) == 1
+    assert "not exact: step 1 differs" in capsys.readouterr().err
+    source.unlink()
+    sys.modules.pop("ra.custom.scaled")
+    with pytest.raises(
+        UserError, match=r"needs ra/custom/scaled.py, which does not exist; fix: copy .*own/scaled"
+    ):
+        record(monkeypatch, run=run_dir, step=2)
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_the_replay(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        record(monkeypatch, run=finished, step=2, out=tmp_path / "file")
+    assert "step 2 of" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("fault", ["config", "data"])
 def test_another_configuration_and_other_data_are_refused(
     fault: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -260,4 +312,4 @@ def test_the_process_restarts_with_the_environment_of_the_run(finished: Path, tm
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "exact: 1 steps" in done.stdout
+    assert "exact: 1 of 1 replayed steps" in done.stdout
