@@ -9,6 +9,7 @@ from typing import Any
 from numerics.errors import NumericsError
 
 TASKS, LEVELS, MODES = ("statistics", "tensor"), ("L0", "L1", "mix"), ("statistics", "md5")
+MOST_STEPS = 10**6  # of a range
 DATA_MODES = {"all", "forward", "backward", "input", "output"}
 
 
@@ -43,7 +44,7 @@ class RecorderConfig:
             if value not in allowed:
                 raise NumericsError(f'{name} is "{value}"; fix: use {", ".join(allowed)}')
         for name in ("step", "rank"):
-            if any(not isinstance(number, int) or number < 0 for number in getattr(self, name)):
+            if any(type(number) is not int or number < 0 for number in getattr(self, name)):
                 raise NumericsError(f"{name} is {list(getattr(self, name))}; fix: list numbers from 0")
         for name in ("list", "scope", "data_mode"):
             if any(not isinstance(text, str) for text in getattr(self, name)):
@@ -52,6 +53,8 @@ class RecorderConfig:
             raise NumericsError(
                 f"data_mode is {list(self.data_mode)}; fix: use some of {', '.join(sorted(DATA_MODES))}"
             )
+        if not self.dump_path:
+            raise NumericsError("dump_path is empty; fix: name a folder")
         if len(self.scope) not in (0, 2):
             raise NumericsError(
                 f"scope has {len(self.scope)} names; fix: give the first and the last, or none"
@@ -105,5 +108,10 @@ def _numbers(entries: Sequence[Any]) -> tuple[int, ...]:
         first, dash, last = str(entry).partition("-")
         if not (first.isdigit() and (last.isdigit() if dash else True)) or isinstance(entry, bool):
             raise NumericsError(f'step has {entry!r}; fix: list numbers, or ranges such as "3-5"')
-        numbers += range(int(first), int(last or first) + 1)
+        chosen = range(int(first), int(last or first) + 1)
+        if not 0 < len(chosen) <= MOST_STEPS:
+            raise NumericsError(
+                f"step has {entry!r}; fix: a range from a smaller number, of at most {MOST_STEPS:,} steps"
+            )
+        numbers += chosen
     return tuple(numbers)
