@@ -57,6 +57,16 @@ def write_tensor(folder: Path, name: str, tensor: Tensor) -> None:
     torch.save(tensor.detach().cpu().contiguous().clone(), folder / name)
 
 
+def this_rank() -> int:
+    """Return the rank of this process: of torch.distributed, else of torchrun's environment, else 0."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
+
 def rank_folder(dump_path: str | os.PathLike[str], step: int, rank: int) -> Path:
     return Path(dump_path) / f"step{step}" / f"rank{rank}"
 

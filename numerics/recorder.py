@@ -14,7 +14,6 @@ changes a result of the step: statistics are computed beside it, gradients are o
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,19 +32,11 @@ from numerics.describe import (
     resolve,
     tensors_in,
 )
-from numerics.dump_files import rank_folder, write_record
+from numerics.dump_files import rank_folder, this_rank, write_record
 from numerics.errors import NumericsError
 from numerics.functions import FunctionCalls, call_stack, without_overwritten
 from numerics.gradients import GradientWatch, sequence_number
 from numerics.record_config import RecorderConfig
-
-
-def this_rank() -> int:
-    """Return the rank of this process: of torch.distributed, else of torchrun's environment, else 0."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdigit() else 0
 
 
 @dataclass
