@@ -32,8 +32,8 @@ from numerics.checklist.structure import (
 )
 from numerics.checklist.variables import relevant_variables
 from numerics.describe import tensors_in
+from numerics.dump_files import this_rank
 from numerics.errors import NumericsError
-from numerics.recorder import this_rank
 
 DEFAULT_ZIP = "./config_check_pack.zip"
 LONGEST_SCRIPT = 1 << 20  # bytes of a script whose text is packed
