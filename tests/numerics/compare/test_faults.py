@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from bench.numerics.corpus import Corpus
-from bench.numerics.faults import CHECKSUMS, FAULTS, MODULES, VALUES, Fault
-from bench.numerics.models import OURS, TRANSFORMERS
+from bench.numerics.clean import math_attention
+from bench.numerics.corpus import Corpus, record_run
+from bench.numerics.faults import CHECKSUMS, FAULTS, MODULES, VALUES, Fault, Run
+from bench.numerics.models import OURS, TRANSFORMERS, adamw
+from numerics.compare.run import compare_records
 
 # Every fault with each model; values and modules alone with one of them. `make bench SUITE=numerics` runs the rest.
 CASES = [
@@ -41,6 +45,24 @@ def test_the_corpus_has_thirty_faults_and_the_cases_of_the_guide() -> None:
 def test_the_fault_is_named(fault: Fault, kind: str, mode: str, corpus: Corpus) -> None:
     answer = corpus.answer(fault, kind, mode)
     assert answer.right, answer.found
+
+
+@pytest.mark.parametrize("mode", [CHECKSUMS, VALUES, MODULES])
+@pytest.mark.parametrize(
+    ("wrong", "groups"), [({"rate": 2e-3}, "groups: "), ({"decay_norms": True, "decay": 1.0}, "norms")]
+)
+def test_a_wrong_optimizer_is_named_where_gradients_differ_by_rounding(
+    mode: str, wrong: dict[str, Any], groups: str, corpus: Corpus
+) -> None:
+    right = {"decay": 1.0} if "decay" in wrong else {}
+    golden = corpus.golden(Run(optimizer=adamw(**right), steps=2), OURS, mode)
+    target = Run(optimizer=adamw(**wrong), steps=2, around=math_attention)
+    comparison = compare_records(record_run(corpus.folder, target, OURS, mode), golden)
+    assert comparison.steps[0].judgement.verdict == "rounding"
+    assert comparison.first
+    step, first = comparison.first
+    assert (step.place, first.cause) == ("step1/rank0", "optimizer"), first.why
+    assert groups in first.why
 
 
 def test_a_record_without_order_hides_an_order(corpus: Corpus) -> None:
