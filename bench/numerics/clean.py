@@ -67,7 +67,9 @@ def in_float64(parts: Parts) -> None:
 
 def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
     optimizer = ADAMW(model)
-    return torch.optim.AdamW(optimizer.param_groups, fused=True)
+    for group in optimizer.param_groups:
+        group |= {"fused": True, "foreach": False}
+    return optimizer
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

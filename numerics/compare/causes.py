@@ -304,9 +304,9 @@ def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: 
     """Return the first parameter whose update since the step before its gradient does not explain.
 
     The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
-    gradient before was equal, each update must be. Where gradients differ by rounding, with the relative error e, Adam
+    gradient before was equal, each update must be but for rounding. Where gradients differ by rounding, with the relative error e, Adam
     divides elements of the size of e by themselves: a share e of the elements has an update of any sign, which is an
-    error of sqrt(e) of the update. An update is wrong above growth x sqrt(e). Biases are then not judged: the gradient
+    error of sqrt(e) of the update. An update is wrong above sqrt(growth x e). Biases are then not judged: the gradient
     of a key's bias is zero but for rounding.
     """
     before = {
@@ -328,8 +328,9 @@ def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: 
     ]
     wrong = []
     for row, cell, old in updates:
-        bound = growth * math.sqrt(max(earlier.error, trained[row.pair.call.path, cell.place]))
-        is_noise = not earlier.equal and (_group(row, cell) == "biases" or _update_error(cell, old) <= bound)
+        error = max(earlier.error, trained[row.pair.call.path, cell.place])
+        bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
+        is_noise = _update_error(cell, old) <= bound or (not earlier.equal and _group(row, cell) == "biases")
         if not (cell.difference.equal or is_noise):
             wrong.append((row, cell))
     if not wrong:
