@@ -304,10 +304,10 @@ def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: 
     """Return the first parameter whose update since the step before its gradient does not explain.
 
     The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
-    gradient before was equal, each update must be but for rounding. Where gradients differ by rounding, with the relative error e, Adam
-    divides elements of the size of e by themselves: a share e of the elements has an update of any sign, which is an
-    error of sqrt(e) of the update. An update is wrong above sqrt(growth x e). Biases are then not judged: the gradient
-    of a key's bias is zero but for rounding.
+    gradient before was equal, updates may differ by rounding. Where gradients have the relative error e, Adam divides
+    elements of the size of e by themselves: a share e of the elements has an update of any sign, which is an error of
+    sqrt(e) of the update. An update is wrong above sqrt(growth x e). Biases are then not judged: the gradient of a
+    key's bias is zero but for rounding.
     """
     before = {
         (row.name, cell.place): cell for row in earlier.rows for cell in row.cells if _is_parameter(cell)
