@@ -198,8 +198,8 @@ LIMITED = "the run stops cleanly, the study names the limit; after that, same nu
 @fault("files may not grow (ulimit -f)", LIMITED)
 def file_size_limit(bench: Bench) -> str:
     place = bench.workplace()
-    done = place.command("scripts.study", prefix=("prlimit", "--fsize=3000000"), **bench.slow)
-    named = "exceeds the limit of file sizes of 3 MiB (ulimit -f)" in done.stdout
+    done = place.command("scripts.study", prefix=("prlimit", "--fsize=1048576"), **bench.slow)
+    named = "exceeds the limit of file sizes of 1 MiB (ulimit -f)" in done.stdout
     first = done.returncode == 1 and named and place.status() == "interrupted"
     second = place.make()
     same = second.returncode == 0 and place.numbers() == bench.undisturbed()
