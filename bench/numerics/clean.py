@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.numerics import changes
 from bench.numerics.changes import Parts
-from bench.numerics.corpus import Answer, Corpus, found, record_run
+from bench.numerics.corpus import Answer, Corpus, found, record_run, with_msprobe
 from bench.numerics.faults import ADAMW, Fault, Run
 from bench.numerics.models import OURS, TRANSFORMERS, Batch
 from numerics.compare.run import Comparison, compare_records
@@ -125,7 +125,8 @@ def answer(corpus: Corpus, pair: Fault, kind: str, mode: str) -> Answer:
         target = record_run(corpus.folder, pair.target, kind, mode)
     comparison = compare_records(target, golden)
     right = comparison.verdict in {"equal", pair.verdict}
-    return Answer(pair.name, kind, mode, found(comparison), right, growth(comparison))
+    answer = Answer(pair.name, kind, mode, found(comparison), right, growth(comparison))
+    return with_msprobe(answer, pair, target, golden)
 
 
 def growth(comparison: Comparison) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bench.numerics import msprobe
 from bench.numerics.changes import Parts
 from bench.numerics.faults import CHECKSUMS, MODULES, VALUES, Fault, Run
 from bench.numerics.models import MAKERS, PATHS, record
@@ -25,7 +27,8 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 class Answer:
     """What the comparison named, and whether that is right.
 
-    growth: of a clean pair, the largest error relative to what explains it.
+    growth: of a clean pair, the largest error relative to what explains it. msprobe: the first row that msProbe does
+    not pass, "" if all pass; None where it is not installed. msprobe_right: whether that row is the expected part.
     """
 
     fault: str
@@ -34,6 +37,8 @@ class Answer:
     found: str
     right: bool
     growth: float = 0.0
+    msprobe: str | None = None
+    msprobe_right: bool = False
 
 
 class Corpus:
@@ -45,8 +50,11 @@ class Corpus:
 
     def answer(self, fault: Fault, kind: str, mode: str) -> Answer:
         """Inject one fault, compare and judge."""
-        comparison = self.compare(fault, kind, mode)
-        return Answer(fault.name, kind, mode, found(comparison), is_right(fault, kind, comparison))
+        target, golden = self.paths(fault, kind, mode)
+        comparison = compare_records(target, golden)
+        right = is_right(fault, kind, comparison)
+        answer = Answer(fault.name, kind, mode, found(comparison), right)
+        return with_msprobe(answer, fault, target, golden)
 
     def compare(self, fault: Fault, kind: str, mode: str) -> Comparison:
         target, golden = self.paths(fault, kind, mode)
@@ -63,6 +71,15 @@ class Corpus:
         if key not in self.goldens:
             self.goldens[key] = record_run(self.folder, run, kind, mode)
         return self.goldens[key]
+
+
+def with_msprobe(answer: Answer, fault: Fault, target: Path, golden: Path) -> Answer:
+    """Add msProbe's answer on the same records, where it is installed."""
+    if msprobe.program() is None:
+        return answer
+    flagged = msprobe.first_flagged(target, golden)
+    right = msprobe.names(fault, answer.kind, flagged) if flagged else fault.verdict != "diverges"
+    return dataclasses.replace(answer, msprobe=flagged or "", msprobe_right=right)
 
 
 def record_run(folder: Path, run: Run, kind: str, mode: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bench.numerics import clean
+from bench.numerics import clean, msprobe
 from bench.numerics.corpus import MODES, Answer, Corpus, cases
 from bench.numerics.faults import FAULTS, Fault
 from bench.suite import Session, Suite, SuiteResult
@@ -58,8 +58,13 @@ def _table(title: str, faults: Sequence[Fault], answers: Sequence[Answer]) -> Re
         for mode in MODES:
             mine = [answer.right for answer in answers if (answer.fault, answer.mode) == (fault.name, mode)]
             counts.append(f"{sum(mine)} of {len(mine)}")
+        theirs = [answer for answer in answers if answer.fault == fault.name and answer.msprobe is not None]
+        if theirs:
+            flagged = sum(bool(answer.msprobe) for answer in theirs)
+            right = sum(answer.msprobe_right for answer in theirs)
+            counts.append(f"{flagged}, {right} of {len(theirs)}")
         cells.append((fault.name, fault.case or "-", fault.answer or fault.verdict, *counts))
-    head = (title, "guide", "expected", *MODES)
+    head = (title, "guide", "expected", *MODES, *(["msProbe: flagged, right"] if msprobe.program() else []))
     return ResultTable(f"right answers, by what was recorded: {title}", head, tuple(cells), ())
 
 
@@ -72,6 +77,8 @@ def _count(title: str, answers: Sequence[Answer]) -> str:
         right = [name for name in names if all(answer.right for answer in here if answer.fault == name)]
         pairs = sum(answer.right for answer in here)
         parts.append(f"{mode} {len(right)} of {len(names)} ({pairs} of {len(here)} comparisons)")
+        if msprobe.program():
+            parts.append(f"msProbe {sum(answer.msprobe_right for answer in here)} of {len(here)} comparisons")
     return f"{title} answered rightly by every model: {', '.join(parts)}"
 
 
