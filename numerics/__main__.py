@@ -9,6 +9,7 @@ view -tp RECORD -o PAGE: the tree of one record (section 4.4).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -66,8 +67,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = given.run(given)
         return status
     except NumericsError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return _failed(str(error))
+    except OSError as error:
+        if error.filename is None:  # as of stdout
+            raise
+        fix = "check the path and its permissions"
+        return _failed(f"{error.filename} cannot be used: {error.strerror}; fix: {fix}")
+
+
+def _failed(message: str) -> int:
+    with contextlib.suppress(OSError):  # stderr is closed
+        print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return 1
+
+
+def run_main() -> int:
+    """Run main. A reader of the output that ends, as in `| head`, is no error; a full disk is."""
+    status = 0
+    try:
+        try:
+            status = main()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at exit Python would print a traceback
+    except OSError as error:
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        if not isinstance(error, BrokenPipeError):
+            fix = "check the disk and the target of the output"
+            return _failed(f"reading or writing failed: {error.strerror}; fix: {fix}")
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    return status
 
 
 def run_compare(given: argparse.Namespace) -> int:
@@ -103,4 +135,4 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal of another encoding
-    sys.exit(main())
+    sys.exit(run_main())

@@ -27,13 +27,14 @@ class PrecisionDebugger:
         self,
         config_path: str | os.PathLike[str] | None = None,
         task: str | None = None,
-        dump_path: str | None = None,
+        dump_path: str | os.PathLike[str] | None = None,
         level: str | None = None,
         step: Sequence[int] | None = None,
     ) -> None:
         content = read_json(config_path, "correct it") if config_path is not None else {}
+        folder = None if dump_path is None else os.fspath(dump_path)
         try:
-            config = RecorderConfig.from_json(content, task=task, dump_path=dump_path, level=level, step=step)
+            config = RecorderConfig.from_json(content, task=task, dump_path=folder, level=level, step=step)
         except NumericsError as error:
             where = f"{config_path}: " if config_path is not None else ""
             raise NumericsError(f"{where}{error}") from error

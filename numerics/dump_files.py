@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +32,42 @@ def read_json(path: str | os.PathLike[str], fix: str) -> Any:
         raise NumericsError(f"{path} is no JSON: {error}; fix: {fix}") from error
 
 
+@contextlib.contextmanager
+def writing(path: Path, fix: str) -> Iterator[None]:
+    """Replace an OSError by a NumericsError that names the file or folder that cannot be written. path: by default."""
+    try:
+        yield
+    except OSError as error:
+        name = Path(error.filename2 or error.filename or path)
+        reason = error.strerror
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            name = next((parent for parent in (name, *name.parents) if parent.is_file()), name)
+            reason = "it is no folder"
+        raise NumericsError(f"{name} cannot be written: {reason}; fix: {fix}") from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary file and move it to path, which is then complete or as before. OSError names path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a file that is complete or absent. NaN and Infinity are written as Python's json does."""
     _write_text(path, json.dumps(content, indent=1))
 
 
 def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _lines(content: Mapping[str, Any]) -> str:

@@ -68,7 +68,7 @@ class RecorderConfig:
         """
         if not isinstance(content, dict):
             raise NumericsError("the configuration is no JSON object; fix: see docs/numerics.md")
-        section = content.get(str(content.get("task", "statistics")), {})
+        section = content.get(str(changes.get("task") or content.get("task", "statistics")), {})
         values = {**content, **(section if isinstance(section, dict) else {})}
         values |= {name: value for name, value in changes.items() if value is not None}
         known: dict[str, Any] = {}

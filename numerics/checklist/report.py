@@ -19,8 +19,7 @@ from numerics.checklist.checks import (
 )
 from numerics.checklist.compare import compare_snapshots
 from numerics.checklist.snapshot import read_snapshot
-from numerics.dump_files import write_json
-from numerics.errors import NumericsError
+from numerics.dump_files import write_json, writing
 from pages.document import (
     HTML,
     TERMINAL,
@@ -138,11 +137,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 def write_comparison(comparison: Comparison, folder: Path) -> Sequence[Path]:
     """Write check_config.json and check_config.html. Returns their paths."""
     data, page = folder / "check_config.json", folder / "check_config.html"
-    try:
+    with writing(folder, "give another folder by -o"):
         write_json(data, as_json(comparison))
         page.write_text(render_html(comparison_document(comparison)), encoding="utf-8")
-    except OSError as error:
-        raise NumericsError(
-            f"{folder} cannot be written: {error.strerror}; fix: give another folder by -o"
-        ) from error
     return [data, page]

@@ -6,7 +6,6 @@ members are sorted and have one date. Nothing is ever extracted to disk.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from numerics.dump_files import replacing, writing
 from numerics.errors import NumericsError
 
 FORMAT, VERSION = "numerics check-config", 1
@@ -62,22 +62,16 @@ def write_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
     members[MANIFEST] = _json({"format": FORMAT, "version": VERSION, "members": digests})
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-            for name in sorted(members):
-                entry = zipfile.ZipInfo(name, DATE)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                entry.create_system, entry.external_attr = 3, 0o644 << 16  # the same on every system
-                archive.writestr(entry, members[name])
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise NumericsError(f"{path} cannot be written: {error.strerror}; fix: name another file") from error
+    with (
+        writing(path, "name another file"),
+        replacing(path) as temporary,
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive,
+    ):
+        for name in sorted(members):
+            entry = zipfile.ZipInfo(name, DATE)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.create_system, entry.external_attr = 3, 0o644 << 16  # the same on every system
+            archive.writestr(entry, members[name])
 
 
 def _json(content: Any) -> bytes:

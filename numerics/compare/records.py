@@ -6,6 +6,7 @@ A record is a folder with dump.json and, optionally, stack.json, construct.json 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -146,16 +147,26 @@ def find_records(path: Path) -> dict[str, Path]:
         raise NumericsError(f"{path} does not exist; fix: give the folder of a record, such as dump/step0")
     if path.is_file() and path.name == DUMP:
         path = path.parent
-    found = {
-        file.parent.relative_to(path).as_posix(): file.parent
-        for pattern in (DUMP, f"*/{DUMP}", f"*/*/{DUMP}")
-        for file in sorted(path.glob(pattern), key=_natural)
-    }
+    folders = sorted(rank_folders(path), key=lambda folder: (len(folder.parts), _natural(folder)))
+    found = {folder.relative_to(path).as_posix(): folder for folder in folders}
     if not found:
         raise NumericsError(
             f"{path} has no {DUMP}; fix: give a folder that a recorder wrote, such as dump/step0"
         )
     return found
+
+
+def rank_folders(path: Path, depth: int = 2) -> Iterator[Path]:
+    """Yield the folders with a dump.json. OSError where a folder cannot be read: its ranks are unknown."""
+    if path.is_file():
+        return
+    with os.scandir(path) as entries:
+        kinds = {entry.name: entry.is_dir() for entry in entries if entry.name != TENSORS}
+    if DUMP in kinds:
+        yield path
+    for name, is_folder in kinds.items():
+        if is_folder and depth:
+            yield from rank_folders(path / name, depth - 1)
 
 
 def _natural(path: Path) -> list[Any]:

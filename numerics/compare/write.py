@@ -14,23 +14,18 @@ from numerics.compare.records import Value
 from numerics.compare.rows import SIDES, Cell, Row
 from numerics.compare.run import Comparison, StepComparison
 from numerics.compare.summary import stack_of
-from numerics.dump_files import write_json
-from numerics.errors import NumericsError
+from numerics.dump_files import write_json, writing
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """Write the three files. Returns their paths."""
     paths = [folder / name for name in ("compare_result.csv", "compare.json", "compare.html")]
-    try:
+    with writing(folder, "give another folder by -o"):
         folder.mkdir(parents=True, exist_ok=True)
         with paths[0].open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([COLUMNS, *_csv_rows(comparison)])
         write_json(paths[1], as_json(comparison))
         paths[2].write_text(comparison_page(comparison), encoding="utf-8")
-    except OSError as error:
-        raise NumericsError(
-            f"{folder} cannot be written: {error.strerror}; fix: give another folder by -o"
-        ) from error
     return paths
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, SUSPECT, Check
+from numerics.compare.records import rank_folders
 from numerics.diagnose.pair import LOSS, Place
 from numerics.diagnose.rules import (
     DOWNSTREAM,
@@ -232,7 +233,7 @@ def _records(flow: Flow, diagnosis: Diagnosis, situation: Situation) -> None:
 
 def is_record(folder: Path) -> bool:
     """Whether a folder holds a record: a rank's, a step's or a dump's."""
-    return folder.is_dir() and next(folder.rglob("dump.json"), None) is not None
+    return folder.is_dir() and any(rank_folders(folder))
 
 
 def _compare(target: Path, golden: Path) -> Comparison:

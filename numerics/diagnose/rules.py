@@ -44,8 +44,8 @@ SYMPTOMS = {
         ),
         Symptom(
             OVERFLOW,
-            "a loss or gradient norm is not finite where the other run's is: in one run only, or from there to the "
-            "end of one run, or in one run more frequently",
+            "a loss or gradient norm is not finite where the other run's is, and one of these holds: the other run is "
+            "finite everywhere, this run is not finite in its last steps, or this run has clearly more such steps",
             "1.3, 2.3.1.1",
         ),
         Symptom(
@@ -56,8 +56,8 @@ SYMPTOMS = {
         ),
         Symptom(
             SPIKES,
-            "one run has more spikes of the loss or gradient norm that the other run lacks: at equal rates, such an "
-            "excess has a probability of at most 1/8",
+            "one run has clearly more spikes of the loss or gradient norm than the other, such as 3 against 0 or 5 "
+            "against 1; spikes of both runs at one place do not count",
             "1.3, 2.3.1.3",
         ),
         Symptom(

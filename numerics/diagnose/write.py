@@ -12,8 +12,7 @@ from numerics.diagnose.flow import Flow, Situation
 from numerics.diagnose.page import diagnosis_document
 from numerics.diagnose.pair import Place
 from numerics.diagnose.rules import Diagnosis, Finding
-from numerics.dump_files import write_json
-from numerics.errors import NumericsError
+from numerics.dump_files import write_json, writing
 from pages.document import render_terminal
 from pages.page import render_html
 
@@ -23,7 +22,7 @@ COMPARED = "records"  # folder of the comparison
 def write_diagnosis(diagnosis: Diagnosis, flow: Flow, situation: Situation, folder: Path) -> list[Path]:
     """Write the files into `folder`. Returns their paths."""
     paths = [folder / "diagnose.json", folder / "diagnose.html"]
-    try:
+    with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
         if flow.comparison is not None:
             from numerics.compare.write import write_comparison
@@ -33,10 +32,6 @@ def write_diagnosis(diagnosis: Diagnosis, flow: Flow, situation: Situation, fold
         address = f"{COMPARED}/compare.html" if flow.comparison is not None else ""
         page = render_html(diagnosis_document(diagnosis, flow, address))
         paths[1].write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise NumericsError(
-            f"{folder} cannot be written: {error.strerror}; fix: give another folder for the results"
-        ) from error
     return paths
 
 

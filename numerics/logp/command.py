@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from numerics.errors import NumericsError
-
 DESCRIPTION = """
 Compare the log-probabilities of the response tokens in two files (.npz, .npy, .json, .jsonl with log_probs and
 response_mask): the mean over tokens and sequences of rollout - training. The exit status is 0 for every verdict; it
@@ -29,20 +27,17 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run_logp_diff(given: argparse.Namespace) -> int:
-    from numerics.dump_files import write_json
+    from numerics.dump_files import write_json, writing
     from numerics.logp.files import compare_files
     from numerics.logp.report import as_json, report
     from pages.document import render_terminal
 
     found = compare_files(given.rollout, given.training, given.threshold)
-    print(render_terminal(report(found)))
+    lines = [render_terminal(report(found))]
     if given.output_path:
         path = given.output_path / "logp_diff.json"
-        try:
+        with writing(path, "give another folder by -o"):
             write_json(path, as_json(found))
-        except OSError as error:
-            raise NumericsError(
-                f"{given.output_path} cannot be written: {error.strerror}; fix: give another folder by -o"
-            ) from error
-        print(f"wrote {path}")
+        lines.append(f"wrote {path}")
+    print(*lines, sep="\n")
     return 0

@@ -48,6 +48,8 @@ def compare_files(rollout: Path, training: Path, threshold: float = THRESHOLD) -
 def read_logp(path: str | os.PathLike[str]) -> LogpFile:
     """Read .npz, .npy, .json ({"log_probs": [[...]], "response_mask": [[...]]}) or .jsonl (one sequence a line).
 
+    A .json file may also hold a list of what the lines of a .jsonl file hold.
+
     Sequences of a JSON file may have different lengths; the mask is 0 behind their end.
     """
     path = Path(path)
@@ -58,16 +60,13 @@ def read_logp(path: str | os.PathLike[str]) -> LogpFile:
             case ".npz" | ".npy":
                 return _numpy(path)
             case ".json":
-                return _ragged(path, *_rows(path, json.loads(path.read_text(encoding="utf-8"))))
+                content = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(content, list) and any(isinstance(entry, dict) for entry in content):
+                    return _sequences(path, content)
+                return _ragged(path, *_rows(path, content))
             case ".jsonl":
                 lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-                entries = [_rows(path, json.loads(line), line=True) for line in lines]
-                masks = [mask[0] for _, mask in entries if mask is not None]
-                if masks and len(masks) < len(entries):
-                    raise NumericsError(
-                        f"{path} has response_mask in some lines only; fix: give it in every line"
-                    )
-                return _ragged(path, [rows[0] for rows, _ in entries], masks or None)
+                return _sequences(path, [json.loads(line) for line in lines])
     except OSError as error:
         raise NumericsError(
             f"{path} cannot be read: {error.strerror or error}; fix: check its path"
@@ -97,6 +96,15 @@ def _numpy(path: Path) -> LogpFile:
     if mask is None:
         return LogpFile(values, np.ones_like(values), False)
     return LogpFile(values, as_matrix(mask, f"response_mask of {path}"), True)
+
+
+def _sequences(path: Path, contents: list[Any]) -> LogpFile:
+    """Return the sequences of a file that gives each as an object or a list."""
+    entries = [_rows(path, content, line=True) for content in contents]
+    masks = [mask[0] for _, mask in entries if mask is not None]
+    if masks and len(masks) < len(entries):
+        raise NumericsError(f"{path} has response_mask in some sequences only; fix: give it in each")
+    return _ragged(path, [rows[0] for rows, _ in entries], masks or None)
 
 
 def _rows(path: Path, content: Any, line: bool = False) -> tuple[list[Any], list[Any] | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from numerics.compare.matching import NameMap
 from numerics.compare.run import Comparison
 from numerics.compare.summary import summary
-from numerics.errors import NumericsError
+from numerics.dump_files import writing
 from numerics.view.tree import comparison_tree, record_tree
 from pages.components import render_blocks
 from pages.document import BulletList
@@ -49,13 +49,9 @@ def write_record_view(record: Path, path: Path) -> None:
 
 
 def _save(path: Path, page: str) -> None:
-    try:
+    with writing(path, "give another path by -o"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise NumericsError(
-            f"{path} cannot be written: {error.strerror}; fix: give another path by -o"
-        ) from error
 
 
 def view_page(title: str, subtitle: Text, lines: list[Text], data: dict[str, Any]) -> str:

@@ -234,6 +234,8 @@ def test_the_debugger_reads_the_guides_configuration(tmp_path: Path) -> None:
             }
         )
     )
+    other = PrecisionDebugger(config, task="tensor", dump_path=tmp_path / "other", level="L0", step=[1])
+    assert other.recorder.config == RecorderConfig(str(tmp_path / "other"), "tensor", "L0", (1,))
     debugger = PrecisionDebugger(config_path=config)
     assert debugger.recorder.config.step == (0, 2, 3)
     model = gpt2()

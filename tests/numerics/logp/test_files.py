@@ -50,6 +50,15 @@ def test_sequences_of_json_lines_may_have_different_lengths(tmp_path: Path) -> N
     assert [one.tokens for one in found.sequences] == [2, 1]
 
 
+def test_a_json_file_may_hold_a_list_of_objects(tmp_path: Path) -> None:
+    rows = [{"log_probs": [-1.0, -2.0], "mask": [0, 1]}, {"log_probs": [-3.0], "mask": [1]}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "b.json").write_text('[{"logp": [-1.5, -2.5]}, {"logp": [-3.0]}]')
+    found = compare_files(tmp_path / "a.json", tmp_path / "b.json")
+    assert found.value == 0.25
+    assert [one.tokens for one in found.sequences] == [1, 1]
+
+
 def test_the_command_prints_a_table_and_writes_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +119,8 @@ UNUSABLE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "empty mask": ("a.json", text('{"log_probs": [[1, 2]], "mask": [[0, 0]]}')),
     "mask that is a number": ("a.json", text('{"log_probs": [[1, 2]], "mask": 1}')),
     "some masks": ("a.jsonl", text('{"logp": [1], "mask": [1]}\n{"logp": [1]}\n')),
+    "some masks of objects": ("a.json", text('[{"logp": [1], "mask": [1]}, {"logp": [1]}]')),
+    "objects and numbers": ("a.json", text('[{"logp": [1]}, 2]')),
     "a bad line": ("a.jsonl", text('{"logp": [1]}\n{"logp": [1\n')),
     "not UTF-8": ("a.json", lambda path: path.write_bytes(b"\xff\xfe")),
 }
