@@ -50,7 +50,11 @@ class _Step:
     calls: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     models: list[tuple[str, nn.Module]] = field(default_factory=list)
+    labels: dict[int, str] = field(default_factory=dict)  # of the models, by id
     roots: set[str] = field(default_factory=set)  # calls of the models that start() received
+    uncalled: set[str] = field(
+        default_factory=set
+    )  # modules whose parameters are recorded with an outer module
 
 
 class Recorder:
@@ -152,6 +156,7 @@ class Recorder:
             parts = [part for part in path.split(".") if part != "_orig_mod"]
             label = ".".join(filter(None, ("Module", index.rstrip("."), *parts, type(module).__name__)))
             self._record.models.append((label, module))
+            self._record.labels[id(module)] = label
             if isinstance(module, torch.jit.ScriptModule):
                 self.note(
                     f"{label} is a TorchScript module, which takes no hooks: its calls are not recorded"
@@ -180,6 +185,7 @@ class Recorder:
                 self.within.pop()
             error = sys.exception()
             if error is handled:
+                self._uncalled_parameters(call, module)
                 self.close_call(call, output)
             elif call.name:  # the module raised, and torch runs its hooks before the error continues
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -190,11 +196,23 @@ class Recorder:
 
     def _settings(self, module: nn.Module) -> dict[str, Any]:
         """Describe what a module computes with besides its inputs: its own parameters, buffers and settings."""
-        state = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        return {
-            "parameters": {name: value for name, value in state if value is not None},
-            "settings": module_settings(module),
-        }
+        return {"parameters": _state(module), "settings": module_settings(module)}
+
+    def _uncalled_parameters(self, call: _Call, module: nn.Module) -> None:
+        """Record the parameters of modules within that are not called: the outer module may compute with them."""
+        row = self._record.data.get(call.name, {}) if call.recorded else {}
+        if "parameters" not in row:
+            return
+        todo = list(module.named_children())
+        while todo:
+            path, child = todo.pop(0)
+            label = self._record.labels.get(id(child), "")
+            if label in self._record.uncalled or self._record.calls.get(label):
+                continue
+            self._record.uncalled.add(label)
+            found = {f"{path}.{name}": value for name, value in _state(child).items()}
+            row["parameters"] |= self._described(call.name, "parameters", found)
+            todo += [(f"{path}.{name}", inner) for name, inner in child.named_children()]
 
     # -- the calls
 
@@ -357,6 +375,8 @@ class Recorder:
             "framework": "pytorch",
             "torch": torch.__version__,
             "notes": record.notes,
+            **{name: list(getattr(self.config, name)) for name in ("list", "scope", "data_mode")},
+            "rows": len(record.data),
         }
         parents = self._parents()
         with self._writing() as folder:
@@ -385,6 +405,12 @@ class _Call:
     inputs: tuple[Any, Any]
     begin: int
     recorded: bool
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's own parameters and buffers."""
+    state = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return {name: value for name, value in state if value is not None}
 
 
 def _backward(name: str) -> str:

@@ -56,8 +56,9 @@ def judge(
         if row.grade != UNMATCHED:
             scan.enter(row)
     scan.end()
+    alone = any(row.grade == UNMATCHED and scan.causes.is_judged(row) for row in rows)
     unequal = [row for row in rows if row.grade != UNMATCHED and row.unequal]
-    verdict = "diverges" if scan.found else "rounding" if unequal or scan.unequal_inputs else "equal"
+    verdict = "diverges" if scan.found else "rounding" if unequal or scan.unequal_inputs or alone else "equal"
     limit = scan.explained_before
     for row in rows:
         if row.grade == UNMATCHED:
@@ -68,7 +69,8 @@ def judge(
             row.grade = EQUAL
         else:
             error = max(row.error("output"), row.error("gradient"))
-            row.grade = ROUNDING if error <= GROWTH * (row.epsilon + limit) else BEYOND
+            explained = error <= GROWTH * (row.epsilon + limit) and not row.gaps
+            row.grade = ROUNDING if explained else BEYOND
     first = scan.first_unequal or next(iter(unequal), None)
     return Judgement(verdict, scan.found, first, _findings(rows, scan.found), scan.growths)
 
@@ -102,6 +104,9 @@ class _Scan:
             self._close(self.stack.pop())
         if self.found:
             return
+        if texts := row.retyped.get("input"):
+            self.found = self.causes.retyped(row, texts, self.stack)
+            return
         error = row.error("input")
         self.unequal_inputs |= not row.equal("input")
         if error and (not row.equal("output") or not any(cell.side == "output" for cell in row.cells)):
@@ -113,7 +118,8 @@ class _Scan:
                     for cell in row.cells
                     if cell.side == "input" and cell.difference.error > GROWTH * (row.epsilon + self.seen)
                 ]
-                self.found = self.causes.entered(row, wrong, self.stack)
+                trusted = not (self.causes.many or self.updated)
+                self.found = self.causes.entered(row, wrong, self.stack, trusted)
         if self.found:
             return
         if self.updated or self.causes.many:
@@ -130,6 +136,8 @@ class _Scan:
         if not (self.found or self.updated or self.causes.many):
             changed = next((row for row in self.rows if not row.equal("parameter")), None)
             self.found = self.causes.parameters(changed) if changed else None  # unused in this step
+        if not self.found:
+            self.found = self.causes.missing()
 
     def _gradients(self) -> Divergence | None:
         """Judge the gradients of the modules' parameters.
@@ -184,8 +192,17 @@ class _Scan:
     def _own(self, row: Row, error: float) -> Divergence | None:
         if row.equal("output"):
             return None
-        if not row.equal("parameter") and not (self.causes.many or self.updated):
+        trusted = not (self.causes.many or self.updated)  # equal parameters are expected
+        if not row.equal("parameter") and trusted:
             return self.causes.parameters(row)
+        if texts := row.retyped.get("output"):
+            return self.causes.divergence(
+                row,
+                "settings",
+                [*texts, *row.settings],
+                row.units("output"),
+                "the dtype of its result differs",
+            )
         explained = self._explained(row)
         replay(row)
         if row.replayed is not None:
@@ -197,6 +214,10 @@ class _Scan:
         weak = bool(changed) and row.equal("input") and not row.pair.call.backward and not row.inner
         if not wrong and not weak:
             return None
+        if trusted and wrong and (changed_row := self.causes.changed_within(row)):
+            return self.causes.parameters(changed_row)
+        if wrong and (extra := self.causes.alone_within(row)):
+            return self.causes.dropped(row, extra)
         what = [*row.settings, *row.words("output", "parameter")]
         if not row.settings and (unknown := _integers_without_values(row)):
             why = f"only the range of {unknown} was recorded, which agrees: the data most likely differs"
@@ -247,10 +268,10 @@ def _findings(rows: Sequence[Row], divergence: Divergence | None) -> list[str]:
         f"{row.name}: {text}"
         for row in rows
         if divergence is None or row is not divergence.row
-        for text in (*row.settings, *row.words("parameter"))
+        for text in (*row.settings, *row.flags, *row.words("parameter"))
     ]
     alone = [row for row in rows if row.grade == UNMATCHED]
     if alone:
-        names = ", ".join(row.name for row in alone[:3])
+        names = ", ".join(list(dict.fromkeys(row.name for row in alone))[:3])
         found.append(f"{len(alone)} calls are on one side alone, the first: {names}")
     return found

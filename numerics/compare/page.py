@@ -114,7 +114,7 @@ def _line(row: Row) -> list[Text]:
         label,
         *(_units(row.error(side), row.epsilon) for side in SIDES),
         replayed,
-        "; ".join([*row.settings, *row.words(*SIDES)]),
+        "; ".join(row.differs),
     ]
 
 

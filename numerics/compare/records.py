@@ -5,11 +5,12 @@ A record is a folder with dump.json and, optionally, stack.json, construct.json 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ MODULE = re.compile(
 )
 GRADIENTS = re.compile(r"(?:Module|Cell)\.(?:(?P<path>.+)\.)?(?P<type>[^.]+)\.parameters_grad(?:\.\d+)?")
 FUNCTION = re.compile(r"(?P<path>.+)\.(?P<n>\d+)\.(?P<way>forward|backward)")
+LEVELS = ("L0", "L1", "mix", "L2", "debug")  # the last two are msProbe's
 MOST_DEPTH = 50  # of nested arguments
 
 
@@ -42,6 +44,7 @@ class Value:
     inf_count: int | None = None
     checksum: str = ""
     file: Path | None = None
+    requires_grad: bool | None = None
     plain: Any = None
     parts: tuple[Value, ...] = ()
     axis: int | None = None
@@ -112,6 +115,11 @@ class Call:
     gradients: dict[str, Value] = field(default_factory=dict)
 
     @property
+    def values(self) -> Iterator[Value]:
+        for values in (self.inputs, self.parameters, self.outputs, self.gradients):
+            yield from values.values()
+
+    @property
     def is_module(self) -> bool:
         return bool(self.type)
 
@@ -124,7 +132,11 @@ class Call:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The calls of a step of a rank, in the order of execution; an outer call before those within it."""
+    """The calls of a step of a rank, in the order of execution; an outer call before those within it.
+
+    selection: the settings that say which calls are recorded: level, list, scope, data_mode. complete: whether every
+    recorded row is there.
+    """
 
     folder: Path
     calls: dict[str, Call]
@@ -132,6 +144,8 @@ class StepRecord:
     stacks: dict[str, list[str]]
     notes: list[str]
     by_msprobe: bool = False
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    complete: bool = True
 
     def within(self, name: str) -> str | None:
         """Return the innermost recorded call around a call."""
@@ -185,6 +199,16 @@ def read_record(folder: Path) -> StepRecord:
         raise NumericsError(
             f"{folder / DUMP} has no rows; fix: record with start() before forward and stop() after it"
         )
+    notes = content.get("notes")
+    texts = list(map(str, notes)) if isinstance(notes, list) else []
+    level, count = content.get("level"), content.get("rows")
+    if level is not None and level not in LEVELS:
+        texts.append(f'{DUMP} has "level": {json.dumps(level)}, which is none of {", ".join(LEVELS)}')
+    complete = not isinstance(count, int) or len(data) >= count
+    if not complete:
+        texts.append(f"{DUMP} has {len(data)} of {count} rows: the record is not complete")
+    if not (folder / CONSTRUCT).exists() and level != "L1":
+        texts.append(f"{CONSTRUCT} is missing: the modules around calls are unknown")
     parents = _optional(folder / CONSTRUCT)
     calls: dict[str, Call] = {}
     gradients: list[tuple[str, dict[str, Value]]] = []
@@ -202,6 +226,8 @@ def read_record(folder: Path) -> StepRecord:
         raise NumericsError(
             f"{folder / DUMP} names no module or function; fix: give a record of L0, L1 or mix"
         )
+    for path, values in gradients:
+        _attach(calls, path, values)
     outer = {name: parent if isinstance(parent, str) else None for name, parent in parents.items()}
     outer |= {name: row["parent"] for name, row in data.items() if isinstance(row.get("parent"), str)}
     ordered: dict[str, None] = {}
@@ -209,11 +235,21 @@ def read_record(folder: Path) -> StepRecord:
         names = [name for name, call in calls.items() if call.backward == backward]
         ordered |= dict.fromkeys(_outer_first(names, outer))
     calls = {name: calls[name] for name in ordered}
-    for path, values in gradients:
-        _attach(calls, path, values)
-    notes = content.get("notes")
-    texts = list(map(str, notes)) if isinstance(notes, list) else []
-    return StepRecord(folder, calls, outer, _stacks(folder), texts, by_msprobe="notes" not in content)
+    absent = [
+        value for call in calls.values() for value in call.values if value.file and not value.has_values
+    ]
+    if absent:
+        texts.append(
+            f"the values of {len(absent)} tensors are missing in {TENSORS}: statistics are compared instead"
+        )
+    selection: dict[str, Any] = {
+        name: content[name] for name in ("level", "list", "scope", "data_mode") if name in content
+    }
+    if not parents and level != "L1":
+        selection["construct"] = "missing"
+    return StepRecord(
+        folder, calls, outer, _stacks(folder), texts, "notes" not in content, selection, complete
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -298,6 +334,7 @@ def _value(entry: Any, folder: Path, where: str) -> Value:
             inf_count=entry.get("inf_count"),
             checksum=str(entry.get("md5") or ""),
             file=folder / TENSORS / Path(file).name if isinstance(file, str) and file else None,
+            requires_grad=entry.get("requires_grad"),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise NumericsError(
@@ -322,10 +359,29 @@ def _without_zero(place: str) -> str:
 
 
 def _attach(calls: dict[str, Call], path: str, values: dict[str, Value]) -> None:
-    """Add the gradients of a module's parameters to its last backward."""
-    mine = [call for call in calls.values() if call.backward and call.is_module and call.path == path]
-    if mine:
-        mine[-1].gradients.update(values)
+    """Add the gradients of a module's parameters to its last backward.
+
+    Where autograd hid its backward, an empty one is added. A module that is not called belongs to the one around it.
+    """
+    mine = [call for call in calls.values() if call.is_module and call.path == path]
+    backward = [call for call in mine if call.backward]
+    if backward:
+        backward[-1].gradients.update(values)
+    elif mine and any(value.dtype for value in values.values()):
+        name = "backward".join(mine[-1].name.rsplit("forward", 1))
+        calls[name] = replace(
+            mine[-1],
+            name=name,
+            backward=True,
+            inputs={},
+            parameters={},
+            settings={},
+            outputs={},
+            gradients=values,
+        )
+    elif path and not mine:
+        outer, _, last = path.rpartition(".")
+        _attach(calls, outer, {f"{last}.{place}": value for place, value in values.items()})
 
 
 def _outer_first(names: list[str], parents: Mapping[str, str | None]) -> list[str]:

@@ -76,10 +76,17 @@ def replayed_error(call: Call, inputs: Mapping[str, Value], outputs: Mapping[str
     if len(recorded) != len(exact) or any(x.shape != y.shape for x, y in zip(recorded, exact, strict=True)):
         raise NotReplayableError("other results in float64")
     return max(
-        _error(x.double(), y, [sample[index] for sample in others], size)
+        _error(_wide(x), y, [sample[index] for sample in others], size)
         for index, (x, y) in enumerate(zip(recorded, exact, strict=True))
-        if x.is_floating_point()
+        if y.is_floating_point() or y.is_complex()
     )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return a number in 64 bits, or in two of them; others as they are."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _run(
@@ -88,8 +95,8 @@ def _run(
     """Call the function in float64. relative: the size of random changes of the inputs."""
     changed = {}
     for place, tensor in loaded.items():
-        wide = tensor.double() if tensor.is_floating_point() else tensor.clone()
-        if relative and tensor.is_floating_point():
+        wide = _wide(tensor).clone()
+        if relative and (tensor.is_floating_point() or tensor.is_complex()):
             draws = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
             wide = wide * (1 + relative * draws)
         changed[place] = wide
@@ -104,7 +111,7 @@ def _run(
             output = function(*args, **kwargs)
     except Exception as error:  # torch raises many kinds for arguments of another dtype
         raise NotReplayableError(f"{type(error).__name__} in float64") from error
-    return [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors_in(output)]
+    return [_wide(tensor) for tensor in tensors_in(output)]
 
 
 def _argument(tree: Any, place: str, tensors: Mapping[str, Tensor]) -> Any:
@@ -130,7 +137,7 @@ def _argument(tree: Any, place: str, tensors: Mapping[str, Tensor]) -> Any:
         return ...
     if kind == "torch.dtype":
         found = getattr(torch, str(value).removeprefix("torch."))
-        return torch.float64 if found.is_floating_point else found
+        return torch.complex128 if found.is_complex else torch.float64 if found.is_floating_point else found
     raise NotReplayableError(f"argument of type {kind}")
 
 
@@ -138,8 +145,8 @@ def _error(x: Tensor, y: Tensor, samples: list[Tensor], size: float) -> float:
     usable = y.isfinite()
     if not torch.equal(usable, x.isfinite()):
         return math.inf
-    spread = torch.stack([(sample - y).square() for sample in samples]).mean(0)
-    unit = ((size * y).square() + spread).sqrt()[usable]
+    spread = torch.stack([(sample - y).abs().square() for sample in samples]).mean(0)
+    unit = ((size * y.abs()).square() + spread).sqrt()[usable]
     error = (x - y).abs()[usable]
     if not error.numel() or not bool(error.any()):
         return 0.0

@@ -31,6 +31,8 @@ class Row:
     """A pair of calls and how it differs. Errors are relative to the scale of each tensor.
 
     epsilon: of the coarsest dtype within the call. settings: the differences of plain values, in words.
+    retyped: inputs and outputs of another dtype, where the model as a whole has the same. flags: parameters of which
+    one side computes no gradient; detached: such inputs and outputs. gaps: gradients of one side alone.
     inner: the largest output error of the calls within. replayed: the errors of target and golden against float64,
     in units of rounding.
     """
@@ -38,6 +40,10 @@ class Row:
     pair: Pair
     cells: list[Cell] = field(default_factory=list)
     settings: list[str] = field(default_factory=list)
+    retyped: dict[str, list[str]] = field(default_factory=dict)  # by side
+    flags: list[str] = field(default_factory=list)
+    detached: list[str] = field(default_factory=list)
+    gaps: list[str] = field(default_factory=list)
     epsilon: float = 0.0
     inner: float = 0.0
     grade: str = EQUAL
@@ -57,12 +63,17 @@ class Row:
     @property
     def unequal(self) -> bool:
         """True where a result differs."""
-        return not (self.equal("output") and self.equal("gradient"))
+        return bool(self.gaps) or not (self.equal("output") and self.equal("gradient"))
 
     def units(self, side: str) -> float:
         """Return the error of a side in units of rounding."""
         error = self.error(side)
         return error / self.epsilon if self.epsilon else (math.inf if error else 0.0)
+
+    @property
+    def differs(self) -> list[str]:
+        """Return every difference, in words."""
+        return [*self.settings, *self.flags, *self.gaps, *self.words(*SIDES)]
 
     def words(self, *sides: str) -> list[str]:
         """Return what differs, in words."""
@@ -85,6 +96,8 @@ def measure_rows(pairs: Iterable[Pair], target: StepRecord, golden: StepRecord) 
             if call is not None
         ]
         row.epsilon = max(sizes) if coarse else min(sizes)
+        if coarse:
+            row.retyped = {}
     return rows
 
 
@@ -112,14 +125,32 @@ def _row(pair: Pair) -> Row:
                 here, there, floor / math.sqrt(there.count) if is_bias and there else 0.0
             )
             given = [value for value in (here, there) if value is not None and value.kind]
-            optional = len(given) == 1 and _is_optional(side, place, target, golden)
-            if any(value.dtype for value in given) and not optional:
+            alone = len(given) == 1
+            optional = alone and _is_optional(side, place, target, golden)
+            if alone and "." in place and side in ("parameter", "gradient"):
+                continue  # of a module within, which one side calls and the other does not
+            _compare_types(row, side, place, here, there)
+            if alone and golden.backward and given[0].dtype and not optional:
+                row.gaps.append(f"{side} {place}: {difference.what}")
+            elif any(value.dtype for value in given) and not optional:
                 row.cells.append(Cell(side, place, here, there, difference))
             elif not difference.equal:
                 row.settings.append(
                     f"{'argument ' if side == 'input' else 'output '}{place}: {difference.what}"
                 )
     return row
+
+
+def _compare_types(row: Row, side: str, place: str, target: Value | None, golden: Value | None) -> None:
+    """Compare the dtype of forward values, and whether they require a gradient."""
+    if target is None or golden is None or row.pair.call.backward or side == "gradient":
+        return
+    flags = (target.requires_grad, golden.requires_grad)
+    if None not in flags and flags[0] != flags[1]:
+        text = f"{side} {place}: requires_grad {flags[0]} against {flags[1]}"
+        (row.flags if side == "parameter" else row.detached).append(text)
+    if target.floating and golden.floating and target.dtype != golden.dtype and side != "parameter":
+        row.retyped.setdefault(side, []).append(f"{side} {place}: {target.dtype} against {golden.dtype}")
 
 
 def _is_optional(side: str, place: str, target: Call, golden: Call) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numerics.compare.causes import Divergence, Earlier
+from numerics.compare.causes import Divergence, Earlier, changed_selection
 from numerics.compare.join import join_merged_layers, join_micro_batches
 from numerics.compare.judge import Judgement, judge
 from numerics.compare.matching import NameMap, match_calls, recorded_by_both
@@ -74,7 +74,11 @@ def compare_records(
     pairs, notes = _paired(find_records(target), find_records(golden))
     others = dict(_paired_folders(find_records(envelope), find_records(golden))) if envelope else {}
     steps: list[StepComparison] = []
+    known: set[tuple[int, str]] = set()
     for place, mine, other in pairs:
+        numbers = [_step_of(folder) for folder in (mine, other)]
+        if None not in numbers and numbers[0] != numbers[1]:
+            notes.append(f"the steps differ: {numbers[0]} of the target, {numbers[1]} of the golden record")
         here, there = read_record(mine), read_record(other)
         notes += [
             f"{side}: {note}"
@@ -82,6 +86,7 @@ def compare_records(
             for note in record.notes
         ]
         limits = _envelope(read_record(others[other]), there) if other in others else {}
+        known |= {(0, name) for name in _names(here)} | {(1, name) for name in _names(there)}
         here, there, joined = join_micro_batches(here, there)
         here, there, merged, left = join_merged_layers(here, there, names or {})
         notes += [*joined, *merged]
@@ -89,6 +94,14 @@ def compare_records(
         if here.by_msprobe != there.by_msprobe:
             matched = [recorded_by_both(pair) for pair in matched]
             notes.append(OTHER_RECORDER)
+        if changed := changed_selection(here, there):
+            texts = (
+                f"{name} {here.selection.get(name)} against {there.selection.get(name)}"
+                for name in sorted(changed)
+            )
+            notes.append(
+                f"the records have other settings, so calls on one side alone may not be judged: {', '.join(texts)}"
+            )
         rows = measure_rows(matched, here, there)
         if not any(row.pair.target and row.pair.golden for row in rows):
             raise NumericsError(
@@ -96,7 +109,34 @@ def compare_records(
             )
         judgement = judge(rows, here, there, limits, _earlier(place, steps))
         steps.append(StepComparison(place, here, there, rows, judgement))
+    _check_map(names or {}, known)
     return Comparison(target, golden, steps, list(dict.fromkeys(notes)))
+
+
+def _step_of(folder: Path) -> str | None:
+    """Return the step of a folder such as dump/step0/rank0."""
+    return next((part for part in reversed(folder.resolve().parts) if re.fullmatch(r"step\d+", part)), None)
+
+
+def _names(record: StepRecord) -> set[str]:
+    """Return the names that a map may have: of calls, modules, and what modules are in."""
+    paths = [call.path.split(".") for call in record.calls.values() if call.is_module]
+    return set(record.calls) | {
+        ".".join(parts[:length]) for parts in paths for length in range(len(parts) + 1)
+    }
+
+
+def _check_map(names: NameMap, known: set[tuple[int, str]]) -> None:
+    for name, others in names.items():
+        for side, text in (
+            (0, name),
+            *((1, other) for other in ([others] if isinstance(others, str) else others)),
+        ):
+            if (side, text) not in known:
+                raise NumericsError(
+                    f'the map names "{text}", which is no module or call of the {("target", "golden record")[side]}; '
+                    "fix: correct the map"
+                )
 
 
 def _earlier(place: str, steps: Sequence[StepComparison]) -> Earlier | None:

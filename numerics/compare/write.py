@@ -11,7 +11,7 @@ from numerics.compare.causes import Divergence
 from numerics.compare.measure import METRICS, Difference
 from numerics.compare.page import comparison_page
 from numerics.compare.records import Value
-from numerics.compare.rows import SIDES, Cell, Row
+from numerics.compare.rows import Cell, Row
 from numerics.compare.run import Comparison, StepComparison
 from numerics.compare.summary import stack_of
 from numerics.dump_files import write_json, writing
@@ -116,7 +116,7 @@ def _row_json(step: StepComparison, row: Row) -> dict[str, Any]:
         "replayed_units": [_finite(number) for number in row.replayed]
         if row.replayed
         else row.replayed_why or None,
-        "differs": [*row.settings, *row.words(*SIDES)],
+        "differs": row.differs,
     }
 
 

@@ -110,7 +110,7 @@ class _Tree:
             "levels": [overflow_level(target), overflow_level(golden)],
             "values": self._values(row),
             "settings": _settings(target, golden),
-            "differs": [*row.settings, *row.words(*SIDES)],
+            "differs": row.differs,
             "stacks": [self._stack(target, self.target), self._stack(golden, self.golden)],
         }
         if row.grade not in (SINGLE, "unmatched"):
