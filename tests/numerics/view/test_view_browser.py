@@ -125,7 +125,7 @@ def test_unmatched_calls_are_matched_by_hand_and_the_saved_map_is_read(
         time.sleep(0.1)
     names = json.loads(saved.read_text())
     assert names == {
-        "other": "thing",
+        "layers.2.part2": "h.inner.3.part2",
         "layers.0": "h.inner.1",
         "layers.1": "h.inner.2",
         "layers.2": "h.inner.3",
@@ -140,7 +140,7 @@ def test_unmatched_calls_are_matched_by_hand_and_the_saved_map_is_read(
 
 
 def write_map(folder: Path) -> Path:
-    (folder / "given.json").write_text('{"other": "thing"}')
+    (folder / "given.json").write_text('{"layers.2.part2": "h.inner.3.part2"}')
     return folder / "given.json"
 
 
