@@ -41,7 +41,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Fault:
-    """expected: the part of the model that is to be named (bench.numerics.models.PATHS).
+    """expected: the part of the model that the comparison should report (bench.numerics.models.PATHS).
 
     causes: allowed causes where it is not empty. groups: the kind of parameters to be named. named: the part is in the
     name of the first divergence, which is between modules. case: section of the guide with such a case.

@@ -40,7 +40,7 @@ def first_flagged(target: Path, golden: Path) -> str | None:
 
 
 def names(fault: Fault, kind: str, flagged: str) -> bool:
-    """Return whether the flagged row is in the part of the model that is to be named."""
+    """Return whether the flagged row is in the expected part of the model."""
     module, _, row = flagged.partition(": ")
     paths = [PATHS[kind][name] for name in fault.expected.split("|")] if fault.expected else []
     return module in paths and f".{fault.direction}" in row

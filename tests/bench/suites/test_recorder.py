@@ -1,4 +1,4 @@
-"""The suite of the recorder: every mode is timed in every round, and equal numbers are told from unequal ones."""
+"""The suite of the recorder: every mode is timed in every round, and unequal numbers are reported."""
 
 from pathlib import Path
 
