@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numerics.compare.causes import Divergence, Earlier, changed_selection
+from numerics.compare.causes import Divergence, changed_selection
 from numerics.compare.join import join_merged_layers, join_micro_batches
-from numerics.compare.judge import Judgement, judge
+from numerics.compare.judge import Earlier, Judgement, judge
 from numerics.compare.matching import NameMap, match_calls, recorded_by_both
 from numerics.compare.records import StepRecord, find_records, read_record
 from numerics.compare.rows import Row, measure_rows
