@@ -6,7 +6,7 @@
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
-             VARIANTS VARIANT RESULTS A B STEP LEVEL TASK NUMERICS THRESHOLD
+             VARIANTS VARIANT PLATFORM PLATFORMS RESULTS A B STEP LEVEL TASK NUMERICS THRESHOLD SPREAD
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -21,8 +21,8 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run extend report verify compare diagnose record compare-records check-config pack-run logp-diff \
-        attention admit control memory bench card check faults clean mrproper
+        data run plan extend report verify compare diagnose record compare-records check-config pack-run logp-diff \
+        attention evaluate transfer admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -49,6 +49,9 @@ data: setup-main  ## Prepare and check the data that .config names
 
 run: setup-main  ## The same as make
 	@$(INTERPRETER) -m scripts.study
+
+plan: setup-core  ## [SPREAD=0.5]: hours, disk space, memory and detectable difference of the study of .config
+	@$(INTERPRETER) -m scripts.plan
 
 extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); UNDO=1: restore them
 	@$(INTERPRETER) -m scripts.extend
@@ -85,6 +88,12 @@ pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a r
 
 logp-diff: setup-core  ## RUN=results/x/runs/B0 [THRESHOLD=0.01] [OUT=]: sample with a KV cache, compare with training
 	@$(INTERPRETER) -m scripts.logp_diff
+
+evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4 foreign:1e-3": validation loss on other arithmetic
+	@$(INTERPRETER) -m scripts.evaluate
+
+transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [OUT=]: does noise help elsewhere
+	@$(INTERPRETER) -m scripts.transfer
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(INTERPRETER) -m scripts.attention

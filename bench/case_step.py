@@ -1,14 +1,13 @@
 """Build and time the optimizer step of one case, inside its worker.
 
-A case is "plain" (bench.reference_gpt), a variant, RALEARN:mix, or RALEARN:mix:k with the gate's gradient at every
-k-th step. It may end in options of the step (bench.step_options).
+A case is "plain" (bench.reference_gpt), an arm (ra.arms), RALEARN:mix, or RALEARN:mix:k with the gate's gradient at
+every k-th step. It may end in options of the step (bench.step_options).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -18,13 +17,14 @@ from typing import Any
 
 import torch
 
-from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes
+from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes, arm_of
 from bench.reference_gpt import PlainStep
 from bench.step_options import apply_options
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ANY_TARGET, GPT2, ModelConfig, OptimizerConfig
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
+from gpt2.model.transformer import ModelParts
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import Stepper, build_model
 from gpt2.train.trainer import device_synchroniser
@@ -138,7 +138,7 @@ def case_step(shape: Shape, case: str, micro: int, resolved: ResolvedTarget) -> 
     ids_ET = random_batch(shape, shape.effective or micro, resolved.device)
     if case == PLAIN:
         plain = PlainStep(shape, GPT2.padded, resolved.device, shape.accumulation(micro))
-        flops = build_model(*model_and_attention(shape, "B")).flops_per_token()
+        flops = build_model(*model_and_parts(shape, "B")).flops_per_token()
         return lambda iteration: plain(ids_ET), flops, nanogpt_flops(plain.model, shape)
     stepper = make_stepper(shape, case, micro, resolved, shape.effective)
     flops, nanogpt = stepper.model.flops_per_token(), nanogpt_flops(stepper.model, shape)
@@ -155,7 +155,7 @@ def make_stepper(
     learning_rate: float = 1e-4,
 ) -> Stepper:
     """Build the trainer's Stepper of a case, compiled on a GPU as in training."""
-    model, attention = model_and_attention(sizes, case)
+    model, parts = model_and_parts(sizes, case)
     stepper = Stepper(
         model,
         optimizer_config(learning_rate),
@@ -164,7 +164,7 @@ def make_stepper(
         device=resolved.device,
         dtype=resolved.dtype,
         compile=resolved.device != "cpu",
-        attention=attention,
+        parts=parts,
     )
     apply_options(stepper, case)
     return stepper
@@ -188,18 +188,18 @@ def model_config(sizes: Sizes) -> ModelConfig:
     return ModelConfig(sizes.name, sizes.layers, sizes.heads, sizes.width, sizes.block_size, 0.0)
 
 
-def model_and_attention(sizes: Sizes, case: str) -> tuple[ModelConfig, Any]:
+def model_and_parts(sizes: Sizes, case: str) -> tuple[ModelConfig, ModelParts]:
     """Return the arguments of gpt2.train.step.build_model for a case."""
     mix, every = mix_of(case)
-    model = model_config(sizes)
     settings = AlternationSettings(mix or "output", 0.5, 1.0, gate_every=every)
-    return model, variant(re.split("[:+]", case)[0], model, settings).attention
+    chosen = variant(arm_of(case), model_config(sizes), settings)
+    return chosen.model, chosen.parts
 
 
 def mix_of(case: str) -> tuple[str, int]:
     """Parse RALEARN:mix:k into mix ("" if absent) and k (1 if absent)."""
-    _, mix, every = [*case.partition("+")[0].split(":"), "", ""][:3]
-    return mix, int(every or 1)
+    attention, mix, every = [*case.partition("+")[0].split(":"), "", ""][:3]
+    return ("", 1) if attention == "RA" else (mix, int(every or 1))
 
 
 def nanogpt_flops(model: torch.nn.Module, sizes: Sizes) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from gpt2.system.errors import UserError
+from ra.arms import parse_arm
+from ra.names import VariantError
 
 PLAIN, BASELINE = "plain", "B"
 BLOCK_STEPS = 8  # steps from one synchronisation of a GPU to the next
@@ -72,22 +75,48 @@ def find_shapes(shapes: Sequence[AnyShape], part: str) -> list[AnyShape]:
 def select_cases(shapes: Sequence[Shape], names: Sequence[str]) -> list[Shape]:
     """Return the shapes with only the cases in `names`, without shapes that have none of them.
 
-    names: a case at all its micro-batches ("B") or at one ("B@32"); empty: all cases. Either may have options of the
-    step ("B+bf16@32", see bench.step_options). UserError for an unknown case.
+    names: a case at all its micro-batches ("B") or at one ("B@32"); empty: all cases. Another arm takes the
+    micro-batches of B. Either may have options of the step ("B+bf16@32", see bench.step_options) and modifiers of an
+    arm ("B+NORM=rms@32"). UserError for an unknown case or modifier.
     """
     labels: dict[str, list[str]] = {}
-    for case, micro in dict.fromkeys(pair for shape in shapes for pair in shape.cases):
-        labels.setdefault(case, []).append(f"{case}@{micro}")
-    wanted: list[tuple[str, str]] = []  # name without options, and options
+    for listed, size in dict.fromkeys(pair for shape in shapes for pair in shape.cases):
+        labels.setdefault(listed, []).append(f"{listed}@{size}")
+    wanted: list[
+        tuple[str, str, str]
+    ] = []  # case without options, the listed case of its micro-batches, and options
     for name in names or labels:
         _, plus, options = name.partition("@")[0].partition("+")
-        wanted.append((name.replace(plus + options, "", 1), plus + options))
-        if not any(wanted[-1][0] in (case, *at_micro) for case, at_micro in labels.items()):
-            known = ", ".join(f"{case} ({', '.join(at_micro)})" for case, at_micro in labels.items())
-            raise UserError(f"unknown case {name!r}; cases: {known}")
+        bare = name.replace(plus + options, "", 1)
+        listed = bare
+        if not any(bare in (case, *at_micro) for case, at_micro in labels.items()):
+            case, at, micro = bare.partition("@")
+            listed = f"{BASELINE}{at}{micro}"
+            if not _is_arm(case) or not any(listed in (one, *at_micro) for one, at_micro in labels.items()):
+                known = ", ".join(f"{case} ({', '.join(at_micro)})" for case, at_micro in labels.items())
+                raise UserError(
+                    f"unknown case {name!r}; cases: {known}, or an arm at a micro-batch of {BASELINE}"
+                )
+        case = bare.partition("@")[0]
+        if case != PLAIN:
+            parse_arm(arm_of(case + plus + options))  # raises for a faulty modifier
+        wanted.append((case, listed, plus + options))
     selected = []
     for shape in shapes:
-        pairs = [(case + options, micro) for case, micro in shape.cases for name, options in wanted
-                 if name in (case, f"{case}@{micro}")]  # fmt: skip
+        pairs = [(case + options, micro) for listed_case, micro in shape.cases for case, listed, options in wanted
+                 if listed in (listed_case, f"{listed_case}@{micro}")]  # fmt: skip
         selected += [replace(shape, cases=tuple(dict.fromkeys(pairs)))] if pairs else []
     return selected
+
+
+def arm_of(case: str) -> str:
+    """Return the arm of a case: without the mix of RALEARN and without the options of the step."""
+    attention, *suffixes = case.split("+")
+    attention = attention if attention.startswith("RA:") else attention.partition(":")[0]
+    return "+".join([attention, *(suffix for suffix in suffixes if "=" in suffix)])
+
+
+def _is_arm(name: str) -> bool:
+    with contextlib.suppress(VariantError):
+        return bool(parse_arm(name))
+    return False

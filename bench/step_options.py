@@ -18,7 +18,7 @@ from gpt2.train.step import Stepper
 
 def apply_options(stepper: Stepper, case: str) -> None:
     """Apply the options of a case before its first step. UserError for an unknown option."""
-    for name in case.split("+")[1:]:
+    for name in (suffix for suffix in case.split("+")[1:] if "=" not in suffix):  # the others are modifiers
         if name not in OPTIONS:
             raise UserError(f"{case}: unknown option {name!r}; options: {', '.join(OPTIONS)}")
         OPTIONS[name](stepper)

@@ -103,9 +103,9 @@ def run_main() -> int:
 
 
 def run_compare(given: argparse.Namespace) -> int:
-    from numerics.compare.matching import read_map
     from numerics.compare.run import compare_records
     from numerics.compare.summary import next_command, summary
+    from numerics.compare.table.matching import read_map
     from numerics.compare.write import write_comparison
     from numerics.view.page import write_comparison_view
 

@@ -34,6 +34,8 @@ def describe_tensor(tensor: Tensor, checksums: bool) -> dict[str, Any]:
         "Norm": None,
         "requires_grad": tensor.requires_grad,
     }
+    if isinstance(tensor, nn.Parameter):
+        entry["is_parameter"] = True
     try:
         if tensor.is_meta or not tensor.numel():
             return entry

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +36,7 @@ from numerics.errors import NumericsError
 from numerics.functions import FunctionCalls, call_stack, without_overwritten
 from numerics.gradients import GradientWatch, sequence_number
 from numerics.record_config import RecorderConfig
-
-
-@dataclass
-class _Step:
-    """The rows of the step that is being recorded."""
-
-    data: dict[str, Any] = field(default_factory=dict)
-    stacks: dict[str, list[str]] = field(default_factory=dict)
-    parents: dict[str, str | None] = field(default_factory=dict)
-    tensors: dict[str, Tensor] = field(default_factory=dict)  # file name -> value
-    calls: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    models: list[tuple[str, nn.Module]] = field(default_factory=list)
-    labels: dict[int, str] = field(default_factory=dict)  # of the models, by id
-    roots: set[str] = field(default_factory=set)  # calls of the models that start() received
-    uncalled: set[str] = field(
-        default_factory=set
-    )  # modules whose parameters are recorded with an outer module
+from numerics.recorded_step import OpenCall, RecordedStep, backward_name
 
 
 class Recorder:
@@ -65,7 +47,7 @@ class Recorder:
         self.iteration = 0
         self.busy = False  # while the recorder itself computes
         self.within: list[str] = []  # the modules that are running
-        self._record = _Step()
+        self._record = RecordedStep()
         self._running = contextlib.ExitStack()
         self._active = self._has_rows = False
         self._scope_open = self._scope_ended = False
@@ -124,7 +106,7 @@ class Recorder:
             if self._has_rows:
                 self._write()
         finally:
-            self._record, self._has_rows = _Step(), False
+            self._record, self._has_rows = RecordedStep(), False
             self.iteration += 1
 
     def note(self, text: str) -> None:
@@ -167,7 +149,7 @@ class Recorder:
 
     def _hooks(self, label: str, module: nn.Module, is_root: bool) -> Iterator[RemovableHandle]:
         # the calls of this module that run, innermost last, and the error that was being handled before each
-        calls: list[tuple[_Call, BaseException | None]] = []
+        calls: list[tuple[OpenCall, BaseException | None]] = []
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
             call = self.open_call(label, "forward.{}", (args, kwargs), lambda: self._settings(module))
@@ -175,7 +157,7 @@ class Recorder:
             if call.name:
                 self.within.append(call.name)
                 if is_root:
-                    self._record.roots |= {call.name, _backward(call.name)}
+                    self._record.roots |= {call.name, backward_name(call.name)}
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if not calls:
@@ -198,7 +180,7 @@ class Recorder:
         """Describe what a module computes with besides its inputs: its own parameters, buffers and settings."""
         return {"parameters": _state(module), "settings": module_settings(module)}
 
-    def _uncalled_parameters(self, call: _Call, module: nn.Module) -> None:
+    def _uncalled_parameters(self, call: OpenCall, module: nn.Module) -> None:
         """Record the parameters of modules within that are not called: the outer module may compute with them."""
         row = self._record.data.get(call.name, {}) if call.recorded else {}
         if "parameters" not in row:
@@ -226,18 +208,18 @@ class Recorder:
         ending: str,
         inputs: tuple[Any, Any],
         state: Callable[[], dict[str, Any]] | None = None,
-    ) -> _Call:
+    ) -> OpenCall:
         """Record the inputs of a call. ending: of its name, with a place for the number of the call."""
         if not self.recording():
-            return _Call("", label, inputs, 0, False)
+            return OpenCall("", label, inputs, 0, False)
         number = self._record.calls.get(label, 0)
         self._record.calls[label] = number + 1
         name = f"{label}.{ending.format(number)}"
-        back = _backward(name)
+        back = backward_name(name)
         parent = self.within[-1] if self.within else None
         if self.config.level != "L1":
             self._record.parents[name] = parent
-            self._record.parents[back] = _backward(parent) if parent else None
+            self._record.parents[back] = backward_name(parent) if parent else None
         wanted = self._selected(name, label)
         if wanted:
             self._record.stacks[name] = call_stack()
@@ -250,9 +232,9 @@ class Recorder:
                 for key, value in (state() if state else {}).items():
                     row[key] = self._described(name, key, value) if key == "parameters" else value
             self._record.data[name] = row
-        return _Call(name, label, inputs, sequence_number(), wanted)
+        return OpenCall(name, label, inputs, sequence_number(), wanted)
 
-    def close_call(self, call: _Call, output: Any) -> None:
+    def close_call(self, call: OpenCall, output: Any) -> None:
         """Record the output of a call, and observe the gradients that will pass it."""
         if not call.recorded or not self._active or call.name not in self._record.data:
             return
@@ -273,9 +255,9 @@ class Recorder:
         with self._quietly():
             return without_overwritten(label, args)
 
-    def forget(self, call: _Call) -> None:
+    def forget(self, call: OpenCall) -> None:
         """Drop a call that computed nothing: a view, or no tensor."""
-        for name in (call.name, _backward(call.name)):
+        for name in (call.name, backward_name(call.name)):
             self._record.parents.pop(name, None)
         self._record.data.pop(call.name, None)
         self._record.stacks.pop(call.name, None)
@@ -283,7 +265,7 @@ class Recorder:
             del self._record.tensors[file]
         self._record.calls[call.label] -= 1
 
-    def _watch_gradients(self, call: _Call, output: Any) -> None:
+    def _watch_gradients(self, call: OpenCall, output: Any) -> None:
         inputs, outputs = tensors_in([list(call.inputs[0]), call.inputs[1]]), tensors_in(output)
         if not any(tensor.requires_grad for tensor in outputs):
             return
@@ -293,9 +275,9 @@ class Recorder:
         def report(side: str, index: int, gradient: Tensor) -> None:
             if not self.config.wants("backward", side) or not self._active or self._record is not record:
                 return
-            row = record.data.setdefault(_backward(name), {})
+            row = record.data.setdefault(backward_name(name), {})
             entries = row.setdefault(side, [None] * counts[side])
-            entries[index] = self._described(_backward(name), side, gradient, str(index))
+            entries[index] = self._described(backward_name(name), side, gradient, str(index))
 
         with self._quietly():
             try:
@@ -396,24 +378,7 @@ class Recorder:
             ) from error
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call that runs. name: empty during a recomputation. begin: autograd's number before it."""
-
-    name: str
-    label: str
-    inputs: tuple[Any, Any]
-    begin: int
-    recorded: bool
-
-
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's own parameters and buffers."""
     state = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     return {name: value for name, value in state if value is not None}
-
-
-def _backward(name: str) -> str:
-    """Return the name of the backward of a call."""
-    head, _, tail = name.rpartition("forward")
-    return f"{head}backward{tail}"

@@ -184,7 +184,7 @@ class LearnedHardAttention(LearnedAttention):
         weight, bias = (self._exchanged(parameter, swap) for parameter in (self.qkv.weight, self.qkv.bias))
         qkv = nn.functional.linear(x_BTC, weight, bias).view(B, T, 3, self.heads, C // self.heads)
         q_BHTD, k_BHTD, v_BHTD = qkv.permute(2, 0, 3, 1, 4)
-        return q_BHTD, k_BHTD, v_BHTD
+        return *self.positioned(q_BHTD, k_BHTD), v_BHTD
 
     @staticmethod
     def _exchanged(parameter: Tensor, swap: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -140,16 +141,15 @@ def queries_and_keys(model: GPT2, ids_T: Tensor) -> dict[int, tuple[Tensor, Tens
     Layers whose attention is no CausalSelfAttention have no defined query and key; they are skipped.
     """
     inputs: dict[nn.Module, Tensor] = {}
-    layers = {
-        n: b.attention for n, b in enumerate(model.blocks) if isinstance(b.attention, CausalSelfAttention)
-    }
+    blocks: list[Any] = list(model.blocks)
+    layers = {n: b for n, b in enumerate(blocks) if isinstance(b.attention, CausalSelfAttention)}
     with contextlib.ExitStack() as hooks:
-        for attention in layers.values():
-            hook = attention.register_forward_pre_hook(lambda module, x: inputs.update({module: x[0]}))
+        for block in layers.values():  # an attention with `with_first_values` is called without its hooks
+            hook = block.norm1.register_forward_hook(lambda norm, x, y: inputs.update({norm: y}))
             hooks.enter_context(hook)
         model.eval().hidden(ids_T[None])
     found = {}
-    for layer, attention in layers.items():
-        query_BHTD, key_BHTD, _ = attention.project(inputs[attention])
+    for layer, block in layers.items():
+        query_BHTD, key_BHTD, _ = block.attention.project(inputs[block.norm1])
         found[layer] = (query_BHTD[0], key_BHTD[0])
     return found

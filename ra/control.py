@@ -73,7 +73,7 @@ def losses(
         device=device,
         dtype=dtype,
         compile=False,
-        attention=variant(name, model, unused).attention,
+        parts=variant(name, model, unused).parts,
     )
     if swap:
         swap_query_and_key(stepper.model, layers)

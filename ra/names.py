@@ -1,11 +1,12 @@
 """Name the variants and their reciprocal layers. Needs no torch.
 
 A new arrangement of layers is a row of PATTERNS. A new attention is a file in ra/custom; its name is the variant's.
-ra/published has attentions from the literature in the same form.
+ra/published has parts from the literature in the same form.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ def custom_variants() -> list[str]:
 
 
 def published_variants() -> list[str]:
-    """List the attentions from the literature: the names of the files in ra/published, in upper case."""
+    """List the variants from the literature: the names of the files in ra/published, in upper case."""
     return _file_variants(PUBLISHED_FOLDER)
 
 
@@ -52,6 +53,25 @@ def built_in_variants() -> list[str]:
 def known_variants() -> list[str]:
     """List all variants but those that name layers, RA:..."""
     return [*built_in_variants(), *custom_variants()]
+
+
+def files_with(part: str) -> list[str]:
+    """List the variants whose file defines the function `part`, as far as its text shows."""
+    return [
+        name for name in [*published_variants(), *custom_variants()] if part in _definitions(source(name))
+    ]
+
+
+def _definitions(path: Path) -> set[str]:
+    """Return the names of functions, classes and variables of a file; none where it has a syntax error."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError):
+        return set()
+    names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in body if isinstance(node, ast.AnnAssign)]
+    return names | {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def _file_variants(folder: Path) -> list[str]:

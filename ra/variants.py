@@ -1,6 +1,6 @@
-"""Build the attention of each layer from a variant's name.
+"""Build the parts of a model from the name of an arm (ra.arms).
 
-To add a custom variant, add one file `ra/custom/<name>.py` (lower case) with a function
+To add a custom variant, add one file `ra/custom/<name>.py` (lower case) with any of the functions of ra.hooks, such as
 
     def attention(layer: int, spec: AttentionSpec) -> torch.nn.Module: ...
 
@@ -10,89 +10,139 @@ report compares it with the control arms. docs/variants.md shows an example.
 
 from __future__ import annotations
 
-import importlib
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
-from gpt2.config.config import ModelConfig
-from gpt2.model.init import keyed_generator
-from gpt2.model.transformer import CausalSelfAttention
+from aqn.norms import add_noise
+from aqn.schedule import NoiseSchedule
+from gpt2.config.config import Config, ModelConfig
+from gpt2.model.transformer import CausalSelfAttention, ModelParts
+from ra.arms import COSTS, Arm, parse_arm
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
-from ra.names import LEARNED, PATTERNS, VariantError, is_custom, known_variants, reciprocal_layers, source
+from ra.counts import count, matched_width
+from ra.hooks import AttentionSpec, Hooks, load_hooks
+from ra.names import LEARNED, PATTERNS, VariantError, known_variants, reciprocal_layers
 from ra.settings import AlternationSettings
 
 MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
-    """The inputs of an attention module besides its layer. block_size: the largest number of positions."""
-
-    layers: int
-    heads: int
-    width: int
-    dropout: float
-    alternation: AlternationSettings
-    block_size: int
-
-
-@dataclass(frozen=True)
 class Variant:
-    """A variant. attention: layer -> module.
+    """An arm for a model. parts: its modules. model: with the arm's width. recipe: field of OptimizerConfig -> value.
 
-    cost_class: variants of one class run the same kernels, so they need the same time and memory.
+    cost_class: arms of one class run the same kernels, so they need the same time and memory. note: on the matched
+    width; "" without one.
     """
 
     name: str
-    attention: Callable[[int], nn.Module]
+    parts: ModelParts
     cost_class: str
+    model: ModelConfig
+    recipe: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+
+    def configure(self, config: Config) -> Config:
+        """Return the settings of a run of this arm."""
+        recipe: dict[str, Any] = dict(self.recipe)
+        return replace(config, model=self.model, optimizer=replace(config.optimizer, **recipe))
 
 
 def variant(name: str, model: ModelConfig, alternation: AlternationSettings) -> Variant:
-    """Build the variant `name` for a model. VariantError (of ra.names) for an unknown name."""
+    """Build the arm `name` for a model. VariantError (of ra.names) for an unknown name."""
+    arm = parse_arm(name, model.layers)
+    width, note = _width(arm.model_name, model, alternation) if arm.match else (model.width, "")
+    model = replace(model, width=width)
+    hooks, cost_class = _hooks(arm, model, alternation)
+    own_size = f"+WIDTH={width}" if arm.match else ""
+    recipe = {**hooks.recipe, **dict(arm.recipe)}
+    return Variant(name, ModelParts(**dict(hooks.parts)), cost_class + own_size, model, recipe, note)
+
+
+def _hooks(arm: Arm, model: ModelConfig, alternation: AlternationSettings) -> tuple[Hooks, str]:
+    """Return the parts of an arm at the sizes of a model, and its cost class."""
     spec = AttentionSpec(model.layers, model.heads, model.width, model.dropout, alternation, model.block_size)
-    if name == LEARNED:
-        return _learned(spec)
-    if name not in PATTERNS and name in known_variants():
-        return _from_file(name, spec)
-    layers = reciprocal_layers(name, model.layers)
-    assert layers is not None  # None means a learned variant or one from a file, handled above
+    if arm.attention not in PATTERNS and arm.attention in known_variants():
+        hooks, cost_class = load_hooks(arm.attention, spec), arm.attention
+    elif arm.attention == LEARNED:
+        attention, cost_class = _learned(spec)
+        hooks = Hooks({"attention": attention})
+    else:
+        hooks, cost_class = Hooks({"attention": _fixed(arm.attention, spec)}), "standard"
+    parts = dict(hooks.parts)
+    for part, file in sorted(arm.parts):
+        found = load_hooks(file, spec).parts
+        if part not in found:
+            raise VariantError(
+                f"{arm.name}: {file.lower()}.py defines {', '.join(found) or 'no part'} and no {part}; fix: name "
+                f"another file, or define {part} in it"
+            )
+        parts[part] = found[part]
+        cost_class += f"+{part}={file.lower()}"
+    if arm.noise:
+        parts["norm"] = _noisy(parts.get("norm"), arm.noise, model)
+        cost_class += "+aqn"
+    return Hooks(parts, hooks.recipe), cost_class
+
+
+def _noisy(
+    norm: Callable[..., nn.Module] | None, schedule: NoiseSchedule, model: ModelConfig
+) -> Callable[[int], nn.Module]:
+    """Return the norms of an arm with noise: those in front of a projection, the last one if the schedule has it."""
+
+    def build(layer: int) -> nn.Module:
+        plain = norm(layer) if norm else nn.LayerNorm(model.width)
+        return add_noise(plain, schedule) if layer < model.layers or schedule.final else plain
+
+    return build
+
+
+@functools.cache
+def _width(name: str, model: ModelConfig, alternation: AlternationSettings) -> tuple[int, str]:
+    """Return the width of an arm with +WIDTH=, and a note on what it costs. VariantError where it cannot be counted."""
+    arm = parse_arm(name, model.layers)
+    assert arm.match
+
+    def parts(attention: Arm) -> Callable[[ModelConfig], ModelParts]:
+        return lambda sizes: ModelParts(**dict(_hooks(attention, sizes, alternation)[0].parts))
+
+    cost, other = arm.match
+    target = count(model, parts(parse_arm(other))(model)).of(cost)
+    width = matched_width(model, parts(arm), cost, target)
+    if width is None or not target:
+        raise VariantError(
+            f"{name}: the {COSTS[cost]} of {other} or of {arm.attention} cannot be counted, because a module does not "
+            "run on tensors without memory; fix: remove +WIDTH="
+        )
+    sizes = replace(model, width=width)
+    reached = count(sizes, parts(arm)(sizes)).of(cost)
+    assert reached
+    note = (
+        f"{name} has width {width} (the study: {model.width}): {reached:,.0f} {COSTS[cost]}, {reached / target:.3f} "
+        f"times those of {other}"
+    )
+    return width, note
+
+
+def _fixed(name: str, spec: AttentionSpec) -> Callable[[int], nn.Module]:
+    layers = reciprocal_layers(name, spec.layers)
+    assert layers is not None  # None means a learned variant or one from a file
 
     def attention(layer: int) -> nn.Module:
         kind = ReciprocalAttention if layer in layers else CausalSelfAttention
         return kind(spec.width, spec.heads, spec.dropout)
 
-    return Variant(name, attention, "standard")
+    return attention
 
 
-def _from_file(name: str, spec: AttentionSpec) -> Variant:
-    """Import a published or custom variant. VariantError names the faulty line of its file."""
-    path, folder = source(name), "custom" if is_custom(name) else "published"
-    try:
-        module = importlib.import_module(f"ra.{folder}.{path.stem}")
-        with keyed_generator(0, name):  # its random draws change no other draws
-            first = module.attention(0, spec)
-        if not isinstance(first, nn.Module):
-            raise TypeError(f"attention(0, spec) returned {type(first).__name__}, not a torch.nn.Module")
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        frames = [
-            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
-        ]
-        line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        raise VariantError(
-            f"{name}: ra/{folder}/{path.name}{f', line {line}' if line else ''}: {message}; fix: define a "
-            "function attention(layer, spec) that returns a torch.nn.Module (see docs/variants.md)"
-        ) from error
-    return Variant(name, lambda layer: module.attention(layer, spec), name)
-
-
-def _learned(spec: AttentionSpec) -> Variant:
+def _learned(spec: AttentionSpec) -> tuple[Callable[[int], nn.Module], str]:
+    """Return the attention of RALEARN and its cost class."""
     kind, settings = MIXES[spec.alternation.mix], spec.alternation
-    options = {"gate_every": settings.gate_every} if kind is LearnedHardAttention else {}
+    options: dict[str, Any] = {"gate_every": settings.gate_every} if kind is LearnedHardAttention else {}
 
     def attention(layer: int) -> nn.Module:
         return kind(
@@ -107,4 +157,4 @@ def _learned(spec: AttentionSpec) -> Variant:
 
     recomputed = "-recomputed" if settings.recompute else ""
     every = f"-every-{settings.gate_every}" if settings.gate_every > 1 else ""
-    return Variant(LEARNED, attention, f"learned-{settings.mix}{recomputed}{every}")
+    return attention, f"learned-{settings.mix}{recomputed}{every}"

@@ -14,17 +14,21 @@ from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import refuse_assignments
 from kconfig.files import load_strictly
 from study.runner.settings import StudySettings
+from study.sizes.configuration import size_studies
 
 CONFIG = Path(".config")
 
 
 def first_line(config: Config, settings: StudySettings) -> str:
     """What this study is, in one line."""
-    scale = f"GPT-2 {config.model.size}"
+    scale = f"GPT-2 {', '.join(settings.sizes) or config.model.size}"
     if config.target.scale_cpu:
-        scale = f"CPU study ({why_cpu(config.target)}): {config.model.size} model"
+        model = f"models {', '.join(settings.sizes)}" if settings.sizes else f"{config.model.size} model"
+        scale = f"CPU study ({why_cpu(config.target)}): {model}"
+    rates = settings.rates
+    tuned = f"{len(rates.rates)} learning rates x {rates.tuning_seeds} tuning seeds, " if rates else ""
     return (
-        f"{settings.name}: {scale}, {len(settings.variants)} variants x {settings.seeds} seeds, "
+        f"{settings.name}: {scale}, {len(settings.variants)} variants x {settings.seeds} seeds, {tuned}"
         f"at most {config.budget.text} a run, {config.data.dataset} data"
     )
 
@@ -49,6 +53,12 @@ def load() -> tuple[Symbols, Config, StudySettings]:
 
 def main() -> int:
     symbols, config, settings = load()
+    if settings.sizes:
+        text = read_text(CONFIG)
+        studies = size_studies(text, str(CONFIG), settings)  # before torch: all sizes are right, or none runs
+        from study.sizes.run import run_sizes
+
+        return run_sizes(studies, settings, lambda one: first_line(one.config, one.settings))
     print(first_line(config, settings), flush=True)
     from study.runner.study import Study
 

@@ -24,6 +24,7 @@ from gpt2.config.config import (
     Vocabulary,
 )
 from gpt2.hardware.resolve import resolve
+from gpt2.model.transformer import ModelParts
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.trainer import Run
@@ -79,8 +80,10 @@ def start(
     """Start or resume a run of the configured iterations. attention: that of a custom variant."""
     run, iterations = run_record.run_name(name, seed), config.budget.max_iterations
     plan = RunPlan(directory, run, name, seed, iterations, plan_batch(4, 2, 1, 16))
-    attention = attention or variant(name, config.model, alternation).attention
-    return Run(plan, config, resolve(config.target), attention, stop or Stop())
+    chosen = variant(name, config.model, alternation) if attention is None else None
+    parts = chosen.parts if chosen else ModelParts(attention=attention)
+    own = chosen.configure(config) if chosen else config
+    return Run(plan, own, resolve(config.target), parts, stop or Stop(), shared=config)
 
 
 def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]:
@@ -91,6 +94,7 @@ def outcome(directory: Path) -> tuple[dict[str, Any], dict[str, Any], list[Any]]
     timeless = {
         "losses": [[tokens, loss] for tokens, _, loss in record.validation.history],
         "learned": record.learned,
+        "scalars": record.scalars,
         "progress": [record.progress.iterations, record.progress.tokens],
         "fingerprint": record.fingerprint,
     }

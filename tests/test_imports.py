@@ -15,7 +15,8 @@ FLOORS: list[set[str]] = [
     {"pages"},
     {"numerics"},
     {"gpt2"},
-    {"ra", "aqn"},
+    {"aqn"},
+    {"ra"},
     {"study", "rl"},
     {"kconfig"},
     {"bench"},
@@ -43,6 +44,7 @@ NO_TORCH = (
     "study.analysis.verdict",
     "study.report.build",
     "study.report.write",
+    "study.sizes.write",
     "study.compare.build",
     "numerics.checklist.checks",
 )

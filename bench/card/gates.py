@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.card.checks import Card, Check, judge, not_run
-from bench.case_step import model_and_attention, optimizer_config, random_batch
+from bench.case_step import model_and_parts, optimizer_config, random_batch
 from bench.cases import Sizes
 from bench.workers import BenchError, Worker
 from gpt2.config.batch import plan_batch
@@ -62,7 +62,7 @@ def gate_gradients(resolved: ResolvedTarget, sizes: Sizes, precision: str) -> li
     float64 uses the definition of attention.
     """
     exact = precision == EXACT
-    config, attention = model_and_attention(sizes, "RALEARN")
+    config, parts = model_and_parts(sizes, "RALEARN")
     stepper = Stepper(
         config,
         optimizer_config(),
@@ -71,7 +71,7 @@ def gate_gradients(resolved: ResolvedTarget, sizes: Sizes, precision: str) -> li
         device=resolved.device,
         dtype="float32" if exact else precision.split()[0],
         compile=precision.endswith("compiled"),
-        attention=attention,
+        parts=parts,
     )
     model = stepper.model.double() if exact else stepper.model
     ids_BT = random_batch(sizes, SEQUENCES, resolved.device)

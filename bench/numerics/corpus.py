@@ -28,7 +28,8 @@ class Answer:
     """What the comparison named, and whether that is right.
 
     growth: of a clean pair, the largest error relative to what explains it. msprobe: the first row that msProbe does
-    not pass, "" if all pass; None where it is not installed. msprobe_right: whether that row is the expected part.
+    not pass, "" if all pass; None where it is not installed or wrote no table. msprobe_right: whether that row is the
+    expected part.
     """
 
     fault: str
@@ -39,6 +40,7 @@ class Answer:
     growth: float = 0.0
     msprobe: str | None = None
     msprobe_right: bool = False
+    msprobe_refused: bool = False
 
 
 class Corpus:
@@ -77,7 +79,10 @@ def with_msprobe(answer: Answer, fault: Fault, target: Path, golden: Path) -> An
     """Add msProbe's answer on the same records, where it is installed."""
     if msprobe.program() is None:
         return answer
-    flagged = msprobe.first_flagged(target, golden)
+    try:
+        flagged = msprobe.first_flagged(target, golden)
+    except msprobe.RefusedError:
+        return dataclasses.replace(answer, msprobe_refused=True)
     right = msprobe.names(fault, answer.kind, flagged) if flagged else fault.verdict != "diverges"
     return dataclasses.replace(answer, msprobe=flagged or "", msprobe_right=right)
 

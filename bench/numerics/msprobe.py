@@ -23,6 +23,10 @@ MODULE = re.compile(r"Module\.(.*)\.[^.]+\.(?:forward|backward)(?:\.\d+)?")
 PATIENCE_SECONDS = 300
 
 
+class RefusedError(UserError):
+    """msProbe wrote no table, as for records of statistics against records of values."""
+
+
 def program() -> str | None:
     """Return the path of the command; None where it is not installed."""
     return shutil.which("msprobe")
@@ -52,7 +56,7 @@ def _rows(target: Path, golden: Path) -> Iterator[dict[str, str]]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
         tables = list(Path(folder).glob("compare_result*.csv"))
         if len(tables) != 1:
-            raise UserError(f"msprobe compare wrote no table: {(done.stdout + done.stderr)[-200:]!r}")
+            raise RefusedError(f"msprobe compare wrote no table: {(done.stdout + done.stderr)[-200:]!r}")
         with tables[0].open(encoding="utf-8-sig", newline="") as file:
             yield from csv.DictReader(file)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.case_step import model_and_attention, model_config
+from bench.case_step import model_and_parts, model_config
 from bench.cases import Shape, find_shapes
 from bench.runner import case_worker, open_workers
 from bench.suite import Session, Suite, SuiteResult
@@ -151,7 +151,7 @@ def evaluate_once(shape: EvaluatedShape, case: str, windows: int, items: list[he
     batch = max(1, at_once // shape.block_size)
     size = (windows, shape.block_size + 1)
     ids = np.random.default_rng(0).integers(GPT2.size, size=size).astype(np.uint16)
-    model = build_model(*model_and_attention(shape, case))
+    model = build_model(*model_and_parts(shape, case))
     initialise(model, 0)
     model.to(device)
     score = partial(hellaswag.score, batch_tokens=at_once, block_size=shape.block_size, device=device)

@@ -58,11 +58,12 @@ def _table(title: str, faults: Sequence[Fault], answers: Sequence[Answer]) -> Re
         for mode in MODES:
             mine = [answer.right for answer in answers if (answer.fault, answer.mode) == (fault.name, mode)]
             counts.append(f"{sum(mine)} of {len(mine)}")
-        theirs = [answer for answer in answers if answer.fault == fault.name and answer.msprobe is not None]
-        if theirs:
+        theirs = [answer for answer in answers if answer.fault == fault.name]
+        if msprobe.program():
             flagged = sum(bool(answer.msprobe) for answer in theirs)
             right = sum(answer.msprobe_right for answer in theirs)
-            counts.append(f"{flagged}, {right} of {len(theirs)}")
+            refused = sum(answer.msprobe_refused for answer in theirs)
+            counts.append(f"{flagged}, {right} of {len(theirs)}{f', {refused} refused' if refused else ''}")
         cells.append((fault.name, fault.case or "-", fault.answer or fault.verdict, *counts))
     head = (title, "guide", "expected", *MODES, *(["msProbe: flagged, right"] if msprobe.program() else []))
     return ResultTable(f"right answers, by what was recorded: {title}", head, tuple(cells), ())

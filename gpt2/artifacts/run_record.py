@@ -205,6 +205,14 @@ class Learned(JsonObject):
     history: Missing[tuple[LearnedPoint, ...]] = None
 
 
+class ScalarPoint(NamedTuple):
+    """Another learned scalar after some training tokens: a value for each layer that has it."""
+
+    tokens: Count
+    name: Text
+    values: tuple[float | None, ...]
+
+
 @dataclass(frozen=True)
 class Schedule(JsonObject):
     """Planned iterations. cut: whether the run ended before them. warmup_iterations: of "wsd" only."""
@@ -290,6 +298,7 @@ class RunRecord(JsonObject):
     faults: tuple[Fault, ...] = ()
     spikes: tuple[Spike, ...] = ()
     admission: Missing[Admission] = None
+    scalars: Missing[tuple[ScalarPoint, ...]] = None
     seal: Missing[Seal] = None
 
     @property
@@ -337,10 +346,9 @@ def append_metrics(file: TextIO, line: dict[str, Any]) -> None:
 
 
 def run_name(variant: str, seed: int) -> str:
-    """Return the run's folder name: RALEARN0. A variant that ends in a digit gets a dot: RA-5-7_9.0."""
-    if variant.startswith("RA:"):
-        return f"{variant.replace(':', '-').replace(',', '_')}.{seed}"
-    return f"{variant}{seed}" if not variant[-1:].isdigit() else f"{variant}.{seed}"
+    """Return the run's folder name: RALEARN0. RA:5-7,9 and a name with = or a final digit get a dot: RA-5-7_9.0."""
+    dot = "." if variant.startswith("RA:") or "=" in variant or variant[-1:].isdigit() else ""
+    return f"{variant.replace(':', '-').replace(',', '_')}{dot}{seed}"
 
 
 def blank(run: str, variant: str, seed: int) -> RunRecord:

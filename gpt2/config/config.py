@@ -29,10 +29,11 @@ class Vocabulary:
 GPT2 = Vocabulary("gpt2", 50257)
 BYTES = Vocabulary("bytes", 257)
 TOKENIZERS = {"TOKENIZER_GPT2": GPT2, "TOKENIZER_BYTES": BYTES}
-# symbol -> (name, layers, heads, width): GPT-2's four published sizes, and two for a CPU
+# symbol -> (name, layers, heads, width): GPT-2's four published sizes, and three smaller ones
 MODELS = {
     "GPT2_MODEL_TINY": ("tiny", 2, 2, 64),
     "GPT2_MODEL_MINI": ("mini", 4, 4, 128),
+    "GPT2_MODEL_SMALL": ("small", 6, 6, 384),
     "GPT2_MODEL_124M": ("124m", 12, 12, 768),
     "GPT2_MODEL_350M": ("350m", 24, 16, 1024),
     "GPT2_MODEL_774M": ("774m", 36, 20, 1280),
@@ -48,6 +49,16 @@ TARGETS = {
     "TARGET_RTX4090": "rtx4090",
     "TARGET_MI300X": "mi300x",
     "TARGET_CPU": "cpu",
+}
+OPTIMIZER_NUMBERS = {  # field of OptimizerConfig -> symbol, interval
+    "learning_rate": ("LEARNING_RATE", "(0, 1]"),
+    "min_learning_rate_ratio": ("MIN_LEARNING_RATE_RATIO", "[0, 1]"),
+    "warmup_fraction": ("WARMUP_FRACTION", "[0, 1)"),
+    "weight_decay": ("WEIGHT_DECAY", "[0, 10]"),
+    "beta1": ("ADAM_BETA1", "[0, 1)"),
+    "beta2": ("ADAM_BETA2", "[0, 1)"),
+    "epsilon": ("ADAM_EPSILON", "(0, 1]"),
+    "grad_clip": ("GRAD_CLIP", "[0, inf)"),
 }
 SCHEDULES = {"SCHEDULE_COSINE": "cosine", "SCHEDULE_WSD": "wsd"}
 DTYPES = {"DTYPE_AUTO": "auto", "DTYPE_FLOAT32": "float32", "DTYPE_BFLOAT16": "bfloat16"}
@@ -158,7 +169,7 @@ class OptimizerConfig:
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> OptimizerConfig:
         schedule = SCHEDULES[symbols.choice(SCHEDULES)]
-        warmup_fraction = symbols.number("WARMUP_FRACTION", "[0, 1)")
+        warmup_fraction = symbols.number(*OPTIMIZER_NUMBERS["warmup_fraction"])
         decay_fraction = 0.0
         if schedule == "wsd":
             decay_fraction = symbols.number("DECAY_FRACTION", "(0, 1]")
@@ -168,18 +179,10 @@ class OptimizerConfig:
                     f"and CONFIG_WARMUP_FRACTION={warmup_fraction:g} are more than the budget; "
                     "fix: use at most 1 together",
                 )
-        return cls(
-            learning_rate=symbols.number("LEARNING_RATE", "(0, 1]"),
-            min_learning_rate_ratio=symbols.number("MIN_LEARNING_RATE_RATIO", "[0, 1]"),
-            warmup_fraction=warmup_fraction,
-            weight_decay=symbols.number("WEIGHT_DECAY", "[0, 10]"),
-            beta1=symbols.number("ADAM_BETA1", "[0, 1)"),
-            beta2=symbols.number("ADAM_BETA2", "[0, 1)"),
-            epsilon=symbols.number("ADAM_EPSILON", "(0, 1]"),
-            grad_clip=symbols.number("GRAD_CLIP", "[0, inf)"),
-            schedule=schedule,
-            decay_fraction=decay_fraction,
-        )
+        numbers = {
+            field: symbols.number(symbol, interval) for field, (symbol, interval) in OPTIMIZER_NUMBERS.items()
+        }
+        return cls(**numbers, schedule=schedule, decay_fraction=decay_fraction)
 
 
 @dataclass(frozen=True)

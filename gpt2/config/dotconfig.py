@@ -177,12 +177,8 @@ class Symbols:
 
     def number(self, name: str, interval: str) -> float:
         """Return a finite float within the interval, such as "[0, 1)", from a string symbol."""
-        literal = self.text(name)
-        value = float(literal) if NUMBER.fullmatch(literal) else math.nan
-        low, high = map(float, interval[1:-1].split(","))
-        above = value >= low if interval[0] == "[" else value > low
-        below = value <= high if interval[-1] == "]" else value < high
-        if not (above and below and math.isfinite(value)):
+        value = number_in(interval, self.text(name))
+        if value is None:
             raise self.error(
                 name, f"is not a number in {interval}; fix: use a decimal in {interval}, such as 0.1 or 6e-4"
             )
@@ -200,6 +196,15 @@ class Symbols:
         if len(chosen) > 1:
             raise self.error(chosen[1], f"and CONFIG_{chosen[0]}=y exclude each other; fix: remove one")
         return chosen[0]
+
+
+def number_in(interval: str, literal: str) -> float | None:
+    """Parse a finite float within the interval, such as "[0, 1)"; None for any other text."""
+    value = float(literal) if NUMBER.fullmatch(literal) else math.nan
+    low, high = map(float, interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    below = value <= high if interval[-1] == "]" else value < high
+    return value if above and below and math.isfinite(value) else None
 
 
 def read_symbols(path: Path | str) -> Symbols:

@@ -20,10 +20,13 @@ from gpt2.system.resource_errors import out_of_memory
 from gpt2.system.signals import Stop
 
 Scored = TypeVar("Scored")
+ALTERNATION = "alternation_probability"
 
 
 class Evaluator:
     """Evaluations of one run. `losses`: [tokens, train seconds, nats]; `learned`: [tokens, [p per layer]].
+
+    scalars: [tokens, name, [value per layer that has it]] of the other learned scalars.
 
     If memory runs out, batches are halved from then on and `note(message)` is called. Training goes on.
     """
@@ -45,6 +48,7 @@ class Evaluator:
         self.losses: list[list[float]] = []
         self.window_losses: list[float] = []  # of the last validation: mean nats per window
         self.learned: list[list[Any]] = []
+        self.scalars: list[list[Any]] = []
         self._block_size = windows.shape[1] - 1
         self.tokens = int(windows.shape[0]) * self._block_size
         self.text_bytes = len(tokenizer.decode_bytes(windows[:, 1:].ravel().tolist()))
@@ -74,9 +78,10 @@ class Evaluator:
         )
         self.losses.append([tokens, train_seconds, result.loss])
         self.window_losses = result.window_losses
-        scalars = learned_scalars(self.model).get("alternation_probability")
-        if scalars:
-            self.learned.append([tokens, scalars])
+        scalars = learned_scalars(self.model)
+        if ALTERNATION in scalars:
+            self.learned.append([tokens, scalars.pop(ALTERNATION)])
+        self.scalars += [[tokens, name, values] for name, values in scalars.items()]
         return {
             "event": "validation",
             "tokens": tokens,
@@ -102,13 +107,14 @@ class Evaluator:
         )
 
     def entries(self) -> dict[str, Any]:
-        """Return the record's `validation` and `learned`."""
+        """Return the record's `validation`, `learned` and `scalars`."""
         best = min((loss for _, _, loss in self.losses), default=None)
         last = self.losses[-1][2] if self.losses else None
         learned = None
         if self.learned:
-            learned = {"alternation_probability": self.learned[-1][1], "history": self.learned}
-        return {
+            learned = {ALTERNATION: self.learned[-1][1], "history": self.learned}
+        others = {"scalars": self.scalars} if self.scalars else {}
+        return others | {
             "validation": {
                 "loss": last,
                 "perplexity": perplexity_of(last),

@@ -79,9 +79,10 @@ class AllocatorListener:
 
 
 def allocated_bytes(stepper: Stepper) -> int:
-    """Sum the bytes of weights and optimizer state."""
+    """Sum the bytes of weights, buffers and optimizer state."""
     state = [value for row in stepper.optimizer.state.values() for value in row.values()]
-    tensors = [*stepper.model.parameters(), *(value for value in state if isinstance(value, torch.Tensor))]
+    model = [*stepper.model.parameters(), *stepper.model.buffers()]
+    tensors = [*model, *(value for value in state if isinstance(value, torch.Tensor))]
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -99,7 +100,7 @@ class Measured:
 def load_libraries(work: StepWorkload) -> None:
     """Run a step of a minimal model, so that memory of torch's lazily loaded libraries is not counted as the work's."""
     small = dataclasses.replace(work.model, layers=1, heads=1, width=8, block_size=2)
-    tiny = dataclasses.replace(work, model=small, attention=None, micro=1, accumulation=1)
+    tiny = dataclasses.replace(work, model=small, parts=None, micro=1, accumulation=1)
     tiny.run(tiny.prepare("cpu"), PeakMeter("cpu"))
 
 

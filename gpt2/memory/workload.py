@@ -9,7 +9,8 @@ import torch
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.eval.validation import EVALUATION_TOKENS, evaluating
-from gpt2.train.step import Attention, Phases, Stepper
+from gpt2.model.transformer import ModelParts
+from gpt2.train.step import Phases, Stepper
 
 MICRO_BATCHES = 2  # per step: the second adds to existing gradients, and further ones repeat it
 
@@ -24,7 +25,7 @@ class StepWorkload:
 
     model: ModelConfig
     optimizer: OptimizerConfig
-    attention: Attention | None
+    parts: ModelParts | None
     micro: int
     accumulation: int
     kind: str
@@ -56,7 +57,7 @@ class StepWorkload:
             device=device,
             dtype=self.dtype,
             compile=compile,
-            attention=self.attention,
+            parts=self.parts,
         )
         rows, tokens = (self.batch.effective, self.model.block_size) if compile else (1, 1)
         stepper.step(_ids(rows, tokens, device), 0, 2)

@@ -7,14 +7,15 @@ whatever further parameters a variant has.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from gpt2.model.transformer import GPT2, CausalSelfAttention, UnsetEmbedding, UnsetLinear
+from gpt2.model.transformer import GPT2, UnsetEmbedding, UnsetLinear
 
 INITIAL_STD = 0.02  # GPT-2's; residual projections get 0.02 / sqrt(2 * layers)
 
@@ -43,24 +44,29 @@ def keyed_generator(seed: int, name: str) -> Iterator[None]:
         yield
 
 
-def standard_shapes(model: GPT2) -> dict[str, torch.Size]:
-    """Return names and shapes of the parameters of the same model with standard attention. All variants share these."""
+@functools.cache
+def standard_shapes(layers: int, width: int, block_size: int, rows: int) -> dict[str, torch.Size]:
+    """Return names and shapes of GPT-2's parameters, which all variants of a size share. rows: padded vocabulary."""
     with torch.device("meta"):
-        standard = CausalSelfAttention(model.token.weight.shape[1], 1)
-    shapes = {
-        name: parameter.shape
-        for name, parameter in model.named_parameters()
-        if ".attention." not in name  # blocks.<layer>.attention.<the variant's>
-    }
-    for layer in range(len(model.blocks)):
-        for name, parameter in standard.named_parameters():
-            shapes[f"blocks.{layer}.attention.{name}"] = parameter.shape
-    return shapes
+        standard = GPT2(
+            layers=layers,
+            heads=1,
+            width=width,
+            block_size=block_size,
+            vocabulary=rows,
+            padded_vocabulary=rows,
+        )
+    return {name: parameter.shape for name, parameter in standard.named_parameters()}
+
+
+def _shapes_of(model: GPT2) -> dict[str, torch.Size]:
+    rows, width = model.token.weight.shape
+    return standard_shapes(len(model.blocks), width, model.block_size, rows)
 
 
 def shared_names(model: GPT2) -> list[str]:
     """Return the parameter names that this model shares with the standard model: same name, same shape."""
-    shapes = standard_shapes(model)
+    shapes = _shapes_of(model)
     return [name for name, parameter in model.named_parameters() if shapes.get(name) == parameter.shape]
 
 
@@ -88,9 +94,8 @@ def initial_value(seed: int, name: str, shape: torch.Size, layers: int) -> Tenso
 def initialise(model: GPT2, seed: int) -> list[str]:
     """Set GPT-2's initial weights in place and return the names that were set, in the model's order.
 
-    Sets the parameters shared with the standard model, and those that an attention built from UnsetLinear or
-    UnsetEmbedding. Every other parameter of an attention keeps the value from its constructor. Padded vocabulary rows
-    are zero.
+    Sets the parameters shared with the standard model, and those of every UnsetLinear and UnsetEmbedding. Every other
+    parameter keeps the value from its constructor. Padded vocabulary rows are zero.
     """
     to_set = {*shared_names(model), *_unset_names(model)}
     names = []
@@ -102,20 +107,24 @@ def initialise(model: GPT2, seed: int) -> list[str]:
     return names
 
 
-def weights_digest(model: GPT2, seed: int) -> str:
-    """Return the SHA-256 over names and bytes of the shared parameters, independent of the device.
+def weights_digest(model: GPT2, seed: int, shapes: Mapping[str, torch.Size] | None = None) -> str:
+    """Return the SHA-256 over names and bytes of the standard parameters, independent of the device.
 
-    A standard parameter that the model lacks, or has in another shape, enters with the standard initial value of that
-    seed. So two digests differ exactly where a shared parameter differs.
+    shapes: of the study's standard model; None: of this model's size. A standard parameter that the model lacks, or has
+    in another shape, enters with the standard initial value of that seed. So two digests differ exactly where a shared
+    parameter differs.
     """
     digest = hashlib.sha256()
-    shapes, shared = standard_shapes(model), set(shared_names(model))
+    shapes = _shapes_of(model) if shapes is None else shapes
+    layers = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks."))
     parameters = dict(model.named_parameters())
     for name in sorted(shapes):
-        if name in shared:
+        if name in parameters and parameters[name].shape == shapes[name]:
             tensor = parameters[name].detach().cpu()
         else:
-            tensor = initial_value(seed, name, shapes[name], len(model.blocks))
+            tensor = initial_value(seed, name, shapes[name], layers)
+            if name == "token.weight":
+                tensor[model.vocabulary :] = 0.0
         digest.update(name.encode())
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

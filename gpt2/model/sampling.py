@@ -11,9 +11,11 @@ one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,16 +70,18 @@ def logits(model: GPT2, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
         raise ValueError(f"{end} tokens exceed the block size {model.block_size}")
     if not cache.layers:
         cache.layers = [LayerCache() for _ in model.blocks]
-    x_BTC = model.token(ids_BT) + model.position.weight[start:end]
-    for block, layer in zip(model.blocks, cache.layers, strict=True):
-        with _decoding(block.attention, layer):
-            x_BTC = block(x_BTC)
+    x_BTC = model.position(model.token(ids_BT), start)
+    first_BHTD: Tensor | None = None  # of all tokens, as the cached layers return them
+    blocks: list[Any] = list(model.blocks)
+    for block, layer in zip(blocks, cache.layers, strict=True):
+        with _decoding(block.attention, layer, start):
+            x_BTC, first_BHTD = block.with_values(x_BTC, first_BHTD)
     cache.length = end
     return F.linear(model.norm(x_BTC), model.head[: model.vocabulary])
 
 
 @contextmanager
-def _decoding(attention: object, layer: LayerCache) -> Iterator[None]:
+def _decoding(attention: object, layer: LayerCache, start: int) -> Iterator[None]:
     """Let an attention project new tokens only and compute only their rows.
 
     `project` returns the rows of all tokens, so that `attend` mixes them as it always does. `fused` computes the last
@@ -107,13 +111,17 @@ def _decoding(attention: object, layer: LayerCache) -> Iterator[None]:
             raise CacheError(f"{name} mixes values outside `fused`; fix: sample without a cache")
         return merge(y_BHTD)
 
-    replaced = {"project": project_new, "fused": fused_rows, "merge": merge_rows}
+    replaced: dict[str, object] = {"project": project_new, "fused": fused_rows, "merge": merge_rows}
+    if attention.rotate is not None:
+        replaced["rotate"] = functools.partial(attention.rotate, start=start)
+    before = {method: vars(attention)[method] for method in replaced if method in vars(attention)}
     vars(attention).update(replaced)
     try:
         yield
     finally:
         for method in replaced:
             del vars(attention)[method]
+        vars(attention).update(before)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""GPT-2, pre-LN. The caller supplies the attention of each layer.
+"""GPT-2, pre-LN. The caller may supply the attention, norm and MLP of each layer, and the positions.
 
     tokens ─ token + position embedding ─ dropout
         └─> [ x + attention(norm(x)) ; x + mlp(norm(x)) ] x layers ─ norm ─ head (tied to the token embedding)
@@ -12,6 +12,8 @@ Shapes: B batch, T tokens, C channels, H heads, D head size, V padded vocabulary
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +53,22 @@ class UnsetEmbedding(nn.Embedding):
         """Draw nothing."""
 
 
+class LearnedPosition(UnsetEmbedding):
+    """A learned embedding of each position, added to the token embedding.
+
+    Another position module has the same `forward`. It may also define `rotate(q_BHTD, k_BHTD, start)`, which every
+    attention applies to its queries and keys.
+    """
+
+    def forward(self, x_BTC: Tensor, start: int = 0) -> Tensor:
+        """Add the embeddings of positions start .. start+T-1."""
+        added: Tensor = x_BTC + self.weight[start : start + x_BTC.shape[1]]
+        return added
+
+
+Rotate = Callable[..., tuple[Tensor, Tensor]]  # (q_BHTD, k_BHTD, start=0)
+
+
 class CausalSelfAttention(nn.Module):
     """Standard causal self-attention, with the projections that every other attention shares.
 
@@ -63,7 +81,11 @@ class CausalSelfAttention(nn.Module):
         begin_step(iteration)  called before each training step
         kind_of_step(iteration)  hashable; steps of different kinds run different operations. Where steps are compiled,
                                the first step of each kind counts on the compile clock
+        draw_noise(name, seed, iteration, iterations), clear_noise()   of any module: set its noise before each training
+                               step, and remove it. name: of the module
         stochastic = True      its training passes draw random numbers; the seed of a run seeds them
+        with_first_values(x_BTC, first_BHTD)  called instead of `forward`; returns the output and the layer's values
+                               (B, H, T, D). first_BHTD: the first layer's values, None in the first layer
 
     `initialise` sets the parameters shared with this class. Others keep the value from the constructor.
 
@@ -71,6 +93,7 @@ class CausalSelfAttention(nn.Module):
     """
 
     attention_calls: float = 1  # fused attention calls per forward pass; used to count FLOPs
+    rotate: Rotate | None = None  # of the model's position module; the model sets it
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -106,12 +129,16 @@ class CausalSelfAttention(nn.Module):
         )
 
     def project(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project x_BTC to query, key and value, (B, H, T, D) each."""
+        """Project x_BTC to query, key and value, (B, H, T, D) each; query and key rotated by their positions."""
         B, T, C = x_BTC.shape
         qkv = self.qkv(x_BTC).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
         # backward of unbind is one stack; indexing three times would be three sums
         q_BHTD, k_BHTD, v_BHTD = qkv.unbind(0)
-        return q_BHTD, k_BHTD, v_BHTD
+        return *self.positioned(q_BHTD, k_BHTD), v_BHTD
+
+    def positioned(self, q_BHTD: Tensor, k_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate query and key where the position module of the model does that."""
+        return self.rotate(q_BHTD, k_BHTD) if self.rotate is not None else (q_BHTD, k_BHTD)
 
     def merge(self, y_BHTD: Tensor) -> Tensor:
         """Concatenate heads, project and drop out: (B, H, T, D) -> (B, T, C)."""
@@ -138,24 +165,46 @@ class MLP(nn.Module):
         return F.dropout(self.proj(hidden), self.dropout, self.training)
 
 
+@dataclass(frozen=True)
+class ModelParts:
+    """Builders of the modules of a model; None: GPT-2's.
+
+    attention, norm, mlp: layer -> module that maps (B, T, C) to (B, T, C). norm: for both norms of a layer, and for the
+    final one with layer = layers. position: builds a module with the `forward` of LearnedPosition.
+    """
+
+    attention: Callable[[int], nn.Module] | None = None
+    norm: Callable[[int], nn.Module] | None = None
+    mlp: Callable[[int], nn.Module] | None = None
+    position: Callable[[], nn.Module] | None = None
+
+
 class Block(nn.Module):
     """One layer: x + attention(norm1(x)), then x + mlp(norm2(x))."""
 
-    def __init__(self, width: int, attention: nn.Module, dropout: float) -> None:
+    def __init__(self, norms: tuple[nn.Module, nn.Module], attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = attention
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = MLP(width, dropout)
+        self.norm1, self.attention = norms[0], attention
+        self.norm2, self.mlp = norms[1], mlp
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         x_BTC = x_BTC + self.attention(self.norm1(x_BTC))
         mlp_BTC: Tensor = self.mlp(self.norm2(x_BTC))
         return x_BTC + mlp_BTC
 
+    def with_values(self, x_BTC: Tensor, first_BHTD: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Compute the layer; return it and the first layer's values, where the attention mixes them."""
+        if not hasattr(self.attention, "with_first_values"):
+            return self(x_BTC), first_BHTD
+        mix: Any = self.attention.with_first_values
+        y_BTC, values_BHTD = mix(self.norm1(x_BTC), first_BHTD)
+        x_BTC = x_BTC + y_BTC
+        mlp_BTC: Tensor = self.mlp(self.norm2(x_BTC))
+        return x_BTC + mlp_BTC, values_BHTD if first_BHTD is None else first_BHTD
+
 
 class GPT2(nn.Module):
-    """The language model. `attention(layer)` builds the attention module of layer 0 .. layers-1.
+    """The language model.
 
     forward: ids_BT int64 -> logits (B, T, vocabulary). For training and scoring use `loss` and `token_losses`, which
     hold the logits of one chunk of rows at a time. Weights are unset until gpt2.model.init.initialise.
@@ -171,7 +220,7 @@ class GPT2(nn.Module):
         vocabulary: int,
         padded_vocabulary: int,
         dropout: float = 0.0,
-        attention: Callable[[int], nn.Module] | None = None,
+        parts: ModelParts | None = None,
     ) -> None:
         super().__init__()
         if padded_vocabulary < vocabulary:
@@ -179,11 +228,30 @@ class GPT2(nn.Module):
         self.vocabulary = vocabulary
         self.block_size = block_size
         self.dropout = dropout
-        make = attention or (lambda layer: CausalSelfAttention(width, heads, dropout))
+        parts = parts or ModelParts()
+        norm = parts.norm or (lambda layer: nn.LayerNorm(width))
+        attention = parts.attention or (lambda layer: CausalSelfAttention(width, heads, dropout))
+        mlp = parts.mlp or (lambda layer: MLP(width, dropout))
         self.token = UnsetEmbedding(padded_vocabulary, width)
-        self.position = UnsetEmbedding(block_size, width)
-        self.blocks = nn.ModuleList(Block(width, make(layer), dropout) for layer in range(layers))
-        self.norm = nn.LayerNorm(width)
+        self.position = parts.position() if parts.position else LearnedPosition(block_size, width)
+        self.blocks = nn.ModuleList(
+            Block((norm(layer), norm(layer)), attention(layer), mlp(layer)) for layer in range(layers)
+        )
+        self.norm = norm(layers)
+        self._set_rotation()
+
+    def _set_rotation(self) -> None:
+        """Give every attention the rotation of the position module. TypeError for one that has no place for it."""
+        rotate: Rotate | None = getattr(self.position, "rotate", None)
+        if rotate is None:
+            return
+        for block in self.blocks:
+            if not isinstance(block.attention, CausalSelfAttention):
+                raise TypeError(
+                    f"{type(block.attention).__name__} is no CausalSelfAttention, so its queries and keys cannot be "
+                    "rotated; fix: derive it from CausalSelfAttention"
+                )
+            block.attention.rotate = rotate
 
     @property
     def head(self) -> Tensor:
@@ -196,10 +264,12 @@ class GPT2(nn.Module):
         T = ids_BT.shape[1]
         if T > self.block_size:
             raise ValueError(f"{T} tokens exceed the block size {self.block_size}")
-        x_BTC = self.token(ids_BT) + self.position.weight[:T]
+        x_BTC = self.position(self.token(ids_BT))
         x_BTC = F.dropout(x_BTC, self.dropout, self.training)
-        for block in self.blocks:
-            x_BTC = block(x_BTC)
+        first_BHTD: Tensor | None = None
+        blocks: list[Any] = list(self.blocks)
+        for block in blocks:
+            x_BTC, first_BHTD = block.with_values(x_BTC, first_BHTD)
         out: Tensor = self.norm(x_BTC)
         return out
 

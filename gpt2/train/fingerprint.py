@@ -13,7 +13,7 @@ from gpt2.artifacts import provenance, run_record
 from gpt2.artifacts.provenance import revision
 from gpt2.data import tokenizer
 from gpt2.hardware import resolve
-from gpt2.model.init import weights_digest
+from gpt2.model.init import standard_shapes, weights_digest
 
 if TYPE_CHECKING:
     from gpt2.config.config import Config
@@ -29,8 +29,11 @@ def initial_record(
     data_fingerprint: str,
     windows: np.ndarray,
 ) -> run_record.RunRecord:
-    """Return the record of a run before its first step, with the fingerprint that comparable runs share."""
-    code = revision()
+    """Return the record of a run before its first step, with the fingerprint that comparable runs share.
+
+    config: the settings that the runs of the study share.
+    """
+    code, model = revision(), config.model
     record = run_record.blank(plan.run, plan.variant, plan.seed)
     return dataclasses.replace(
         record,
@@ -43,7 +46,11 @@ def initial_record(
             tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
             batch=digest([plan.batch.effective, plan.batch.block_size]),
             schedule=schedule_digest(config, plan.extended),
-            initial_weights=weights_digest(stepper.model, stepper.seed),
+            initial_weights=weights_digest(
+                stepper.model,
+                stepper.seed,
+                standard_shapes(model.layers, model.width, model.block_size, model.padded_vocabulary),
+            ),
             validation=hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
         ),
         target=run_record.Target(**resolve.target_record(resolved)),

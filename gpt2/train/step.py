@@ -20,7 +20,7 @@ from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import derive_seed, initialise, keyed_generator
 from gpt2.model.loss import chunk_loss, linear_cross_entropy
-from gpt2.model.transformer import GPT2
+from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.system.errors import UserError
 from gpt2.train.optimizer import (
     Progress,
@@ -31,7 +31,6 @@ from gpt2.train.optimizer import (
     warmup_iterations,
 )
 
-Attention = Callable[[int], nn.Module]
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
@@ -52,16 +51,25 @@ class NotFiniteError(UserError, ArithmeticError):
         self.retry = retry
 
 
-def build_model(config: ModelConfig, attention: Attention | None, seed: int = 0) -> GPT2:
+def build_model(config: ModelConfig, parts: ModelParts | None = None, seed: int = 0) -> GPT2:
     """Build the configured model on the CPU with unset weights.
 
-    Random draws of an attention's constructor are a function of (seed, layer); torch's generator is unchanged.
+    Random draws of a part's constructor are a function of (seed, part, layer); torch's generator is unchanged.
     """
+    parts = parts or ModelParts()
 
-    def keyed_attention(layer: int) -> nn.Module:
-        assert attention is not None
-        with keyed_generator(seed, f"blocks.{layer}.attention"):
-            return attention(layer)
+    def keyed(kind: str, build: Callable[[int], nn.Module] | None) -> Callable[[int], nn.Module] | None:
+        def build_keyed(layer: int) -> nn.Module:
+            assert build is not None
+            with keyed_generator(seed, f"blocks.{layer}.{kind}"):
+                return build(layer)
+
+        return build_keyed if build else None
+
+    def position() -> nn.Module:
+        assert parts.position is not None
+        with keyed_generator(seed, "position"):
+            return parts.position()
 
     return GPT2(
         layers=config.layers,
@@ -71,7 +79,12 @@ def build_model(config: ModelConfig, attention: Attention | None, seed: int = 0)
         vocabulary=config.vocabulary,
         padded_vocabulary=config.padded_vocabulary,
         dropout=config.dropout,
-        attention=keyed_attention if attention else None,
+        parts=ModelParts(
+            attention=keyed("attention", parts.attention),
+            norm=keyed("norm", parts.norm),
+            mlp=keyed("mlp", parts.mlp),
+            position=position if parts.position else None,
+        ),
     )
 
 
@@ -104,7 +117,7 @@ class Stepper:
         device: str,
         dtype: str,
         compile: bool,
-        attention: Attention | None,
+        parts: ModelParts | None,
         warmup: int | None = None,
     ) -> None:
         """Build model and optimizer. warmup: iterations of "wsd"; None: a fraction of the planned ones."""
@@ -118,7 +131,7 @@ class Stepper:
         self.loss: Loss = linear_cross_entropy
         if compile:  # the first step compiles it
             self.loss = functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))
-        self.model = build_model(model_config, attention, seed)
+        self.model = build_model(model_config, parts, seed)
         initialise(self.model, seed)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
@@ -130,6 +143,8 @@ class Stepper:
             fused=True,
         )
         modules: list[Any] = list(self.model.modules())
+        named: list[tuple[str, Any]] = list(self.model.named_modules())
+        self._noisy_modules = [(name, module) for name, module in named if hasattr(module, "draw_noise")]
         self._begin_step_modules = [module for module in modules if hasattr(module, "begin_step")]
         self._kind_modules = [module for module in modules if hasattr(module, "kind_of_step")]
         self._random = self.model.dropout > 0 or any(
@@ -163,6 +178,8 @@ class Stepper:
         self._finished_kinds.add(self._kind(iteration))
         for module in self._begin_step_modules:
             module.begin_step(iteration)
+        for name, module in self._noisy_modules:
+            module.draw_noise(name, self.seed, iteration, iterations)
         total = torch.zeros(
             (), device=self.device, dtype=torch.float64 if self.device == "cpu" else torch.float32
         )
@@ -228,6 +245,11 @@ class Stepper:
         """
         if self._random:
             torch.manual_seed(derive_seed("dropout", self.seed, iteration))
+
+    def clear_noise(self) -> None:
+        """Remove the noise of the last step, so that training mode computes what evaluation does."""
+        for _, module in self._noisy_modules:
+            module.clear_noise()
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -24,7 +24,7 @@ from gpt2.data import dataset, tokenizer
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_entry
 from gpt2.hardware import attention_kernels, resolve
-from gpt2.model.transformer import GPT2
+from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.system import files
 from gpt2.system.resource_errors import (
     disk_full,
@@ -40,7 +40,7 @@ from gpt2.train.nan_debug import FaultLog
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.resume import check_fits, clocks_before, refuse_another_run
 from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
-from gpt2.train.step import Attention, NotFiniteError, Stepper, StepResult
+from gpt2.train.step import NotFiniteError, Stepper, StepResult
 
 OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler observes the attention kernel
 OBSERVED_DEVICES = ["cuda"]  # the CPU has one kernel, and the profiler's memory would count as the run's
@@ -61,11 +61,15 @@ class Run:
         plan: RunPlan,
         config: Config,
         resolved: resolve.ResolvedTarget,
-        attention: Attention,
+        parts: ModelParts,
         stop: Stop,
         examine: Callable[[GPT2, torch.Tensor], Admission] | None = None,
+        shared: Config | None = None,
     ) -> None:
-        """examine: (trained model, ids of validation windows) -> its examination, before the finished record."""
+        """examine: (trained model, ids of validation windows) -> its examination, before the finished record.
+
+        shared: the settings that all runs of the study share, for the fingerprint; None: those of this run.
+        """
         self.plan, self.config, self.resolved, self.stop = plan, config, resolved, stop
         self.examine = examine
         self.device = resolved.device
@@ -83,7 +87,7 @@ class Run:
             device=self.device,
             dtype=resolved.dtype,
             compile=config.target.compile,
-            attention=attention,
+            parts=parts,
             warmup=plan.warmup_iterations,
         )
         wsd = config.optimizer.schedule == "wsd"
@@ -95,7 +99,9 @@ class Run:
         self.spikes: list[list[float]] = []  # [iteration, loss, expected loss]
         self.faults = FaultLog()
         self.save_seconds = 0.0  # duration of the last checkpoint
-        opening = initial_record(plan, config, resolved, self.stepper, self.corpus.fingerprint, windows)
+        opening = initial_record(
+            plan, shared or config, resolved, self.stepper, self.corpus.fingerprint, windows
+        )
         self.log = MetricsLog(plan.directory, opening, plan.iterations)
         self.evaluator = Evaluator(
             self.stepper.model,
@@ -215,6 +221,7 @@ class Run:
             self.stepper.load_state(loaded.state)
             self.iteration, self.truncated, self.timed_steps = meta.iteration, meta.cut, meta.timed_steps
             self.evaluator.losses, self.evaluator.learned = to_plain(meta.losses), to_plain(meta.learned)
+            self.evaluator.scalars = to_plain(meta.scalars or ())
             self.log.notes = [*meta.notes, *loaded.skipped]
             self.spike_detector, self.spikes = SpikeDetector(meta.watch), to_plain(meta.spikes)
             before = clocks_before(meta, self.log.last_record())
@@ -261,6 +268,7 @@ class Run:
                 "timed_steps": self.timed_steps,
                 "losses": self.evaluator.losses,
                 "learned": self.evaluator.learned,
+                "scalars": self.evaluator.scalars,
                 "notes": self.log.notes,
                 "watch": self.spike_detector.losses,
                 "spikes": self.spikes,
@@ -311,6 +319,7 @@ class Run:
         """Examine the trained model on the first validation windows."""
         if self.examine is None:
             return
+        self.stepper.clear_noise()
         ids_BT = torch.from_numpy(self.evaluator.windows[:EXAMINED_WINDOWS, :-1].astype("int64"))
         with self.clocks.on("evaluate"), self.stepper.autocast():
             found = self.examine(self.stepper.model, ids_BT.to(self.device))

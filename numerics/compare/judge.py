@@ -15,13 +15,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numerics.compare.causes import Causes, Divergence, cell_words
-from numerics.compare.measure import compare_values, epsilon, load, load_pair
-from numerics.compare.records import StepRecord, Value
+from numerics.compare.causes.causes import Causes
+from numerics.compare.causes.divergence import Divergence, cell_words
+from numerics.compare.causes.missing import Missing
 from numerics.compare.replay import NotReplayableError, replayed_error
-from numerics.compare.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, Cell, Row
+from numerics.compare.table.measure import compare_values, epsilon, load, load_pair
+from numerics.compare.table.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, Cell, Row
+from numerics.compare.table.step_record import StepRecord, Value
 
-# The largest growth measured between correct kernels was 7.5 (13 for q, k and v as three layers), the largest error of
+# The largest growth measured between correct kernels was 7.5 (14 for q, k and v as three layers), the largest error of
 # a float64 replay 2.5 (float32 products of 8192 terms): tests/numerics/compare.
 GROWTH = 16.0
 REPLAY = 8.0  # units of rounding
@@ -57,7 +59,7 @@ def judge(
         if row.grade != UNMATCHED:
             scan.enter(row)
     scan.end()
-    alone = any(row.grade == UNMATCHED and scan.causes.is_judged(row) for row in rows)
+    alone = any(row.grade == UNMATCHED and scan.missing.is_judged(row) for row in rows)
     unequal = [row for row in rows if row.grade != UNMATCHED and row.unequal]
     verdict = "diverges" if scan.found else "rounding" if unequal or scan.unequal_inputs or alone else "equal"
     limit = scan.explained_before
@@ -82,6 +84,7 @@ class _Scan:
     ) -> None:
         self.rows, self.envelope = rows, envelope
         self.causes = Causes(rows, target, golden)
+        self.missing = Missing(self.causes)
         self.forward = {row.name: row for row in rows if not row.pair.call.backward}
         self.stack: list[Row] = []
         self.seen = 0.0  # the largest explained error so far
@@ -138,7 +141,7 @@ class _Scan:
             changed = next((row for row in self.rows if not row.equal("parameter")), None)
             self.found = self.causes.parameters(changed) if changed else None  # unused in this step
         if not self.found:
-            self.found = self.causes.missing()
+            self.found = self.missing.first()
 
     def _gradients(self) -> Divergence | None:
         """Judge the gradients of the modules' parameters.
@@ -205,7 +208,7 @@ class _Scan:
                 "the dtype of its result differs",
             )
         explained = self._explained(row)
-        replay(row)
+        replay(row, not self.causes.has_functions)
         if row.replayed is not None:
             wrong = max(row.replayed) > REPLAY
         else:
@@ -217,8 +220,8 @@ class _Scan:
             return None
         if trusted and wrong and (changed_row := self.causes.changed_within(row)):
             return self.causes.parameters(changed_row)
-        if wrong and (extra := self.causes.alone_within(row)):
-            return self.causes.dropped(row, extra)
+        if wrong and (extra := self.missing.alone_within(row)):
+            return self.missing.dropped(row, extra)
         what = [*row.settings, *row.words("output", "parameter")]
         if not row.settings and (unknown := _integers_without_values(row)):
             why = f"only the range of {unknown} was recorded, which agrees: the data most likely differs"
@@ -241,16 +244,22 @@ class _Scan:
             self.growths.append((error / explained, row.name))
 
 
-def replay(row: Row) -> None:
-    """Measure the results of both sides against the golden function in float64, each on its recorded inputs."""
+def replay(row: Row, layers: bool) -> None:
+    """Measure the results of both sides against the golden call in float64, each on its recorded inputs.
+
+    layers: whether calls of modules are replayed. A layer whose golden result is far from that of torch's class has a
+    hook or another forward: it is not replayed.
+    """
     target, golden = row.pair.target, row.pair.golden
     if target is None or golden is None:
         return
     try:
-        row.replayed = (
-            replayed_error(golden, target.inputs, target.outputs),
-            replayed_error(golden, golden.inputs, golden.outputs),
-        )
+        if golden.is_module and not layers:
+            raise NotReplayableError("the functions within are replayed")
+        right = replayed_error(golden, golden.inputs, golden.outputs, golden.parameters)
+        if golden.is_module and right > REPLAY:
+            raise NotReplayableError("the golden result is not that of torch's class")
+        row.replayed = replayed_error(golden, target.inputs, target.outputs, target.parameters), right
     except NotReplayableError as reason:
         row.replayed_why = str(reason)
 

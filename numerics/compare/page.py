@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from numerics.compare.causes import Divergence
+from numerics.compare.causes.divergence import Divergence
 from numerics.compare.judge import GROWTH
-from numerics.compare.rows import BEYOND, GRADES, SIDES, UNMATCHED, WRONG, Row
 from numerics.compare.run import Comparison, StepComparison
 from numerics.compare.summary import next_command, stack_of, summary
+from numerics.compare.table.rows import BEYOND, GRADES, SIDES, UNMATCHED, WRONG, Row
 from pages.document import Block, BulletList, Details, Document, Note, Paragraph, Section, Table
 from pages.markup import Code, ColorLabel, Strong, Text
 from pages.page import render_html

@@ -1,4 +1,4 @@
-"""Replay a recorded function in float64 on its recorded inputs, and measure its result in units of rounding.
+"""Replay a recorded function or layer in float64 on its recorded inputs, and measure its result in units of rounding.
 
 The unit of an element is what rounding of the result and of the inputs does to it:
 
@@ -12,14 +12,16 @@ with y in float64 and x the recorded result. It needs no table of operations and
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from numerics.compare.measure import epsilon, load
-from numerics.compare.records import Call, Value
+from numerics.compare.table.measure import epsilon, load
+from numerics.compare.table.step_record import Call, Value
 from numerics.describe import tensors_in
 
 MODULES: dict[str, Any] = {
@@ -39,6 +41,19 @@ RANDOM = (
     "gumbel",
     "poisson",
 )
+# The files of torch.nn.modules whose classes compute with their own parameters and settings alone.
+LAYERS = (
+    "activation",
+    "batchnorm",
+    "conv",
+    "instancenorm",
+    "linear",
+    "normalization",
+    "padding",
+    "pooling",
+    "sparse",
+)
+ABSENT = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")  # None where not recorded
 SAMPLES = 3
 LARGEST = 1 << 24  # elements; larger calls are not replayed
 
@@ -47,21 +62,24 @@ class NotReplayableError(Exception):
     """The reason why a call cannot be replayed."""
 
 
-def replayed_error(call: Call, inputs: Mapping[str, Value], outputs: Mapping[str, Value]) -> float:
+def replayed_error(
+    call: Call,
+    inputs: Mapping[str, Value],
+    outputs: Mapping[str, Value],
+    parameters: Mapping[str, Value] | None = None,
+) -> float:
     """Return the error of recorded results in units of rounding.
 
-    call: the function and its plain arguments. inputs, outputs: the recorded tensors of one side, by place.
-    NotReplayableError says why there is none.
+    call: the function and its plain arguments, or the layer and its settings. inputs, outputs, parameters: the
+    recorded tensors of one side, by place. NotReplayableError says why there is none.
     """
-    if call.is_module or call.backward:
-        raise NotReplayableError("modules and backward are judged side by side")
-    group, _, name = call.path.partition(".")
-    function = getattr(MODULES.get(group), name, None)
-    if not callable(function) or "." in name:
-        raise NotReplayableError("no function of torch")
+    if call.backward:
+        raise NotReplayableError("backward is judged side by side")
+    function, name = _layer(call) if call.is_module else _function(call)
     if any(word in name for word in RANDOM) and any(value.plain is True for value in call.inputs.values()):
         raise NotReplayableError("random")
-    used = [value for value in inputs.values() if value.dtype]
+    weights = {place: value for place, value in (parameters or {}).items() if value.dtype}
+    used = [*weights.values(), *(value for value in inputs.values() if value.dtype)]
     results = [value for value in outputs.values() if value.floating]
     if not used or not results or any(not value.has_values for value in (*used, *results)):
         raise NotReplayableError("no recorded values")
@@ -69,9 +87,15 @@ def replayed_error(call: Call, inputs: Mapping[str, Value], outputs: Mapping[str
         raise NotReplayableError("large")
     size = max(epsilon(value.dtype) for value in results)
     loaded = {place: load(value) for place, value in inputs.items() if value.dtype}
+    state = {place: load(value) for place, value in weights.items()}
     generator = torch.Generator().manual_seed(0)
-    exact = _run(function, call, loaded, 0.0, generator)
-    others = [_run(function, call, loaded, size, generator) for _ in range(SAMPLES)]
+
+    def run(relative: float) -> list[Tensor]:
+        with_weights = partial(function, _changed(state, relative, generator)) if call.is_module else function
+        return _run(with_weights, call, _changed(loaded, relative, generator))
+
+    exact = run(0.0)
+    others = [run(size) for _ in range(SAMPLES)]
     recorded = [load(value) for value in outputs.values() if value.dtype]
     if len(recorded) != len(exact) or any(x.shape != y.shape for x, y in zip(recorded, exact, strict=True)):
         raise NotReplayableError("other results in float64")
@@ -82,6 +106,39 @@ def replayed_error(call: Call, inputs: Mapping[str, Value], outputs: Mapping[str
     )
 
 
+def _function(call: Call) -> tuple[Any, str]:
+    """Return a recorded function and its name."""
+    group, _, name = call.path.partition(".")
+    function = getattr(MODULES.get(group), name, None)
+    if not callable(function) or "." in name:
+        raise NotReplayableError("no function of torch")
+    return function, name
+
+
+def _layer(call: Call) -> tuple[Any, str]:
+    """Return what computes a layer of torch.nn from its parameters and inputs, and its name."""
+    package, _, name = str(call.settings.get("class")).rpartition(".")
+    kind: Any = getattr(sys.modules.get(package), name, None)
+    if package not in [f"torch.nn.modules.{file}" for file in LAYERS] or name in (
+        "MultiheadAttention",
+        "RReLU",
+    ):
+        raise NotReplayableError("no single layer of torch.nn")
+
+    def compute(state: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+        layer: nn.Module = kind.__new__(kind)
+        nn.Module.__init__(layer)
+        for place, value in call.settings.items():
+            if place != "class":
+                setattr(layer, place, tuple(value) if isinstance(value, list) else value)
+        for place in (*state, *ABSENT):
+            if not hasattr(layer, place):
+                layer.register_buffer(place, state.get(place))
+        return layer(*args, **kwargs)
+
+    return compute, name.lower()
+
+
 def _wide(tensor: Tensor) -> Tensor:
     """Return a number in 64 bits, or in two of them; others as they are."""
     if tensor.is_complex():
@@ -89,10 +146,8 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _run(
-    function: Any, call: Call, loaded: Mapping[str, Tensor], relative: float, generator: torch.Generator
-) -> list[Tensor]:
-    """Call the function in float64. relative: the size of random changes of the inputs."""
+def _changed(loaded: Mapping[str, Tensor], relative: float, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return tensors in float64. relative: the size of random changes."""
     changed = {}
     for place, tensor in loaded.items():
         wide = _wide(tensor).clone()
@@ -100,6 +155,11 @@ def _run(
             draws = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
             wide = wide * (1 + relative * draws)
         changed[place] = wide
+    return changed
+
+
+def _run(function: Any, call: Call, changed: Mapping[str, Tensor]) -> list[Tensor]:
+    """Call the function on tensors in float64."""
     args = [
         _argument(part, str(index), changed) for index, part in enumerate(call.raw.get("input_args") or [])
     ]

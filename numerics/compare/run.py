@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numerics.compare.causes import Divergence, changed_selection
-from numerics.compare.join import join_merged_layers, join_micro_batches
+from numerics.compare.causes.divergence import Divergence
+from numerics.compare.causes.missing import changed_selection
+from numerics.compare.join.merged_layers import join_merged_layers
+from numerics.compare.join.micro_batches import join_micro_batches
 from numerics.compare.judge import Earlier, Judgement, judge
-from numerics.compare.matching import NameMap, match_calls, recorded_by_both
-from numerics.compare.records import StepRecord, find_records, read_record
-from numerics.compare.rows import Row, measure_rows
+from numerics.compare.records import find_records, read_record
+from numerics.compare.table.matching import NameMap, match_calls, recorded_by_both
+from numerics.compare.table.rows import Row, measure_rows
+from numerics.compare.table.step_record import StepRecord
 from numerics.errors import NumericsError
 
 OTHER_RECORDER = (

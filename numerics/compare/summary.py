@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from numerics.compare.causes import Divergence
+from numerics.compare.causes.divergence import Divergence
 from numerics.compare.run import Comparison, StepComparison
 
 

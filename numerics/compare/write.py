@@ -7,13 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-from numerics.compare.causes import Divergence
-from numerics.compare.measure import METRICS, Difference
+from numerics.compare.causes.divergence import Divergence
 from numerics.compare.page import comparison_page
-from numerics.compare.records import Value
-from numerics.compare.rows import Cell, Row
 from numerics.compare.run import Comparison, StepComparison
 from numerics.compare.summary import stack_of
+from numerics.compare.table.measure import METRICS, Difference
+from numerics.compare.table.rows import Cell, Row
+from numerics.compare.table.step_record import Value
 from numerics.dump_files import write_json, writing
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from numerics.compare.matching import NameMap, Pair
-from numerics.compare.records import Call, StepRecord, Value, find_records, read_record
-from numerics.compare.rows import Cell, Row
+from numerics.compare.records import find_records, read_record
 from numerics.compare.run import Comparison, StepComparison
+from numerics.compare.table.matching import NameMap, Pair
+from numerics.compare.table.rows import Cell, Row
+from numerics.compare.table.step_record import Call, StepRecord, Value
 from numerics.view.overflow import overflow_level
 
 SIDES = {"input": "inputs", "parameter": "parameters", "output": "outputs", "gradient": "gradients"}

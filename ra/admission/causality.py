@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gpt2.model.transformer import CausalSelfAttention, LearnedPosition
 from ra.admission.probe import (
     VOCABULARY,
     Probe,
-    attention_of,
     difference,
+    examined_part,
     inputs,
     pristine,
     row_rounding,
@@ -27,6 +28,7 @@ from ra.admission.violation import Violation, violation
 CAUSAL = "causal"
 LENGTH = "length"
 MASK = "mask the scores of j > i after every transposition, or call self.fused(q, k, v), which masks them"
+PAST = "compute position i from positions 0 .. i alone, without statistics over time"
 MODES = {True: "training", False: "evaluation"}
 LOUD = 30.0  # of the changed inputs, relative to the others: a maximum or a norm over time shows
 
@@ -80,7 +82,7 @@ def _leak(probe: Probe, layer: int | None, module: object, leak: Leak, setting: 
         CAUSAL,
         f"the output at position {position} changes by {size:.2g} of the largest output when only positions "
         f"{cut} and later change ({setting}): it depends on the future",
-        MASK,
+        MASK if isinstance(module, CausalSelfAttention) else PAST,
         module,
         layer=layer,
         position=position,
@@ -94,7 +96,7 @@ def _forward(probe: Probe) -> Iterator[Violation]:
     for weights, dtype, thorough in plans:
         x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype)
         positions = cuts(probe.ordinary) if thorough else cuts(probe.ordinary)[-1:]
-        for layer, module in probe.attentions(weights, dtype):
+        for layer, module in probe.parts(weights, dtype):
             allowed = row_rounding(working_dtype(module, probe.shape.width, dtype), probe.ordinary)
             for training in (True, False):
                 function = functools.partial(run, module, training=training)
@@ -110,7 +112,7 @@ def _full_block(probe: Probe) -> Iterator[Violation]:
         return
     dtype = probe.dtypes[-1]
     x_BTC = inputs(1, probe.full, probe.shape.width, dtype)
-    for layer, module in probe.attentions("perturbed", dtype, edges=True):
+    for layer, module in probe.parts("perturbed", dtype, edges=True):
         allowed = row_rounding(working_dtype(module, probe.shape.width, dtype), probe.full)
         for training in (True, False):
             function = functools.partial(run, module, training=training)
@@ -127,7 +129,7 @@ def _study_shape(probe: Probe) -> Iterator[Violation]:
     dtype, width = probe.dtypes[-1], probe.study.width
     x_BTC = inputs(1, probe.ordinary, width, dtype)
     for layer in sorted({probe.layers[0], probe.layers[-1]}):
-        module = attention_of(probe.model("perturbed", dtype, probe.study, (layer,)), 0)
+        module = examined_part(probe.model("perturbed", dtype, probe.study, (layer,)), 0)
         for training in (True, False):
             function = functools.partial(run, module, training=training)
             leak = first_above(
@@ -142,7 +144,7 @@ def _backward(probe: Probe) -> Iterator[Violation]:
     dtype = probe.dtypes[0]
     x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype).clone().requires_grad_()
     weight_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype, seed=99)
-    for layer, module in probe.attentions("perturbed", dtype):
+    for layer, module in probe.parts("perturbed", dtype):
         allowed = row_rounding(working_dtype(module, probe.shape.width, dtype), probe.ordinary)
         for cut in cuts(probe.ordinary)[1::2]:
             y_BTC = run(module, x_BTC, training=True, grad=True)
@@ -176,7 +178,7 @@ def _in_model(probe: Probe) -> Iterator[Violation]:
     model = probe.model("perturbed", dtype, None, chosen)
     ids_BT = torch.arange(2 * probe.ordinary).view(2, -1) * 7 % VOCABULARY
     allowed = 100 * row_rounding(
-        working_dtype(attention_of(model, 0), probe.shape.width, dtype), probe.ordinary
+        working_dtype(examined_part(model, 0), probe.shape.width, dtype), probe.ordinary
     )
     for training in (True, False):
         before = run_model(model, ids_BT, training)
@@ -186,7 +188,7 @@ def _in_model(probe: Probe) -> Iterator[Violation]:
             leak = Leak(*difference(before[:, :cut], after[:, :cut]), cut)
             if leak.size > allowed:
                 setting = f"logits of a model of layers {list(chosen)}, {MODES[training]}"
-                yield _leak(probe, None, attention_of(model, 0), leak, setting)
+                yield _leak(probe, None, examined_part(model, 0), leak, setting)
                 break
 
 
@@ -199,10 +201,12 @@ def run_model(model: torch.nn.Module, ids_BT: Tensor, training: bool) -> Tensor:
 
 
 def length(probe: Probe) -> Iterator[Violation]:
-    """The outputs of a shorter input are the first outputs of a longer one."""
+    """The outputs of a shorter input are the first outputs of a longer one; positions may begin at any token."""
+    yield from _starts(probe)
+    yield from _unrotated(probe)
     dtype = probe.dtypes[0]
     x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype)
-    for layer, module in probe.attentions("perturbed", dtype):
+    for layer, module in probe.parts("perturbed", dtype):
         working = working_dtype(module, probe.shape.width, dtype)
         modes = (False,) if getattr(module, "stochastic", False) else (True, False)
         for training in modes:  # draws depend on the length
@@ -226,6 +230,68 @@ def length(probe: Probe) -> Iterator[Violation]:
                         size=size,
                     )
                     break
+
+
+def _starts(probe: Probe) -> Iterator[Violation]:
+    """Positions from `start` on are the last ones of all, as sampling with a cache needs them."""
+    dtype, shape = probe.dtypes[0], probe.shape
+    position: Any = probe.model("perturbed", dtype).position
+    if type(position) is LearnedPosition or probe.ordinary < 2:
+        return
+    x_BTC = inputs(2, probe.ordinary, shape.width, dtype)
+    q_BTHD = x_BTC.view(2, probe.ordinary, shape.heads, -1)
+
+    def computed(start: int) -> Tensor:
+        parts = [position(x_BTC[:, start:] * 1, start=start)]
+        if hasattr(position, "rotate"):
+            rotated = position.rotate(*2 * [q_BTHD[:, start:].transpose(1, 2) * 1], start=start)
+            parts += [part.transpose(1, 2).flatten(2) for part in rotated]
+        return torch.cat(parts, 2)
+
+    with torch.no_grad():
+        whole = computed(0)
+        for start in (1, probe.ordinary // 2):
+            size, first = difference(whole[:, start:], computed(start))
+            if size > shape_rounding(dtype, probe.ordinary, shape.width):
+                yield violation(
+                    probe.name,
+                    LENGTH,
+                    f"with start={start}, the position module gives position {start + first} another output, by "
+                    f"{size:.2g} of the largest, than with all {probe.ordinary} tokens: sampling with a cache would "
+                    "compute another model",
+                    "use start as the position of the first token, in forward and in rotate",
+                    position,
+                    position=start + first,
+                    size=size,
+                )
+                return
+
+
+def _unrotated(probe: Probe) -> Iterator[Violation]:
+    """Every attention rotates its queries and keys where the position module does that."""
+    model: Any = pristine(probe.model("perturbed", probe.dtypes[0]))
+    if not hasattr(model.position, "rotate"):
+        return
+    rotating: set[int] = set()
+
+    def noted(number: int, rotate: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        rotating.add(number)
+        return rotate(*arguments, **options)
+
+    for number, block in enumerate(model.blocks):
+        block.attention.rotate = functools.partial(noted, number, block.attention.rotate)
+    run_model(model, torch.zeros(1, 2, dtype=torch.int64), False)
+    for number, block in enumerate(model.blocks):
+        if number not in rotating:
+            yield violation(
+                probe.name,
+                LENGTH,
+                "the attention does not rotate its queries and keys, so it knows no positions",
+                "call self.project(x), or self.positioned(q, k)",
+                block.attention,
+                layer=probe.layers[number],
+            )
+            return
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -20,7 +20,7 @@ from gpt2.artifacts.typed_json import parse
 from ra import names
 from ra.admission.cost import costs
 from ra.admission.examine import examine
-from ra.admission.probe import Probe, attention_of, inputs, run
+from ra.admission.probe import Probe, examined_part, inputs, run
 from ra.admission.process import Request
 
 LOADING = "load"
@@ -65,7 +65,7 @@ def digests(probe: Probe) -> dict[str, Any]:
     try:
         model = probe.build(probe.shape, tuple(probe.layers))
         for number, layer in enumerate(probe.layers):
-            attention = attention_of(model, number)
+            attention = examined_part(model, number)
             for name, value in [*attention.named_parameters(), *attention.named_buffers()]:
                 content = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
                 found[f"layer {layer}: {name}"] = hashlib.sha256(content).hexdigest()

@@ -77,7 +77,7 @@ def _repeatable(probe: Probe) -> bool:
     """Whether seeded passes on fresh copies agree, with a pass on another input between them."""
     dtype = probe.dtypes[-1]
     first, other = (inputs(2, probe.ordinary, probe.shape.width, dtype, seed) for seed in (0, 1))
-    for _, module in probe.attentions("perturbed", dtype):
+    for _, module in probe.parts("perturbed", dtype):
         outputs = [run(module, x_BTC) for x_BTC in (first, other, first)]
         if difference(outputs[0], outputs[2])[0] > 0:
             return False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.model.init import keyed_normal
-from ra.admission.probe import Probe, attention_of, inputs, pristine, run, working_dtype
+from ra.admission.probe import Probe, examined_part, inputs, pristine, run, working_dtype
 from ra.admission.violation import Violation, violation
 
 GRADIENTS, SHARED = "gradients", "shared"
@@ -23,12 +23,12 @@ def gradients(probe: Probe) -> Iterator[Violation]:
     """Gradients are finite, exist for every parameter and agree with differences of the output."""
     dtype = probe.dtypes[0]
     x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype)
-    for layer, module in probe.attentions("perturbed", dtype):
+    for layer, module in probe.parts("perturbed", dtype):
         found = list(_outside(probe, layer, module, x_BTC)) or list(_missing(probe, layer, module, x_BTC))
         yield from found
-    for layer, module in probe.attentions("perturbed", dtype, edges=True):
+    for layer, module in probe.parts("perturbed", dtype, edges=True):
         yield from _wrong(probe, layer, module)
-    for layer, module in probe.attentions("initial", dtype):
+    for layer, module in probe.parts("initial", dtype):
         yield from _dead_at_start(probe, layer, module, x_BTC)
 
 
@@ -205,7 +205,7 @@ def shared(probe: Probe) -> Iterator[Violation]:
     owner: dict[Any, tuple[int, str, Tensor]] = {}
     keys: list[Callable[[Tensor], Any]] = [id, lambda p: p.untyped_storage().data_ptr()]
     for number, layer in enumerate(probe.layers):
-        module = attention_of(model, number)
+        module = examined_part(model, number)
         declared = getattr(module, "shared_parameters", ())
         for name, parameter in module.named_parameters():
             if name in declared or not parameter.numel():

@@ -21,14 +21,13 @@ from ra.admission.probe import (
     OPTIMIZER,
     VOCABULARY,
     Probe,
-    attention_of,
+    examined_part,
     inputs,
     pristine,
     run,
     seed_generators,
 )
 from ra.admission.violation import Violation, describe, error_line, violation
-from ra.variants import variant
 
 SHAPE, INPLACE, FINITE, STEP = "shape", "inplace", "finite", "step"
 SCALES = (1e-4, 1e-2, 30.0, 1e4)  # of the inputs; the scores are their squares
@@ -43,10 +42,10 @@ def shape(probe: Probe) -> Iterator[Violation]:
     dtypes = probe.dtypes or ALL_DTYPES[-1:]
     small = probe.model("initial", dtypes[-1])
     for number, layer in enumerate(probe.layers):
-        module = attention_of(small, number)
+        module = examined_part(small, number)
         for tokens in [*reversed(probe.lengths), *([probe.full] if number in probe.edges else [])]:
             for dtype in dtypes if tokens == probe.ordinary else dtypes[-1:]:
-                attention = attention_of(probe.model("initial", dtype), number)
+                attention = examined_part(probe.model("initial", dtype), number)
                 rows = 1 if tokens > probe.ordinary else 2
                 fault = _fault(probe, layer, attention, inputs(rows, tokens, probe.shape.width, dtype))
                 if fault:
@@ -57,7 +56,7 @@ def shape(probe: Probe) -> Iterator[Violation]:
             break
     if probe.shape != probe.study:
         layer = probe.layers[-1]
-        module = attention_of(probe.model("initial", dtypes[-1], probe.study, (layer,)), 0)
+        module = examined_part(probe.model("initial", dtypes[-1], probe.study, (layer,)), 0)
         fault = _fault(probe, layer, module, inputs(2, probe.ordinary, probe.study.width, dtypes[-1]))
         if fault:
             yield fault
@@ -128,7 +127,7 @@ def _tensor(value: Any) -> str:
 def inplace(probe: Probe) -> Iterator[Violation]:
     """A call leaves its input unchanged."""
     dtype = ALL_DTYPES[-1]
-    for layer, module in probe.attentions("initial", dtype):
+    for layer, module in probe.parts("initial", dtype):
         x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype)
         for training in (True, False):
             given = x_BTC.clone()
@@ -166,7 +165,7 @@ def finite(probe: Probe) -> Iterator[Violation]:
     cases["one token"] = x_BTC[:, :1]
     cases = {"ordinary inputs": x_BTC} | cases
     for weights in ("initial", "perturbed"):
-        for layer, module in probe.attentions(weights, dtype):
+        for layer, module in probe.parts(weights, dtype):
             for case, given in cases.items():
                 fault = _not_finite(module, given, case not in forward_only)
                 if fault:
@@ -199,7 +198,7 @@ def _autocast(probe: Probe, x_BTC: Tensor) -> Iterator[Violation]:
     """Under the study's bfloat16 autocast the attention runs and is finite."""
     if not probe.autocast or torch.float32 not in probe.dtypes:
         return
-    for layer, module in probe.attentions("initial", torch.float32):
+    for layer, module in probe.parts("initial", torch.float32):
         error: BaseException | None = None
         try:
             with torch.autocast("cpu", torch.bfloat16):
@@ -223,12 +222,12 @@ def step(probe: Probe) -> Iterator[Violation]:
     ids_ET = torch.arange(4 * (probe.ordinary + 1)).view(4, -1) * 7 % VOCABULARY
     module = None
     try:
-        attention = variant(probe.name, shape, probe.alternation).attention
+        parts = probe.model_parts(shape)
         batch = plan_batch(4, 2, 1, probe.ordinary)
         stepper = Stepper(
-            shape, OPTIMIZER, batch, seed=0, device="cpu", dtype="float32", compile=False, attention=attention
+            shape, OPTIMIZER, batch, seed=0, device="cpu", dtype="float32", compile=False, parts=parts
         )
-        module = attention_of(stepper.model, 0)
+        module = examined_part(stepper.model, 0)
         anything = probe.autocast or probe.study.dropout > 0
         kernels = contextlib.nullcontext() if anything else sdpa_kernel(SDPBackend.FLASH_ATTENTION)
         with kernels:

@@ -11,7 +11,7 @@ import copy
 import functools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,12 +23,14 @@ from torch.utils._pytree import tree_leaves
 
 from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import initialise, keyed_generator, keyed_normal
-from gpt2.model.transformer import GPT2
+from gpt2.model.transformer import GPT2, LearnedPosition, ModelParts
+from ra.arms import parse_arm
 from ra.names import VariantError
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
 M = TypeVar("M", bound=nn.Module)
+Build = Callable[[int], nn.Module]
 VOCABULARY = 61
 MOST_WIDTH = 256  # a wider model is examined with fewer heads of the same size
 MOST_LAYERS = 12  # of those, the first, the last and evenly spaced ones between
@@ -51,7 +53,7 @@ class Probe:
     ) -> None:
         """autocast: the study trains in bfloat16."""
         self.name, self.alternation, self.autocast = name, alternation, autocast
-        self.study = replace(study, dropout=0.0)
+        self.study = replace(variant(name, study, alternation).model, dropout=0.0)
         self.layers = spread(study.layers, MOST_LAYERS)
         self.shape = self._working_shape()
         self.dtypes = [dtype for dtype in ALL_DTYPES if self._runs(self.shape, dtype)]
@@ -86,7 +88,7 @@ class Probe:
     def _runs(self, shape: ModelConfig, dtype: torch.dtype) -> bool:
         try:
             model = self.model("initial", dtype, shape, (0,))
-            run(attention_of(model, 0), inputs(1, min(8, shape.block_size), shape.width, dtype))
+            run(examined_part(model, 0), inputs(1, min(8, shape.block_size), shape.width, dtype))
         except VariantError:
             raise
         except (Exception, SystemExit):  # the user's code may raise anything; the check "shape" reports it
@@ -104,13 +106,11 @@ class Probe:
         """Return the model of these layers with "initial" or "perturbed" weights. It is shared: never change it."""
         return _model(self, weights, dtype, shape or self.shape, layers or tuple(self.layers), dropout)
 
-    def attentions(
-        self, weights: str, dtype: torch.dtype, edges: bool = False
-    ) -> list[tuple[int, nn.Module]]:
-        """(layer of the study, its attention). edges: of a few layers only."""
+    def parts(self, weights: str, dtype: torch.dtype, edges: bool = False) -> list[tuple[int, nn.Module]]:
+        """(layer of the study, its examined part). edges: of a few layers only."""
         model = self.model(weights, dtype)
         chosen = self.edges if edges else range(len(self.layers))
-        return [(self.layers[number], attention_of(model, number)) for number in chosen]
+        return [(self.layers[number], examined_part(model, number)) for number in chosen]
 
     @staticmethod
     def forget() -> None:
@@ -118,15 +118,29 @@ class Probe:
         _model.cache_clear()
         working_dtype.cache_clear()
 
+    def model_parts(self, shape: ModelConfig) -> ModelParts:
+        """Return the variant's parts at the sizes of `shape`."""
+        return variant(parse_arm(self.name).parts_name, shape, self.alternation).parts
+
     def build(self, shape: ModelConfig, layers: tuple[int, ...], dropout: float = 0.0) -> GPT2:
         """Build the model as a run does, with initial weights in float32."""
-        built = variant(self.name, replace(shape, dropout=dropout), self.alternation)
+        parts = self.model_parts(replace(shape, dropout=dropout))
 
-        def attention(number: int) -> nn.Module:
-            with keyed_generator(0, f"blocks.{layers[number]}.attention"):
-                return built.attention(layers[number])
+        def of_study(kind: str, build: Build | None) -> Build | None:
+            def build_keyed(number: int) -> nn.Module:
+                assert build is not None
+                layer = layers[number] if number < len(layers) else self.study.layers  # the final norm
+                with keyed_generator(0, f"blocks.{layer}.{kind}"):
+                    return build(layer)
 
-        model = GPT2(
+            return build_keyed if build else None
+
+        def position() -> nn.Module:
+            assert parts.position is not None
+            with keyed_generator(0, "position"):
+                return parts.position()
+
+        model = ExaminedModel(
             layers=len(layers),
             heads=shape.heads,
             width=shape.width,
@@ -134,16 +148,38 @@ class Probe:
             vocabulary=VOCABULARY,
             padded_vocabulary=VOCABULARY,
             dropout=dropout,
-            attention=attention,
+            parts=ModelParts(
+                attention=of_study("attention", parts.attention),
+                norm=of_study("norm", parts.norm),
+                mlp=of_study("mlp", parts.mlp),
+                position=position if parts.position else None,
+            ),
         )
+        model.whole_blocks = any((parts.norm, parts.mlp, parts.position))
         initialise(model, 0)
         return model
 
 
-def attention_of(model: nn.Module, number: int) -> nn.Module:
-    """The attention of a block of a GPT2."""
+class ExaminedModel(GPT2):
+    """A model whose parts are examined. whole_blocks: whether more than the attention differs from GPT-2."""
+
+    whole_blocks: bool = False
+
+
+class PositionedBlock(nn.Sequential):
+    """The positions of a variant, then a block: positions see the block's input as the token embeddings."""
+
+
+def examined_part(model: nn.Module, number: int) -> nn.Module:
+    """Return the attention of a block; the block itself where norms, MLPs or positions are the variant's as well.
+
+    The first block is examined behind the positions where they are the variant's.
+    """
     assert isinstance(model, GPT2)
-    module = model.blocks[number].attention
+    block = model.blocks[number]
+    if number == 0 and type(model.position) is not LearnedPosition:
+        return PositionedBlock(model.position, block)
+    module = block if getattr(model, "whole_blocks", False) else block.attention
     assert isinstance(module, nn.Module)
     return module
 
@@ -166,7 +202,7 @@ def _model(
         model.to(dtype)
         x_BTC = inputs(1, min(17, shape.block_size), shape.width, dtype)
         if all(
-            bool(run(attention_of(model, number), x_BTC).isfinite().all()) for number in range(len(layers))
+            bool(run(examined_part(model, number), x_BTC).isfinite().all()) for number in range(len(layers))
         ):
             break
     return model

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ra.admission.causality import MODES
+from gpt2.model.transformer import GPT2
+from ra.admission.causality import MODES, run_model
 from ra.admission.probe import (
+    VOCABULARY,
     Probe,
-    attention_of,
     difference,
+    examined_part,
     inputs,
     pristine,
     row_rounding,
@@ -40,7 +42,7 @@ def deterministic(probe: Probe) -> Iterator[Violation]:
     tokens = max(probe.ordinary // 2, 1)
     a_BTC, b_BTC = (inputs(2, tokens, width, dtype, seed) for seed in (0, 1))
     short_BTC = inputs(3, max(tokens // 2, 1), width, dtype, 2)
-    for layer, module in probe.attentions("perturbed", dtype):
+    for layer, module in probe.parts("perturbed", dtype):
         allowed = row_rounding(working_dtype(module, width, dtype), tokens)
         for training in (True, False):
             used = pristine(module).train(training)
@@ -96,7 +98,7 @@ def _instances(probe: Probe) -> Iterator[Violation]:
     """Two instances from one seed have equal parameters and buffers."""
     first, second = (probe.build(probe.shape, tuple(probe.layers)) for _ in range(2))
     for number, layer in enumerate(probe.layers):
-        states = [_tensors(attention_of(model, number)) for model in (first, second)]
+        states = [_tensors(examined_part(model, number)) for model in (first, second)]
         for name, value in states[0].items():
             other = states[1].get(name)
             if other is None or value.shape != other.shape or not torch.equal(value, other):
@@ -105,7 +107,7 @@ def _instances(probe: Probe) -> Iterator[Violation]:
                     DETERMINISTIC,
                     f"two instances built from one seed differ in {name}",
                     "draw with torch in __init__, without a generator or seed of its own: torch's generator is seeded",
-                    attention_of(first, number),
+                    examined_part(first, number),
                     layer=layer,
                 )
                 return
@@ -118,7 +120,7 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def _dropout_in_evaluation(probe: Probe) -> Iterator[Violation]:
     """With dropout, evaluation still draws nothing."""
     layer, dtype = probe.layers[0], probe.dtypes[-1]
-    module = attention_of(probe.model("perturbed", dtype, None, (layer,), 0.5), 0)
+    module = examined_part(probe.model("perturbed", dtype, None, (layer,), 0.5), 0)
     x_BTC = inputs(2, min(17, probe.ordinary), probe.shape.width, dtype)
     used = pristine(module).eval()
     first = run(used, x_BTC, training=False, copied=False)
@@ -133,7 +135,7 @@ def state(probe: Probe) -> Iterator[Violation]:
     """Calls change no parameter, no buffer and not the set of saved tensors. A cache may be added or resized."""
     dtype = probe.dtypes[-1]
     x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype)
-    for layer, module in probe.attentions("perturbed", dtype):
+    for layer, module in probe.parts("perturbed", dtype):
         used = pristine(module)
         before = {name: value.detach().clone() for name, value in _tensors(used).items()}
         saved = {name: value.shape for name, value in used.state_dict().items()}
@@ -170,7 +172,7 @@ def mode(probe: Probe) -> Iterator[Violation]:
     """Training and evaluation, with and without gradients, compute one function (dropout 0)."""
     dtype = probe.dtypes[0]
     x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype)
-    for layer, module in probe.attentions("perturbed", dtype):
+    for layer, module in probe.parts("perturbed", dtype):
         allowed = shape_rounding(
             working_dtype(module, probe.shape.width, dtype), probe.ordinary, probe.shape.width
         )
@@ -192,6 +194,30 @@ def mode(probe: Probe) -> Iterator[Violation]:
                 fix = "compute one function, or set `stochastic = True` on the module if training draws random numbers"
                 yield _differ(probe, layer, module, " and ".join(names), found, "dropout 0", fix, MODE)
                 break
+    model, ids_BT = _whole(probe)
+    if not any(map(stochastic, model.modules())):
+        found = difference(run_model(model, ids_BT, True), run_model(model, ids_BT, False))
+        yield from _in_model(probe, model, found, "training and evaluation", "compute one function", MODE)
+
+
+def _whole(probe: Probe) -> tuple[GPT2, Tensor]:
+    """A model of a few layers, and token ids (2, T): the final norm and values between layers are seen here alone."""
+    chosen = tuple(probe.layers[number] for number in probe.edges)
+    ids_BT = torch.arange(2 * min(33, probe.ordinary)).view(2, -1) * 7 % VOCABULARY
+    return probe.model("perturbed", probe.dtypes[0], None, chosen), ids_BT
+
+
+def _in_model(
+    probe: Probe, model: GPT2, found: tuple[float, int], what: str, fix: str, check: str
+) -> Iterator[Violation]:
+    working = working_dtype(examined_part(model, 0), probe.shape.width, probe.dtypes[0])
+    if found[0] > 100 * shape_rounding(working, probe.ordinary, probe.shape.width):
+        message = (
+            f"{what}: the logits of a model at position {found[1]} differ by {found[0]:.2g} of the largest"
+        )
+        yield violation(
+            probe.name, check, message, fix, examined_part(model, 0), position=found[1], size=found[0]
+        )
 
 
 def batch(probe: Probe) -> Iterator[Violation]:
@@ -200,7 +226,7 @@ def batch(probe: Probe) -> Iterator[Violation]:
     x_BTC = inputs(4, tokens, probe.shape.width, dtype)
     others = torch.cat([x_BTC[:1], 3 * inputs(3, tokens, probe.shape.width, dtype, seed=5)])
     order = torch.tensor([2, 0, 3, 1])
-    for layer, module in probe.attentions("perturbed", dtype):
+    for layer, module in probe.parts("perturbed", dtype):
         working = working_dtype(module, probe.shape.width, dtype)
         exact, loose = row_rounding(working, tokens), shape_rounding(working, tokens, probe.shape.width)
         for training in (True, False):
@@ -237,6 +263,10 @@ def batch(probe: Probe) -> Iterator[Violation]:
                 break
         else:
             yield from _batch_gradient(probe, layer, module, x_BTC, exact)
+    model, ids_BT = _whole(probe)
+    whole, fix = run_model(model, ids_BT, False), "use no mean, norm or index over dimension 0, the batch"
+    found_alone = difference(whole[:1], run_model(model, ids_BT[:1], False))
+    yield from _in_model(probe, model, found_alone, "a sequence alone and in a batch", fix, BATCH)
 
 
 def _batch_gradient(

@@ -11,6 +11,8 @@ from gpt2.artifacts.typed_json import JsonObject, Missing
 from gpt2.system.source_lines import short_path, source_line
 from ra import names
 
+OURS = ("ra.attention", "ra.published.", "ra.admission.")
+
 
 @dataclass(frozen=True)
 class Violation(JsonObject):
@@ -69,5 +71,12 @@ def violation(
 ) -> Violation:
     """A violation with its source: the line of an error, else the method of `module` that the variant defines."""
     raised = error_line(error) if error else None
-    file, line = raised[:2] if raised else source_line(module) or (None, None)
+    file, line = raised[:2] if raised else source_line(module) or _only_line(module) or (None, None)
     return Violation(variant, check, message, fix, file=file, line=line, **details)
+
+
+def _only_line(module: Any) -> tuple[str, int] | None:
+    """The line of the one part of a block that the user wrote; None where there are none or several."""
+    parts = module.modules() if hasattr(module, "modules") else ()
+    lines = {source_line(part) for part in parts if not type(part).__module__.startswith(OURS)} - {None}
+    return lines.pop() if len(lines) == 1 else None

@@ -3,8 +3,7 @@
 y = (1 - c) norm(A_1 V - lambda A_2 V),  A_n = softmax(Q_n K_n^T / sqrt(D / 2)),  norm: RMSNorm over a head's D channels
 lambda = exp(a_1 . b_1) - exp(a_2 . b_2) + c,  c = 0.8 - 0.6 exp(-0.3 layer), layer 0, 1, ...
 
-Ye et al. 2024, "Differential Transformer" (arXiv:2410.05258). It adds 3 x D parameters per layer and a second
-attention call.
+Ye et al. 2024, "Differential Transformer" (arXiv:2410.05258). It adds 3 D parameters per layer and a second call.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.model.transformer import CausalSelfAttention
-from ra.variants import AttentionSpec
+from ra.hooks import AttentionSpec
 
 
 class DifferentialAttention(CausalSelfAttention):
@@ -35,21 +34,22 @@ class DifferentialAttention(CausalSelfAttention):
     def share(self) -> Tensor:
         """Return lambda, a scalar."""
         a_1, b_1, a_2, b_2 = self.lambdas.unbind()
-        share: Tensor = torch.exp(a_1 @ b_1) - torch.exp(a_2 @ b_2) + self.constant
-        return share
+        return torch.exp(a_1 @ b_1) - torch.exp(a_2 @ b_2) + self.constant
 
     def optimizer_settings(self) -> dict[str, float]:
         """Exempt the vectors of lambda from weight decay."""
         return {"lambdas": 1.0}
 
+    def learned_scalars(self) -> dict[str, float]:
+        return {"lambda": float(self.share().detach())}
+
     def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
         half = q_BHTD.shape[-1] // 2
-        scale = 1 / math.sqrt(half)
         # zeros in one half of the query remove that half from the scores
         first = nn.functional.pad(q_BHTD[..., :half], (0, half))
         second = nn.functional.pad(q_BHTD[..., half:], (half, 0))
-        y_BHTD = self.fused(first, k_BHTD, v_BHTD, scale=scale)
-        y_BHTD = y_BHTD - self.share().to(y_BHTD.dtype) * self.fused(second, k_BHTD, v_BHTD, scale=scale)
+        one, two = (self.fused(q, k_BHTD, v_BHTD, scale=1 / math.sqrt(half)) for q in (first, second))
+        y_BHTD = one - self.share().to(one.dtype) * two
         normed: Tensor = self.norm(y_BHTD.to(self.norm.weight.dtype))
         return ((1 - self.constant) * normed).to(v_BHTD.dtype)
 

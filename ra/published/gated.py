@@ -3,7 +3,8 @@
 y = W_O (concat_heads(softmax(Q K^T / sqrt(D)) V) * sigmoid(W_G x + b_G)), one gate per channel.
 
 Qiu et al. 2025, "Gated Attention for Large Language Models" (arXiv:2505.06708): the elementwise gate on the output of
-the fused attention, which they found best among the positions. It adds C x C weights per layer.
+the fused attention, which they found best among the positions. b_G is that of GPT-2's linear layers; the paper has
+none. It adds C x C weights and C biases per layer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.model.transformer import CausalSelfAttention, UnsetLinear
-from ra.variants import AttentionSpec
+from ra.hooks import AttentionSpec
 
 
 class GatedAttention(CausalSelfAttention):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gpt2.model.transformer import CausalSelfAttention
-from ra.variants import AttentionSpec
+from ra.hooks import AttentionSpec
 
 
 class NormalisedAttention(CausalSelfAttention):
@@ -23,10 +23,11 @@ class NormalisedAttention(CausalSelfAttention):
         self.query_norm = nn.RMSNorm(width // heads, eps=1e-6)
         self.key_norm = nn.RMSNorm(width // heads, eps=1e-6)
 
-    def attend(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+    def positioned(self, q_BHTD: Tensor, k_BHTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalise query and key, then rotate them where the position module of the model does that."""
         dtype = self.query_norm.weight.dtype
         query, key = self.query_norm(q_BHTD.to(dtype)), self.key_norm(k_BHTD.to(dtype))
-        return self.fused(query.to(v_BHTD.dtype), key.to(v_BHTD.dtype), v_BHTD)
+        return super().positioned(query.to(q_BHTD.dtype), key.to(k_BHTD.dtype))
 
 
 def attention(layer: int, spec: AttentionSpec) -> NormalisedAttention:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2.model.transformer import CausalSelfAttention
-from ra.variants import AttentionSpec
+from ra.hooks import AttentionSpec
 
 
 class WindowAttention(CausalSelfAttention):

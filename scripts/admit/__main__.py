@@ -18,7 +18,8 @@ from kconfig.arguments import command_arguments
 from pages.document import render_terminal
 from pages.page import render_html
 from ra.admission.process import examine_variants
-from ra.names import known_variants, reciprocal_layers, refuse_misnamed_files
+from ra.arms import overview, parse_arm
+from ra.names import refuse_misnamed_files
 from ra.settings import AlternationSettings
 from study.admission.page import admission_document
 from study.runner.settings import StudySettings
@@ -32,13 +33,13 @@ def main() -> int:
     name = parser.parse_args(command_arguments(("VARIANT",))).variant
     refuse_misnamed_files()
     if not name:
-        known = ", ".join(known_variants())
-        raise UserError(f"no variant is named; fix: make admit VARIANT=NAME, with one of {known}")
+        print(*overview(), sep="\n")
+        raise UserError("no variant is named; fix: make admit VARIANT=NAME, with one of these arms")
     if not CONFIG.exists():
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
     symbols = read_symbols(CONFIG)
     config = Config.from_symbols(symbols)
-    reciprocal_layers(name, config.model.layers)
+    parse_arm(name, config.model.layers)
     began = time.monotonic()
     found = examine_variants(
         [name],

@@ -35,6 +35,7 @@ SOURCES = (
     "kconfig",
     "numerics",
     "pages",
+    "aqn",
     "ra",
     "scripts",
     "study",

@@ -1,6 +1,6 @@
 """List the current computing modules as equivalent to the reference commit, after the reference runs pass.
 
-Run it after a change of gpt2 or ra that changes no number: python -m scripts.dev.equivalent_code
+Run it after a change of gpt2, aqn or ra that changes no number: python -m scripts.dev.equivalent_code
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVIDENCE = "tests/gpt2/train/test_reference_runs.py"
 def present_modules(root: Path = ROOT) -> dict[str, str]:
     """Return module -> digest of the computing modules in the working tree."""
     found = {}
-    for top in ("gpt2", "ra"):
+    for top in ("gpt2", "aqn", "ra"):
         for path in sorted((root / top).rglob("*.py")):
             name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
             if is_project_computing(name):

@@ -1,4 +1,4 @@
-"""`make help`: list the targets with their Makefile comments, and the defconfigs. Standard library only."""
+"""`make help`: list the targets with their Makefile comments, the defconfigs and the arms. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gpt2.system.errors import run_command
 from kconfig.commands import listing
+from ra.arms import overview
 
 NOTES = (
     "A run's NAME is its variant and seed: B0 is variant B with seed 0. A dot separates them after a digit (SHP2.0)",
@@ -33,7 +34,7 @@ def main() -> None:
     print(*lines(targets(Path("Makefile").read_text(encoding="utf-8"))), sep="\n")
     for title, rows in listing().items():
         print("", title, *lines(rows), sep="\n")
-    print("", *NOTES, sep="\n")
+    print("", *overview(), "", *NOTES, sep="\n")
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ from gpt2.system.errors import run_command
 from gpt2.system.files import write_text
 from pages.markup import escape_html
 from scripts.dev.simulate_verdicts import SIGMA, any_look, differences, judge_all
+from study.analysis.equivalence import SQUARE
 from study.stats.looks import FIRST_SHARE, nominal_levels
 from study.stats.power import exaggeration, mde
-from study.stats.statistics import perplexity_percent
+from study.stats.statistics import perplexity_percent, t_quantile, t_tail
 
 STUDIES = 20_000
+SEEDS = 5  # of the figure of the test
 SPREAD = SIGMA * math.sqrt(1.25)  # nats: of the difference of one run to the mean of four control arms
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 330, 56, 150, 42, 48  # pixels
 INKS = ("#0b6bcb", "#c2410c", "#15803d", "#7c3aed")
@@ -61,6 +63,21 @@ def chart(
         'font-family="sans-serif" font-size="12.5" fill="#222">'
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>{"".join(parts)}</svg>\n'
     )
+
+
+def paired_test() -> str:
+    """False verdicts against the variance of the variant, with the spread of the differences or of the arms."""
+    paired, pooled = [], []
+    for ratio in range(1, 11):
+        values = differences(np.random.default_rng(ratio), STUDIES, SEEDS, ratio)[0]
+        paired.append((ratio, 100 * float(judge_all(values, (SEEDS,)).called.mean())))
+        dof = SEEDS * (len(SQUARE) - 1)
+        wider = math.sqrt((ratio + 0.25) / 1.25)  # true standard error over the one that the arms give
+        pooled.append((ratio, 200 * t_tail(t_quantile(0.95, dof) / wider, dof)))
+    return chart(
+        "False verdicts (%), 5 seeds", "variance of the variant over that of a control arm",
+        range(1, 11), range(0, 51, 10), {"spread of the arms": pooled, "paired t": paired},
+    )  # fmt: skip
 
 
 def looks() -> str:
@@ -135,6 +152,7 @@ def seeds_needed() -> str:
 def main() -> int:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures")
     for name, draw in {
+        "test": paired_test,
         "looks": looks,
         "equivalence": equivalence,
         "exaggeration": curse,

@@ -92,9 +92,8 @@ def _modules(name: str, run_dir: Path) -> Table:
     symbols = read_symbols(run_dir / "config")
     config = Config.from_symbols(symbols).model
     with torch.device("meta"):
-        model = build_model(
-            config, variant(name, config, AlternationSettings.from_symbols(symbols)).attention
-        )
+        chosen = variant(name, config, AlternationSettings.from_symbols(symbols))
+        model = build_model(chosen.model, chosen.parts)
     return describe_modules(model)
 
 

@@ -89,8 +89,9 @@ class Replay:
             raise UserError(
                 f"{record.run} needs ra/custom/{source.name}, which does not exist; fix: copy {source} there"
             )
-        attention = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols)).attention
-        self.run = Run(plan, config, self.resolved, attention, Stop())
+        chosen = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols))
+        own = chosen.configure(config)
+        self.run = Run(plan, own, self.resolved, chosen.parts, Stop(), shared=config)
         self._refuse_other_data()
         self.logged: Mapping[int, Step] = {
             line.iteration: line for line in read_steps(run_dir / "metrics.jsonl").steps

@@ -21,6 +21,7 @@ from ra import names
 from ra.admission.process import examine_variants
 from ra.admission.results import Examination
 from ra.admission.violation import Violation
+from ra.arms import parse_arm
 from ra.settings import AlternationSettings
 
 ROOT = Path(__file__).parents[2]
@@ -33,34 +34,42 @@ class AdmissionError(UserError, RuntimeError):
 def examine_cached(
     variants: Sequence[str], config: Config, alternation: AlternationSettings, autocast: bool
 ) -> dict[str, Examination]:
-    """Examine the variants that have no saved result for these sources, this torch and this shape."""
-    paths = {name: _saved(name, config, alternation, autocast) for name in variants}
+    """Examine the variants that have no saved result for these sources, this torch and this shape.
+
+    Arms that differ in the optimizer alone share an examination.
+    """
+    models = {name: parse_arm(name).model_name for name in variants}
+    paths = {model: _saved(model, config, alternation, autocast) for model in models.values()}
     found: dict[str, Examination] = {}
-    for name, path in paths.items():
+    for model, path in paths.items():
         with contextlib.suppress(FileNotFoundError, DamagedFileError, InvalidJsonError):
-            found[name] = read_file(Examination, path)
-    new = [name for name in variants if name not in found]
+            found[model] = read_file(Examination, path)
+    new = [model for model in paths if model not in found]
     if new:
         began = time.monotonic()
         print(f"examining {', '.join(new)}: causality, batches, modes, gradients and more", flush=True)
         examined = examine_variants(new, config.model, alternation, autocast)
-        print(
-            f"examined in {time.monotonic() - began:.0f} s; `make admit VARIANT={new[0]}` shows every check"
-        )
-        for name, result in examined.items():
-            paths[name].parent.mkdir(parents=True, exist_ok=True)
+        print(f"examined in {time.monotonic() - began:.0f} s; `make admit VARIANT=NAME` shows every check")
+        for model, result in examined.items():
+            paths[model].parent.mkdir(parents=True, exist_ok=True)
             if result.complete:  # a crash or a time limit may have another cause than the source
-                files.write_json(paths[name], result.to_json())
+                files.write_json(paths[model], result.to_json())
         found |= examined
-    return {name: found[name] for name in variants}
+    return {name: _renamed(found[model], name) for name, model in models.items()}
+
+
+def _renamed(examination: Examination, name: str) -> Examination:
+    violations = tuple(dataclasses.replace(one, variant=name) for one in examination.violations)
+    return dataclasses.replace(examination, variant=name, violations=violations)
 
 
 def _saved(name: str, config: Config, alternation: AlternationSettings, autocast: bool) -> Path:
     """The file of a variant's result: its name is the hash of everything that the result depends on."""
     digest = hashlib.sha256()
-    sources = [*ROOT.glob("gpt2/**/*.py"), *ROOT.glob("ra/**/*.py"), *names.CUSTOM_FOLDER.glob("*.py")]
-    for path in sorted(set(sources)):
-        if path.parent != names.CUSTOM_FOLDER or names.is_custom(name):
+    sources = [path for folder in ("aqn", "gpt2", "ra") for path in ROOT.glob(f"{folder}/**/*.py")]
+    custom = any(map(names.is_custom, parse_arm(name).file_variants))
+    for path in sorted({*sources, *names.CUSTOM_FOLDER.glob("*.py")}):
+        if path.parent != names.CUSTOM_FOLDER or custom:
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     settings = [dataclasses.asdict(config.model), dataclasses.asdict(alternation), name, autocast]
     machine = [importlib.metadata.version("torch"), platform.python_version(), platform.machine()]

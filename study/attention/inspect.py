@@ -5,6 +5,7 @@ Checkpoints are loaded on the CPU in float32. Nothing is trained.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from gpt2.system.read_files import DamagedFileError, open_regular
 from gpt2.train.resume import check_fits
 from gpt2.train.step import build_model
 from ra import attention_maps
+from ra.arms import parse_arm
 from ra.names import LEARNED, reciprocal_layers
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -40,9 +42,11 @@ from study.attention.data import (
     statistics_by_path,
     write_study,
 )
+from study.records import plan_file
 from study.records.integrity import REMEDY, disagreements
 from study.records.lengths import saved_counts, shown_length
 from study.records.runs import read_runs
+from study.sweep.tuning import judged_at_best
 
 # The text if the data of the run are not on this machine.
 SENTENCE = (
@@ -90,7 +94,8 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     config = Config.from_symbols(symbols)
     name = str(record.variant)
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
-    model = build_model(config.model, chosen.attention)
+    config = chosen.configure(config)
+    model = build_model(config.model, chosen.parts)
     loaded, notes = _finished_model(run_dir, record, iterations, model)
     model.load_state_dict(loaded.state["model"])
     shares = _shares(name, model, config.model.layers)
@@ -120,10 +125,11 @@ def _finished_model(
 
 def _shares(name: str, model: GPT2, layers: int) -> list[float | None]:
     """Return the weight of the reciprocal path by layer."""
-    fixed = reciprocal_layers(name, layers)
+    attention = parse_arm(name).attention
+    fixed = reciprocal_layers(attention, layers)
     if fixed is not None:
         return [float(layer in fixed) for layer in range(layers)]
-    learned = learned_scalars(model).get("alternation_probability", []) if name == LEARNED else []
+    learned = learned_scalars(model).get("alternation_probability", []) if attention == LEARNED else []
     return list(learned) if len(learned) == layers else [None] * layers
 
 
@@ -229,7 +235,11 @@ def inspect_study(study_dir: Path) -> list[str]:
 
     An existing file with the same runs at the same iterations is not recomputed. Returns the errors of failed runs.
     """
-    counted = [run for run in read_runs(study_dir, shown_length(study_dir).length) if run.used]
+    plan = None
+    with contextlib.suppress(plan_file.PlanFileError):  # the report names it
+        plan = plan_file.read(study_dir)
+    judged = judged_at_best(plan, read_runs(study_dir, shown_length(study_dir).length))
+    counted = [run for run in judged if run.used]
     first = {run.variant: run for run in reversed(counted)}  # runs are sorted by seed: the lowest wins
     chosen = list(first.values())[::-1]
     existing = read_study(study_dir)

@@ -110,7 +110,7 @@ def _values(config: Mapping[str, str]) -> dict[str, str]:
     return {
         name: NOT_SET if value == "n" else value or '""'
         for name, value in config.items()
-        if name not in checklist_rows.COVERED
+        if name not in checklist_rows.COVERED and (value or name not in checklist_rows.OFF_WHEN_EMPTY)
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpt2.artifacts.run_record import Environment, FinishedRecord
 from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, Rule
+from ra.arms import split_rate
 from ra.names import LEARNED
 from study.records.hellaswag_scores import scored_items
 
@@ -72,6 +73,8 @@ RULES: tuple[Rule[FinishedRecord], ...] = (
     Rule("schedule", "schedule", _schedule, FATAL,
         "the learning rate is a function of iteration / planned iterations: the runs end at different points of it",
         by="variant"),
+    Rule("schedule", "tuned learning rate", lambda r: split_rate(r.variant)[1] or None, FATAL,
+        "each study chose the rates of its arms", by="variant", recent=True, unknown_blocks=False),
     Rule("precision", "precision", lambda r: r.target.dtype, FATAL, "the number formats differ"),
     Rule("precision", "float32 products", _environment(lambda e: e.float32_matmul), FATAL,
         "torch's setting: TF32 keeps 10 bits of a float32's 23",
@@ -108,7 +111,7 @@ COVERED = (
     "DATASET_EMBEDDED", "DATASET_FILES", "DATASET_FINEWEB_EDU", "DATASET_LOCAL", "DATASET_MAX_TOKENS",
     "DATASET_OPENWEBTEXT", "DATASET_TINYSTORIES", "DATASET_WIKITEXT103", "DATA_DIR", "DETECTED", "DTYPE",
     "EFFECTIVE_BATCH", "EVAL_TOKENS", "GPT2_BLOCK_SIZE", "GPT2_DROPOUT", "GPT2_MODEL", "MICRO_BATCH", "PRIMARY",
-    "RESULTS_DIR", "SCALE_CPU", "SCHEDULE_COSINE", "SEEDS", "STUDY_NAME", "TARGET", "TARGET_DETECTED_CPU",
+    "RESULTS_DIR", "SCALE_CPU", "SCHEDULE_COSINE", "SEEDS", "SIZES", "STUDY_NAME", "TARGET", "TARGET_DETECTED_CPU",
     "TOKENIZER", "VARIANTS",
 )  # fmt: skip
 OPTIMIZER = (
@@ -120,7 +123,8 @@ HASHED = (*OPTIMIZER, *LIMITS)  # all settings in the fingerprint's hash of the 
 LEARNED_SETTINGS = (
     "ALTERNATION_MIX", "ALTERNATION_GATE_EVERY", "ALTERNATION_INIT", "ALTERNATION_LR_MULTIPLIER",
 )  # fmt: skip
-CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS)
+TUNED = ("LEARNING_RATES", "TUNING_SEEDS")
+CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS, *TUNED)
 BUDGET = "a budget only sets the number of iterations, which the row schedule compares"
 FORMER = ("BUDGET_EQUAL_TOKENS",)  # symbols of older studies
 SPEED = "it changes speed and rounding, not the computed function"
@@ -137,6 +141,7 @@ WITHOUT_EFFECT = {
     "TRACKIO": ASIDE,
 }  # fmt: skip
 LEARNED_PREFIX = "ALTERNATION_"
+OFF_WHEN_EMPTY = ("LEARNING_RATES",)  # absent in older studies, with the same effect
 
 # Changes of code that changed the numbers of one variant only: variant -> module -> its last digest before the change.
 # They are in no fingerprint, because a study excludes runs with another fingerprint than its baseline.

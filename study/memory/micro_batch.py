@@ -45,7 +45,7 @@ class Predictions:
         config, effective = self.config, self.config.batch.effective
         accumulation = 2 if effective % micro else effective // micro
         device = (self.resolved.target.kind, self.resolved.dtype, config.target.compile)
-        return StepWorkload(config.model, config.optimizer, variant.attention, micro, accumulation, *device)
+        return StepWorkload(variant.model, config.optimizer, variant.parts, micro, accumulation, *device)
 
     def of(self, variant: Variant, micro: int) -> Prediction:
         """Predict a step of `micro` sequences at a time, once."""

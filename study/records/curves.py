@@ -149,3 +149,37 @@ def probabilities(used: Sequence[Run]) -> list[Probabilities]:
             )
         )
     return found
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A learned scalar of one variant at the first and the last evaluation: a value for each layer that has it."""
+
+    variant: str
+    name: str
+    seeds: int
+    first: list[float]
+    last: list[float]
+
+
+def scalars(used: Sequence[Run]) -> list[Scalar]:
+    """Every learned scalar but the probability; the mean over the seeds that have it in as many layers."""
+    found = []
+    for variant, runs in grouped(used).items():
+        series: dict[str, list[tuple[list[float], list[float]]]] = {}
+        for run in runs:
+            values: dict[str, list[list[float]]] = {}
+            for point in run.record.scalars or ():
+                known = [value for value in point.values if value is not None]
+                if len(known) == len(point.values):
+                    values.setdefault(point.name, []).append(known)
+            for name, points in values.items():
+                series.setdefault(name, []).append((points[0], points[-1]))
+        for name, ends in series.items():
+            layers = {len(values) for pair in ends for values in pair}
+            if len(layers) == 1:
+                moments = [
+                    [mean(layer) for layer in zip(*moment, strict=True)] for moment in zip(*ends, strict=True)
+                ]
+                found.append(Scalar(variant, name, len(ends), *moments))
+    return found

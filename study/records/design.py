@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,12 +87,13 @@ def primary_arm(settings: Configuration) -> str | None:
     return settings["PRIMARY"] or next(candidates, "")
 
 
-def recorded_settings(study_dir: Path) -> dict[str, list[Configuration]]:
-    """Return variant -> the settings of its runs, the fewest seeds first."""
+def recorded_settings(study_dir: Path, arm: Callable[[str], str] = str) -> dict[str, list[Configuration]]:
+    """Return arm -> the settings of its runs, the fewest seeds first. arm: returns the arm of a run's variant."""
     found: dict[str, list[Configuration]] = {}
     for folder in sorted((study_dir / "runs").glob("*/")):
         with contextlib.suppress(run_record.RecordError):
-            found.setdefault(run_record.load(folder).variant, []).append(configuration(folder))
+            name = arm(run_record.load(folder).variant)
+            found.setdefault(name, []).append(configuration(folder))
     return {name: sorted(settings, key=planned_seeds) for name, settings in found.items()}
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gpt2.artifacts.run_record import Amount, Count, Positive, Target
+from gpt2.artifacts.run_record import Amount, Count, Positive, Target, Text
 from gpt2.artifacts.seal import read_sealed, write_sealed
 from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Missing, Range, parse
 from gpt2.config.batch import BatchPlan
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError
+from ra.arms import split_rate
 
 FILE = "plan.json"
 REBUILD = "fix: run `make`, which rebuilds it from the records of the runs"
@@ -107,11 +108,28 @@ class Primary(JsonObject):
         return replace(new, sha256=new.digest) if arm else None
 
 
+@dataclass(frozen=True)
+class LearningRates(JsonObject):
+    """The learning rates that a study tunes. rates: as typed, ascending. tuning_seeds: their number.
+
+    chosen: arm -> its rate, from the time when its tuning runs are finished. A chosen rate never changes.
+    """
+
+    rates: tuple[Text, ...]
+    tuning_seeds: Positive
+    chosen: Mapping[str, Text] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.chosen.values()) - set(self.rates))
+        if unknown:
+            raise InvalidJsonError(f"the chosen rate {unknown[0]} is none of {', '.join(self.rates)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan(JsonObject):
     """The content of plan.json. extended: the budget over the first budget, None before any extension.
 
-    primary: None in older plans, and in a study of control arms alone.
+    primary: None in older plans, and in a study of control arms alone. learning_rates: None in a study at one rate.
     """
 
     schema: Literal[1] = 1
@@ -128,6 +146,7 @@ class Plan(JsonObject):
     equivalence_margin: Amount = field(default=math.log(1.01))  # nats
     primary: Missing[Primary] = None
     extended: Missing[Ratio] = None
+    learning_rates: Missing[LearningRates] = None
 
     def __post_init__(self) -> None:
         for name, row in self.variants.items():
@@ -147,9 +166,17 @@ class Plan(JsonObject):
         """The iterations of the longest run."""
         return max(row.iterations for row in self.variants.values())
 
+    def arm(self, name: str) -> str:
+        """Return the arm of a run: its name, in a study that tunes learning rates without the rate."""
+        return split_rate(name)[0] if self.learning_rates else name
+
+    def row(self, name: str) -> PlanRow:
+        """Return the row of the arm of a run."""
+        return self.variants[self.arm(name)]
+
     def planned_seconds(self, variant: str) -> float | None:
         """Training seconds of one run of the variant; None where no step of its class was timed."""
-        row = self.variants[variant]
+        row = self.row(variant)
         timed = self.classes.get(row.cost_class)
         return row.iterations * timed.seconds_per_iteration if timed else None
 

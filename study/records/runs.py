@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, cast
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import FinishedRecord, RunRecord, Text
+from gpt2.artifacts.run_record import Count, FinishedRecord, RunRecord, Text
 from gpt2.artifacts.typed_json import JsonObject, Missing, Range, read_file
 from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
@@ -33,12 +33,31 @@ UNREAD = cast(
 
 
 @dataclass(frozen=True)
+class ExpectedRun(JsonObject):
+    """A run that the study is configured for."""
+
+    variant: Text
+    seed: Count
+
+
+@dataclass(frozen=True)
 class Expected(JsonObject):
-    """The content of expected.json: the runs that the study is configured for, and its primary comparison."""
+    """The content of expected.json: the runs that the study is configured for, and its primary comparison.
+
+    runs: None: every variant at every seed.
+    """
 
     variants: tuple[Text, ...]
     seeds: Annotated[int, Range(0, 1000)]
     primary: Missing[str] = None
+    runs: Missing[tuple[ExpectedRun, ...]] = None
+
+    @property
+    def all_runs(self) -> list[tuple[str, int]]:
+        """(variant, seed) of every run."""
+        if self.runs is not None:
+            return [(run.variant, run.seed) for run in self.runs]
+        return [(name, seed) for seed in range(self.seeds) for name in self.variants]
 
 
 @dataclass
@@ -81,7 +100,8 @@ def read_runs(study_dir: Path, length: Length | None = None) -> list[Run]:
 
 def variant_order(name: str) -> tuple[int, str]:
     """The sort key of variants: the built-in ones as the project lists them, then the others by name."""
-    return list(PATTERNS).index(name) if name in PATTERNS else len(PATTERNS), name
+    attention = name.partition("+")[0]
+    return list(PATTERNS).index(attention) if attention in PATTERNS else len(PATTERNS), name
 
 
 def _read(folder: Path, length: Length | None) -> Run:
@@ -169,11 +189,9 @@ def missing_files(study_dir: Path, used: list[Run]) -> list[str]:
 
 
 def _missing(study_dir: Path, present: set[str]) -> list[Run]:
-    expected = read_expected(study_dir)
     return [
         Run(run_record.run_name(name, seed), name, seed, "missing", False, "it has not been run")
-        for seed in range(expected.seeds)
-        for name in expected.variants
+        for name, seed in read_expected(study_dir).all_runs
         if run_record.run_name(name, seed) not in present
     ]
 

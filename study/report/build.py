@@ -48,10 +48,14 @@ from study.records.runs import (
     missing_files,
     not_configured,
     provenance,
+    read_expected,
     read_runs,
     variant_order,
 )
 from study.stats.statistics import Interval, NoiseFloor, mean, mean_interval, noise_floor
+from study.sweep.results import RateReport, rate_report
+from study.sweep.tuning import sort_runs
+from study.sweep.verdicts import finished_seeds, judge_rates
 
 MOST_DAMAGED = 8  # runs named on the first screen
 
@@ -76,6 +80,7 @@ class Row:
     tokens_per_second: float | None
     mfu: float | None
     peak_memory_bytes: int | None
+    parameters: int | None
     cut: int  # runs that CONFIG_GPT2_HARD_LIMIT cut short
 
 
@@ -117,6 +122,7 @@ class Report:
     not_configured: list[str]
     damaged: list[str]  # sentences on files that do not agree, with their remedy
     marks: list[str]  # warnings of variants that fail an ignored check of their examination
+    rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
 
     @property
     def used(self) -> list[Run]:
@@ -138,10 +144,12 @@ def build_report(study_dir: Path) -> Report:
     """Compute everything that the report says."""
     shown = shown_length(study_dir)
     runs = read_runs(study_dir, shown.length)
+    plan, damage = _plan(study_dir, shown.length.plan if shown.length else plan_file.FILE)
+    tuned = sort_runs(plan, runs)
+    runs = tuned.best if tuned else runs
     used = [run for run in runs if run.used]
     variants = sorted({run.variant for run in used}, key=variant_order)
     first = used[0].record if used else None
-    plan, damage = _plan(study_dir, shown.length.plan if shown.length else plan_file.FILE)
     ends = {run.record.progress.tokens for run in used}
     short = [run for run in used if run.record.truncated] if len(ends) > 1 else []
     ended = [run for run in used if run not in short]
@@ -152,13 +160,22 @@ def build_report(study_dir: Path) -> Report:
     floor = noise_floor(controls)
     design = read_design(study_dir, plan, runs)
     margin = plan.equivalence_margin if plan else MARGIN
-    verdicts = judge(final, margin, design.arm, design.looks, design.finished)
+    rates = None
+    if tuned:
+        found = finished_seeds(tuned, design.looks, read_expected(study_dir).variants)
+        design = dataclasses.replace(design, finished=found)
+        at_rates = judge_rates(tuned, design, margin)
+        verdicts, earlier = at_rates.best, at_rates.earlier
+        rates = rate_report(tuned, at_rates)
+    else:
+        verdicts = judge(final, margin, design.arm, design.looks, design.finished)
+        earlier = earlier_verdicts(final, margin, design.arm, design.looks)
     items = common_items([run.record for run in used])
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     moments = {
         found.variant: {"first": found.layers[0], "last": found.layers[-1]} for found in probabilities(used)
     }
-    names = marked_names(run.record for run in used)
+    names = marked_names(dataclasses.replace(run.record, variant=run.variant) for run in used)
     report = Report(
         study=study_dir.resolve().name,
         runs=runs,
@@ -167,7 +184,7 @@ def build_report(study_dir: Path) -> Report:
         noise=noise_band(floor, [len(arms) for arms in controls if arms]) if floor else None,
         design=design,
         verdicts=verdicts,
-        earlier=earlier_verdicts(final, margin, design.arm, design.looks),
+        earlier=earlier,
         speeds=speeds(plan, verdicts, ended),
         sensitivities=sensitivities(
             verdicts, floor, len(controls), planned, max(map(len, controls), default=0), seed_hours(used)
@@ -198,6 +215,7 @@ def build_report(study_dir: Path) -> Report:
         not_configured=not_configured(study_dir, used),
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
         marks=warnings(names),
+        rates=rates,
     )
     return with_marks(report, names)
 
@@ -226,6 +244,7 @@ def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Ite
         tokens_per_second=mean_of_known(one.tokens_per_second for one in throughputs),
         mfu=mean_of_known(one.mfu for one in throughputs),
         peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        parameters=records[0].parameters,
         cut=sum(run.record.truncated for run in own),
     )
 
@@ -306,4 +325,6 @@ def as_json(report: Report) -> dict[str, Any]:
     for row, own in zip(value["rows"], report.rows, strict=True):
         found = bits(report, own.final_loss)
         row["bits_per_byte"] = found and {part: getattr(found, part) for part in ("mean", "low", "high")}
+    if report.rates is None:
+        del value["rates"]
     return {"schema": 1} | value

@@ -32,7 +32,16 @@ from study.report.detectable import sensitivity_sentences
 from study.report.facts import facts_section
 from study.report.method import method
 from study.report.sentences import percent, perplexity, score, seeds_text, shown
-from study.report.summary import context, control_findings, findings, next_step, no_verdict, run_names
+from study.report.summary import (
+    context,
+    control_findings,
+    findings,
+    next_step,
+    no_verdict,
+    rate_findings,
+    run_names,
+)
+from study.sweep.section import learning_rates_blocks
 
 LONG = 40  # runs, above which their list is folded
 MANY = 8  # notes, above which they are folded
@@ -55,6 +64,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
             sections.results_section(report),
             legend(report.variants),
             Section("Final differences", [differences]),
+            _learning_rates(report),
             Only((HTML,), [sections.training_section(report, study_dir)]),
             Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
             sections.hellaswag_section(report),
@@ -63,6 +73,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
             Only((HTML,), [report_section(attention, text, report.variants)]),
         ]
     blocks += [
+        *([] if report.rows else [_learning_rates(report)]),
         _runs(report),
         _notes(report),
         Section("Method", [BulletList(method(report))]),
@@ -89,6 +100,19 @@ def _verdict(report: Report) -> list[Block]:
     nothing = Paragraph("" if report.rows else Strong(NOTHING))
     notes = [Paragraph(no_verdict(report)), Paragraph(next_step(report))]
     return [*damaged, nothing, Findings(findings(report)), *notes]
+
+
+def _learning_rates(report: Report) -> Section:
+    """The tuning of the learning rates, and the verdicts at one rate."""
+    rates = report.rates
+    if rates is None:
+        return Section("", [])
+    heading = f"All arms at one rate: {rates.control_rate}, that of the control arms"
+    verdicts = [Findings(rate_findings(report))]
+    return Section(
+        "Learning rates",
+        [*learning_rates_blocks(rates, report.variants), Section(heading, verdicts, level=3)],
+    )
 
 
 def _runs(report: Report) -> Section:
@@ -125,7 +149,7 @@ def _folded(block: Block, count: int, most: int, what: str) -> Block:
 def _terminal_table(report: Report) -> Table:
     """The table that fits into a terminal."""
     columns: dict[str, Callable[[Row], Text]] = {
-        "variant": lambda row: row.variant if report.marks else row.variant[:14],
+        "variant": lambda row: row.variant,
         "seeds": sections.seeds_cell,
         "perplexity [95 %]": lambda row: shown(row.final_loss),
         "bits/byte": lambda row: f"{found.mean:.3f}" if (found := bits(report, row.final_loss)) else "-",

@@ -27,6 +27,7 @@ def _rows(labels: Sequence[str]) -> Plain:
         "zeroline": False,
         "range": [0.6 - len(labels), 0.6],
         "fixedrange": True,
+        "automargin": "left",
     }
 
 
@@ -159,5 +160,11 @@ def cost(report: Report) -> Plain | None:
         uniformtext={"minsize": 10, "mode": "show"},
         xaxis=axis("tokens a second", domain=[0, 0.47], tickformat="~s", **panel),
         xaxis2=axis("peak memory (GiB)", domain=[0.53, 1], **panel),
-        yaxis={"categoryorder": "array", "categoryarray": names, "showgrid": False, "fixedrange": True},
+        yaxis={
+            "categoryorder": "array",
+            "categoryarray": names,
+            "showgrid": False,
+            "fixedrange": True,
+            "automargin": "left",
+        },
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from pages.components import color_label
 from pages.document import MARKDOWN, Block, Figure, Note, Only, Paragraph, Section, Table
 from pages.markup import Text, number_with_detail
-from study.records.curves import probabilities, thinned, training_curves, validation_curves
+from study.records.curves import probabilities, scalars, thinned, training_curves, validation_curves
 from study.records.runs import BASELINE, losses
 from study.report import figures, figures_final, figures_ranking
 from study.report.build import Report, Row, bits, ended_runs
@@ -163,6 +163,7 @@ def cost_section(report: Report) -> Section:
         "training": lambda row: (
             f"{row.train_seconds:,.1f} s" if row.train_seconds < 90 else hours_text(row.train_seconds / 3600)
         ),
+        "parameters": lambda row: f"{row.parameters:,}" if row.parameters else "-",
         "tokens/s": tokens_per_second,
         "MFU": lambda row: f"{100 * row.mfu:.1f} %" if row.mfu is not None else "-",
         "peak GiB": gibibytes,
@@ -177,7 +178,7 @@ def cost_section(report: Report) -> Section:
 
 
 def alternation_section(report: Report) -> Section:
-    """The learned probabilities of the reciprocal path."""
+    """The learned probabilities of the reciprocal path, and the other learned scalars."""
     blocks: list[Block] = []
     for number, found in enumerate(probabilities(report.used)):
         seeds = seeds_text(found.seeds)
@@ -192,4 +193,15 @@ def alternation_section(report: Report) -> Section:
         "Probability of the reciprocal path by layer, mean over seeds, at the first and the last evaluation."
     )
     blocks.append(Only((MARKDOWN,), [Paragraph(about), *tables] if tables else []))
+    others = scalars(report.used)
+    if others:
+        rows = [[found.variant, found.name, _layers(found.first), _layers(found.last)] for found in others]
+        blocks.append(
+            Paragraph("Other learned scalars, one value for each layer that has it, mean over seeds.")
+        )
+        blocks.append(Table(["variant", "scalar", "first evaluation", "last evaluation"], rows))
     return Section("What was learned", blocks)
+
+
+def _layers(values: list[float]) -> str:
+    return " ".join(f"{value:.3f}" for value in values)

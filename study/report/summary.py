@@ -5,7 +5,7 @@ from __future__ import annotations
 from pages.components import color_label
 from pages.document import Finding
 from pages.markup import Code, Strong, Text
-from ra.names import is_control_arm, one_class
+from ra.names import custom_variants, files_with, is_control_arm, one_class, published_variants
 from study.analysis.speed import Speed
 from study.analysis.verdict import (
     BETTER,
@@ -33,6 +33,8 @@ from study.report.sentences import (
 )
 from study.stats.looks import nominal_levels
 from study.stats.statistics import mean
+from study.sweep.results import RateReport
+from study.sweep.section import edge_sentences
 
 MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
 NAMED = 8  # runs listed by name, above which they are counted
@@ -62,6 +64,18 @@ def findings(report: Report) -> list[Finding]:
             said = f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
             sentence = (Strong(row.variant), f": {said}.")
             found.append(Finding(label, "unsure", said, against_baseline(row), sentence))
+    return found
+
+
+def rate_findings(report: Report) -> list[Finding]:
+    """The verdicts with every arm at the rate of the control arms."""
+    found = []
+    for verdict in report.rates.common if report.rates else []:
+        kind = "unsure" if verdict.word in NO_ANSWER else verdict.word
+        verb = ":" if kind == "unsure" else " is"
+        sentence: Text = (Strong(verdict.variant), f"{verb} {finding(verdict)} ({numbers(verdict)}).")
+        label = color_label(verdict.variant, report.variants)
+        found.append(Finding(label, kind, finding(verdict), numbers(verdict), sentence))
     return found
 
 
@@ -108,17 +122,27 @@ def at_equal_time(report: Report, variant: str) -> str:
     return f"at equal time {counts}" if report.equal_time else f"with another number of updates {counts}"
 
 
+def contrast(name: str) -> str:
+    """What an arm is compared with, in words. An arm with standard attention differs in something else."""
+    attention = name.partition("+")[0]
+    other_parts = {*published_variants(), *custom_variants()} - {*files_with("attention")}
+    return (
+        "the control arms" if is_control_arm(attention) or attention in other_parts else "standard attention"
+    )
+
+
 def finding(verdict: Verdict) -> str:
     """The verdict in a few words."""
+    other = contrast(verdict.variant)
     if verdict.word in (BETTER, WORSE):
-        return f"{verdict.word} than standard attention"
+        return f"{verdict.word} than {other}"
     if verdict.word == EQUIVALENT:
-        return f"equivalent to standard attention within {size(verdict.margin)}"
+        return f"equivalent to {other} within {size(verdict.margin)}"
     if verdict.word == INTERIM:
         return f"{INTERIM}, {verdict.finished} of {verdict.looks[-1]} planned seeds finished"
     if verdict.adjusted_p is None:
         return f"{CANNOT_TELL}, {verdict.seeds} of {VERDICT_SEEDS} needed seeds finished"
-    return f"{CANNOT_TELL} whether it is better or worse than standard attention"
+    return f"{CANNOT_TELL} whether it is better or worse than {other}"
 
 
 def numbers(verdict: Verdict) -> str:
@@ -144,6 +168,8 @@ def reason(report: Report, verdict: Verdict) -> str:
         )
     if verdict.adjusted_p is None:
         return ""
+    if report.rates and name in report.rates.unconfirmed:
+        return unconfirmed(report.rates, name)
     if verdict.word == EQUIVALENT:
         low, high = verdict.test.narrow.low or 0.0, verdict.test.narrow.high or 0.0
         return (
@@ -160,14 +186,56 @@ def reason(report: Report, verdict: Verdict) -> str:
     arms = [row.variant for row in report.rows if row.control]
     standard = f"the mean of {listed(arms)}" if len(arms) > 1 else arms[0]
     return (
-        f"at each of {verdict.seeds} seeds {name} was compared with standard attention ({standard}). The difference is "
+        f"at each of {verdict.seeds} seeds {name} was compared with {contrast(name)} ({standard}). The difference is "
         f"larger than its variation from seed to seed can explain. {exaggeration_sentence(verdict)}"
     )
 
 
+def unconfirmed(rates: RateReport, name: str) -> str:
+    """Say why a difference at the best rates is no verdict: it does not hold at one rate."""
+    word, own = rates.unconfirmed[name], rates.chosen[name]
+    verdicts, where = (
+        (rates.same, f"{own}, its own rate")
+        if word == BETTER
+        else (rates.common, f"{rates.control_rate}, the rate of the control arms")
+    )
+    measured = next((numbers(one) for one in verdicts if one.variant == name), "not measured")
+    return (
+        f"it is {word} at its best rate ({own}) than the control arms at theirs ({rates.control_rate}), but not where "
+        f"both have {where} ({measured}). The choice of the rates can explain the difference."
+    )
+
+
+def rate_sentences(rates: RateReport) -> list[str]:
+    """Where the rates come from, and the verdicts at one rate."""
+    seeds = listed([str(seed) for seed in rates.tuning_seeds])
+    which = "seeds {}, which are" if len(rates.tuning_seeds) > 1 else "seed {}, which is"
+    tuned = f"Learning rates were tuned on {which.format(seeds)} not judged"
+    if not rates.chosen:
+        return [f"{tuned}. No rate is chosen yet."]
+    parts = [f"{rate} for {listed(names)}" for rate, names in _by_rate(rates).items()]
+    lines = [f"{tuned}: {'; '.join(parts)}. Each verdict is of an arm at its best rate."]
+    others = [one for one in rates.common if rates.chosen.get(one.variant) != rates.control_rate]
+    if rates.common and not others:
+        lines.append(
+            "Every judged arm has the best rate of the control arms, so the verdicts at one rate are the same."
+        )
+    lines += [
+        f"All at {rates.control_rate}: {one.variant}: {finding(one)} ({numbers(one)})." for one in others
+    ]
+    return lines + edge_sentences(rates)
+
+
+def _by_rate(rates: RateReport) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, rate in rates.chosen.items():
+        found.setdefault(rate, []).append(name)
+    return found
+
+
 def exaggeration_sentence(verdict: Verdict) -> str:
     """By how much a difference that was called is likely to be too large; "" without such a verdict."""
-    if not verdict.callable_from or verdict.exaggeration is None:
+    if not verdict.callable_from or verdict.exaggeration is None or verdict.exaggeration < 1.05:
         return ""
     return (
         f"The estimate may be too large: with {seeds_text(verdict.seeds)} and this spread, only differences above "
@@ -180,11 +248,18 @@ def next_step(report: Report) -> Text:
     """The next step: finish the runs, add seeds, or ask another question."""
     pending = sum(run.status in PENDING for run in report.runs)
     failed = [run.name for run in report.runs if run.status == "failed"]
+    runs, before = len(report.runs), ""
+    if rates := report.rates:
+        pending, runs = pending + len(rates.pending), runs + len(rates.tuning) + len(rates.others)
+        failed += [
+            run.run for run in (*rates.tuning, *rates.others) if run.status == "failed" and not run.final
+        ]
+        before = "" if rates.chosen else "tuning "
     if pending:
-        pending_runs = f"{pending} of {len(report.runs)} runs {'is' if pending == 1 else 'are'} pending"
+        pending_runs = f"{pending} of {runs} {before}runs {'is' if pending == 1 else 'are'} pending"
         return (f"Next: {pending_runs}. If the study is stopped, continue it: ", MAKE, ".")
     if failed:
-        names = f"{len(failed)} of {len(report.runs)} runs failed ({some(failed)})"
+        names = f"{len(failed)} of {runs} runs failed ({some(failed)})"
         return (f"Next: {names}; fix: retry with ", MAKE, ".")
     edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs are not repeated.")
     words = {verdict.word for verdict in report.verdicts}
@@ -216,6 +291,7 @@ def context(report: Report) -> list[str]:
     lines = [
         *report.marks,
         f"Perplexity is per {report.unit}.",
+        *(rate_sentences(report.rates) if report.rates else []),
         *design_sentences(report),
         *map(speed_sentence, report.speeds),
     ]
@@ -312,10 +388,10 @@ def run_names(report: Report) -> str:
     """How a run is named, by an example of this study."""
     if not report.used:
         return ""
-    run, dotted = report.used[0], [run.name for run in report.used if run.variant[-1:].isdigit()]
+    run, dotted = report.used[0], [run.name for run in report.used if run.name.endswith(f".{run.seed}")]
     text = f"A run is named by its variant and its seed: {run.name} is {run.variant} with seed {run.seed}"
     if dotted:
-        text += f"; a dot separates a variant that ends in a digit from its seed, as in {dotted[0]}"
+        text += f"; a dot separates a name with modifiers or a final digit from the seed, as in {dotted[0]}"
     return f"{text}."
 
 

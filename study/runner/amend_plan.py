@@ -15,6 +15,7 @@ from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import Schedule
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import OptimizerConfig
+from gpt2.train.optimizer import warmup_iterations
 from ra.variants import Variant
 from study.records import plan_file
 from study.records.design import planned_seeds, primary_arm, recorded_settings
@@ -44,12 +45,15 @@ def recorded_schedules(study_dir: Path) -> dict[str, Schedule]:
     return schedules
 
 
-def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], optimizer: OptimizerConfig) -> Plan:
+def restore_counts(
+    plan: Plan, schedules: Mapping[str, Schedule], optimizers: Mapping[str, OptimizerConfig]
+) -> Plan:
     """Return the plan with the recorded counts and warm-ups of existing runs, after plan.json was lost.
 
-    With equal counts every other variant also gets the recorded count.
+    With equal counts every other variant also gets the recorded count. optimizers: of each variant.
     """
     rows, notes = dict(plan.variants), list(plan.notes)
+    schedules = {plan.arm(name): schedule for name, schedule in schedules.items()}
     for name in rows.keys() & schedules.keys():
         row, schedule = rows[name], schedules[name]
         count = schedule.iterations
@@ -58,24 +62,32 @@ def restore_counts(plan: Plan, schedules: Mapping[str, Schedule], optimizer: Opt
                 f"plan.json was rebuilt; {name} has the {count} iterations of its existing runs "
                 f"(new step times give {row.iterations})"
             )
-        restored = _with_count(row, count, optimizer)
+        restored = _with_count(row, count, optimizers[name])
         if restored.warmup_iterations is not None and schedule.warmup_iterations is not None:
             restored = dataclasses.replace(restored, warmup_iterations=schedule.warmup_iterations)
         rows[name] = restored
     recorded = next((rows[name] for name in rows if name in schedules), None)
     if recorded and not plan.budget.equal_time:
-        rows |= {name: _share_count(row, recorded) for name, row in rows.items() if name not in schedules}
+        rows |= {
+            name: _own_warmup(_share_count(row, recorded), optimizers[name])
+            for name, row in rows.items()
+            if name not in schedules
+        }
     return dataclasses.replace(plan, variants=rows, notes=tuple(notes))
 
 
 def with_variants(
-    study_dir: Path, plan: Plan, variants: Mapping[str, Variant], replan: Callable[[BatchPlan], Plan]
+    study_dir: Path,
+    plan: Plan,
+    variants: Mapping[str, Variant],
+    optimizers: Mapping[str, OptimizerConfig],
+    replan: Callable[[BatchPlan], Plan],
 ) -> Plan:
     """Return the plan with the variants that .config added; existing counts never change.
 
     A variant of a known cost class takes the row of that class. For a new class `replan` times steps now, at the
     existing micro-batch or at a smaller one where that does not fit. The new row takes the existing count; at equal
-    time it takes the count of its own step time.
+    time it takes the count of its own step time. optimizers: of each variant; its warm-up is its own.
     """
     missing = {name: variant for name, variant in variants.items() if name not in plan.variants}
     if not missing:
@@ -94,14 +106,14 @@ def with_variants(
     rows, existing = dict(plan.variants), next(iter(plan.variants.values()), None)
     for name, variant in missing.items():
         if variant.cost_class in known:
-            rows[name] = known[variant.cost_class]
+            rows[name] = _own_warmup(known[variant.cost_class], optimizers[name])
             continue
         row = fresh.variants[name]
         if existing and not plan.budget.equal_time:
             row = _share_count(row, existing)
         elif plan.extended is not None:
             row = extended_row(row, Fraction(str(plan.extended)))
-        rows[name] = row
+        rows[name] = _own_warmup(row, optimizers[name])
     plan = dataclasses.replace(plan, variants=rows)
     notes = (*plan.notes, *filter(None, (_longer_than_the_limit(plan, name) for name in unknown)))
     return plan_file.write(study_dir, dataclasses.replace(plan, notes=notes))
@@ -113,7 +125,7 @@ def with_design(study_dir: Path, plan: Plan, settings: StudySettings) -> Plan:
     A variant that has a run keeps its planned seeds; a larger CONFIG_SEEDS is appended. Where plan.json lacks them,
     they are those in the configurations of the runs. A study with runs keeps its primary comparison.
     """
-    recorded, rows = recorded_settings(study_dir), dict(plan.variants)
+    recorded, rows = recorded_settings(study_dir, plan.arm), dict(plan.variants)
     for name in settings.variants:
         looks: tuple[int, ...] = ()
         if name in recorded:
@@ -152,6 +164,14 @@ def _with_count(row: PlanRow, count: int, optimizer: OptimizerConfig) -> PlanRow
 def _share_count(row: PlanRow, existing: PlanRow) -> PlanRow:
     """Return the row with the count and warm-up of an existing one."""
     return dataclasses.replace(existing, cost_class=row.cost_class, predicted_bytes=row.predicted_bytes)
+
+
+def _own_warmup(row: PlanRow, optimizer: OptimizerConfig) -> PlanRow:
+    """Return the row with the warm-up of these settings, which an arm may change."""
+    if row.warmup_iterations is None:
+        return row
+    first = row.first_iterations or row.iterations
+    return dataclasses.replace(row, warmup_iterations=warmup_iterations(first, optimizer.warmup_fraction))
 
 
 def _longer_than_the_limit(plan: Plan, name: str) -> str:

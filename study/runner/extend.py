@@ -29,6 +29,7 @@ from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, read_bytes
 from gpt2.train.optimizer import decay_start
+from ra.arms import parse_arm
 from study.records import plan_file
 from study.records.integrity import REMEDY, disagreements
 from study.records.lengths import saved_counts, saved_name
@@ -85,6 +86,17 @@ def extend(config: Config, settings: StudySettings, config_text: str, factor: Fr
             "CONFIG_GPT2_MAX_TIME, _TOKENS or _ITERS"
         )
     plan = _existing_plan(directory)
+    if plan.learning_rates:
+        raise ExtendError(
+            f"{settings.name} chose its learning rates at {plan.counts} iterations, and longer runs can need others; "
+            "fix: choose a new CONFIG_STUDY_NAME with a larger budget"
+        )
+    noisy = [name for name in plan.variants if parse_arm(name).noise]
+    if noisy:
+        raise ExtendError(
+            f"{noisy[0]} cannot be extended: the size of its noise depends on the planned iterations, so a longer run "
+            "has another size before the decay; fix: choose a new CONFIG_STUDY_NAME with a larger budget"
+        )
     with locked(directory):
         _refuse_interrupted(directory, plan)
         configured = [

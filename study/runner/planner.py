@@ -82,14 +82,30 @@ def make_plan(
                 variant.cost_class,
                 counts[variant.cost_class],
                 batch.tokens,
-                config.optimizer,
+                variant.configure(config).optimizer,
                 None if unpredictable[name] else predictions.peak_bytes(variant, batch.micro),
             )
             for name, variant in variants.items()
         },
         equivalence_margin=settings.equivalence_margin,
-        notes=tuple(reason for reason in unpredictable.values() if reason),
+        learning_rates=settings.rates,
+        notes=tuple(
+            note
+            for name, variant in variants.items()
+            for note in (unpredictable[name], variant.note, recipe_note(variant, config, settings))
+            if note
+        ),
     )
+
+
+def recipe_note(variant: Variant, config: Config, settings: StudySettings) -> str:
+    """Name the optimizer settings of an arm that are not the study's, but for a tuned rate; "" without any."""
+    other = [
+        f"{setting} {value:g} (the study: {getattr(config.optimizer, setting):g})"
+        for setting, value in variant.recipe.items()
+        if not (settings.rates and setting == "learning_rate")
+    ]
+    return f"{variant.name} has {', '.join(other)}" if other else ""
 
 
 def _time_classes(

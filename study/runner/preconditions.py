@@ -15,6 +15,7 @@ from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, read_bytes, read_text
 from gpt2.system.resource_errors import free_bytes, gib
 from ra import names
+from ra.arms import parse_arm
 from study.records.hellaswag_scores import Items, scored_items
 
 # Symbols that may change between two `make` of one study: its runs stay comparable.
@@ -24,8 +25,12 @@ FREE_SYMBOLS = {
     "ADMISSION_IGNORE",  # the records have it
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
+    "SIZES",  # the study of one size has none; studies of older versions lack it
     "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither
 }  # fmt: skip
+LATER_SYMBOLS = {
+    "LEARNING_RATES": '""'
+}  # absent in studies of older versions, which had the effect of this value
 BUDGET_SYMBOLS = {"GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"}
 
 
@@ -70,7 +75,7 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
     saved = _saved_configuration(directory)
     if saved is None:
         return
-    before, now = _values(saved), _values(config_text)
+    before, now = LATER_SYMBOLS | _values(saved), LATER_SYMBOLS | _values(config_text)
     if "GPT2_HARD_LIMIT" in now and "GPT2_HARD_LIMIT" not in before:
         raise StudyError(
             f"{directory} was created by an older version with another rule for iteration counts; `make report` still "
@@ -159,7 +164,9 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
     has_runs(name): whether a run of that variant exists that must stay comparable. Modules that the file imports are
     not compared.
     """
-    for name in filter(names.is_custom, variants):
+    arms = [parse_arm(name) for name in variants]
+    for name in dict.fromkeys(file for arm in arms for file in arm.file_variants if names.is_custom(file)):
+        users = [arm.name for arm in arms if name in arm.file_variants]
         source = names.source(name)
         copy = study_dir / "own" / source.name
         try:
@@ -168,7 +175,7 @@ def snapshot_sources(study_dir: Path, variants: Iterable[str], has_runs: Callabl
             raise SourceError(f"{error}; fix: restore ra/custom/{source.name}") from error
         if _content(copy) == content:
             continue
-        if os.path.lexists(copy) and has_runs(name):
+        if os.path.lexists(copy) and any(map(has_runs, users)):
             raise SourceError(
                 f"ra/custom/{source.name} differs from the source of existing runs of {name} ({copy}); fix: "
                 "set another CONFIG_STUDY_NAME, or restore the file from that copy"

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.config.config import BudgetConfig, ModelConfig, directory
+from gpt2.config.config import MODELS, BudgetConfig, ModelConfig, directory
 from gpt2.config.dotconfig import Symbols
-from ra.names import VariantError, is_control_arm, reciprocal_layers, refuse_misnamed_files
+from ra.arms import refuse_equal_arms
+from ra.names import VariantError, is_control_arm, refuse_misnamed_files
 from study.admission.ignore import ignored_checks
+from study.records.plan_file import LearningRates
+from study.sweep.rates import read_rates
 
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -22,7 +25,8 @@ class StudySettings:
 
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
-    admission_ignore: variant -> checks that it may fail.
+    admission_ignore: variant -> checks that it may fail. rates: to tune; None: CONFIG_LEARNING_RATE for all.
+    sizes: of models, ascending; each has a study of its own.
     """
 
     name: str
@@ -33,6 +37,8 @@ class StudySettings:
     equivalence_margin: float = math.log(1.01)
     primary: str = ""
     admission_ignore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rates: LearningRates | None = None
+    sizes: tuple[str, ...] = ()
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> StudySettings:
@@ -56,11 +62,13 @@ class StudySettings:
             equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
             admission_ignore=ignored_checks(symbols, variants),
             primary=_primary(symbols, variants),
+            rates=read_rates(symbols, variants),
+            sizes=_sizes(symbols),
         )
 
 
 def _variants(symbols: Symbols) -> tuple[str, ...]:
-    """Return the variants. ConfigError for one that the model cannot have, or that is named twice."""
+    """Return the arms. ConfigError for one that the model cannot have, or that has two names."""
     names = symbols.text("VARIANTS").split()
     layers = ModelConfig.from_symbols(symbols).layers
     if not names:
@@ -69,13 +77,10 @@ def _variants(symbols: Symbols) -> tuple[str, ...]:
         refuse_misnamed_files()
     except VariantError as error:
         raise symbols.error("VARIANTS", f"cannot be read: {error}") from None
-    for position, name in enumerate(names):
-        try:
-            reciprocal_layers(name, layers)
-        except VariantError as error:
-            raise symbols.error("VARIANTS", f"cannot be run: {error}") from None
-        if name in names[:position]:
-            raise symbols.error("VARIANTS", f"names {name} twice; fix: remove one")
+    try:
+        refuse_equal_arms(names, layers)
+    except VariantError as error:
+        raise symbols.error("VARIANTS", f"cannot be run: {error}") from None
     return tuple(names)
 
 
@@ -89,3 +94,25 @@ def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
             "PRIMARY", f"is no variant that can be judged; fix: use one of CONFIG_VARIANTS ({known})"
         )
     return name or next(iter(candidates), "")
+
+
+def _sizes(symbols: Symbols) -> tuple[str, ...]:
+    """Return the model sizes, the smallest first; empty where the study has one. Older configurations lack them."""
+    known = [size for size, *_ in MODELS.values()]
+    names = [name.lower() for name in symbols.text("SIZES").split()] if "SIZES" in symbols else []
+    for position, name in enumerate(names):
+        if name not in known:
+            raise symbols.error("SIZES", f"has {name}, which is no size; fix: use {', '.join(known)}")
+        if name in names[:position]:
+            raise symbols.error("SIZES", f"names {name} twice; fix: remove one")
+    if len(names) == 1:
+        raise symbols.error(
+            "SIZES",
+            f'names one size; fix: name two or more, or CONFIG_SIZES="" and CONFIG_{symbol_of(names[0])}=y',
+        )
+    return tuple(sorted(names, key=known.index))
+
+
+def symbol_of(size: str) -> str:
+    """Return the symbol that chooses a model size."""
+    return next(symbol for symbol, (name, *_) in MODELS.items() if name == size)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpt2.config.config import Config
     from gpt2.hardware.resolve import ResolvedTarget
     from gpt2.system.signals import Stop
-    from gpt2.train.step import Attention
+    from ra.variants import Variant
 
 ROUNDS = 3  # turns of a process per class, where classes do not fit in memory together
 BLOCKS = 10  # of consecutive turns: what an interval takes as independent
@@ -120,7 +120,7 @@ def _block_logs(timing: Timing) -> list[float]:
 def measure_steps(
     config: Config,
     resolved: ResolvedTarget,
-    attentions: Mapping[str, Attention],
+    variants: Mapping[str, Variant],
     batch: BatchPlan,
     seconds: float,
     stop: Stop,
@@ -129,7 +129,7 @@ def measure_steps(
 ) -> dict[str, list[float]]:
     """Return the seconds of steps on random tokens, by variant; each variant makes a step in turn.
 
-    attentions: by variant. seconds: for each of them, on `clock` (gpt2.train.clocks.work_clock). after_warm_up: called
+    seconds: for each of them, on `clock` (gpt2.train.clocks.work_clock). after_warm_up: called
     before the first timed step.
     """
     import torch
@@ -138,16 +138,16 @@ def measure_steps(
 
     steppers = {
         name: Stepper(
-            config.model,
+            variant.model,
             config.optimizer,
             batch,
             seed=0,
             device=resolved.device,
             dtype=resolved.dtype,
             compile=config.target.compile,
-            attention=attention,
+            parts=variant.parts,
         )
-        for name, attention in attentions.items()
+        for name, variant in variants.items()
     }
     shape = (batch.effective, batch.block_size + 1)
     ids_ET = torch.randint(config.model.vocabulary, shape, generator=torch.Generator().manual_seed(0))

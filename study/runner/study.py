@@ -35,7 +35,6 @@ from study.attention import inspect
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
 from study.records.plan_file import Plan
-from study.records.runs import EXPECTED, Expected, read_expected
 from study.report import write
 from study.report.write import render_terminal
 from study.runner import amend_plan, planner
@@ -66,6 +65,7 @@ from study.runner.settings import StudySettings
 from study.runner.status_text import SpeedCheck, expected_seconds, outcome, summary
 from study.runner.step_timing import DoesNotFitError, Timing
 from study.runner.terminal import Estimate, Terminal
+from study.sweep.run_list import RunList
 
 
 class Study:
@@ -78,37 +78,24 @@ class Study:
         self.directory = self.settings.results_dir / self.settings.name
         self.session = Session()
         self.speed = SpeedCheck()
+        wanted = self.settings
+        self.runs = RunList(self.directory, wanted.variants, wanted.seeds, wanted.primary, wanted.rates)
 
     @functools.cached_property
     def resolved(self) -> resolve.ResolvedTarget:
         """Resolve the device. Call after export_environment, which selects the visible devices."""
         return resolve.resolve(self.config.target)
 
-    def all_runs(self) -> list[tuple[str, int]]:
-        """Return every (variant, seed), ordered by seed, so that each finished seed compares all variants."""
-        return [(name, seed) for seed in range(self.settings.seeds) for name in self.settings.variants]
-
-    def run_dir(self, name: str, seed: int) -> Path:
-        return self.directory / "runs" / run_record.run_name(name, seed)
-
-    def status(self, name: str, seed: int) -> str:
-        """Return the recorded status, or "missing"."""
-        try:
-            return run_record.load(self.run_dir(name, seed)).status
-        except run_record.RecordError:
-            return "missing"
-
     def has_checkpoint_or_result(self, name: str) -> bool:
         """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""
         for folder in self.directory.glob("runs/*/"):
             with contextlib.suppress(run_record.RecordError):
                 record = run_record.load(folder)
-                if record.variant == name and (record.status == "finished" or checkpoint_bytes(folder)):
+                if self.runs.arm(record.variant) == name and (
+                    record.status == "finished" or checkpoint_bytes(folder)
+                ):
                     return True
         return False
-
-    def pending(self) -> list[tuple[str, int]]:
-        return [run for run in self.all_runs() if self.status(*run) != "finished"]
 
     def has_plan(self) -> bool:
         """Return whether plan.json is a plan. A missing or damaged one is rebuilt, also of a finished study."""
@@ -126,8 +113,14 @@ class Study:
         finish_extension(self.directory)
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
-        if self.directory.exists() and not self.pending() and self.has_plan():
-            self.write_expected()
+        self.runs.read_choice()
+        if (
+            self.directory.exists()
+            and not self.runs.pending()
+            and not self.runs.unchosen()
+            and self.has_plan()
+        ):
+            self.runs.write_expected()
             return self.nothing_to_do()
         detected = detected_target_name()
         notice = resolve.scale_notice(self.config.target, detected)
@@ -159,29 +152,37 @@ class Study:
         directory = dataset.prepare(self.config.data, report=print)
         dataset.check_corpus(directory, self.config.model.block_size, report=print)
         self.find_hellaswag()
-        plan = self.plan()
-        left = self.pending()
-        counts = [plan.variants[name].iterations for name, _ in left]
-        written = sum(checkpoint_bytes(self.run_dir(*run)) for run in left)
+        plan = self.execute_pending(self.runs.choose(self.plan()))
+        if self.runs.unchosen():
+            plan = self.runs.choose(plan)
+            if not self.runs.unchosen() and self.runs.pending():
+                plan = self.execute_pending(plan)
+        self.inspect_attention()
+        print(render_terminal(self.report()))
+        print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
+        unfinished = [run_record.run_name(*run) for run in self.runs.pending()]
+        if unfinished:
+            print(f"not finished: {', '.join(unfinished)}; fix: `make` retries them", file=sys.stderr)
+        return 1 if unfinished else 0
+
+    def execute_pending(self, plan: Plan) -> Plan:
+        """Execute the pending runs, with a report after each. Returns the plan, which a run can change."""
+        left = self.runs.pending()
+        counts = [plan.row(name).iterations for name, _ in left]
+        written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
         require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
-        terminal = Terminal(Estimate(len(left), expected_seconds(plan)), len(self.all_runs()))
-        terminal.say(summary(plan, self.settings.variants, len(left), len(self.all_runs())))
+        terminal = Terminal(Estimate(len(left), expected_seconds(plan)), len(self.runs.all()))
+        terminal.say(summary(plan, self.settings.variants, len(left), len(self.runs.all())))
         try:
             for run in left:
                 plan = self.execute_run(run, plan, terminal)
                 self.report()
         finally:
             terminal.close()
-        self.inspect_attention()
-        print(render_terminal(self.report()))
-        print(f"report: {self.directory / 'report.html'} (and .md)    records: {self.directory / 'runs'}")
-        unfinished = [run_record.run_name(*run) for run in self.pending()]
-        if unfinished:
-            print(f"not finished: {', '.join(unfinished)}; fix: `make` retries them", file=sys.stderr)
-        return 1 if unfinished else 0
+        return plan
 
     def nothing_to_do(self) -> int:
-        print(f"nothing to run: all {len(self.all_runs())} runs of {self.settings.name} are finished")
+        print(f"nothing to run: all {len(self.runs.all())} runs of {self.settings.name} are finished")
         if not write.is_current(self.directory):
             self.inspect_attention()
             self.report()
@@ -209,10 +210,15 @@ class Study:
 
     def admit(self) -> None:
         """Examine the variants of the pending runs. AdmissionError for one that fails a check that is not ignored."""
-        pending = list(dict.fromkeys(name for name, _ in self.pending()))
+        pending = list(dict.fromkeys(name for name, _ in self.runs.pending()))
+        arms = list(dict.fromkeys(map(self.runs.arm, pending)))
         autocast = self.resolved.dtype == "bfloat16"
-        examined = admit.examine_cached(pending, self.config, self.alternation, autocast)
-        ignore.write(self.directory, admit.ignored_failures(examined, self.settings.admission_ignore))
+        examined = admit.examine_cached(arms, self.config, self.alternation, autocast)
+        ignored = admit.ignored_failures(examined, self.settings.admission_ignore)
+        ignore.write(
+            self.directory,
+            {name: ignored[self.runs.arm(name)] for name in pending if self.runs.arm(name) in ignored},
+        )
 
     @property
     def alternation(self) -> AlternationSettings:
@@ -226,7 +232,7 @@ class Study:
         """Return the existing plan, or create one by timing steps on the device."""
         snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         files.write_text(self.directory / "config", self.config_text)
-        self.write_expected()
+        self.runs.write_expected()
         try:
             plan = plan_file.read(self.directory)
         except plan_file.PlanFileError as error:
@@ -235,18 +241,14 @@ class Study:
             reason, _, _ = str(error).partition("; fix")
             print(f"{reason}; moved to {moved}; the plan is rebuilt from the records of the runs")
             plan = None
+        variants = self.variants()
+        optimizers = {name: variant.configure(self.config).optimizer for name, variant in variants.items()}
         if plan is None:
             recorded = amend_plan.recorded_schedules(self.directory)  # before any timing, since it may raise
-            plan = amend_plan.restore_counts(self.make_plan(), recorded, self.config.optimizer)
+            plan = amend_plan.restore_counts(self.make_plan(), recorded, optimizers)
         else:
-            plan = amend_plan.with_variants(self.directory, plan, self.variants(), self.make_plan)
+            plan = amend_plan.with_variants(self.directory, plan, variants, optimizers, self.make_plan)
         return plan_file.write(self.directory, amend_plan.with_design(self.directory, plan, self.settings))
-
-    def write_expected(self) -> None:
-        """Record the configured runs and primary comparison for the report."""
-        expected = Expected(self.settings.variants, self.settings.seeds, self.settings.primary)
-        if read_expected(self.directory) != expected:
-            files.write_json(self.directory / EXPECTED, expected.to_json())
 
     def make_plan(self, existing: BatchPlan | None = None) -> Plan:
         """Create a plan. existing: batch of a previous plan."""
@@ -294,8 +296,8 @@ class Study:
 
         Returns the plan, with a smaller micro-batch if the run ran out of memory.
         """
-        name, directory = run_record.run_name(*run), self.run_dir(*run)
-        number = self.all_runs().index(run) + 1
+        name, directory = run_record.run_name(*run), self.runs.folder(*run)
+        number = self.runs.all().index(run) + 1
         trained_before = self.trained_seconds(*run)
         while True:
             directory.mkdir(parents=True, exist_ok=True)
@@ -310,7 +312,7 @@ class Study:
             if message:
                 terminal.say(message)
             if self.session.asked:
-                saved = self.status(*run) in ("interrupted", "finished")
+                saved = self.runs.status(*run) in ("interrupted", "finished")
                 terminal.end("stopped, saved" if saved else "stopped; its last checkpoint is valid")
                 raise StopAsked
             reason, plan = self.retry_reason(status, child, plan, name)
@@ -320,7 +322,7 @@ class Study:
         if status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
             self.mark_failed(run, f"{exit_text(status)}: {child.last_words()}", before)
         terminal.end(outcome(directory))
-        if not trained_before and self.status(*run) == "finished":
+        if not trained_before and self.runs.status(*run) == "finished":
             self.check_speed(run, plan, time.monotonic() - began, terminal)
         return plan
 
@@ -335,7 +337,7 @@ class Study:
     def trained_seconds(self, name: str, seed: int) -> float:
         """Recorded seconds on the training clock of a run; 0 without a record."""
         try:
-            clock = run_record.load(self.run_dir(name, seed)).clock
+            clock = run_record.load(self.runs.folder(name, seed)).clock
         except run_record.RecordError:
             return 0.0
         return clock.train if clock else 0.0
@@ -380,7 +382,7 @@ class Study:
         before: the record's text when the process started. A status that the process itself recorded ("failed" or
         "finished") does not change.
         """
-        directory = self.run_dir(*run)
+        directory = self.runs.folder(*run)
         try:
             record = run_record.load(directory)
         except run_record.RecordError:

@@ -97,10 +97,11 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
             return _time_steps(arguments, config, resolved, alternation, stop)
         run = run_plan(arguments.study_dir, arguments.variant, arguments.seed)
         require_free(resolved, run.predicted_bytes, free_bytes(resolved.device))
-        attention = variant(arguments.variant, config.model, alternation).attention
+        chosen = variant(arguments.variant, config.model, alternation)
         ignored = ignore.read(arguments.study_dir).ignored.get(arguments.variant, ())
         examine = functools.partial(examine_trained, ignored=ignored)
-        status = Run(run, config, resolved, attention, stop, examine).train()
+        own = chosen.configure(config)
+        status = Run(run, own, resolved, chosen.parts, stop, examine, shared=config).train()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
 
 
@@ -113,7 +114,7 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
     plan = plan_file.read(study_dir)
     if plan is None:
         raise UserError(f"{study_dir} has no plan.json; fix: start the study with `make`")
-    row, name = plan.variants[variant], run_record.run_name(variant, seed)
+    row, name = plan.row(variant), run_record.run_name(variant, seed)
     return RunPlan(
         directory=study_dir / "runs" / name,
         run=name,
@@ -165,9 +166,8 @@ def _time_steps(
         require_free(resolved, need, free_bytes(resolved.device))
     meter = PeakMeter(resolved.device)
     clock = work_clock(resolved.device_type, torch.get_num_threads(), device_synchroniser(resolved.device))
-    attentions = {name: each.attention for name, each in timed.items()}
     seconds = measure_steps(
-        config, resolved, attentions, batch, arguments.time, stop, clock, after_warm_up=meter.restart
+        config, resolved, timed, batch, arguments.time, stop, clock, after_warm_up=meter.restart
     )
     print_event({"event": "timing", "seconds": seconds, "peak_bytes": meter.peaks()["allocated"]})
     return EXIT_FINISHED

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import case_step, reference_gpt
-from bench.case_step import WARM_UP_STEPS, mix_of, model_and_attention, timed_step
+from bench.case_step import WARM_UP_STEPS, mix_of, model_and_parts, timed_step
 from bench.cases import BLOCK_STEPS, PLAIN, SHAPES, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
 from gpt2.config.config import TargetConfig
@@ -93,8 +93,9 @@ def test_on_a_cpu_each_kind_of_step_is_timed_once_and_weighted_by_its_share(ever
 
 
 def test_a_gate_that_moves_every_8th_step_moves_at_the_first_of_eight() -> None:
-    _, attention = model_and_attention(SHAPE, "RALEARN:hard:8")
-    layer = attention(0)
+    _, parts = model_and_parts(SHAPE, "RALEARN:hard:8")
+    assert parts.attention
+    layer = parts.attention(0)
     for iteration, dear in ((0, True), (1, False)):
         layer.begin_step(iteration)
         assert layer.updates_gate == dear

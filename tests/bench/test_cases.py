@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.cases import SHAPES, find_shapes, select_cases
+from bench.case_step import model_and_parts
+from bench.cases import SHAPES, Sizes, arm_of, find_shapes, select_cases
 from gpt2.system.errors import UserError
 
 CASES = [case for shape in SHAPES["cuda"] for case in shape.cases]
@@ -38,7 +39,37 @@ def test_a_case_with_options_of_the_step_has_the_micro_batches_of_the_case() -> 
     )
 
 
-@pytest.mark.parametrize("name", ["XB", "B@7", "XB+bf16", "B+bf16@7", "ralearn", "RALEARN:hard:9"])
+def test_any_arm_is_a_case_at_the_micro_batches_of_the_baseline() -> None:
+    arms = [
+        "GATED",
+        "RA:0-2,5+LR=1e-3",
+        "B+WIDTH=match:RALEARN",
+        "RALEARN:hard+WD=0+bf16",
+        "RALEARN+WIDTH=flops+bf16@32",
+    ]
+    (shape,) = select_cases(SHAPES["cuda"], arms)
+    at_all = [(arm, micro) for micro in (12, 32, 64) for arm in arms[:3]]
+    assert sorted(shape.cases) == sorted([*at_all, (arms[3], 32), ("RALEARN+WIDTH=flops+bf16", 32)])
+    assert [arm_of(case) for case, _ in shape.cases if "RALEARN:" in case] == ["RALEARN+WD=0"]
+
+
+def test_the_model_of_a_case_is_that_of_its_arm() -> None:
+    sizes = Sizes("small", 2, 2, 32, 4096)
+    assert model_and_parts(sizes, "B+WIDTH=flops:RALEARN+bf16")[0].width > 32
+    _, parts = model_and_parts(sizes, "RA:1+LR=1e-3")
+    assert parts.attention
+    assert [type(parts.attention(layer)).__name__ for layer in (0, 1)] == [
+        "CausalSelfAttention",
+        "ReciprocalAttention",
+    ]
+
+
+def test_a_faulty_modifier_of_a_case_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"B\+LR=9: LR=9 is no number in \(0, 1\]"):
+        select_cases(SHAPES["cuda"], ["B+LR=9"])
+
+
+@pytest.mark.parametrize("name", ["XB", "B@7", "XB+bf16", "B+bf16@7", "ralearn", "RALEARN:hard:9", "GATED@7"])
 def test_an_unknown_case_is_an_error_of_one_line_with_the_existing_ones(name: str) -> None:
     start = rf"unknown case '{re.escape(name)}'; cases: plain \(plain@12, plain@32\), B"
     with pytest.raises(UserError, match=start) as refused:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bench import case_step
-from bench.case_step import make_stepper, mix_of, model_and_attention
+from bench.case_step import make_stepper, mix_of, model_and_parts
 from bench.cases import Sizes
 from bench.step_options import OPTIONS
 from gpt2.config.config import ModelConfig, TargetConfig
@@ -117,8 +117,9 @@ def test_bfloat16_residuals_compile_to_one_graph_with_the_eager_numbers(
 def test_options_are_no_part_of_the_variant_or_its_mix() -> None:
     assert mix_of("RALEARN:hard:8+bf16+gather") == ("hard", 8)
     assert mix_of("RALEARN+bf16") == ("", 1)
-    _, attention = model_and_attention(SIZES, "RALEARN:score+bf16")
-    assert type(attention(0)).__name__ == "LearnedScoreAttention"
+    _, parts = model_and_parts(SIZES, "RALEARN:score+bf16")
+    assert parts.attention
+    assert type(parts.attention(0)).__name__ == "LearnedScoreAttention"
 
 
 def test_an_unknown_option_is_an_error_that_lists_the_known_ones() -> None:

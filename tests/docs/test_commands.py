@@ -10,6 +10,7 @@ import pytest
 
 from kconfig import commands
 from ra import names
+from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -18,6 +19,8 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 RUN_BY = {
     "": "tests/study/runner/test_study.py",
     "admit": "tests/scripts/admit/test_admit_command.py",
+    "transfer": "tests/scripts/transfer/test_transfer_command.py",
+    "evaluate": "tests/scripts/evaluate/test_evaluate_command.py",
     "attention": "tests/study/attention/test_inspect.py",
     "bench": "tests/scripts/test_bench_command.py",
     "card": "tests/bench/card/test_run.py",
@@ -38,6 +41,7 @@ RUN_BY = {
     "mrproper": "tests/scripts/dev/test_clean.py",
     "olddefconfig": "tests/kconfig/test_commands.py",
     "pack-run": "tests/scripts/pack_run/test_pack_run_command.py",
+    "plan": "tests/scripts/plan/test_plan_command.py",
     "record": "tests/scripts/record/test_record_command.py",
     "report": "tests/study/report/test_build.py",
     "savedefconfig": "tests/kconfig/test_commands.py",
@@ -82,8 +86,7 @@ def test_the_docs_have_commands() -> None:
 def test_every_defconfig_command_of_the_docs_writes_a_configuration(
     call: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
-        (tmp_path / part).symlink_to(ROOT / part)
+    link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     custom = tmp_path / "custom"

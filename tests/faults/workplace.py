@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts import run_record
+from tests.checkout import link_project
 from tests.small_runs import write_texts
 
 ROOT = Path(__file__).parents[2]
@@ -41,18 +42,7 @@ class Workplace:
     def __init__(self, folder: Path, texts: Path, **changes: str) -> None:
         self.folder, self.texts = folder, texts
         folder.mkdir(parents=True, exist_ok=True)
-        for part in (
-            "Kconfig",
-            "gpt2",
-            "ra",
-            "study",
-            "kconfig",
-            "pages",
-            "numerics",
-            "scripts",
-            "defconfigs",
-        ):
-            (folder / part).symlink_to(ROOT / part)
+        link_project(folder)
         self.configure(**changes)
 
     @property

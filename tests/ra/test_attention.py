@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gpt2.memory.allocation_tracker import AllocationTracker
 from gpt2.model.init import initialise
 from gpt2.model.loss import linear_cross_entropy
-from gpt2.model.transformer import GPT2, CausalSelfAttention
+from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 from tests.ra.naive import NaiveAttention, naive_loss
 
@@ -82,7 +82,7 @@ def test_forward_and_gradients_equal_the_naive_reference(kind: str, logit: float
 
 def model_of(kind: str, layers: int = 2) -> GPT2:
     model = GPT2(layers=layers, heads=H, width=WIDTH, block_size=T, vocabulary=53, padded_vocabulary=64,
-                attention=lambda layer: MAKERS[kind]())  # fmt: skip
+                parts=ModelParts(attention=lambda layer: MAKERS[kind]()))  # fmt: skip
     initialise(model, 0)
     with torch.no_grad():  # well away from uniform attention, so that a leak would show
         for block in model.blocks:

@@ -7,7 +7,7 @@ from scipy import spatial
 from scipy import stats as scipy_stats
 
 from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
+from gpt2.model.transformer import GPT2, ModelParts
 from ra import attention_maps
 from ra.attention import LearnedAttention, ReciprocalAttention
 
@@ -135,7 +135,13 @@ def test_captured_queries_and_keys_are_those_of_the_attention_calls() -> None:
         return ReciprocalAttention(16, 2)
 
     model = GPT2(
-        layers=3, heads=2, width=16, block_size=32, vocabulary=50, padded_vocabulary=64, attention=attention
+        layers=3,
+        heads=2,
+        width=16,
+        block_size=32,
+        vocabulary=50,
+        padded_vocabulary=64,
+        parts=ModelParts(attention=attention),
     )
     initialise(model, 0)
     ids = torch.arange(30) % 50

@@ -30,7 +30,9 @@ SETTINGS = {
     "hard, every 8": AlternationSettings("hard", 0.6, 100.0, gate_every=8),
 }
 FIXED = [name for name in (*PATTERNS, *published_variants()) if name != LEARNED]
-CASES = [(name, "output") for name in FIXED] + [(LEARNED, kind) for kind in SETTINGS]
+COMBINED = ("B+NORM=rms+MLP=swiglu+POSITION=rotary", "VALUERES+NORM=rms+POSITION=rotary")
+CASES = [(name, "output") for name in (*FIXED, *COMBINED)]
+CASES += [(name, kind) for name in (LEARNED, f"{LEARNED}+POSITION=rotary") for kind in SETTINGS]
 ATEN = torch.ops.aten
 PRODUCTS = (ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default)
 
@@ -45,7 +47,7 @@ def nothing_compiled_before() -> Iterator[None]:
 def model_of(name: str, kind: str, dropout: float = 0.0) -> GPT2:
     """Build the variant's model with weights that make attention far from uniform."""
     config = dataclasses.replace(MODEL, dropout=dropout)
-    model = build_model(config, variant(name, config, SETTINGS[kind]).attention)
+    model = build_model(config, variant(name, config, SETTINGS[kind]).parts)
     initialise(model, 0)
     with torch.no_grad():
         for block in model.blocks:
@@ -88,7 +90,7 @@ def test_a_compiled_variant_is_one_graph_and_gives_the_eager_loss_and_gradients(
             error = (ours[part] - right).norm()
             assert error <= 2e-6 * right.norm() + 1e-9, (part, float(error), float(right.norm()))
         grouped.append("blocks.0.attention.alternation_logit" in ours)
-    assert grouped == ([True, False, True] if "every" in kind else [name == LEARNED])
+    assert grouped == ([True, False, True] if "every" in kind else [name.startswith(LEARNED)])
 
 
 def graphs_of(name: str, kind: str, iteration: int = 0) -> dict[str, torch.fx.Graph]:
@@ -167,7 +169,10 @@ def test_a_compiled_learned_attention_stores_no_more_than_the_eager_one(kind: st
     assert learned <= baseline + allowed + MODEL.layers * 64  # some scalars
 
 
-@pytest.mark.parametrize(("name", "kind"), [("B", "output"), (LEARNED, "output"), (LEARNED, "score")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, "output") for name in ("B", LEARNED, "LENS", "RABETA", *COMBINED)), (LEARNED, "score")],
+)
 def test_a_variant_compiled_in_bfloat16_is_one_graph_and_gives_the_eager_numbers(
     name: str, kind: str
 ) -> None:

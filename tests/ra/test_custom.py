@@ -11,6 +11,8 @@ from gpt2.config.config import ModelConfig
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2
 from ra import names
+from ra.admission.examine import examine
+from ra.admission.probe import Probe
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 
@@ -50,7 +52,7 @@ def test_the_documented_example_trains_and_computes_its_formula(folder: Path) ->
         block_size=16,
         vocabulary=97,
         padded_vocabulary=128,
-        attention=chosen.attention,
+        parts=chosen.parts,
     )
     initialise(model, 0)
     ids = torch.arange(16)[None] % 97
@@ -61,7 +63,26 @@ def test_the_documented_example_trains_and_computes_its_formula(folder: Path) ->
     scores = (q @ k.abs().transpose(-1, -2) / 8**0.5).masked_fill(
         torch.ones(16, 16).triu(1).bool(), -torch.inf
     )
-    assert torch.allclose(chosen.attention(0).attend(q, k, v), scores.softmax(-1) @ v, atol=1e-6)
+    assert torch.allclose(chosen.parts.attention(0).attend(q, k, v), scores.softmax(-1) @ v, atol=1e-6)
+
+
+def test_the_documented_parts_are_admitted_alone_and_with_other_attentions(folder: Path) -> None:
+    found = re.search(r"`ra/custom/plain\.py`:\n\n```python\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    (folder / "plain.py").write_text(found[1])
+    settings = AlternationSettings("output", 0.5, 100.0)
+    for name in ("PLAIN", "RALEARN+MLP=plain", "B+POSITION=plain+NORM=plain+LR=2e-3"):
+        assert examine(Probe(name, MODEL, settings)).violations == ()
+    assert variant("PLAIN", MODEL, settings).recipe == {"learning_rate": 1e-3, "weight_decay": 0.05}
+    assert variant("PLAIN+LR=2e-3", MODEL, settings).recipe["learning_rate"] == 2e-3
+    assert variant("RALEARN+MLP=plain", MODEL, settings).recipe == {}
+
+
+def test_every_published_arm_is_in_the_table_of_the_docs() -> None:
+    rows = dict(re.findall(r"^\| `([A-Z]+)` \| .*\| (.*?) \| .*? \|$", PAGE, re.MULTILINE))
+    for name in names.published_variants():
+        for source in re.findall(r"arXiv:[0-9.]+|commit [0-9a-f]{8}", rows[name].replace(" at ", " commit ")):
+            assert source in " ".join(names.source(name).read_text().split()), name
 
 
 def test_the_docs_give_file_and_variant_one_name() -> None:
@@ -76,7 +97,7 @@ def test_the_docs_give_file_and_variant_one_name() -> None:
     ("text", "message"),
     [
         ("def attention(layer, spec) return 1\n", r"line 1: SyntaxError: expected ':'"),
-        ("x = 1\n", "AttributeError: .*'attention'"),
+        ("x = 1\n", "TypeError: it defines none of attention, norm, mlp, position and recipe"),
         ("def attention(layer, spec):\n    return 1\n", r"TypeError: attention\(0, spec\) returned int"),
         (
             "def attention(layer, spec):\n    y = 0\n    return spec.widht\n",

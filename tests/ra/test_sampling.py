@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gpt2.model.init import initialise
 from gpt2.model.sampling import Cache, CacheError, logits, response_log_probs, sample
-from gpt2.model.transformer import GPT2, CausalSelfAttention
+from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
 from numerics import logp_diff
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
 
@@ -36,7 +36,7 @@ def model_of(kind: Callable[[], nn.Module], dropout: float = 0.0) -> GPT2:
     """A model whose weights are large enough that attention decides the logits."""
     model = GPT2(
         layers=2, heads=HEADS, width=WIDTH, block_size=24, vocabulary=VOCABULARY, padded_vocabulary=64,
-        dropout=dropout, attention=lambda layer: kind(),
+        dropout=dropout, parts=ModelParts(attention=lambda layer: kind()),
     )  # fmt: skip
     initialise(model, seed=0)
     with torch.no_grad():
@@ -173,6 +173,6 @@ def test_training_mode_and_a_full_block_are_errors() -> None:
 
 def test_nothing_but_the_command_imports_sampling() -> None:
     root = Path(__file__).parents[2]
-    files = [path for top in ("gpt2", "ra", "study", "scripts") for path in (root / top).rglob("*.py")]
+    files = [path for top in ("gpt2", "aqn", "ra", "study", "scripts") for path in (root / top).rglob("*.py")]
     users = [path.parent.name for path in files if "gpt2.model.sampling" in path.read_text()]
     assert users == ["logp_diff"]

@@ -17,6 +17,7 @@ from kconfig import commands
 from scripts import control, memory
 from study.memory import peaks
 from tests.bench import worker_calls
+from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]
 (SWITCH,) = AOTRITON
@@ -38,8 +39,7 @@ SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=16", "EFFECTIVE_BATCH=2", "EVAL_T
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a .config for the detected card and without exported variables."""
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
-        (tmp_path / part).symlink_to(ROOT / part)
+    link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     monkeypatch.setenv(SWITCH, "")

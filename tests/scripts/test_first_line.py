@@ -7,14 +7,14 @@ import pytest
 from kconfig import commands
 from scripts import study
 from scripts.dev import setup
+from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
-        (tmp_path / part).symlink_to(ROOT / part)
+    link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(setup, "ROOT", tmp_path)
     monkeypatch.delenv("MAKEFLAGS", raising=False)

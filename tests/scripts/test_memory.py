@@ -23,6 +23,7 @@ from scripts import memory
 from study.memory.micro_batch import Predictions
 from study.memory.page import PHASES, MemoryRow, as_json, format_bytes, measured_table, memory_document
 from study.memory.peaks import NOTES
+from tests.checkout import link_project
 
 ROOT = Path(__file__).parents[2]
 TARGETS = sorted(path.name for path in (ROOT / "defconfigs/target").iterdir())
@@ -32,8 +33,7 @@ SMALL = ("GPT2_MODEL_TINY=y", "GPT2_BLOCK_SIZE=32", "EFFECTIVE_BATCH=8", "MICRO_
 @contextlib.contextmanager
 def checkout(folder: Path) -> Iterator[None]:
     """A checkout without a .config, on a machine without a GPU, as working directory."""
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "numerics", "scripts", "defconfigs"):
-        (folder / part).symlink_to(ROOT / part)
+    link_project(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("RA_DETECTED", "cpu")

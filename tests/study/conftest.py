@@ -10,6 +10,7 @@ import torch
 
 from gpt2.config.config import Config, load_config
 from kconfig import commands
+from tests.checkout import link_project
 from tests.study.compared import a_study
 from tests.study.extended import Place, configuration
 
@@ -17,8 +18,7 @@ from tests.study.extended import Place, configuration
 @pytest.fixture
 def a100_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Return the study configured for an A100, in a folder that is the working directory of the test."""
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
-        (tmp_path / part).symlink_to(Path(__file__).parents[2] / part)
+    link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RA_DETECTED", "a100-40g")
     monkeypatch.delenv("MAKEFLAGS", raising=False)

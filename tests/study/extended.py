@@ -72,7 +72,7 @@ class Place:
             directory=self.folder(name), run=f"{name}0", variant=name, seed=0, iterations=row.iterations,
             batch=plan.batch, warmup_iterations=row.warmup_iterations, extended=plan.extended or 1.0,
         )  # fmt: skip
-        attention = variant(name, self.config.model, AlternationSettings("output", 0.5, 100.0)).attention
+        attention = variant(name, self.config.model, AlternationSettings("output", 0.5, 100.0)).parts
         return Run(run_plan, self.config, resolve(self.config.target), attention, stop or Stop()).train()
 
     def extend(self, factor: str = "2") -> list[str]:

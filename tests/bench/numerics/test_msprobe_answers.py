@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.numerics import msprobe
-from bench.numerics.faults import FAULTS
-from gpt2.system.errors import UserError
+from bench.numerics.corpus import Answer, with_msprobe
+from bench.numerics.faults import FAULTS, VALUES
+from bench.numerics.models import OURS
 
 FAKE = """#!{python}
 import pathlib, sys
@@ -59,7 +60,9 @@ def test_a_function_is_placed_in_the_module_around_it(target: Path) -> None:
     assert not msprobe.names(gelu, gelu.kinds[0], "blocks.0.mlp: Functional.gelu.0.forward.output.0")
 
 
-def test_a_missing_table_is_an_error(target: Path) -> None:
+def test_a_missing_table_is_counted_as_refused(target: Path) -> None:
     (target / "step0" / "rank0" / "answer.csv").unlink()
-    with pytest.raises(UserError, match="wrote no table"):
+    with pytest.raises(msprobe.RefusedError, match="wrote no table"):
         msprobe.first_flagged(target, target)
+    found = with_msprobe(Answer(FAULTS[0].name, OURS, VALUES, "", True), FAULTS[0], target, target)
+    assert (found.msprobe, found.msprobe_right, found.msprobe_refused) == (None, False, True)

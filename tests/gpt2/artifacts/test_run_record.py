@@ -41,6 +41,7 @@ def full() -> dict[str, Any]:
         },
         "throughput": {"tokens_per_second": 100.0, "mfu": None},
         "learned": {"alternation_probability": [0.5, 0.4], "history": [[1000, [0.5, 0.4]]]},
+        "scalars": [[1000, "lambda", [0.5, -1.5]], [1000, "beta", [None]]],
         "schedule": {"iterations": 10, "cut": False},
     }  # fmt: skip
 

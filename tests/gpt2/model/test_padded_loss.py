@@ -232,7 +232,7 @@ def step_results(compile: bool, steps: int = 3) -> list[StepResult]:
         device="cpu",
         dtype="bfloat16",
         compile=compile,
-        attention=None,
+        parts=None,
     )
     ids = torch.randint(101, (4, 17), generator=torch.Generator().manual_seed(2))
     return [stepper.step(ids, iteration, steps) for iteration in range(steps)]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gpt2.model.init import initialise, keyed_normal, weights_digest
-from gpt2.model.transformer import GPT2, CausalSelfAttention
+from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
 
 SHAPE = {
     "layers": 3, "heads": 4, "width": 32, "block_size": 24, "vocabulary": 101, "padded_vocabulary": 128,
@@ -110,7 +110,7 @@ class WithExtra(CausalSelfAttention):
 def test_initial_weights_do_not_depend_on_extra_parameters_or_on_the_global_generator() -> None:
     plain = small()
     torch.manual_seed(1234)
-    extra = small(attention=lambda layer: WithExtra(32, 4))
+    extra = small(parts=ModelParts(attention=lambda layer: WithExtra(32, 4)))
     shared = dict(plain.named_parameters())
     others = dict(extra.named_parameters())
     assert shared.keys() < others.keys()

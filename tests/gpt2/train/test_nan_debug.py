@@ -23,7 +23,7 @@ def stepper(dropout: float = 0.0) -> Stepper:
         device="cpu",
         dtype="float32",
         compile=False,
-        attention=None,
+        parts=None,
     )
 
 

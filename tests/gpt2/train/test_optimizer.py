@@ -9,7 +9,7 @@ from torch import nn
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2
+from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.train.optimizer import (
     decay_start,
     learning_rate,
@@ -35,7 +35,7 @@ class Gate(nn.Module):
 
 def model() -> GPT2:
     built = GPT2(layers=2, heads=2, width=8, block_size=8, vocabulary=11, padded_vocabulary=16,
-                attention=lambda layer: Gate())  # fmt: skip
+                parts=ModelParts(attention=lambda layer: Gate()))  # fmt: skip
     initialise(built, 0)
     return built
 
@@ -112,7 +112,7 @@ def wsd_stepper(warmup: int | None, warmup_fraction: float, decay: float) -> Ste
     optimizer = OptimizerConfig(7e-4, 0.1, warmup_fraction, 0.1, 0.9, 0.95, 1e-8, 1.0, "wsd", decay)
     model = ModelConfig("test", 1, 1, 8, 16, 0.0, 11, 16)
     return Stepper(model, optimizer, plan_batch(1, 1, 1, 16), seed=0, device="cpu", dtype="float32",
-                   compile=False, attention=None, warmup=warmup)  # fmt: skip
+                   compile=False, parts=None, warmup=warmup)  # fmt: skip
 
 
 @settings(max_examples=50, deadline=None)

@@ -20,7 +20,7 @@ def stepper(effective: int, micro: int, clip: float = 0.0) -> Stepper:
         device="cpu",
         dtype="float32",  # without autocast: that of the weights
         compile=False,
-        attention=None,
+        parts=None,
     )
     trainer.model.double()
     return trainer

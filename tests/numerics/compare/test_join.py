@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.numerics.models import Batch
+from bench.numerics.models import IDS, Batch, transformers_gpt2
 from numerics.__main__ import main
-from numerics.compare.join import join_micro_batches
-from numerics.compare.measure import load
+from numerics.compare.join.micro_batches import join_micro_batches
 from numerics.compare.records import read_record
+from numerics.compare.table.measure import load
 from tests.numerics.compare.small_models import STATISTICS, TENSORS, compared, ours, record
 
 
@@ -49,6 +50,43 @@ def test_a_fault_in_micro_batches_is_named(tmp_path: Path) -> None:
     found = compared(unaveraged, whole).first
     assert found
     assert found[1].cause == "gradient"
+
+
+@pytest.mark.parametrize(
+    ("parts", "make", "task"),
+    [
+        ((2, 1), ours, "tensor"),
+        ((1, 4), ours, "statistics"),
+        ((4, 2), transformers_gpt2, "statistics"),
+        ((3, 2), ours, "statistics"),
+        ((3, 2), transformers_gpt2, "statistics"),
+    ],
+)
+def test_micro_batches_are_joined_where_functions_alone_were_recorded(
+    parts: tuple[int, int], make: Callable[[], nn.Module], task: str, tmp_path: Path
+) -> None:
+    ids = torch.cat([IDS, IDS + 1, IDS + 2]) % 199 if 3 in parts else IDS
+
+    def recorded(model: nn.Module, parts: int, scale: float = 0.25) -> Path:
+        return record(tmp_path, model, Batch(ids, parts, scale), level="L1", task=task)
+
+    golden = recorded(make(), parts[1])
+    found = compared(recorded(make(), parts[0]), golden)
+    assert found.first is None
+    assert any("micro-batches against" in note for note in found.notes)
+    wrong = make()
+    next(module for name, module in wrong.named_modules() if name.endswith(("1.norm2", "1.ln_2"))).eps = 1e-3  # type: ignore[assignment]
+    first = compared(recorded(wrong, parts[0]), golden).first
+    assert first
+    assert first[1].name == "Functional.layer_norm.3.forward"
+    assert compared(recorded(make(), parts[0], 0.2), golden).verdict == "diverges"
+
+
+@pytest.mark.parametrize("settings", [{"level": "L0"}, {"level": "mix"}])
+def test_three_micro_batches_against_two(settings: dict[str, str], tmp_path: Path) -> None:
+    ids = torch.cat([IDS, IDS + 1, IDS + 2]) % 199
+    three, two = (record(tmp_path, ours(), Batch(ids, parts), **settings) for parts in (3, 2))
+    assert compared(three, two).verdict == "rounding"
 
 
 class Merged(nn.Module):

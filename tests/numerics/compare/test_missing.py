@@ -227,6 +227,26 @@ def test_a_layer_that_is_not_called_is_named(
     assert (found[1].cause, found[1].module) == (cause, layer)
 
 
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("layer", [lambda: nn.PReLU(8), lambda: nn.Linear(8, 8), lambda: nn.LayerNorm(8)])
+def test_a_weight_is_named_where_functions_alone_were_recorded(layer: Any, task: str, tmp_path: Path) -> None:
+    def change(model: nn.Module) -> None:
+        with torch.no_grad():
+            next(model[2].parameters()).view(-1)[2] += 0.2  # type: ignore[index]
+
+    def model() -> nn.Sequential:
+        return nn.Sequential(nn.Flatten(0, 1), nn.Linear(8, 8), layer(), nn.Linear(8, 8))
+
+    torch.manual_seed(0)
+    golden = model()
+    target = copy.deepcopy(golden)
+    change(target)
+    sides = [record(tmp_path, side, run, level="L1", task=task) for side in (target, golden)]
+    found = compared(*sides).first
+    assert found
+    assert found[1].cause == "parameter"
+
+
 class Cast(nn.Module):
     enabled = False
 
@@ -303,3 +323,42 @@ def test_notes_say_what_is_not_as_given(tmp_path: Path, capsys: pytest.CaptureFi
     assert (
         'the map names "absent", which is no module or call of the golden record' in capsys.readouterr().err
     )
+
+
+class Repeated(nn.Module):
+    """Calls its layer once or twice: at the end, before another layer, or beside it, without a use of the result."""
+
+    def __init__(self, twice: str) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self._twice = twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        if self._twice == "before":
+            x = self.layer(x)
+        y = self.other(x)
+        if self._twice == "beside":
+            self.layer(y)
+        return torch.as_tensor(self.layer(y) if self._twice == "after" else y)
+
+
+@pytest.mark.parametrize("mode", [*MODES, {"level": "mix"}])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("twice", ["after", "before", "beside"])
+def test_a_layer_that_is_called_once_more_names_its_caller(
+    twice: str, swapped: bool, mode: dict[str, Any], tmp_path: Path
+) -> None:
+    def change(model: nn.Module) -> None:
+        model.get_submodule("1")._twice = twice  # type: ignore[assignment]
+
+    sides = pair(
+        tmp_path, change, lambda: nn.Sequential(nn.Linear(8, 8), Repeated(""), nn.Linear(8, 8)), mode
+    )
+    found = compared(*(reversed(sides) if swapped else sides))
+    if twice == "beside":
+        assert found.verdict == "rounding"
+        return
+    assert found.first
+    assert (found.first[1].module, found.first[1].direction) == ("1", "forward")
+    assert "Module.1.layer.Linear.forward.1" in " ".join([found.first[1].why, *found.first[1].what])

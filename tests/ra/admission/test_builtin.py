@@ -25,6 +25,15 @@ MIXES = {
 }
 FIXED = [*(name for name in PATTERNS if name != LEARNED), "RA:1-2", *published_variants()]
 
+COMBINED = [
+    "B+NORM=rms+POSITION=rotary+MLP=swiglu",
+    "RALEARN+POSITION=rotary",
+    "VALUERES+NORM=rms",
+    "QKNORM+POSITION=rotary",
+    "DIFFERENTIAL+POSITION=rotary",
+    "B+WIDTH=match:GATED",
+]
+
 
 @pytest.fixture
 def nothing_compiled() -> Iterator[None]:
@@ -34,7 +43,7 @@ def nothing_compiled() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "mix"), [*((name, "output") for name in FIXED), *((LEARNED, mix) for mix in MIXES)]
+    ("name", "mix"), [*((name, "output") for name in (*FIXED, *COMBINED)), *((LEARNED, mix) for mix in MIXES)]
 )
 def test_a_built_in_variant_is_admitted(name: str, mix: str) -> None:
     found = examine(Probe(name, STUDY, MIXES[mix], autocast=True))
@@ -47,7 +56,7 @@ def test_a_built_in_variant_is_admitted(name: str, mix: str) -> None:
 @pytest.mark.parametrize(("name", "mix"), [("RAALT", "output"), *((LEARNED, mix) for mix in MIXES)])
 def test_a_compiled_variant_is_causal(name: str, mix: str) -> None:
     probe = Probe(name, STUDY, MIXES[mix])
-    for _, module in probe.attentions("perturbed", torch.float32)[1:2]:
+    for _, module in probe.parts("perturbed", torch.float32)[1:2]:
         compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
         for iteration in (0, 1) if "every" in mix else (0,):
             if hasattr(module, "begin_step"):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.model.init import initialise
-from gpt2.model.transformer import GPT2, CausalSelfAttention
+from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
 from ra.admission.trained import examine_trained
 from tests.ra.admission.broken import uncausal
 
@@ -31,7 +31,7 @@ class Opened(CausalSelfAttention):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_fault_of_the_trained_model_is_named(kind: str, gate: float, dtype: str) -> None:
     model = GPT2(layers=2, heads=2, width=32, block_size=48, vocabulary=61, padded_vocabulary=64,
-                 attention=lambda layer: Opened(32, 2, 0.0, kind))  # fmt: skip
+                 parts=ModelParts(attention=lambda layer: Opened(32, 2, 0.0, kind)))  # fmt: skip
     initialise(model, 0)
     for name, parameter in model.named_parameters():
         if name.endswith("gate"):

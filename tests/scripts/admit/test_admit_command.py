@@ -8,6 +8,7 @@ from gpt2.system.errors import UserError
 from kconfig import commands
 from ra import names
 from scripts.admit import __main__ as command
+from tests.checkout import link_project
 
 NO_MASK = """
 from gpt2.model.transformer import CausalSelfAttention
@@ -27,8 +28,7 @@ def attention(layer, spec):
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the smoke study's configuration and an empty folder of custom variants."""
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "defconfigs"):
-        (tmp_path / part).symlink_to(Path(__file__).parents[3] / part)
+    link_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MAKEFLAGS", raising=False)
     commands.main(["defconfig", "gpt2-ra-ablation-smoke"])
@@ -56,12 +56,15 @@ def test_a_leak_is_refused_and_written_to_a_page(
 
 
 def test_an_unknown_variant_and_a_misnamed_file_are_errors(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError, match="NOSUCH is no variant"):
         admit(monkeypatch, "NOSUCH")
     with pytest.raises(UserError, match="VARIANT=NAME"):
         admit(monkeypatch, "")
+    arms, grammar = capsys.readouterr().out.splitlines()
+    assert {"B", "RALEARN", "VALUERES"} <= set(arms.split())
+    assert "+POSITION=rotary" in grammar
     (place / "custom" / "raall.py").write_text(NO_MASK)
     with pytest.raises(UserError, match="built-in variant RAALL"):
         admit(monkeypatch, "RAALL")

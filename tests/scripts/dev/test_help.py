@@ -9,6 +9,8 @@ import pytest
 
 from gpt2.artifacts.run_record import run_name
 from kconfig.commands import DEFCONFIGS
+from ra.arms import parse_arm
+from ra.names import PATTERNS, published_variants
 from scripts.dev import help as makehelp
 
 ROOT = Path(__file__).parents[3]
@@ -80,6 +82,14 @@ def test_the_names_of_runs_are_explained_by_valid_examples(shown: list[str]) -> 
     text = " ".join(shown)
     for variant, seed in (("B", 0), ("SHP2", 0), ("RA:5-7,9", 0)):
         assert run_name(variant, seed) in text
+
+
+def test_the_attentions_and_the_grammar_of_arms_are_a_line_each(shown: list[str]) -> None:
+    (arms,) = [line for line in shown if line.startswith("Attentions: ")]
+    assert {*published_variants(), *PATTERNS} - {"RMS", "ROTARY", "SWIGLU"} == set(arms.split()[1:])
+    (grammar,) = [line for line in shown if line.startswith("Arms: ")]
+    example = grammar.partition(" ")[2].replace("ATTENTION", "B").replace("[", "").replace("]", "")
+    assert parse_arm(example).name == example
 
 
 def test_durations_are_not_given_in_seconds(shown: list[str]) -> None:

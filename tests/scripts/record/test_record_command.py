@@ -27,6 +27,7 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 from scripts.record import __main__ as command
 from tests import small_runs
+from tests.checkout import link_project
 from tests.kconfig_commands import run as configure
 
 ROOT = Path(__file__).parents[3]
@@ -42,8 +43,7 @@ SETTINGS = {
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with the configuration of a small study, in which the tests run."""
     folder, patch = tmp_path_factory.mktemp("place"), pytest.MonkeyPatch()
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "defconfigs"):
-        (folder / part).symlink_to(ROOT / part)
+    link_project(folder)
     small_runs.write_texts(folder / "texts")
     patch.chdir(folder)
     patch.setenv("RA_DETECTED", "cpu")
@@ -66,7 +66,7 @@ def train(name: str, stop: Stop | None = None, **settings: Any) -> Path:
     (run_dir / "config").write_text(Path(".config").read_text())
     resolved = attention_kernels.prepare_device(config.target, config.model)
     plan = RunPlan(run_dir, run_dir.name, name, 0, STEPS, plan_batch(4, 2, 1, 16))
-    attention = variant(name, config.model, AlternationSettings.from_symbols(symbols)).attention
+    attention = variant(name, config.model, AlternationSettings.from_symbols(symbols)).parts
     with attention_kernels.attention_context(resolved, config.model.dropout):
         Run(plan, config, resolved, attention, stop or Stop()).train()
     return run_dir
@@ -298,12 +298,12 @@ def test_another_configuration_and_other_data_are_refused(
 def test_the_process_restarts_with_the_environment_of_the_run(finished: Path, tmp_path: Path) -> None:
     run_dir = copy_of(finished, tmp_path)
     content = json.loads((run_dir / "run.json").read_text())
-    content["environment"]["variables"] = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
+    content["environment"]["variables"] = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     content.pop("seal", None)
     (run_dir / "run.json").write_text(json.dumps(content))
     environment = run_record.load(run_dir)
     found = command.run_environment(environment)
-    assert (found["MKL_CBWR"], found["OMP_NUM_THREADS"]) == ("COMPATIBLE", "1")
+    assert (found["CUBLAS_WORKSPACE_CONFIG"], found["OMP_NUM_THREADS"]) == (":4096:8", "1")
     environment_here = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-m", "scripts.record", f"--run={run_dir}", "--step=1", f"--out={tmp_path / 'out'}"],

@@ -104,6 +104,26 @@ def test_a_result_is_saved_until_the_source_changes(
     assert asked == [["B", "LEAKY"], ["LEAKY"], ["B"]]
 
 
+@pytest.mark.parametrize("arm", ["B+MLP=leaky", "LEAKY+AQN=mild", "RALEARN+WIDTH=match:LEAKY"])
+def test_a_changed_file_is_examined_again_in_every_arm_that_uses_it(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, arm: str
+) -> None:
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    config = configuration(texts, 4)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=tmp_path / "data"))
+    asked: list[list[str]] = []
+
+    def examined(variants: list[str], *arguments: object) -> dict[str, Examination]:
+        asked.append(variants)
+        return {name: dataclasses.replace(examination(), variant=name) for name in variants}
+
+    monkeypatch.setattr(admit, "examine_variants", examined)
+    for text in ("x = 1\n", "x = 1\n", "x = 2\n"):
+        (tmp_path / "leaky.py").write_text(text)
+        admit.examine_cached(["B", arm], config, ALTERNATION, autocast=False)
+    assert asked == [["B", arm], [arm]]
+
+
 def test_a_crash_is_not_saved(tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configuration(texts, 4)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, directory=tmp_path / "data"))

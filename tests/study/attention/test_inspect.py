@@ -36,6 +36,7 @@ from study.attention.data import (
 from study.attention.figures import even_spread, map_figure, maps_by_head, ratios
 from study.attention.page import attention_document
 from study.report import write
+from tests.checkout import link_project
 from tests.study.sample_records import a_record, edit
 
 ROOT = Path(__file__).parents[3]
@@ -51,8 +52,7 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workplace = tmp_path_factory.mktemp("workplace")
-    for part in ("Kconfig", "gpt2", "ra", "study", "kconfig", "pages", "numerics", "scripts", "defconfigs"):
-        (workplace / part).symlink_to(ROOT / part)
+    link_project(workplace)
     assignments = [f"CONFIG_{setting}" for setting in SETTINGS]
     command = [
         sys.executable,
@@ -76,7 +76,7 @@ def a_run(folder: Path, config_file: Path, name: str, swap: tuple[int, ...] = ()
     symbols = read_symbols(config_file)
     config = Config.from_symbols(symbols)
     model = build_model(
-        config.model, variant(name, config.model, AlternationSettings.from_symbols(symbols)).attention
+        config.model, variant(name, config.model, AlternationSettings.from_symbols(symbols)).parts
     )
     initialise(model, seed)
     with torch.no_grad():

@@ -9,6 +9,7 @@ import pytest
 from gpt2.config.config import Config
 from gpt2.hardware import resolve
 from gpt2.memory.prediction import predict
+from gpt2.model.transformer import ModelParts
 from kconfig.targets import symbols_for_target
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -37,9 +38,9 @@ def test_the_documented_peaks_of_the_2025_study_are_predicted(
             learning_rate_multiplier=alternation.learning_rate_multiplier,
         )
 
-    attention = naive if name == "RALEARN" else chosen.attention
+    parts = ModelParts(attention=naive) if name == "RALEARN" else chosen.parts
     monkeypatch.setattr("gpt2.train.step.linear_cross_entropy", naive_loss)
-    peak = predict(dataclasses.replace(work, attention=attention)).peak_bytes
+    peak = predict(dataclasses.replace(work, parts=parts)).peak_bytes
     documented = re.search(
         rf"^\| {name} as in the 2025 report \| ([\d.]+) GiB", DOCUMENT.read_text(), re.MULTILINE
     )

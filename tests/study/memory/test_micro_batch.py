@@ -11,6 +11,8 @@ from gpt2.memory.measure import measure
 from gpt2.memory.prediction import predict
 from gpt2.memory.workload import StepWorkload
 from gpt2.model import cpu_linear
+from gpt2.model.transformer import ModelParts
+from ra.names import published_variants
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.memory.micro_batch import MARGIN, MemoryPlanError, Predictions, require_free
@@ -70,7 +72,7 @@ def test_a_failed_prediction_is_reported_and_the_plan_continues(config: Config) 
         raise RuntimeError("needs a real tensor\nsecond line")
 
     predictions = on(config, 400)
-    custom = Variant("OWN", broken, "OWN")  # type: ignore[arg-type]
+    custom = Variant("OWN", ModelParts(attention=broken), "OWN", MODEL)  # type: ignore[arg-type]
     assert predictions.choose_batch([VARIANTS[0], custom]).effective == 512
     reason = predictions.unpredictable(custom, 4)
     assert reason == "the memory of OWN cannot be predicted (RuntimeError: needs a real tensor)"
@@ -115,6 +117,17 @@ def test_on_a_cpu_the_prediction_of_every_phase_equals_the_allocated_bytes(
     """Backward's peak is at its end with few tokens and many words, and at its beginning with many tokens."""
     model = dataclasses.replace(MODEL, width=width, vocabulary=vocabulary, padded_vocabulary=vocabulary + 12)
     settings = dataclasses.replace(ALTERNATION, recompute="recomputed" in name)
-    attention = variant(name.split(",")[0], model, settings).attention
+    attention = variant(name.split(",")[0], model, settings).parts
     work = StepWorkload(model, config.optimizer, attention, micro, accumulation, "cpu", "float32")
     assert predict(work).timeline.by_phase() == measure(work, "cpu").allocated
+
+
+@pytest.mark.parametrize(
+    "name", ["B+NORM=rms+MLP=swiglu+POSITION=rotary", "RALEARN+POSITION=rotary", *published_variants()]
+)
+def test_on_a_cpu_the_prediction_of_every_arm_is_near_the_allocated_bytes(config: Config, name: str) -> None:
+    """Kernels of small vectors and scalars allocate a few bytes that no tensor has."""
+    model = dataclasses.replace(MODEL, width=64, vocabulary=500, padded_vocabulary=512)
+    parts = variant(name, model, ALTERNATION).parts
+    work = StepWorkload(model, config.optimizer, parts, 4, 2, "cpu", "float32")
+    assert predict(work).timeline.by_phase() == pytest.approx(measure(work, "cpu").allocated, rel=2e-3)

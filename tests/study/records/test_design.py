@@ -58,7 +58,7 @@ def verdict(folder: Path) -> Any:
 
 
 def test_the_primary_verdict_is_named_on_every_form(tmp_path: Path) -> None:
-    report = write.write_report(planned(tmp_path))
+    report = write.write_report(planned(tmp_path, effect=-0.025))
     assert (report.verdicts[0].word, report.verdicts[0].role) == (BETTER, PRIMARY)
     for text in (
         rendered.markdown(report),
@@ -74,6 +74,14 @@ def test_the_primary_verdict_is_named_on_every_form(tmp_path: Path) -> None:
     assert content["verdicts"][0]["role"] == "primary"
     assert content["verdicts"][0]["exaggeration"] >= 1
     assert content["design"]["primary"]["sha256"] == report.design.primary.digest  # type: ignore[union-attr]
+
+
+def test_an_estimate_that_is_not_too_large_is_not_doubted(tmp_path: Path) -> None:
+    report = write.write_report(planned(tmp_path, effect=-0.05))
+    exaggeration = report.verdicts[0].exaggeration
+    assert exaggeration is not None
+    assert exaggeration < 1.05
+    assert "only differences above" not in rendered.markdown(report)
 
 
 def test_a_plan_without_a_primary_comparison_says_that_all_verdicts_are_exploratory(tmp_path: Path) -> None:

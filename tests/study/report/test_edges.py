@@ -253,8 +253,8 @@ def test_no_sentence_names_an_absent_arm(tmp_path: Path) -> None:
 def test_the_name_of_a_run_is_explained_by_an_example_of_the_study(tmp_path: Path) -> None:
     report = build.build_report(a_study(tmp_path, variants=("B", "SHP2")))
     assert summary.run_names(report) == (
-        "A run is named by its variant and its seed: B0 is B with seed 0; a dot separates a variant that ends in a "
-        "digit from its seed, as in SHP2.0."
+        "A run is named by its variant and its seed: B0 is B with seed 0; a dot separates a name with modifiers or "
+        "a final digit from the seed, as in SHP2.0."
     )
 
 
@@ -339,3 +339,10 @@ def test_small_differences_are_printed_with_their_digits_and_zero_without_a_sign
 def test_the_report_needs_no_torch() -> None:
     code = "import sys, scripts.report, study.report.write; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(runs.__file__).parents[2]).returncode == 0
+
+
+def test_an_arm_with_standard_attention_is_compared_with_the_control_arms() -> None:
+    for name in ("B+LR=1e-3", "RAALL+NORM=rms", "RA:0+WD=0", "RMS", "SWIGLU+LR=1e-3"):
+        assert summary.contrast(name) == "the control arms"
+    for name in ("RALEARN", "GATED+LR=1e-3", "RALEARN+NORM=rms", "A_FILE_THAT_IS_GONE"):
+        assert summary.contrast(name) == "standard attention"

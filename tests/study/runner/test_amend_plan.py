@@ -55,12 +55,21 @@ class Place:
         def replan(batch: BatchPlan) -> Plan:
             return self.make(*names, batch=batch, time_steps=time_steps)
 
-        return amend_plan.with_variants(self.folder, plan, self.variants(*names), replan)
+        variants = self.variants(*names)
+        optimizers = {name: variants[name].configure(self.config).optimizer for name in names}
+        return amend_plan.with_variants(self.folder, plan, variants, optimizers, replan)
 
 
 def wsd(config: Config) -> Config:
     optimizer = dataclasses.replace(config.optimizer, schedule="wsd", decay_fraction=0.2)
     return dataclasses.replace(config, optimizer=optimizer)
+
+
+def restored(plan: Plan, folder: Path, config: Config) -> Plan:
+    optimizers = {
+        name: variant(name, config.model, ALTERNATION).configure(config).optimizer for name in plan.variants
+    }
+    return amend_plan.restore_counts(plan, amend_plan.recorded_schedules(folder), optimizers)
 
 
 def on_record(folder: Path, name: str, **schedule: Any) -> None:
@@ -80,7 +89,7 @@ def test_a_rebuilt_plan_has_the_warm_up_of_existing_runs(
     on_record(tmp_path, "B", iterations=first.iterations, **known)
     slower = place.make("B", "RALEARN", time_steps=steady({"B": 4.0, "RALEARN": 6.0}))
     assert (slower.variants["B"].warmup_iterations or 0) < (first.warmup_iterations or 0)
-    plan = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), place.config.optimizer)
+    plan = restored(slower, tmp_path, place.config)
     assert plan.variants["B"] == first
     assert plan.variants["RALEARN"] == slower.variants["RALEARN"]
 
@@ -91,7 +100,7 @@ def test_a_recorded_warm_up_takes_precedence_over_a_computed_one(config: Config,
     count = plan.variants["B"].iterations
     assert warmup_iterations(count, config.optimizer.warmup_fraction) != 17
     on_record(tmp_path, "B", iterations=count, warmup_iterations=17)
-    built = amend_plan.restore_counts(plan, amend_plan.recorded_schedules(tmp_path), place.config.optimizer)
+    built = restored(plan, tmp_path, place.config)
     assert built.variants["B"].warmup_iterations == 17
 
 
@@ -153,7 +162,7 @@ def test_a_rebuilt_plan_gives_every_variant_the_recorded_count(config: Config, t
     on_record(tmp_path, "B", iterations=3602)
     plan = place.make("B", "RALEARN")
     assert plan.variants["B"].iterations < 3602
-    built = amend_plan.restore_counts(plan, amend_plan.recorded_schedules(tmp_path), config.optimizer)
+    built = restored(plan, tmp_path, config)
     assert {row.iterations for row in built.variants.values()} == {3602}
 
 
@@ -239,3 +248,16 @@ def test_a_variant_that_never_fits_is_refused_and_the_plan_is_unchanged(
         place.add(plan, "B", "RALEARN")
     assert "\n" not in str(caught.value)
     assert plan_file.read(tmp_path) == plan
+
+
+def test_an_arm_with_a_warm_up_of_its_own_has_it_under_wsd(config: Config, tmp_path: Path) -> None:
+    place, arm = Place(wsd(config), tmp_path), "B+WARMUP=0.5"
+    alone = place.make(arm, time_steps=steady({arm: 2.0}))
+    for plan in (place.make("B", arm), place.add(place.make("B"), "B", arm), place.add(alone, "B")):
+        rows = plan.variants
+        assert rows["B"].iterations == rows[arm].iterations
+        assert rows[arm].warmup_iterations == warmup_iterations(rows[arm].iterations, 0.5)
+        assert rows["B"].warmup_iterations != rows[arm].warmup_iterations
+    on_record(tmp_path, "B", iterations=1000, warmup_iterations=20)
+    rows = restored(place.make("B", arm), tmp_path, place.config).variants
+    assert (rows["B"].warmup_iterations, rows[arm].warmup_iterations) == (20, 500)

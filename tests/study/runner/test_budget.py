@@ -125,9 +125,9 @@ class Study:
             machine.process(math.nan)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(Stepper, "step", step)
-                attentions = {name: variant(name, self.config.model, ALTERNATION).attention for name in names}
+                timed = {name: variant(name, self.config.model, ALTERNATION) for name in names}
                 found: Mapping[str, list[float]] = measure_steps(
-                    self.config, self.resolved, attentions, batch, seconds, Stop(), machine.now,
+                    self.config, self.resolved, timed, batch, seconds, Stop(), machine.now,
                     after_warm_up=lambda: timed_from.append(steps[0]),
                 )  # fmt: skip
             assert timed_from == [WARM_UP_STEPS * len(names)]
@@ -155,7 +155,7 @@ class Study:
         with pytest.MonkeyPatch.context() as patch:
             machine.patch(patch)
             patch.setattr(metrics_log, "print_event", lambda line: None)
-            attention = variant(name, self.config.model, ALTERNATION).attention
+            attention = variant(name, self.config.model, ALTERNATION).parts
             run = Run(run_plan, self.config, self.resolved, attention, Stop())
             run.clocks = Clocks(now=machine.now)
             patch.setattr(run.stepper, "step", machine.step)

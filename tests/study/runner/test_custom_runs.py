@@ -11,7 +11,7 @@ from gpt2.artifacts import run_record
 from gpt2.memory.prediction import predict
 from gpt2.memory.workload import StepWorkload
 from gpt2.model.init import initialise, keyed_normal, shared_names, weights_digest
-from gpt2.model.transformer import CausalSelfAttention, UnsetLinear
+from gpt2.model.transformer import CausalSelfAttention, ModelParts, UnsetLinear
 from gpt2.system.signals import Stop
 from gpt2.train.step import build_model
 from gpt2.train.trainer import Run
@@ -114,7 +114,7 @@ def test_custom_parameters_retain_the_values_of_their_module_and_unset_ones_are_
 ) -> None:
     config = small_runs.configuration(texts, 4)
     plain = build_model(config.model, None)
-    model = build_model(config.model, lambda layer: Rich())
+    model = build_model(config.model, ModelParts(attention=lambda layer: Rich()))
     before = {name: value.clone() for name, value in model.named_parameters()}
     initialise(plain, 3)
     named = initialise(model, 3)
@@ -141,7 +141,7 @@ def test_the_weights_digest_covers_exactly_the_shared_tensors(texts: Path) -> No
     initialise(plain, 3)
     standard = weights_digest(plain, 3)
     for create in CUSTOM.values():
-        model = build_model(config.model, lambda layer, create=create: create())  # type: ignore[misc]
+        model = build_model(config.model, ModelParts(attention=lambda layer, create=create: create()))  # type: ignore[misc]
         initialise(model, 3)
         assert weights_digest(model, 3) == standard
         shared = set(shared_names(model))
@@ -159,6 +159,7 @@ def test_the_memory_of_a_variant_with_custom_parameters_is_predicted(texts: Path
     config = small_runs.configuration(texts, 4)
     before = torch.get_rng_state()
     standard = predict(StepWorkload(config.model, config.optimizer, None, 2, 2, "cpu", "float32"))
-    work = StepWorkload(config.model, config.optimizer, lambda layer: CUSTOM[name](), 2, 2, "cpu", "float32")
+    parts = ModelParts(attention=lambda layer: CUSTOM[name]())
+    work = StepWorkload(config.model, config.optimizer, parts, 2, 2, "cpu", "float32")
     assert (predict(work).peak_bytes > standard.peak_bytes) == (name != "ANOTHER")
     assert torch.equal(torch.get_rng_state(), before)

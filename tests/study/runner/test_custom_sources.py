@@ -48,6 +48,14 @@ def test_a_changed_source_of_a_started_run_is_refused_and_nothing_is_lost(
     assert keep(tmp_path, begun=True) == "first idea\n"
 
 
+def test_the_file_whose_cost_is_matched_may_not_change_either(tmp_path: Path, source: Path) -> None:
+    arm = "B+WIDTH=match:MINE"
+    snapshot_sources(tmp_path / "study", ["B", arm], lambda name: False)
+    source.write_text("second idea\n")
+    with pytest.raises(SourceError, match="differs from the source"):
+        snapshot_sources(tmp_path / "study", ["B", arm], lambda name: name == arm)
+
+
 def test_a_study_of_built_in_variants_saves_no_source(tmp_path: Path) -> None:
     snapshot_sources(tmp_path, ["B", "RALEARN", "RA:5-7,9"], lambda name: True)
     assert list(tmp_path.iterdir()) == []

@@ -39,6 +39,11 @@ def test_a_cosine_is_refused_with_the_fix(finished: Place) -> None:
     assert "CONFIG_STUDY_NAME" in message
 
 
+def test_noise_is_refused_because_it_depends_on_the_planned_iterations(tmp_path: Path, texts: Path) -> None:
+    place = Place(tmp_path, configuration(texts), ("B", "B+AQN=mild"))
+    assert "B+AQN=mild cannot be extended: the size of its noise depends" in place.refusal()
+
+
 @pytest.mark.parametrize("status", ["failed", "interrupted", "running"])
 def test_an_unfinished_run_is_named(finished: Place, status: str) -> None:
     finished.alter("RALEARN", status=status)

@@ -250,7 +250,8 @@ def test_a_rebuilt_plan_has_the_counts_of_existing_runs(config: Config, tmp_path
     variants = {name: variant(name, config.model, ALTERNATION) for name in NAMES}
     slower = planner.make_plan(config, settings, resolved(), variants, steady(dict.fromkeys(NAMES, 3.0)))
     assert slower.variants["RAALL"].iterations < began
-    restored = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), config.optimizer)
+    optimizers = dict.fromkeys(NAMES, config.optimizer)
+    restored = amend_plan.restore_counts(slower, amend_plan.recorded_schedules(tmp_path), optimizers)
     assert {(row.iterations, row.tokens) for row in restored.variants.values()} == {
         (began, first.variants["RAALL"].tokens)
     }

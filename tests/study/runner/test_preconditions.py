@@ -19,6 +19,18 @@ def study(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(("line", "differs"), [('""', False), ('"1e-3 2e-3"', True)])
+def test_a_study_of_an_older_version_tuned_no_learning_rate(study: Path, line: str, differs: bool) -> None:
+    now = f"{TEXT}CONFIG_LEARNING_RATES={line}\nCONFIG_GPT2_HARD_LIMIT=0\n"
+    for path in (study, *study.glob("runs/*")):
+        (path / "config").write_text(f"{TEXT}CONFIG_GPT2_HARD_LIMIT=0\n")
+    if differs:
+        with pytest.raises(StudyError, match='CONFIG_LEARNING_RATES: "" -> "1e-3 2e-3"'):
+            refuse_another_configuration(study, now)
+    else:
+        refuse_another_configuration(study, now)
+
+
 def content(study: Path) -> dict[str, bytes]:
     paths = (path for path in study.rglob("*") if path.is_file() and path.name != "lock")
     return {str(path.relative_to(study)): path.read_bytes() for path in paths}

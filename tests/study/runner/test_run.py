@@ -48,7 +48,7 @@ class Child:
 
 def ended(study: Study, status: int, written: str | None, before: str | None = None) -> dict[str, Any]:
     """The record after a process that wrote one of status `written` ended with `status`."""
-    folder = study.run_dir("B", 0)
+    folder = study.runs.folder("B", 0)
     folder.mkdir(parents=True, exist_ok=True)
     record = a_record("B", 0, 4.0)
     if before:
@@ -74,7 +74,7 @@ def study(a100_config: Config) -> Study:
 def test_a_finished_run_is_finished_for_any_exit_of_its_process(study: Study, status: int) -> None:
     found = ended(study, status, "finished", before="interrupted")
     assert (found["status"], found["error"]) == ("finished", None)
-    assert study.status("B", 0) == "finished"
+    assert study.runs.status("B", 0) == "finished"
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", None])
@@ -89,7 +89,7 @@ def test_a_record_older_than_the_process_does_not_show_its_end(study: Study) -> 
 
 
 def test_a_variant_with_a_result_or_a_checkpoint_protects_its_source(study: Study) -> None:
-    folder = study.run_dir("B", 0)
+    folder = study.runs.folder("B", 0)
     folder.mkdir(parents=True)
     assert not study.has_checkpoint_or_result("B")
     files.write_json(folder / "run.json", a_record("B", 0, 4.0) | {"status": "failed"})

@@ -67,7 +67,7 @@ def test_a_safe_study_name_is_below_the_results_folder(name):
     [
         ("", "names no variant"),
         ("  ", "names no variant"),
-        ("B RAALL B", "names B twice"),
+        ("B RAALL B", "B is named twice"),
         ("B RALERN", "did you mean RALEARN?"),
         ("B RA:4-6", "layers 0 to 3"),
         ("B,RAALL", "no variant"),

@@ -31,7 +31,7 @@ def test_the_estimate_covers_a_real_checkpoint(tmp_path: Path) -> None:
         device="cpu",
         dtype="float32",
         compile=False,
-        attention=None,
+        parts=None,
     )
     stepper.step(torch.randint(0, 1000, (2, 33)), 0, 10)
     saved = checkpoint.save(tmp_path, 1, stepper.state(), {})

@@ -1,0 +1,1 @@
+"""Adaptive Quantization Noise (QeRL): noise on the weights of norms during training."""

@@ -1,0 +1,220 @@
+"""Match the calls of two records: by name, by module path whatever the class, by order, by a map of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from numerics.compare.table.step_record import Call, StepRecord
+from numerics.dump_files import read_json
+from numerics.errors import NumericsError
+
+NameMap = Mapping[str, str | Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A call of the target and one of the golden record; None where a side has no such call.
+
+    how: "name", "path" (another class), "order" (another number or name), "map", or "" where unmatched.
+    """
+
+    target: Call | None
+    golden: Call | None
+    how: str = ""
+
+    @property
+    def call(self) -> Call:
+        """Return the golden call, else the target's."""
+        found = self.golden or self.target
+        assert found is not None
+        return found
+
+
+def read_map(path: Path) -> NameMap:
+    """Read a map of names, {target: golden}: module paths, or names of rows. A list names the parts of a layer."""
+    content = read_json(path, "correct it")
+    if not isinstance(content, dict) or not all(map(_is_name, content.values())):
+        raise NumericsError(f'{path} is no map of names; fix: write {{"target name": "golden name"}}')
+    return content
+
+
+def _is_name(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) for name in names)
+
+
+def match_calls(target: StepRecord, golden: StepRecord, names: dict[str, str]) -> list[Pair]:
+    """Return every call of both records once, in the order of execution; forward before backward."""
+    return _Matching(target, golden, names).pairs()
+
+
+def recorded_by_both(pair: Pair) -> Pair:
+    """Return the pair with what both msProbe and numerics.Recorder record of a function.
+
+    msProbe sees arguments as the caller wrote them, by position or by name. Its backward of a function is that of the
+    last autograd node, which may have other results: a linear layer's is the view of a product.
+    """
+    target, golden = pair.target, pair.golden
+    if target is None or golden is None or target.is_module:
+        return pair
+    both = target.inputs.keys() & golden.inputs.keys()
+    sides = [
+        replace(
+            call,
+            inputs={place: value for place, value in call.inputs.items() if place in both},
+            outputs={} if call.backward else call.outputs,
+        )
+        for call in (target, golden)
+    ]
+    return replace(pair, target=sides[0], golden=sides[1])
+
+
+OPERATOR = re.compile(r"Tensor\.(?:(?:__)?(add|sub|mul|matmul)(?:__)?|__r(add|mul)__)")
+Signature = Callable[[Call], Hashable]
+
+
+class _Matching:
+    def __init__(self, target: StepRecord, golden: StepRecord, names: dict[str, str]) -> None:
+        self.target, self.golden, self.names = target, golden, names
+        self.paths = {name: other for name, other in names.items() if name not in target.calls}
+        self.matched: dict[str, tuple[str, str]] = {}  # target -> golden, how
+        self.taken: set[str] = set()
+
+    def pairs(self) -> list[Pair]:
+        for name, other in self.names.items():
+            if name in self.target.calls and other in self.golden.calls:
+                self._add(name, other, "map")
+        for backward in (False, True):
+            if backward:
+                self._backward_as_forward()
+            self._modules(backward)
+            self._functions(backward)
+        return self._ordered()
+
+    def _add(self, name: str, other: str, how: str) -> None:
+        if name not in self.matched and other not in self.taken:
+            self.matched[name] = other, how
+            self.taken.add(other)
+
+    def _free(self, record: StepRecord, backward: bool, modules: bool) -> list[Call]:
+        used = self.matched if record is self.target else self.taken
+        return [
+            call
+            for call in record.calls.values()
+            if call.backward == backward and call.is_module == modules and call.name not in used
+        ]
+
+    def _path(self, path: str) -> str:
+        """Return the golden path of a target's module."""
+        parts = path.split(".")
+        for length in range(len(parts), 0, -1):
+            start = ".".join(parts[:length])
+            if start in self.paths:
+                return ".".join(filter(None, (self.paths[start], *parts[length:])))
+        return path
+
+    def _modules(self, backward: bool) -> None:
+        others = {(call.path, call.number): call for call in self._free(self.golden, backward, True)}
+        for call in self._free(self.target, backward, True):
+            path = self._path(call.path)
+            other = others.get((path, call.number))
+            if other is not None:
+                how = "map" if path != call.path else "name" if other.name == call.name else "path"
+                self._add(call.name, other.name, how)
+        mine, theirs = self._free(self.target, backward, True), self._free(self.golden, backward, True)
+        for call, other in _align(mine, theirs, (_structure, _type)):
+            self._add(call.name, other.name, "order")
+            self.paths.setdefault(call.path, other.path)
+
+    def _functions(self, backward: bool) -> None:
+        """Match functions within the same module by their order: a call more shifts the numbers of the others."""
+        groups: dict[Hashable, tuple[list[Call], list[Call]]] = {}
+        for side, record in enumerate((self.target, self.golden)):
+            for call in self._free(record, backward, False):
+                groups.setdefault(self._place(call, record), ([], []))[side].append(call)
+        for mine, theirs in groups.values():
+            for call, other in _align(mine, theirs, (_structure, _label)):
+                self._add(call.name, other.name, "name" if call.name == other.name else "order")
+
+    def _place(self, call: Call, record: StepRecord) -> Hashable:
+        outer = record.within(call.name)
+        if outer is None:
+            return None
+        paired = outer in (self.matched if record is self.target else self.taken)
+        mixed = self.target.by_msprobe != self.golden.by_msprobe
+        if mixed and not paired and record.within(outer) is None:
+            return None  # the root, which msProbe does not record
+        if record is self.target:
+            return self.matched[outer][0] if paired else (outer,)
+        return outer
+
+    def _backward_as_forward(self) -> None:
+        forwards = {call.forward_name: call.name for call in self._free(self.golden, True, True)}
+        forwards |= {call.forward_name: call.name for call in self._free(self.golden, True, False)}
+        for call in self.target.calls.values():
+            if call.backward and call.forward_name in self.matched:
+                other, how = self.matched[call.forward_name]
+                if other in forwards:
+                    self._add(call.name, forwards[other], how)
+
+    def _ordered(self) -> list[Pair]:
+        """Return the pairs in the golden order. A call of the target alone follows its neighbour there."""
+        position = {name: (index, 0) for index, name in enumerate(self.golden.calls)}
+        found = [
+            (position[name], Pair(None, call))
+            for name, call in self.golden.calls.items()
+            if name not in self.taken
+        ]
+        first_backward = sum(not call.backward for call in self.golden.calls.values())
+        last = (-1, 0)
+        for extra, (name, call) in enumerate(self.target.calls.items(), 1):
+            if call.backward and last[0] < first_backward - 1:
+                last = (first_backward - 1, 0)
+            if name in self.matched:
+                other, how = self.matched[name]
+                last = position[other]
+                found.append((last, Pair(call, self.golden.calls[other], how)))
+            else:
+                found.append(((last[0], extra), Pair(call, None)))
+        return [pair for _, pair in sorted(found, key=lambda item: item[0])]
+
+
+def _structure(call: Call) -> Hashable:
+    sizes = tuple(
+        value.shape for value in (*call.inputs.values(), *call.parameters.values(), *call.outputs.values())
+    )
+    return call.type or _label(call), sizes
+
+
+def _label(call: Call) -> Hashable:
+    """Return what a function is. x + 1, 1 + x and x.add(1) are one: torch gives the recorder one name for them."""
+    found = OPERATOR.fullmatch(call.path)
+    return f"Tensor.{found[1] or found[2]}" if found else call.path
+
+
+def _type(call: Call) -> Hashable:
+    return call.type
+
+
+def _align(
+    mine: Sequence[Call], theirs: Sequence[Call], signatures: Sequence[Signature]
+) -> list[tuple[Call, Call]]:
+    """Align two sequences by the first signature, and what is between the aligned calls by the next."""
+    if not mine or not theirs or not signatures:
+        return []
+    of = signatures[0]
+    if [_label(call) for call in mine] == [_label(call) for call in theirs] and not mine[0].is_module:
+        return list(zip(mine, theirs, strict=True))
+    blocks = SequenceMatcher(None, [of(call) for call in mine], [of(call) for call in theirs], autojunk=False)
+    found: list[tuple[Call, Call]] = []
+    here, there = 0, 0
+    for block in blocks.get_matching_blocks():
+        found += _align(mine[here : block.a], theirs[there : block.b], signatures[1:])
+        here, there = block.a + block.size, block.b + block.size
+        found += zip(mine[block.a : here], theirs[block.b : there], strict=True)
+    return found

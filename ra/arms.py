@@ -1,0 +1,194 @@
+"""Parse the name of an arm: an attention with modifiers, such as B+NORM=rms+LR=1e-3. Needs no torch.
+
+    arm      = attention { "+" modifier }
+    modifier = NORM=<part> | MLP=<part> | POSITION=<part>           a file of ra/published or ra/custom
+             | WIDTH=match[:<attention>] | WIDTH=flops[:<attention>]   the width of equal parameters, or of equal FLOPs
+             | AQN=mild | AQN=qerl | AQN=strong | AQN=<start>:<end>   noise on the norms during training (aqn)
+             | LR=<number> | WD=<number> | BETA2=<number> | WARMUP=<number>   of the optimizer
+
+Each modifier appears once. Their order does not matter, and an arm keeps the spelling of its name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aqn.schedule import NoiseError, NoiseSchedule, parse_noise
+from gpt2.config.config import OPTIMIZER_NUMBERS
+from gpt2.config.dotconfig import number_in
+from ra.names import (
+    PATTERNS,
+    VariantError,
+    custom_variants,
+    files_with,
+    published_variants,
+    reciprocal_layers,
+)
+
+PARTS = {"NORM": "norm", "MLP": "mlp", "POSITION": "position"}  # modifier -> function of the file
+RECIPE = {  # modifier -> field of OptimizerConfig
+    "LR": "learning_rate",
+    "WD": "weight_decay",
+    "BETA2": "beta2",
+    "WARMUP": "warmup_fraction",
+}
+WIDTH, AQN = "WIDTH", "AQN"
+COSTS = {"match": "parameters", "flops": "FLOPs per token"}  # value of WIDTH -> the cost that is matched
+KEYS = (*PARTS, WIDTH, AQN, *RECIPE)
+GRAMMAR = (
+    "ATTENTION[+NORM=rms][+MLP=swiglu][+POSITION=rotary][+WIDTH=match:RALEARN][+AQN=mild][+LR=1e-3][+WD=0.1]"
+)
+EXAMPLES = {"LR": "LR=1e-3", "WD": "WD=0.1", "BETA2": "BETA2=0.99", "WARMUP": "WARMUP=0.1"}
+BASELINE = "B"
+ANY_LAYERS = 10_000  # more than any model has
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A parsed arm. parts: function of a file -> the file's variant. recipe: field of OptimizerConfig -> value.
+
+    match: the cost that is matched, and the attention that has it; None: the study's width. noise: on the norms.
+    """
+
+    name: str
+    attention: str
+    parts: tuple[tuple[str, str], ...] = ()
+    match: tuple[str, str] | None = None
+    noise: NoiseSchedule | None = None
+    recipe: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def meaning(self) -> tuple[object, ...]:
+        """Equal for two arms that train the same model in the same way, such as RMS and B+NORM=rms."""
+        defined = {
+            part for part in ("attention", "recipe", *PARTS.values()) if self.attention in files_with(part)
+        }
+        attention = BASELINE if defined and "attention" not in defined else self.attention
+        parts = dict.fromkeys(defined & set(PARTS.values()), self.attention) | dict(self.parts)
+        recipe_of = self.attention if "recipe" in defined else ""
+        return attention, frozenset(parts.items()), self.match, self.noise, frozenset(self.recipe), recipe_of
+
+    @property
+    def model_name(self) -> str:
+        """The name without the settings of the optimizer: arms with one model have one examination."""
+        return self._without(*RECIPE)
+
+    @property
+    def parts_name(self) -> str:
+        """The name of the attention and the other parts alone, at any width."""
+        return self._without(*RECIPE, WIDTH)
+
+    @property
+    def file_variants(self) -> tuple[str, ...]:
+        """The variants whose files build this arm, or decide its width."""
+        attentions = (self.attention, *(self.match[1:] if self.match else ()))
+        files = [name for name in attentions if name not in PATTERNS and not name.startswith("RA:")]
+        return tuple(dict.fromkeys((*files, *(file for _, file in self.parts))))
+
+    def _without(self, *keys: str) -> str:
+        return "+".join(part for part in self.name.split("+") if part.partition("=")[0] not in keys)
+
+
+def parse_arm(name: str, layers: int = ANY_LAYERS) -> Arm:
+    """Parse the name of an arm. VariantError for an unknown attention, modifier or value, and for one given twice.
+
+    layers: of the model, to check that it has the layers of RA:...
+    """
+    attention, *modifiers = name.split("+")
+    reciprocal_layers(attention, layers)
+    parts: dict[str, str] = {}
+    recipe: dict[str, float] = {}
+    match: tuple[str, str] | None = None
+    noise: NoiseSchedule | None = None
+    seen: set[str] = set()
+    for modifier in modifiers:
+        key, separator, value = modifier.partition("=")
+        if not separator or key not in KEYS:
+            near = difflib.get_close_matches(key.upper(), KEYS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}=...? " if near else ""
+            raise VariantError(f"{name}: +{modifier} is no modifier; {hint}fix: {GRAMMAR}")
+        if key in seen:
+            raise VariantError(f"{name}: {key} is given twice; fix: give each modifier once")
+        seen.add(key)
+        if key in PARTS:
+            parts[PARTS[key]] = _part(name, key, value)
+        elif key == WIDTH:
+            match = _match(name, value, layers)
+        elif key == AQN:
+            noise = _noise(name, value)
+        else:
+            recipe[RECIPE[key]] = _number(name, key, value)
+    if match and match[1] == attention and not parts:
+        raise VariantError(f"{name}: WIDTH= matches {attention} to itself; fix: WIDTH={match[0]}:ANOTHER")
+    return Arm(name, attention, tuple(parts.items()), match, noise, tuple(recipe.items()))
+
+
+def overview() -> tuple[str, str]:
+    """List the attentions and the grammar of arms, in one line each."""
+    return f"Attentions: {' '.join([*PATTERNS, *files_with('attention')])}", f"Arms: {GRAMMAR}"
+
+
+def with_rate(name: str, rate: str) -> str:
+    """Return the name of the arm at a learning rate."""
+    return f"{name}+LR={rate}"
+
+
+def split_rate(name: str) -> tuple[str, str]:
+    """Return the name of an arm without its learning rate, and the rate; "" without one."""
+    parts = name.split("+")
+    rates = [part.removeprefix("LR=") for part in parts if part.startswith("LR=")]
+    return "+".join(part for part in parts if not part.startswith("LR=")), "".join(rates)
+
+
+def refuse_equal_arms(names: Sequence[str], layers: int = ANY_LAYERS) -> None:
+    """VariantError for two names of one arm."""
+    seen: dict[tuple[object, ...], str] = {}
+    for name in names:
+        meaning = parse_arm(name, layers).meaning
+        if meaning in seen:
+            twice = (
+                f"{name} is named twice"
+                if seen[meaning] == name
+                else f"{seen[meaning]} and {name} are one arm"
+            )
+            raise VariantError(f"{twice}; fix: remove one")
+        seen[meaning] = name
+
+
+def _part(name: str, key: str, value: str) -> str:
+    known = [*published_variants(), *custom_variants()]
+    if value.upper() not in known or value != value.lower():
+        raise VariantError(
+            f"{name}: there is no part {value or '(empty)'}; fix: {key}= takes a file of ra/published or ra/custom "
+            f"with a function {PARTS[key]}, such as {key}={next(iter(files_with(PARTS[key])), 'mine').lower()}"
+        )
+    return value.upper()
+
+
+def _match(name: str, value: str, layers: int) -> tuple[str, str]:
+    cost, separator, other = value.partition(":")
+    if cost not in COSTS or (separator and not other):
+        raise VariantError(
+            f"{name}: WIDTH={value} is malformed; fix: WIDTH=match or WIDTH=flops, with the attention that has the "
+            f"cost, such as WIDTH=match:RALEARN (without one: {BASELINE})"
+        )
+    other = other or BASELINE
+    reciprocal_layers(other, layers)
+    return cost, other
+
+
+def _noise(name: str, value: str) -> NoiseSchedule:
+    try:
+        return parse_noise(value)
+    except NoiseError as error:
+        raise VariantError(f"{name}: {error}") from None
+
+
+def _number(name: str, key: str, value: str) -> float:
+    _, interval = OPTIMIZER_NUMBERS[RECIPE[key]]
+    number = number_in(interval, value)
+    if number is None:
+        raise VariantError(f"{name}: {key}={value} is no number in {interval}; fix: such as {EXAMPLES[key]}")
+    return number

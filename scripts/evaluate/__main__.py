@@ -1,0 +1,46 @@
+"""`make evaluate RUN=results/x/runs/B0 PLATFORM="bf16 int4 foreign:1e-3"`: a trained run on other arithmetic.
+
+Records go to RUN/platforms/. An existing record of the same weights, text, platform and machine is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from aqn.platforms import GRAMMAR, parse_platform
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from pages.document import render_terminal
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts.evaluate")
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--platform", default="")
+    arguments = parser.parse_args(command_arguments(("PLATFORM",), paths="RUN"))
+    names = arguments.platform.split()
+    if len(arguments.runs) != 1:
+        raise UserError(
+            'RUN names no run; fix: make evaluate RUN=results/STUDY/runs/NAME PLATFORM="bf16 int4"'
+        )
+    if not arguments.runs[0].is_dir():
+        raise UserError(
+            f"RUN={arguments.runs[0]} is no folder; fix: make evaluate RUN=results/STUDY/runs/NAME"
+        )
+    if not names:
+        raise UserError(f"PLATFORM names no platform; fix: PLATFORM= one or several of {GRAMMAR}")
+    for name in names:
+        parse_platform(name)
+    export_environment()  # before torch is imported
+    from study.transfer.evaluate import evaluate_run
+    from study.transfer.page import platforms_document
+
+    document = platforms_document(evaluate_run(arguments.runs[0], names))
+    print(render_terminal(document))
+    print(f"\nrecords: {arguments.runs[0] / 'platforms'}")
+
+
+if __name__ == "__main__":
+    run_command(main)

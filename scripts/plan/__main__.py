@@ -1,0 +1,53 @@
+"""`make plan [SPREAD=0.5]`: the runs, hours, disk space and memory of .config's study, and what it will detect.
+
+Nothing is trained or timed. SPREAD: noise of one run in percent of perplexity, where no finished study shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+from gpt2.config.dotconfig import NUMBER, read_text
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from pages.document import render_terminal
+from scripts.study import CONFIG, first_line, load
+from study.sizes.configuration import size_studies
+
+
+def spread(text: str) -> float | None:
+    """Parse SPREAD; None where it is not given."""
+    if not text:
+        return None
+    value = float(text) if NUMBER.fullmatch(text) else math.nan
+    if not 0 < value < 100:
+        raise UserError(
+            f"SPREAD={text} is no noise in percent above 0 and below 100; fix: make plan SPREAD=0.5"
+        )
+    return value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts.plan")
+    parser.add_argument("--spread", default="")
+    given = spread(parser.parse_args(command_arguments(("SPREAD",))).spread)
+    symbols, config, settings = load()
+    print(first_line(config, settings) + "\n", flush=True)
+    from study.planning.forecast import forecast
+    from study.planning.page import plan_document
+    from study.planning.past import find_past_studies
+    from study.planning.power import study_sight
+
+    studies = size_studies(read_text(CONFIG), str(CONFIG), settings) if settings.sizes else []
+    forecasts, sights = [], []
+    for each in [one.symbols for one in studies] or [symbols]:
+        values = {name: entry.value for name, entry in each.entries.items()}
+        past = find_past_studies(settings.results_dir, values)
+        forecasts.append(forecast(each, past))
+        sights.append(study_sight(forecasts[-1].settings, past, given, forecasts[-1].looks))
+    print(render_terminal(plan_document(forecasts, sights)))
+
+
+if __name__ == "__main__":
+    run_command(main)

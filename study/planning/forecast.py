@@ -1,0 +1,232 @@
+"""Forecast a study before its first run: runs, hours, disk space, memory. Nothing is trained or timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpt2.artifacts import run_record
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import Symbols
+from gpt2.hardware.gpu_specs import TargetError
+from gpt2.hardware.resolve import ResolvedTarget, resolve
+from ra.arms import split_rate
+from ra.names import is_control_arm
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from study.analysis.verdict import VERDICT_SEEDS
+from study.memory.micro_batch import MARGIN, MemoryPlanError, Predictions
+from study.planning.past import PastStudy
+from study.records import plan_file
+from study.records.plan_file import LearningRates, Plan, PlanFileError
+from study.runner.preconditions import needed_bytes
+from study.runner.settings import StudySettings
+from study.sweep.rates import FIRST_TUNING_SEED, judged_runs, tuning_runs
+from study.sweep.tuning import diverged
+
+
+@dataclass(frozen=True)
+class Hours:
+    """Seconds of one run of each variant, and the sources of the numbers. train is empty where they are unknown.
+
+    other: seconds of a run besides training; None where they are unknown.
+    """
+
+    train: dict[str, float]
+    train_source: str
+    other: float | None
+    other_source: str
+
+    def of(self, runs: Sequence[tuple[str, int]]) -> float | None:
+        """Hours of these runs; None where the seconds of one are unknown."""
+        names = [name if name in self.train else split_rate(name)[0] for name, _ in runs]
+        if not all(name in self.train for name in names):
+            return None
+        return sum(self.train[name] + (self.other or 0.0) for name in names) / 3600
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """The predicted peak of the hungriest variant, or the reason why there is none. usable: bytes of the device."""
+
+    target: str
+    usable: int
+    micro: int
+    accumulation: int
+    hungriest: str = ""
+    peak: int | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A study of one size. runs: as (variant, seed), the most where learning rates are not chosen yet.
+
+    fewest: the number of runs if all arms get one rate. pending: the runs that are not finished. looks: the numbers of
+    seeds at which the primary arm is judged, the present one last.
+    """
+
+    settings: StudySettings
+    config: Config
+    runs: list[tuple[str, int]]
+    fewest: int
+    pending: list[tuple[str, int]]
+    one_seed: list[tuple[str, int]]
+    looks: tuple[int, ...]
+    hours: Hours
+    disk_bytes: int
+    memory: PeakMemory
+
+
+def forecast(symbols: Symbols, past: Sequence[PastStudy]) -> Forecast:
+    """Forecast the study of these symbols. past: finished studies of the same model and data, the newest first."""
+    config, settings = Config.from_symbols(symbols), StudySettings.from_symbols(symbols)
+    directory = settings.results_dir / settings.name
+    try:
+        plan = plan_file.read(directory)
+    except PlanFileError:
+        plan = None  # `make` rebuilds it
+    rates = plan.learning_rates if plan and plan.learning_rates else settings.rates
+    runs = planned_runs(settings, settings.seeds, rates)
+    longer = planned_runs(settings, settings.seeds + 1, rates)
+    pending = [run for run in runs if not _is_done(settings, run)]
+    resolved = _resolve(config)
+    hours = _hours(config, settings, plan, past, resolved)
+    return Forecast(
+        settings=settings,
+        config=config,
+        runs=runs,
+        fewest=len(planned_runs(settings, settings.seeds, rates, one_rate=True)),
+        pending=pending,
+        one_seed=[run for run in longer if run[1] == settings.seeds],
+        looks=_looks(settings, plan if len(pending) < len(runs) else None),
+        hours=hours,
+        disk_bytes=needed_bytes(
+            config.model, [_iterations(config, plan, name) for name, _ in pending], config.optimizer.schedule
+        ),
+        memory=_memory(symbols, config, settings, plan, resolved),
+    )
+
+
+def planned_runs(
+    settings: StudySettings, seeds: int, rates: LearningRates | None, one_rate: bool = False
+) -> list[tuple[str, int]]:
+    """Return every (variant, seed). Arms without a chosen rate get those that need the most runs, or one_rate."""
+    if rates is None:
+        return [(name, seed) for seed in range(seeds) for name in settings.variants]
+    others = [name for name in settings.variants if not is_control_arm(name)]
+    start = rates.rates[0]
+    most = {name: rates.rates[(1 + place) % len(rates.rates)] for place, name in enumerate(others)}
+    guessed = {name: start if one_rate else most.get(name, start) for name in settings.variants}
+    assumed = replace(rates, chosen=guessed | dict(rates.chosen))
+    return tuning_runs(settings.variants, rates) + judged_runs(settings.variants, seeds, assumed)
+
+
+def _is_done(settings: StudySettings, run: tuple[str, int]) -> bool:
+    """Return whether the run is finished, or is a tuning run that diverged."""
+    folder = settings.results_dir / settings.name / "runs" / run_record.run_name(*run)
+    try:
+        record = run_record.load(folder)
+    except run_record.RecordError:
+        return False
+    return record.status == "finished" or (
+        run[1] >= FIRST_TUNING_SEED and diverged(record.status, record.error)
+    )
+
+
+def _looks(settings: StudySettings, plan: Plan | None) -> tuple[int, ...]:
+    """Return the looks of the primary arm that have a verdict. Fewer seeds than planned do not change the plan.
+
+    plan: None before the first run, when the plan follows CONFIG_SEEDS.
+    """
+    row = plan.variants.get(settings.primary) if plan else None
+    planned = row.looks if row and row.looks else ()
+    if not planned or settings.seeds > planned[-1]:
+        planned = (*planned, settings.seeds)
+    return tuple(seeds for seeds in planned if seeds >= VERDICT_SEEDS)
+
+
+def _resolve(config: Config) -> ResolvedTarget:
+    """Return this machine's device, or the configured target where it is another."""
+    try:
+        return resolve(config.target)
+    except TargetError:
+        return resolve(config.target, planning=True)
+
+
+def _iterations(config: Config, plan: Plan | None, name: str) -> int:
+    """Return the iterations of a run as far as they are known without timing; 0 otherwise."""
+    if plan and plan.arm(name) in plan.variants:
+        return plan.row(name).iterations
+    limits = (config.budget.max_iterations, config.budget.max_tokens // _tokens(config))
+    return min(filter(None, limits), default=0)
+
+
+def _tokens(config: Config) -> int:
+    """Tokens of an iteration."""
+    return config.batch.effective * config.model.block_size
+
+
+def _hours(
+    config: Config,
+    settings: StudySettings,
+    plan: Plan | None,
+    past: Sequence[PastStudy],
+    resolved: ResolvedTarget,
+) -> Hours:
+    here = [study for study in past if study.device == resolved.device_name]
+    train, source = _training(config, settings, plan, here)
+    if not here:
+        return Hours(
+            train, source, None, "evaluation, saving and starting are not included: no finished study"
+        )
+    seconds = here[0].overhead_seconds()
+    return Hours(train, source, seconds, f"{seconds:.0f} s of other time a run, as in {here[0].directory}")
+
+
+def _training(
+    config: Config, settings: StudySettings, plan: Plan | None, here: Sequence[PastStudy]
+) -> tuple[dict[str, float], str]:
+    """Return the training seconds of one run of each variant, and their source."""
+    timed = {name: plan.planned_seconds(name) for name in settings.variants if plan and name in plan.variants}
+    known = {name: seconds for name, seconds in timed.items() if seconds is not None}
+    if len(known) == len(settings.variants):
+        return (
+            known,
+            f"step times measured on this machine ({settings.results_dir / settings.name}/plan.json)",
+        )
+    budget = config.budget
+    limits: list[tuple[float, str]] = []
+    if budget.max_time_seconds:
+        text = f"CONFIG_GPT2_MAX_TIME={budget.max_time_seconds}, which the slowest variant takes"
+        limits.append((float(budget.max_time_seconds), text))
+    if here and (iterations := _iterations(config, None, "")):
+        seconds = iterations * _tokens(config) * here[0].seconds_per_token()
+        limits.append((seconds, f"the speed of the slowest variant in {here[0].directory}"))
+    if not limits:
+        return {}, "no step was timed, no time limit is set, and no finished study shows a speed"
+    seconds, source = min(limits)
+    return dict.fromkeys(settings.variants, seconds), source
+
+
+def _memory(
+    symbols: Symbols, config: Config, settings: StudySettings, plan: Plan | None, resolved: ResolvedTarget
+) -> PeakMemory:
+    predictions = Predictions(config, resolved)
+    alternation = AlternationSettings.from_symbols(symbols)
+    variants = [variant(name, config.model, alternation) for name in settings.variants]
+    target, usable = (
+        f"{resolved.target.name} ({resolved.device_name})",
+        int(resolved.memory_bytes * (1 - MARGIN)),
+    )
+    try:
+        batch = predictions.choose_batch(variants, plan.batch if plan else None)
+    except MemoryPlanError as error:
+        return PeakMemory(target, usable, 0, 0, problem=f"{error}")
+    known = [one for one in variants if not predictions.unpredictable(one, batch.micro)]
+    if not known:
+        reason = predictions.unpredictable(variants[0], batch.micro)
+        return PeakMemory(target, usable, batch.micro, batch.accumulation, problem=reason)
+    hungriest = max(known, key=lambda one: predictions.peak_bytes(one, batch.micro))
+    peak = predictions.peak_bytes(hungriest, batch.micro)
+    return PeakMemory(target, usable, batch.micro, batch.accumulation, hungriest.name, peak)

@@ -1,0 +1,213 @@
+"""The text of `make plan`: the runs and their cost, then what the study will be able to detect. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpt2.hardware.gpu_specs import GIB
+from gpt2.system.resource_errors import free_bytes, gib
+from pages.document import Block, BulletList, Document, Paragraph, Section, Table
+from study.analysis.designs import MOST_CONTROLS, StudyDesign
+from study.analysis.verdict import VERDICT_SEEDS
+from study.planning.forecast import Forecast
+from study.planning.power import Sight, StudySight
+from study.report.sentences import hours_text, seeds_text, size
+from study.stats.statistics import perplexity_percent
+
+NOTHING_RUNS = "This command trains nothing and times nothing."
+
+
+def plan_document(forecasts: Sequence[Forecast], sights: Sequence[StudySight]) -> Document:
+    """The plan of a study, one forecast for each size, and what each detects."""
+    several = len(forecasts) > 1
+    blocks: list[Block] = [
+        runs_table(forecasts),
+        BulletList(
+            [*tuning(forecasts[0]), *sources(forecasts), *disk(forecasts), *memory(forecasts), NOTHING_RUNS]
+        ),
+        *(
+            Section(
+                f"What the study{f' of size {one.config.model.size}' if several else ''} will be able to detect",
+                sight_blocks(one, sight),
+            )
+            for one, sight in zip(forecasts, sights, strict=True)
+        ),
+        BulletList(list(dict.fromkeys(text for sight in sights for text in _remarks(sight)))),
+    ]
+    return Document("", blocks)
+
+
+def runs_table(forecasts: Sequence[Forecast]) -> Table:
+    """Runs, hours, disk space and memory of each size."""
+    columns = {
+        "size": lambda one: one.config.model.size,
+        "arms": lambda one: str(len(one.settings.variants)),
+        "seeds": lambda one: str(one.settings.seeds),
+        "runs": lambda one: _range_of(one.fewest, len(one.runs)),
+        "pending": lambda one: str(len(one.pending)),
+        "time": lambda one: _time(one.hours.of(one.pending)),
+        "one more seed": lambda one: _time(one.hours.of(one.one_seed)),
+        "disk": lambda one: gib(one.disk_bytes),
+        "micro-batch": lambda one: f"{one.memory.micro} x {one.memory.accumulation}",
+        "peak memory": lambda one: gib(one.memory.peak) if one.memory.peak is not None else "unknown",
+    }
+    table = Table.of(forecasts, columns)
+    if len(forecasts) == 1:
+        return table
+    hours = [one.hours.of(one.pending) for one in forecasts]
+    seed = [one.hours.of(one.one_seed) for one in forecasts]
+    total = [
+        "in all", "", "", _range_of(sum(one.fewest for one in forecasts), sum(len(one.runs) for one in forecasts)),
+        str(sum(len(one.pending) for one in forecasts)), _time(_sum(hours)), _time(_sum(seed)),
+        gib(sum(one.disk_bytes for one in forecasts)), "", "",
+    ]  # fmt: skip
+    return Table(table.headings, [*table.rows, total])
+
+
+def _range_of(fewest: int, most: int) -> str:
+    return str(most) if fewest == most else f"{fewest} to {most}"
+
+
+def _sum(hours: Sequence[float | None]) -> float | None:
+    known = [one for one in hours if one is not None]
+    return sum(known) if len(known) == len(hours) else None
+
+
+def _time(hours: float | None) -> str:
+    if hours is None:
+        return "unknown"
+    return hours_text(hours) if hours else "0"
+
+
+def tuning(forecast: Forecast) -> list[str]:
+    """The runs that choose learning rates, and what the number of judged runs depends on."""
+    rates, arms = forecast.settings.rates, len(forecast.settings.variants)
+    if rates is None:
+        return []
+    count = arms * len(rates.rates) * rates.tuning_seeds
+    text = (
+        f"Tuning: {arms} arms x {len(rates.rates)} rates x {seeds_text(rates.tuning_seeds)} = {count} runs."
+    )
+    if forecast.fewest < len(forecast.runs):
+        text += " More judged runs are needed where the chosen rates differ; all other numbers are for the most runs."
+    return [text]
+
+
+def sources(forecasts: Sequence[Forecast]) -> list[str]:
+    """The sources of the hours, each once."""
+    return list(
+        dict.fromkeys(f"Time: {one.hours.train_source}; {one.hours.other_source}." for one in forecasts)
+    )
+
+
+def disk(forecasts: Sequence[Forecast]) -> list[str]:
+    """The disk space that pending runs need, beside the free space."""
+    folder = forecasts[0].settings.results_dir
+    needed, free = sum(one.disk_bytes for one in forecasts), free_bytes(folder)
+    fits = "" if needed <= free else "; fix: free disk space, or set CONFIG_RESULTS_DIR to another disk"
+    return [f"Disk: {gib(needed)} needed at most, {gib(free)} free in {folder}{fits}."]
+
+
+def memory(forecasts: Sequence[Forecast]) -> list[str]:
+    """The hungriest variant of each size beside the memory of the target."""
+    found = []
+    for one in forecasts:
+        peak = one.memory
+        if peak.peak is None:
+            found.append(f"Memory ({one.config.model.size}): {peak.problem}.")
+        else:
+            found.append(
+                f"Memory ({one.config.model.size}): {peak.hungriest} needs most, {gib(peak.peak)} of "
+                f"{peak.usable / GIB:.1f} GiB usable on {peak.target}, predicted."
+            )
+    return found
+
+
+# ---- power
+
+
+def sight_blocks(forecast: Forecast, sight: StudySight) -> list[Block]:
+    """The differences that the study detects, and the cheapest design for the margin."""
+    settings = forecast.settings
+    if not sight.primary:
+        return [Paragraph("All arms are control arms: they differ by noise alone, so there is no verdict.")]
+    if not sight.controls:
+        return [Paragraph("There is no control arm, so there is no verdict; fix: add B to CONFIG_VARIANTS.")]
+    margin = f"{perplexity_percent(settings.equivalence_margin):.3g} %"
+    arms = "one control arm" if sight.controls == 1 else f"the mean of {sight.controls} control arms"
+    about = f"{sight.primary} against {arms}, {seeds_text(sight.seeds)}, two-sided paired t test, 80 % power."
+    if len(sight.looks) > 1 and sight.level is not None:
+        about += f" Look {len(sight.looks)}, at level {100 * sight.level:.2g} %."
+    if sight.level is None:
+        about += (
+            f" Under {VERDICT_SEEDS} seeds there is no verdict; fix: CONFIG_SEEDS={VERDICT_SEEDS} or more."
+        )
+    elif not sight.known:
+        about += (
+            f" The noise is unknown: no finished study of this model and data is in {settings.results_dir}. The study "
+            f"detects {sight.units:.2f} times the noise of one run. SPREAD=0.5 gives the noise in percent."
+        )
+    columns = {
+        "noise of": lambda row: row.name,
+        "a run varies": _deviation,
+        "detects": _range,
+        f"runs for {margin}": lambda row: _design(row.cheapest, sight),
+        "at the noise's end": lambda row: _design(row.cheapest_high, sight),
+    }
+    if all(row.noise.dof is None for row in sight.rows):
+        del columns["at the noise's end"]
+    return [Paragraph(about), Table.of(sight.rows, columns), BulletList(_noise_sources(sight))]
+
+
+def _deviation(row: Sight) -> str:
+    arm, control = size(row.noise.arm), size(row.noise.control)
+    return arm if arm == control else f"{arm.removesuffix(' %')} / {control}"
+
+
+def _range(row: Sight) -> str:
+    if row.sees is None or row.low is None or row.high is None:
+        return "no verdict"
+    if row.noise.dof is None:
+        return size(row.sees)
+    return f"{size(row.sees)} [{size(row.low).removesuffix(' %')}, {size(row.high).removesuffix(' %')}]"
+
+
+def _design(design: StudyDesign | None, sight: StudySight) -> str:
+    if design is None:
+        return "over 1,000 seeds"
+    runs = (design.controls + sight.judged) * design.seeds
+    tuned = f", {design.runs} tuned" if design.runs > runs else ""
+    return f"({design.controls} + {sight.judged}) x {design.seeds} = {runs}{tuned}"
+
+
+def _noise_sources(sight: StudySight) -> list[str]:
+    return [f"Noise of {row.name}: {row.source}." for row in sight.rows]
+
+
+def _remarks(sight: StudySight) -> list[str]:
+    """How to read the table; empty where there is none."""
+    if not sight.primary or not sight.controls:
+        return []
+    found = [
+        f"Runs: the fewest, as (control + judged arms) x seeds, with 1 to {MOST_CONTROLS} control arms and "
+        "all seeds planned at once."
+    ]
+    if any(
+        row.cheapest and row.cheapest.runs > (row.cheapest.controls + sight.judged) * row.cheapest.seeds
+        for row in sight.rows
+    ):
+        found.append(
+            "Tuned: with the tuning runs, if all chosen rates differ. A verdict must then hold at one rate, too, so "
+            "its power is somewhat lower."
+        )
+    if sight.judged > 1:
+        found.append("The other judged arms are exploratory: they share Holm's correction and detect less.")
+    if any(row.noise.dof is not None for row in sight.rows):
+        found.append(
+            "In brackets: at the ends of the 95 % interval of the noise. Last column: at its upper end."
+        )
+    if any(row.noise.arm != row.noise.control for row in sight.rows):
+        found.append("Two numbers: a run of the judged arm / of a control arm.")
+    else:
+        found.append("A judged arm that varies more than a control arm needs more seeds.")
+    return found

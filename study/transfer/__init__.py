@@ -1,0 +1,1 @@
+"""Evaluate trained runs on other platforms."""

@@ -1,0 +1,178 @@
+"""The page of `make transfer`: the three answers, the matrix as a heat map, the dose-response curve. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aqn.platforms import parse_platform
+from pages.components import color
+from pages.document import (
+    HTML,
+    MARKDOWN,
+    Block,
+    BulletList,
+    Document,
+    Figure,
+    Note,
+    Only,
+    Paragraph,
+    Section,
+    Table,
+)
+from pages.markup import Strong, Text, escape_html
+from pages.plots import Plain, axis, figure, line, trace
+from study.report.sentences import p_text
+from study.transfer.matrix import TransferReport
+from study.transfer.verdicts import ENDS, GAP, TransferVerdict
+
+METHOD = (
+    "Gap: loss on a platform minus loss on the platform of training, of the same weights on the same windows.",
+    "Each answer is a paired t test over seeds. The tests of one question share 5 % by Holm's method. Under three "
+    "seeds there is no answer.",
+    "Where the gap is equivalent to zero (two one-sided tests within the margin), noise has nothing to shrink and is "
+    "not judged there.",
+    "Without control arms the gap is that of all arms without noise. An arm with noise is compared with the control "
+    "arms, or with its own arm without noise.",
+)
+
+
+def transfer_document(report: TransferReport) -> Document:
+    """transfer.html, transfer.md and the terminal."""
+    answers = [*report.verdicts.gaps, *report.verdicts.shrinks, *report.verdicts.costs]
+    missing = [f"Not evaluated: {', '.join(report.missing[:5])}{' ...' if len(report.missing) > 5 else ''}."]
+    blocks: list[Block] = [
+        summary(report),
+        BulletList([_sentence(one, report) for one in answers]),
+        BulletList(missing if report.missing else []),
+        Only((HTML,), [Figure("heat", heat_map(report), "Mean gap over the seeds, in nats per token.")]),
+        Only(
+            (HTML,),
+            [Figure("dose", dose_response(report), "Mean gap against the strength of foreign arithmetic.")],
+        ),
+        Section("Gap by arm and platform", [gap_table(report)]),
+        Section("During training", [*_disruptions(report)]),
+        Only((HTML, MARKDOWN), [Section("Platforms", [BulletList(_legend(report))])]),
+        Only((HTML, MARKDOWN), [Section("Method", [BulletList(METHOD)])]),
+    ]
+    seeds = len({row.seed for row in report.matrix})
+    subtitle = (
+        f"{', '.join(report.studies)} · trained on {report.home} · {seeds} seeds · {len(report.arms)} arms"
+    )
+    return Document("Transfer", blocks, subtitle=subtitle)
+
+
+def _sentence(one: TransferVerdict, report: TransferReport) -> Text:
+    found = one.test.difference
+    interval = "" if found.low is None else f" [{found.low:+.5f}, {found.high:+.5f}]"
+    number = f"{found.mean:+.5f} nats{interval}, {one.seeds} seeds"
+    if one.p_value is not None:
+        number += f", {p_text(one.p_value)}"
+    if not one.arm:
+        tail = "; noise has nothing to shrink there" if one.word in ENDS else ""
+        return (Strong(one.platform), f": {one.word} ({number}){tail}.")
+    if one.platform == report.home:
+        return (Strong(one.arm), f" on the platform of training, {report.home}: {one.word} ({number}).")
+    return (Strong(one.arm), f" on {one.platform}: {one.word} (change of the gap {number}).")
+
+
+def gap_table(report: TransferReport) -> Table:
+    """Mean loss on the platform of training, and mean gap on every other."""
+    others = [name for name in report.platforms if name != report.home]
+    rows: list[list[Text]] = []
+    for arm in report.arms:
+        home = report.mean_loss(arm, report.home)
+        cells: list[Text] = [arm, "-" if home is None else f"{home:.5f}"]
+        for name in others:
+            gap = _gap(report, arm, name)
+            cells.append("-" if gap is None else f"{gap:+.5f}")
+        rows.append(cells)
+    return Table(["arm", f"loss on {report.home}", *others], rows)
+
+
+def _gap(report: TransferReport, arm: str, platform: str) -> float | None:
+    here, there = report.mean_loss(arm, report.home), report.mean_loss(arm, platform)
+    return None if here is None or there is None else there - here
+
+
+def _disruptions(report: TransferReport) -> list[Block]:
+    if not report.disruptions:
+        return []
+    rows = [
+        [one.arm, *("-" if value is None else f"{value:+.4f}" for value in one.differences)]
+        for one in report.disruptions
+    ]
+    count = len(report.disruptions[0].differences)
+    headings = ["arm", *(f"{100 * (fifth + 1) // count} %" for fifth in range(count))]
+    about = "Validation loss with noise minus without, in nats, at each fifth of training on the platform of training."
+    return [Table(headings, rows), Note(about)]
+
+
+def _legend(report: TransferReport) -> list[str]:
+    return [f"{name}: {parse_platform(name).text}" for name in report.platforms]
+
+
+def heat_map(report: TransferReport) -> Plain | None:
+    """Draw arms against platforms; the color is the mean gap."""
+    others = [name for name in report.platforms if name != report.home]
+    values = [[_gap(report, arm, name) for name in others] for arm in report.arms]
+    known = [abs(value) for row in values for value in row if value is not None]
+    if not known:
+        return None
+    limit = max(known) or 1.0
+    data = trace(
+        "gap",
+        type="heatmap",
+        x=[escape_html(name) for name in others],
+        y=[escape_html(arm) for arm in report.arms],
+        z=values,
+        zmin=-limit,
+        zmax=limit,
+        colorscale=[[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]],
+        text=[["-" if value is None else f"{value:+.4f}" for value in row] for row in values],
+        texttemplate="%{text}",
+        hovertemplate="%{y} on %{x}<br>%{z:+.5f} nats<extra></extra>",
+    )
+    height = 120 + 34 * len(report.arms)
+    return figure([data], height, (170, 24, 16, 84), {"margin": {"l": 120}, "font": {"size": 10}},
+                  xaxis=axis(""), yaxis=axis("", autorange="reversed"))  # fmt: skip
+
+
+def dose_response(report: TransferReport) -> Plain | None:
+    """Draw the mean gap against the strength of foreign arithmetic, a line for each arm and kind."""
+    platforms = [parse_platform(name) for name in report.platforms]
+    foreign = [one for one in platforms if one.kind and one.strength > 0]
+    kinds = list(dict.fromkeys(one.kind for one in foreign if sum(o.kind == one.kind for o in foreign) > 1))
+    data = []
+    for place, kind in enumerate(kinds):
+        same = sorted((one for one in foreign if one.kind == kind), key=lambda one: one.strength)
+        for arm in report.arms:
+            points = [(one.strength, _gap(report, arm, one.name)) for one in same]
+            shown: Sequence[tuple[float, float]] = [(x, y) for x, y in points if y is not None]
+            if len(shown) > 1:
+                data.append(
+                    line(
+                        f"{arm}, {kind}", color(arm, report.arms), arm, label=arm if not place else "",
+                        dash=("solid", "dot", "dash")[place % 3], marker={"size": 6},
+                        x=[x for x, _ in shown], y=[y for _, y in shown],
+                        hovertemplate=f"%{{y:+.5f}} nats at %{{x}}<extra>{escape_html(arm)}</extra>",
+                    )
+                )  # fmt: skip
+    if not data:
+        return None
+    return figure(
+        data,
+        340,
+        (70, 110, 16, 56),
+        {"margin": {"l": 60, "r": 70}, "font": {"size": 11}},
+        xaxis=axis("strength of foreign arithmetic (log)", type="log"),
+        yaxis=axis("gap in nats per token"),
+    )
+
+
+def summary(report: TransferReport) -> Paragraph:
+    """One sentence on whether there is a gap at all."""
+    gaps = [one.platform for one in report.verdicts.gaps if one.word == GAP]
+    none = [one.platform for one in report.verdicts.gaps if one.word in ENDS]
+    parts = [f"a gap on {', '.join(gaps)}"] if gaps else []
+    parts += [f"none that matters on {', '.join(none)}"] if none else []
+    return Paragraph(f"Trained on {report.home}: {'; '.join(parts)}." if parts else "")

@@ -1,0 +1,97 @@
+"""Layers of torch.nn that are replayed in float64, where modules alone were recorded with their values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from numerics.compare.records import read_record
+from numerics.compare.replay import replayed_error
+from tests.numerics.compare.small_models import compared, record
+
+LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
+    (lambda: nn.Linear(64, 32), (8, 64)),
+    (lambda: nn.Linear(64, 32, bias=False), (8, 64)),
+    (lambda: nn.Bilinear(8, 8, 4), (8, 8)),
+    (lambda: nn.Conv1d(8, 4, 3, padding=1), (2, 8, 16)),
+    (lambda: nn.Conv2d(3, 4, 3, stride=2, groups=1), (2, 3, 8, 8)),
+    (lambda: nn.ConvTranspose1d(8, 4, 3), (2, 8, 16)),
+    (lambda: nn.LayerNorm(64), (8, 64)),
+    (lambda: nn.RMSNorm(64), (8, 64)),
+    (lambda: nn.GroupNorm(4, 8), (2, 8, 16)),
+    (lambda: nn.BatchNorm1d(64), (8, 64)),
+    (lambda: nn.BatchNorm1d(64).eval(), (8, 64)),
+    (lambda: nn.InstanceNorm1d(8, affine=True), (2, 8, 16)),
+    (lambda: nn.GELU("tanh"), (8, 64)),
+    (lambda: nn.PReLU(8), (2, 8, 16)),
+    (lambda: nn.Softmax(-1), (8, 64)),
+    (lambda: nn.SiLU(), (8, 64)),
+    (lambda: nn.AvgPool1d(2), (2, 8, 16)),
+    (lambda: nn.MaxPool1d(2), (2, 8, 16)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_is_within_rounding_of_its_replay(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x, layer = torch.randn(shape).to(dtype), make().to(dtype)
+    inputs = (x, x.flip(0)) if isinstance(layer, nn.Bilinear) else (x,)
+    folder = record(tmp_path, layer, lambda model: model(*inputs), level="L0", task="tensor")
+    (call,) = read_record(folder / "rank0").calls.values()
+    assert replayed_error(call, call.inputs, call.outputs, call.parameters) < 4
+
+
+class Coarse(nn.Module):
+    """A result in bfloat16, whose rounding hides what later layers do wrong."""
+
+    _other = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.bfloat16()
+        return torch.nextafter(y, torch.zeros_like(y)) if self._other else y
+
+
+class Wide(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
+def run(model: nn.Module) -> None:
+    model(torch.linspace(-3, 3, 512).view(8, 64))
+
+
+def test_another_kernel_of_a_layer_is_named_behind_rounding(tmp_path: Path) -> None:
+    golden = nn.Sequential(Coarse(), Wide(), nn.GELU(), nn.Linear(64, 8))
+    target = copy.deepcopy(golden)
+    target[0]._other = True
+    rounding = record(tmp_path, target, run, level="L0", task="tensor")
+    right = record(tmp_path, golden, run, level="L0", task="tensor")
+    assert compared(rounding, right).verdict == "rounding"
+    target[2].forward = lambda x: F.gelu(x, approximate="tanh")  # type: ignore[method-assign]
+    wrong = record(tmp_path, target, run, level="L0", task="tensor")
+    found = compared(wrong, right)
+    assert found.first
+    assert found.first[1].module == "2"
+    assert "units of rounding" in found.first[1].why
+
+
+def test_a_layer_with_a_hook_is_judged_side_by_side(tmp_path: Path) -> None:
+    sides = []
+    for scale in (1.0, 1.0 + 1e-7):
+        torch.manual_seed(0)
+        layer = nn.Linear(64, 8)
+        layer.register_forward_hook(lambda module, args, output, scale=scale: output * 2 * scale)
+        sides.append(record(tmp_path, layer, run, level="L0", task="tensor"))
+    found: Any = compared(*sides)
+    assert found.verdict == "rounding", found.first
+    assert found.steps[0].rows[0].replayed_why == "the golden result is not that of torch's class"

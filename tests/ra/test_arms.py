@@ -1,0 +1,162 @@
+"""Test the grammar of arms: what is parsed, what is refused, and which names mean one arm."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2.artifacts.run_record import run_name
+from gpt2.config.config import OPTIMIZER_NUMBERS
+from ra import names
+from ra.arms import KEYS, RECIPE, parse_arm, refuse_equal_arms
+from ra.names import PATTERNS, VariantError, is_control_arm, published_variants
+
+FILES = published_variants()
+ATTENTIONS = [*PATTERNS, *FILES, "RA:0-1,3"]
+NUMBERS = {"LR": "1e-3", "WD": "0", "BETA2": "0.95", "WARMUP": ".5"}
+VALUES = {
+    "AQN": "qerl",
+    "NORM": "gated",
+    "MLP": "window",
+    "POSITION": "qknorm",
+    "WIDTH": "match:RALEARN",
+    **NUMBERS,
+}
+modified = st.lists(st.sampled_from(KEYS), unique=True).map(
+    lambda keys: [f"{key}={VALUES[key]}" for key in keys]
+)
+
+
+def test_the_sample_values_cover_every_modifier() -> None:
+    assert set(VALUES) == set(KEYS)
+    assert set(RECIPE.values()) <= set(OPTIMIZER_NUMBERS)
+
+
+@given(st.sampled_from([name for name in ATTENTIONS if name != "RALEARN"]), modified)
+def test_every_combination_of_modifiers_is_parsed_and_keeps_its_name(
+    attention: str, modifiers: list[str]
+) -> None:
+    name = "+".join([attention, *modifiers])
+    arm = parse_arm(name)
+    assert (arm.name, arm.attention) == (name, attention)
+    numbers = {key: value for key, value in NUMBERS.items() if f"{key}={value}" in modifiers}
+    assert dict(arm.recipe) == {RECIPE[key]: float(value) for key, value in numbers.items()}
+    assert (arm.match is not None) == ("WIDTH=match:RALEARN" in modifiers)
+    assert parse_arm(arm.model_name).recipe == ()
+    assert parse_arm(arm.parts_name).match is None
+    assert is_control_arm(name) == (not modifiers and attention not in ("RALEARN", *FILES))
+
+
+@given(modified)
+def test_the_order_of_modifiers_and_the_spelling_of_numbers_do_not_make_another_arm(
+    modifiers: list[str],
+) -> None:
+    first = "+".join(["B", *modifiers])
+    for order in itertools.islice(itertools.permutations(modifiers), 6):
+        other = "+".join(["B", *order]).replace("LR=1e-3", "LR=0.001")
+        assert parse_arm(other).meaning == parse_arm(first).meaning
+        with pytest.raises(VariantError, match=r"are one arm|twice"):
+            refuse_equal_arms([first, "RAALL", other])
+
+
+def test_arms_of_one_meaning_are_refused_by_name() -> None:
+    with pytest.raises(VariantError, match=r"B\+LR=1e-3 and B\+LR=\.001 are one arm; fix: remove one"):
+        refuse_equal_arms(["B+LR=1e-3", "B+LR=.001"])
+    for one, other in (("RMS", "B+NORM=rms"), ("ROTARY+NORM=rms", "RMS+POSITION=rotary")):
+        with pytest.raises(VariantError, match="are one arm"):
+            refuse_equal_arms([one, other])
+    refuse_equal_arms(
+        ["B", "RMS", "ROTARY", "GATED", "GATED+NORM=rms", "RMS+MLP=swiglu", "SWIGLU", "RALEARN"]
+    )
+    refuse_equal_arms(
+        ["B", "B+LR=1e-3", "B+LR=2e-3", "B+WD=1e-3", "B+WIDTH=match:RALEARN", "B+WIDTH=flops:RALEARN"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("B+", r"\+ is no modifier; fix: ATTENTION"),
+        ("B++LR=1e-3", r"\+ is no modifier"),
+        ("B+NROM=rms", r"did you mean NORM=\.\.\.\?"),
+        ("B+norm=gated", r"did you mean NORM=\.\.\.\?"),
+        ("B+RALEARN", r"\+RALEARN is no modifier"),
+        ("B+LR", r"\+LR is no modifier; did you mean LR=\.\.\.\?"),
+        ("B+LR=1e-3+LR=2e-3", "LR is given twice"),
+        ("B+LR=0", r"LR=0 is no number in \(0, 1\]"),
+        ("B+LR=nan", "is no number"),
+        ("B+LR=1e999", "is no number"),
+        ("B+LR=-1e-3", "is no number"),
+        ("B+LR=1e-3x", "is no number"),
+        ("B+BETA2=1", r"BETA2=1 is no number in \[0, 1\)"),
+        ("B+NORM=none", "there is no part none; fix: NORM= takes a file"),
+        ("B+NORM=GATED", "there is no part GATED"),
+        ("B+NORM=", r"there is no part \(empty\)"),
+        ("B+WIDTH=260", "WIDTH=260 is malformed"),
+        ("B+WIDTH=match:", "is malformed"),
+        ("B+WIDTH=match", "matches B to itself"),
+        ("B+WIDTH=match:B", "matches B to itself"),
+        ("B+WIDTH=match:RALERN", "did you mean RALEARN"),
+        ("RALERN+LR=1e-3", "did you mean RALEARN"),
+        ("RA:9+LR=1e-3", "there is no layer 9"),
+        ("+LR=1e-3", "is no variant"),
+        ("", "is no variant"),
+    ],
+)
+def test_a_malformed_arm_is_refused_with_its_fix(name: str, says: str) -> None:
+    with pytest.raises(VariantError, match=says) as caught:
+        parse_arm(name, 4)
+    assert "fix:" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_modified_arm_can_have_the_parameters_of_its_own_attention() -> None:
+    assert parse_arm("B+MLP=swiglu+WIDTH=match").match == ("match", "B")
+    assert parse_arm("RALEARN+WIDTH=flops:RALEARN+NORM=rms").match == ("flops", "RALEARN")
+    for name in ("B+WIDTH=match:B+AQN=mild", "RALEARN+LR=1e-3+WIDTH=match:RALEARN"):
+        with pytest.raises(VariantError, match="to itself"):
+            parse_arm(name)
+
+
+def test_a_part_is_a_definition_and_no_line_of_a_docstring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text('"""Text.\n\nnorm: of text\nmlp(x) = x\n"""\nposition = recipe = {}\n')
+    (tmp_path / "faulty.py").write_text("def norm(:\n")
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    assert names.files_with("norm") == ["RMS"]
+    assert names.files_with("mlp") == ["SWIGLU"]
+    assert names.files_with("position") == ["ROTARY", "MINE"]
+    assert names.files_with("recipe") == ["MINE"]
+
+
+@given(st.text("BRALENx+=:,.0123456789e-", max_size=20))
+def test_any_text_is_an_arm_or_an_error(text: str) -> None:
+    with contextlib.suppress(VariantError):
+        assert parse_arm(text, 4).name == text
+
+
+def test_custom_files_are_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("")
+    monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
+    arm = parse_arm("GATED+NORM=mine+MLP=window")
+    assert dict(arm.parts) == {"norm": "MINE", "mlp": "WINDOW"}
+    assert arm.file_variants == ("GATED", "MINE", "WINDOW")
+    assert parse_arm("RALEARN+WIDTH=match:MINE").file_variants == ("MINE",)
+    assert parse_arm("RA:0").file_variants == parse_arm("RALEARN+LR=.1").file_variants == ()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(ATTENTIONS), modified), min_size=2, max_size=2, unique_by=str),
+    st.data(),
+)
+def test_two_runs_never_share_a_folder(pairs: list[tuple[str, list[str]]], data: st.DataObject) -> None:
+    first, second = ("+".join([attention, *modifiers]) for attention, modifiers in pairs)
+    seeds = data.draw(st.tuples(st.integers(0, 2000), st.integers(0, 2000)))
+    assert run_name(first, seeds[0]) != run_name(second, seeds[1])
+    assert "/" not in run_name(first, seeds[0])

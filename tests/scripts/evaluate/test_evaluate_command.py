@@ -1,0 +1,114 @@
+"""`make evaluate`: a trained run on other platforms, its records, and what is refused."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpt2.artifacts import checkpoint, run_record
+from study.transfer.records import gap, read
+from tests.faults.workplace import Workplace, write_stories
+
+SETTINGS = {"VARIANTS": "RALEARN", "GPT2_MAX_ITERS": "12", "MICRO_BATCH": "0", "EVAL_INTERVAL_TOKENS": "256"}
+PLATFORMS = ["bf16", "int8", "int2", "foreign:0", "foreign:0.1"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    texts = write_stories(tmp_path_factory.mktemp("texts"))
+    place = Workplace(tmp_path_factory.mktemp("place"), texts, **SETTINGS)
+    assert place.command("scripts.study").returncode == 0
+    return place
+
+
+def evaluate(place: Workplace, platforms: str, run: str = "RALEARN0") -> tuple[int, str]:
+    done = place.command("scripts.evaluate", str(place.study / "runs" / run), "--platform", platforms)
+    return done.returncode, done.stdout
+
+
+def test_a_run_is_evaluated_on_every_platform_and_its_files_are_unchanged(place: Workplace) -> None:
+    folder = place.study / "runs/RALEARN0"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    status, printed = evaluate(place, " ".join(PLATFORMS))
+    assert status == 0, printed
+    assert {path: path.read_bytes() for path in before} == before
+    found = {name: read(folder, name) for name in ["fp32", *PLATFORMS]}
+    home, loss = found["fp32"], run_record.load(folder).validation
+    assert home
+    assert loss
+    assert home.loss == pytest.approx(loss.loss, abs=1e-6)  # that of the end of training
+    for name, record in found.items():
+        assert record, name
+        assert record.weights == home.weights
+        assert math.fsum(record.window_losses) / len(record.window_losses) == pytest.approx(record.loss)
+        assert f"{record.loss:.5f}" in printed
+    zero, strong = found["foreign:0"], found["foreign:0.1"]
+    assert zero
+    assert strong
+    assert zero.window_losses == home.window_losses
+    difference = gap(home, strong)
+    assert difference.mean == pytest.approx(strong.loss - home.loss)
+    assert f"{difference.mean:+.5f}" in printed
+
+
+def test_weights_of_another_iteration_are_refused(place: Workplace) -> None:
+    folder = place.study / "other/RALEARN0"
+    shutil.copytree(place.study / "runs/RALEARN0", folder)
+    found = checkpoint.load_latest(folder / "checkpoint")
+    assert found
+    shutil.rmtree(folder / "checkpoint")
+    checkpoint.save(folder / "checkpoint", 8, found.state, found.meta)
+    status, printed = evaluate(place, "bf16", "../other/RALEARN0")
+    assert status != 0
+    assert "checkpoint has the weights of iteration 8; the run finished at 12; fix:" in printed
+
+
+def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(place: Workplace) -> None:
+    assert evaluate(place, "int3")[0] == 0
+    path = place.study / "runs/RALEARN0/platforms/int3.json"
+    first = path.read_bytes()
+    assert evaluate(place, "int3")[0] == 0
+    assert path.read_bytes() == first  # its seconds of evaluation are the first ones
+    content = json.loads(first)
+    content["loss"] = 1.0
+    path.write_text(json.dumps(content))
+    status, printed = evaluate(place, "int3")
+    assert status == 0
+    assert json.loads(path.read_text())["loss"] == json.loads(first)["loss"]
+    assert "1.00000" not in printed
+
+
+@pytest.mark.parametrize(
+    ("platforms", "run", "says"),
+    [
+        ("", "RALEARN0", "PLATFORM names no platform; fix: PLATFORM= one or several of fp32"),
+        ("int8 int5", "RALEARN0", "there is no platform int5; fix: use fp32"),
+        ("int4:48", "RALEARN0", "groups of 48 do not divide"),
+        ("tf32", "RALEARN0", "tf32 needs an NVIDIA GPU"),
+        ("int8", "B0", "runs/B0 is no folder; fix: make evaluate RUN="),
+    ],
+)
+def test_an_unusable_request_is_refused_in_one_line(
+    place: Workplace, platforms: str, run: str, says: str
+) -> None:
+    status, printed = evaluate(place, platforms, run)
+    assert status
+    (error,) = [line for line in printed.splitlines() if line.startswith("error:")]
+    assert says in error
+
+
+def test_a_run_on_other_data_is_refused(place: Workplace, tmp_path: Path) -> None:
+    record_file = place.study / "runs/RALEARN0/run.json"
+    before = record_file.read_bytes()
+    content = json.loads(before)
+    content["fingerprint"]["validation"] = "0" * 64
+    del content["seal"]
+    record_file.write_text(json.dumps(content))
+    try:
+        status, printed = evaluate(place, "int8")
+    finally:
+        record_file.write_bytes(before)
+    assert status
+    assert "was validated on other windows" in printed

@@ -1,0 +1,76 @@
+"""`make transfer`: every run on every platform, resumable, judged, with its page; and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.faults.workplace import Workplace, write_stories
+
+SETTINGS = {
+    "VARIANTS": "B B+AQN=strong",
+    "SEEDS": "3",
+    "GPT2_MAX_ITERS": "12",
+    "MICRO_BATCH": "0",
+    "EVAL_INTERVAL_TOKENS": "64",
+}
+PLATFORMS = "int8 int2 foreign:0 foreign:0.02 foreign:0.2"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    texts = write_stories(tmp_path_factory.mktemp("texts"))
+    place = Workplace(tmp_path_factory.mktemp("place"), texts, **SETTINGS)
+    done = place.command("scripts.study")
+    assert done.returncode == 0, done.stdout
+    return place
+
+
+def transfer(place: Workplace, *arguments: str) -> tuple[int, str]:
+    done = place.command("scripts.transfer", *arguments)
+    return done.returncode, done.stdout
+
+
+def test_every_run_is_evaluated_judged_and_shown_and_nothing_is_repeated(place: Workplace) -> None:
+    status, printed = transfer(place, str(place.study), "--platforms", PLATFORMS)
+    assert status == 0, printed
+    content = json.loads((place.study / "transfer.json").read_text())
+    names = ["fp32", *PLATFORMS.split()]
+    rows = {(row["run"], row["platform"]): row["loss"] for row in content["matrix"]}
+    assert len(rows) == len(content["matrix"]) == 6 * len(names)
+    assert all(rows[run, "foreign:0"] == rows[run, "fp32"] for run, _ in rows)
+    gaps = {one["platform"]: one for one in content["verdicts"]["gaps"]}
+    assert set(gaps) == set(names[1:])
+    assert gaps["foreign:0"]["word"] == "no gap"
+    assert all(one["platform"] != "foreign:0" for one in content["verdicts"]["shrinks"])
+    assert [one["arm"] for one in content["verdicts"]["costs"]] == ["B+AQN=strong"]
+    assert len(content["disruptions"][0]["differences"]) == 5
+    assert "foreign:0: no gap" in printed
+    for name in ("transfer.html", "transfer.md"):
+        assert "B+AQN=strong" in (place.study / name).read_text()
+    records = {path: path.stat().st_mtime_ns for path in place.study.glob("runs/*/platforms/*.json")}
+    assert len(records) == len(rows)
+    assert transfer(place, str(place.study), "--platforms", PLATFORMS)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in records} == records
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere", "--platforms", "int8"], "nowhere is no study; fix: STUDIES="),
+        (["STUDY", "--platforms", "int8 int9"], "there is no platform int9"),
+        (["STUDY", "COPY", "--platforms", "int8"], "is in two studies; fix: name studies of different arms"),
+        (["EMPTY", "--platforms", "int8"], "has no finished run; fix: run `make`"),
+    ],
+)
+def test_an_unusable_request_is_refused_in_one_line(
+    place: Workplace, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    (tmp_path / "empty/runs").mkdir(parents=True)
+    shutil.copytree(place.study, tmp_path / "copy")
+    known = {"STUDY": str(place.study), "COPY": str(tmp_path / "copy"), "EMPTY": str(tmp_path / "empty")}
+    status, printed = transfer(place, *(known.get(word, word) for word in arguments))
+    assert status
+    (error,) = [line for line in printed.splitlines() if line.startswith("error:")]
+    assert says in error

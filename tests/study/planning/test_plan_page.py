@@ -1,0 +1,204 @@
+"""`make plan`: its numbers, their sources, and a text that fits a terminal. Nothing is written."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.config.dotconfig import Symbols, read_symbols
+from pages.document import render_terminal
+from study.analysis.designs import Noise, detectable_difference
+from study.planning.forecast import forecast, planned_runs
+from study.planning.page import plan_document
+from study.planning.past import find_past_studies
+from study.planning.power import published_noise, study_sight
+from study.records import plan_file
+from study.runner.preconditions import needed_bytes
+from study.runner.settings import StudySettings
+from study.stats.looks import nominal_levels
+from study.stats.power import mde
+from study.sweep.rates import judged_runs, most_runs, tuning_runs
+from tests.kconfig_commands import defconfig
+from tests.study.planning.test_past import finished_study
+from tests.study.sample_records import edit
+
+ROOT = Path(__file__).parents[3]
+SMALL = (
+    "CONFIG_GPT2_MODEL_TINY=y",
+    "CONFIG_TARGET_CPU=y",
+    "CONFIG_GPT2_BLOCK_SIZE=32",
+    "CONFIG_EVAL_TOKENS=64",
+)
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RA_DETECTED", "cpu")
+
+
+def configured(*assignments: str) -> Symbols:
+    defconfig(*SMALL, *assignments)
+    return read_symbols(".config")
+
+
+def settings_of(symbols: Symbols) -> dict[str, str]:
+    return {name: entry.value for name, entry in symbols.entries.items()}
+
+
+def shown(symbols: Symbols, given: float | None = None) -> str:
+    settings = StudySettings.from_symbols(symbols)
+    past = find_past_studies(settings.results_dir, settings_of(symbols))
+    found = forecast(symbols, past)
+    text = render_terminal(plan_document([found], [study_sight(settings, past, given, found.looks)]))
+    assert max(map(len, text.splitlines())) <= 100
+    return text
+
+
+def a_past_study(symbols: Symbols, name: str = "past", **changed: str) -> Path:
+    keys = ("GPT2_MODEL_MINI", "GPT2_MODEL_TINY", "GPT2_BLOCK_SIZE", "TOKENIZER_BYTES", "DATASET_EMBEDDED",
+            "DATASET_MAX_TOKENS", "EFFECTIVE_BATCH", "LEARNING_RATE", "GPT2_MAX_TIME", "GPT2_MAX_ITERS",
+            "GPT2_MAX_TOKENS")  # fmt: skip
+    values = {key: value for key, value in settings_of(symbols).items() if key in keys}
+    return finished_study(Path("results") / name, **values | changed)
+
+
+def test_without_a_finished_study_the_budget_is_the_time_and_the_noise_is_unknown() -> None:
+    symbols = configured("CONFIG_GPT2_MAX_TIME=360")
+    found = forecast(symbols, [])
+    assert found.hours.of(found.pending) == pytest.approx(25 * 0.1)
+    assert found.hours.of(found.one_seed) == pytest.approx(0.5)
+    assert found.disk_bytes == needed_bytes(found.config.model, [0] * 25)
+    text = shown(symbols)
+    for part in (
+        "CONFIG_GPT2_MAX_TIME=360", "no finished study", "The noise is unknown", "1.91 times the noise of",
+        "docs/results/", "2.5 hours", "30 minutes", "This command trains nothing",
+    ):  # fmt: skip
+        assert part in " ".join(text.split()), part
+    assert not Path("results").exists()
+
+
+def test_the_published_noise_is_that_of_its_report() -> None:
+    (_, source, controls), (_, _, own) = published_noise("RALEARN")
+    report = json.loads((ROOT / source.split(",")[0] / "report.json").read_text())
+    assert (controls.control, controls.dof) == (report["floor"]["sigma"], report["floor"]["dof"])
+    (verdict,) = report["verdicts"]
+    assert own.spread(verdict["controls"][0]) == pytest.approx(verdict["test"]["spread"])
+    assert len(published_noise("GATED")) == 1
+
+
+def test_a_given_noise_is_the_only_one() -> None:
+    symbols = configured()
+    a_past_study(symbols)
+    settings = StudySettings.from_symbols(symbols)
+    past = find_past_studies(settings.results_dir, settings_of(symbols))
+    sight = study_sight(settings, past, 0.5, (5,))
+    (row,) = sight.rows
+    expected = detectable_difference(Noise.of_both(math.log(1.005)), 4, 5)
+    assert row.sees == row.low == row.high == pytest.approx(expected)
+    assert "published" not in shown(symbols, 0.5)
+
+
+def test_a_finished_study_gives_noise_and_overhead_and_its_other_settings_are_named() -> None:
+    symbols = configured()
+    for run in a_past_study(symbols, LEARNING_RATE="9e-3").glob("runs/*"):
+        device = forecast(symbols, []).memory.target.partition("(")[2][:-1]
+        edit(run.parents[1], run.name, target={"device": device})
+    text = " ".join(shown(symbols).split())
+    assert "Noise of control arms: results/past (another CONFIG_LEARNING_RATE)." in text
+    assert "Noise of RALEARN: its differences in results/past" in text
+    assert "140 s of other time a run, as in results/past" in text
+    assert "published" not in text
+
+
+def test_a_plan_gives_its_step_times_and_finished_runs_are_not_pending() -> None:
+    symbols = configured("CONFIG_SEEDS=3")
+    settings = StudySettings.from_symbols(symbols)
+    directory = settings.results_dir / settings.name
+    finished_study(directory, seeds=1)
+    batch = {"effective": 4, "micro": 2, "accumulation": 2, "world_size": 1, "block_size": 32}
+    rows = {name: {"class": "x", "iterations": 100, "tokens": 12800} for name in settings.variants}
+    budget: dict[str, Any] = {"max_time_seconds": 30, "max_tokens": 0, "max_iterations": 0}
+    plan = {"schema": 1, "batch": batch, "budget": budget, "variants": rows,
+            "classes": {"x": {"seconds_per_iteration": 0.36}}}  # fmt: skip
+    plan_file.write(directory, plan_file.from_json(plan))
+    found = forecast(symbols, [])
+    assert (len(found.runs), len(found.pending)) == (15, 10)
+    assert found.hours.of(found.pending) == pytest.approx(0.1)
+    assert (found.memory.micro, found.memory.accumulation) == (2, 2)
+    assert "step times measured" in found.hours.train_source
+    assert found.looks == (3,)
+
+
+def test_more_seeds_than_planned_are_another_look_at_a_stricter_level() -> None:
+    symbols = configured("CONFIG_SEEDS=6")
+    settings = StudySettings.from_symbols(symbols)
+    batch = {"effective": 4, "micro": 4, "accumulation": 1, "world_size": 1, "block_size": 32}
+    rows = {
+        name: {"class": "x", "iterations": 100, "tokens": 12800, "looks": [3]} for name in settings.variants
+    }
+    budget: dict[str, Any] = {"max_time_seconds": 30, "max_tokens": 0, "max_iterations": 0}
+    plan = {"schema": 1, "batch": batch, "budget": budget, "variants": rows}
+    assert forecast(symbols, []).looks == (6,)
+    directory = settings.results_dir / settings.name
+    directory.mkdir(parents=True)
+    plan_file.write(directory, plan_file.from_json(plan))
+    assert forecast(symbols, []).looks == (6,)  # before its first run the plan follows CONFIG_SEEDS
+    finished_study(directory, seeds=1)
+    found = forecast(symbols, [])
+    assert found.looks == (3, 6)
+    text = " ".join(shown(symbols, 0.5).split())
+    assert "6 seeds, two-sided paired t test, 80 % power. Look 2, at level 0.34 %." in text
+    (row,) = study_sight(settings, [], 0.5, found.looks).rows
+    assert row.sees == pytest.approx(mde(row.noise.spread(4), 6, nominal_levels((3, 6))[-1]))
+
+
+def test_a_budget_of_iterations_needs_a_speed_from_a_finished_study() -> None:
+    symbols = configured("CONFIG_GPT2_MAX_TIME=0", "CONFIG_GPT2_MAX_ITERS=100")
+    assert forecast(symbols, []).hours.of([("B", 0)]) is None
+    assert "unknown" in shown(symbols)
+    device = forecast(symbols, []).memory.target.partition("(")[2][:-1]
+    study = a_past_study(symbols)
+    for run in study.glob("runs/*"):
+        edit(study, run.name, target={"device": device})
+    past = find_past_studies(Path("results"), settings_of(symbols))
+    found = forecast(symbols, past)
+    seconds = 100 * 4 * 32 * past[0].seconds_per_token() + 140
+    assert found.hours.of([("B", 0)]) == pytest.approx(seconds / 3600)
+
+
+def test_tuned_rates_give_a_range_of_runs_until_they_are_chosen() -> None:
+    symbols = configured("CONFIG_VARIANTS=B RAALL RALEARN GATED", "CONFIG_LEARNING_RATES=1e-3 2e-3 4e-3")
+    found = forecast(symbols, [])
+    settings = StudySettings.from_symbols(symbols)
+    assert settings.rates
+    assert len(found.runs) == most_runs(settings.variants, 5, settings.rates)
+    assert found.fewest == 4 * 3 * 2 + 4 * 5
+    assert len(found.one_seed) * 5 == len(found.runs) - 4 * 3 * 2
+    assert found.hours.of(found.pending) == pytest.approx(len(found.runs) * 30 / 3600)
+    chosen = replace(settings.rates, chosen=dict.fromkeys(settings.variants, "2e-3"))
+    assert planned_runs(settings, 5, chosen) == tuning_runs(settings.variants, chosen) + judged_runs(
+        settings.variants, 5, chosen
+    )
+    assert len(planned_runs(settings, 5, chosen)) == found.fewest
+    text = " ".join(shown(symbols, 0.5).split())
+    assert "Tuning: 4 arms x 3 rates x 2 seeds = 24 runs" in text
+    assert f"{found.fewest} to {len(found.runs)}" in text
+
+
+@pytest.mark.parametrize(
+    ("assignment", "part"),
+    [
+        ("CONFIG_VARIANTS=B RAALL", "there is no verdict"),
+        ("CONFIG_VARIANTS=RALEARN", "fix: add B to CONFIG_VARIANTS"),
+        ("CONFIG_SEEDS=2", "fix: CONFIG_SEEDS=3 or more"),
+        ("CONFIG_VARIANTS=B RALEARN GATED", "(1 + 2) x 6 = 18"),
+    ],
+)
+def test_a_study_without_a_verdict_is_named_and_every_judged_arm_costs_runs(
+    assignment: str, part: str
+) -> None:
+    assert part in shown(configured(assignment))
