@@ -18,7 +18,7 @@ from bench.suite import Session
 from bench.tables import spread
 from bench.workers import BenchError, Worker
 from gpt2.memory.measure import EXACT_HEAP
-from study.runner.child_process import KEEP_HEAP
+from study.executors.child_process import KEEP_HEAP
 
 Case = tuple[str, int]  # name, micro-batch
 Measure = Callable[[Shape, str, int, float], dict[str, Any]]

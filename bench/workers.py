@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar
 
 from gpt2.system.errors import UserError
-from study.runner.child_process import exit_text, process_settings
+from study.executors.child_process import exit_text, process_settings
 
 T = TypeVar("T")
 EXIT_SECONDS = 60.0  # until a worker that gets no more calls is killed

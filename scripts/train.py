@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from study.runner.child_process import EXIT_INTERRUPTED
+from study.executors.child_process import EXIT_INTERRUPTED
 from study.runner.worker import main
 
 if __name__ == "__main__":

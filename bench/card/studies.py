@@ -21,11 +21,11 @@ from gpt2.config.batch import next_smaller
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware import attention_kernels
 from gpt2.memory.measure import EXACT_HEAP
+from study.executors.child_process import Session
 from study.memory.page import format_bytes
 from study.memory.peaks import measure_variant
 from study.records import plan_file
 from study.records.plan_file import Plan
-from study.runner.child_process import Session
 from study.runner.study import Study
 
 STEPS, STOP_AT = 14, 7

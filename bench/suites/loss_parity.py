@@ -27,7 +27,7 @@ from gpt2.hardware import attention_kernels
 from gpt2.model.init import initialise
 from gpt2.system.errors import UserError
 from gpt2.train.step import build_model
-from study.runner.child_process import KEEP_HEAP
+from study.executors.child_process import KEEP_HEAP
 from study.stats.statistics import CONFIDENCE, Interval, mean, mean_interval, noise_floor
 
 END = 10  # the last tenth of the steps is the end of a curve

@@ -26,7 +26,7 @@ from gpt2.train.step import Stepper, StepResult
 from numerics.debugger import StopAtOptimizer
 from numerics.record_config import RecorderConfig
 from numerics.recorder import Recorder
-from study.runner.child_process import KEEP_HEAP
+from study.executors.child_process import KEEP_HEAP
 
 ITERATIONS = 10**9  # of the schedule: a constant rate
 WARM_UP_STEPS = 2

@@ -18,7 +18,7 @@ from bench.temporary_studies import configure_study, prepare_study
 from bench.workers import BenchError
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError
-from study.runner.child_process import Child
+from study.executors.child_process import Child
 
 GOAL_SECONDS = 20.0
 SMOKE, MAIN = "gpt2-ra-ablation-smoke", "gpt2-ra-ablation"

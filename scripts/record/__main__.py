@@ -16,7 +16,7 @@ from gpt2.artifacts import run_record
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
-from study.runner.child_process import process_settings
+from study.executors.child_process import process_settings
 
 USAGE = "make record RUN=results/STUDY/runs/NAME STEP=40"
 LEVELS = ("L0", "L1", "mix")

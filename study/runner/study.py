@@ -32,13 +32,7 @@ from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.admission import admit, ignore
 from study.attention import inspect
-from study.records import plan_file
-from study.records.hellaswag_scores import ItemsFile
-from study.records.plan_file import Plan
-from study.report import write
-from study.report.write import render_terminal
-from study.runner import amend_plan, planner
-from study.runner.child_process import (
+from study.executors.child_process import (
     EXIT_DISK_FULL,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
@@ -50,6 +44,12 @@ from study.runner.child_process import (
     StopAsked,
     exit_text,
 )
+from study.records import plan_file
+from study.records.hellaswag_scores import ItemsFile
+from study.records.plan_file import Plan
+from study.report import write
+from study.report.write import render_terminal
+from study.runner import amend_plan, planner
 from study.runner.extend import finish_extension
 from study.runner.preconditions import (
     StudyError,

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from gpt2.system.progress import INDENT as GAP
 from gpt2.system.progress import LiveLine, duration
-from study.runner.child_process import Event
+from study.executors.child_process import Event
 
 PLAIN_SECONDS = 15.0
 LEAST_PROGRESS = 0.02  # of a run, before its own speed says how long it takes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpt2.hardware import attention_kernels
 from gpt2.system.errors import UserError
-from study.runner.child_process import (
+from study.executors.child_process import (
     EXIT_DISK_FULL,
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Execute the command line. The exit status is one of study.runner.child_process."""
+    """Execute the command line. The exit status is one of study.executors.child_process."""
     parser = argparse.ArgumentParser(prog="scripts.train")
     parser.add_argument("study_dir", type=Path)
     parser.add_argument("variant")

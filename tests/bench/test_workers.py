@@ -10,7 +10,7 @@ import pytest
 from bench import workers
 from bench.runner import case_worker
 from bench.workers import BenchError, Worker
-from study.runner.child_process import KEEP_HEAP, SPIN_COUNT, process_settings
+from study.executors.child_process import KEEP_HEAP, SPIN_COUNT, process_settings
 from tests.bench import worker_calls
 from tests.bench.sessions import SHAPE
 

@@ -14,8 +14,8 @@ from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system import files
+from study.executors.child_process import Event, Session
 from study.records.plan_file import Plan, PlanBudget, PlanRow
-from study.runner.child_process import Event, Session
 from study.runner.study import Study
 from study.runner.terminal import Estimate, Terminal
 from tests.study.sample_records import a_record

@@ -5,8 +5,8 @@ import io
 import pytest
 
 from gpt2.system.progress import LiveLine
+from study.executors.child_process import Event
 from study.runner import terminal
-from study.runner.child_process import Event
 from study.runner.terminal import Estimate, Terminal
 
 

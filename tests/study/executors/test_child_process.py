@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from study.runner.child_process import (
+from study.executors.child_process import (
     COMPILE_PATIENCE_SECONDS,
     KEEP_HEAP,
     PATIENCE_SECONDS,
