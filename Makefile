@@ -6,7 +6,7 @@
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
-             VARIANTS VARIANT PLATFORM PLATFORMS RESULTS A B STEP LEVEL TASK NUMERICS THRESHOLD SPREAD
+             VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS THRESHOLD SPREAD
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -89,10 +89,10 @@ pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a r
 logp-diff: setup-core  ## RUN=results/x/runs/B0 [THRESHOLD=0.01] [OUT=]: sample with a KV cache, compare with training
 	@$(INTERPRETER) -m scripts.logp_diff
 
-evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4 foreign:1e-3": validation loss on other arithmetic
+evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=npu910b]: loss on other arithmetic
 	@$(INTERPRETER) -m scripts.evaluate
 
-transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [OUT=]: does noise help elsewhere
+transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [MACHINE=npu910b] [OUT=]: does noise help elsewhere
 	@$(INTERPRETER) -m scripts.transfer
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs

@@ -6,12 +6,14 @@ int4:64 | int4:row                  each output (row), the others one for each g
 dynamic-int8                        weights and activations in int8, scaled for each token
 foreign:1e-3                        emulated foreign arithmetic of that strength, by KINDS
 foreign.sums:64
+bf16@npu910b                        the same on another machine than that of training, which has that name
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from gpt2.config.dotconfig import number_in
 from gpt2.system.errors import UserError
@@ -27,6 +29,7 @@ KINDS = {  # kind -> what its strength is, and its interval
     "exp": ("relative error of the exponential in the softmax, a function of its argument", "[0, 1)"),
     "flush": ("size below which a result becomes zero", "[0, 1]"),
 }
+MACHINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 GRAMMAR = (
     "fp32, bf16, fp16, tf32, int8, int4, int3, int2, int4:64, int4:row, dynamic-int8, foreign:1e-3 or "
     "foreign.KIND:1e-3"
@@ -42,7 +45,7 @@ class Platform:
     """A platform. format: of matrix products. bits: of the weights, None: those of training.
 
     group: inputs with one scale; 0: all. dynamic: activations in int8 as well. kind, strength: of foreign arithmetic;
-    kind "" is the machine's own.
+    kind "" is the machine's own. machine: where it is evaluated; "": the machine of training.
     """
 
     name: str
@@ -52,10 +55,20 @@ class Platform:
     dynamic: bool = False
     kind: str = ""
     strength: float = 0.0
+    machine: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name with the machine: bf16@npu910b."""
+        return f"{self.name}@{self.machine}" if self.machine else self.name
 
     @property
     def text(self) -> str:
         """The platform in words."""
+        return self._arithmetic + (f", on {self.machine}" if self.machine else "")
+
+    @property
+    def _arithmetic(self) -> str:
         if self.kind:
             return f"foreign arithmetic, {KINDS[self.kind][0]}: {self.strength:g}"
         if self.dynamic:
@@ -66,8 +79,42 @@ class Platform:
         return FORMATS[self.name]
 
 
-def parse_platform(name: str) -> Platform:
-    """Parse the name of a platform. PlatformError for an unknown name, kind, group or strength."""
+def machine_name(text: str) -> str:
+    """Return a name of a machine, such as MACHINE=npu910b. PlatformError for a malformed one."""
+    if not MACHINE_NAME.fullmatch(text):
+        raise PlatformError(
+            f"MACHINE={text or '(empty)'} is no name of a machine; fix: up to 48 letters, digits, dots and dashes: "
+            "MACHINE=npu910b"
+        )
+    return text
+
+
+def name_of_device(device: str) -> str:
+    """Derive a machine's name from that of its device: "NVIDIA H200" gives nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")[:48].rstrip("-") or "unnamed"
+
+
+def parse_platform(label: str) -> Platform:
+    """Parse a platform, with @machine for another machine than that of training.
+
+    PlatformError for an unknown name, kind, group, strength or machine.
+    """
+    name, at, machine = label.partition("@")
+    return replace(_parse(name), machine=machine_name(machine) if at else "")
+
+
+def local_platforms(names: Sequence[str], variable: str) -> None:
+    """Refuse names that are malformed or name a machine. variable: of make's command line. PlatformError."""
+    for name in names:
+        platform = parse_platform(name)
+        if platform.machine:
+            raise PlatformError(
+                f"{variable}: {name} names a machine; fix: on that machine, {variable}={platform.name} "
+                f"MACHINE={platform.machine}"
+            )
+
+
+def _parse(name: str) -> Platform:
     head, separator, value = name.partition(":")
     if head in FORMATS and not separator:
         return Platform(name, FORMATS[head].split()[0])

@@ -1,6 +1,8 @@
-"""`make evaluate RUN=results/x/runs/B0 PLATFORM="bf16 int4 foreign:1e-3"`: a trained run on other arithmetic.
+"""`make evaluate RUN=results/x/runs/B0 PLATFORM="bf16 int4 foreign:1e-3" [MACHINE=npu910b]`: a run on other arithmetic.
 
-Records go to RUN/platforms/. An existing record of the same weights, text, platform and machine is not repeated.
+Records go to RUN/platforms/. An existing record of the same weights, text, platform and machine is not repeated. On
+another machine than that of training the platforms are called bf16@npu910b; MACHINE gives that name, by default that of
+the device.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aqn.platforms import GRAMMAR, parse_platform
+from aqn.platforms import GRAMMAR, local_platforms, machine_name
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
@@ -19,7 +21,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts.evaluate")
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--platform", default="")
-    arguments = parser.parse_args(command_arguments(("PLATFORM",), paths="RUN"))
+    parser.add_argument("--machine", default="")
+    arguments = parser.parse_args(command_arguments(("PLATFORM", "MACHINE"), paths="RUN"))
     names = arguments.platform.split()
     if len(arguments.runs) != 1:
         raise UserError(
@@ -31,14 +34,15 @@ def main() -> None:
         )
     if not names:
         raise UserError(f"PLATFORM names no platform; fix: PLATFORM= one or several of {GRAMMAR}")
-    for name in names:
-        parse_platform(name)
+    local_platforms(names, "PLATFORM")
+    if arguments.machine:
+        machine_name(arguments.machine)
     export_environment()  # before torch is imported
     from study.transfer.evaluate import evaluate_run
     from study.transfer.page import platforms_document
 
-    document = platforms_document(evaluate_run(arguments.runs[0], names))
-    print(render_terminal(document))
+    found = evaluate_run(arguments.runs[0], names, arguments.machine)
+    print(render_terminal(platforms_document(found.home, found.records, found.notes)))
     print(f"\nrecords: {arguments.runs[0] / 'platforms'}")
 
 

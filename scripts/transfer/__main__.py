@@ -1,8 +1,10 @@
 """`make transfer STUDIES="results/a" PLATFORMS="bf16 int8 int4 foreign:1e-2" [OUT=folder]`: train here, evaluate there.
 
 Every counted run is evaluated on every platform. Existing evaluations are kept, so that `make transfer` continues after
-an interruption. Without STUDIES it is the study of .config, without PLATFORMS those of this file. The page goes to OUT,
-by default to the first study: transfer.html, .md and .json.
+an interruption. Without STUDIES it is the study of .config, without PLATFORMS those of this file and every record of
+another machine. The page goes to OUT, by default to the first study: transfer.html, .md and .json.
+
+On another machine than that of training the platforms are called bf16@npu910b, by MACHINE or the name of the device.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aqn.platforms import parse_platform
+from aqn.platforms import machine_name, parse_platform
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
@@ -49,24 +51,41 @@ def main() -> None:
     parser.add_argument("studies", nargs="*", type=Path)
     parser.add_argument("--platforms", default="")
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args(command_arguments(("PLATFORMS", "OUT"), paths="STUDIES"))
+    parser.add_argument("--machine", default="")
+    arguments = parser.parse_args(command_arguments(("PLATFORMS", "OUT", "MACHINE"), paths="STUDIES"))
     studies, names = list(dict.fromkeys(arguments.studies)), arguments.platforms.split() or list(PLATFORMS)
+    if arguments.machine:
+        machine_name(arguments.machine)
     studies = studies or [configured_study()]
     for study in studies:
         if not (study / "runs").is_dir():
             raise UserError(f"{study} is no study; fix: STUDIES= folders such as results/gpt2-ra-ablation")
-    for name in names:
-        parse_platform(name)
+    wanted = [parse_platform(name) for name in names]
+    local = [one.name for one in wanted if not one.machine]
+    labels = [one.label for one in wanted if one.machine]
     export_environment()  # before torch is imported
     from study.transfer.evaluate import evaluate_run
     from study.transfer.matrix import as_json, build_transfer, counted_runs
+    from study.transfer.records import elsewhere
     from study.transfer.transfer_page import transfer_document
 
-    runs = counted_runs(studies)
+    runs, at_home, notes = counted_runs(studies), True, dict[str, None]()
     for number, (study, run) in enumerate(runs, 1):
-        evaluate_run(study / "runs" / run.name, names)
-        print(f"[{number}/{len(runs)}] {run.name} evaluated on {len(names)} platforms", flush=True)
-    report = build_transfer(studies, names)
+        folder = study / "runs" / run.name
+        found = evaluate_run(folder, local, arguments.machine)
+        labels = [record.platform for record in found.records] + labels
+        labels += [] if arguments.platforms else elsewhere(folder)
+        at_home, notes = at_home and found.home is not None, notes | dict.fromkeys(found.notes)
+        print(f"[{number}/{len(runs)}] {run.name} evaluated on {len(found.records)} platforms", flush=True)
+    for note in notes:
+        print(note)
+    if not at_home:
+        print(
+            "the runs have no records of their home platform here, so nothing is judged; copy runs/*/platforms to the "
+            "machine of training, and run `make transfer` there"
+        )
+        return
+    report = build_transfer(studies, labels)
     document = transfer_document(report)
     folder = arguments.out or studies[0]
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,108 +1,216 @@
-"""Evaluate a trained run on platforms: the validation windows of training, with the weights of its last checkpoint."""
+"""Evaluate a trained run on platforms: the validation windows of training and HellaSwag, with its last weights."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from aqn.apply import on_platform
-from aqn.platforms import Platform, parse_platform
+from aqn.platforms import Platform, name_of_device, parse_platform
 from gpt2.artifacts import run_record
-from gpt2.data import dataset
-from gpt2.eval.validation import EVALUATION_TOKENS, perplexity
+from gpt2.data import dataset, tokenizer
+from gpt2.eval.evaluator import Evaluator
 from gpt2.hardware import attention_kernels
+from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
+from gpt2.system.files import write_bytes
+from gpt2.system.signals import Stop
 from study.attention.inspect import TrainedRun, load_run
-from study.transfer.records import HOMES, PlatformRecord, read, write
+from study.transfer.items import ItemSource, compact, find_items
+from study.transfer.records import (
+    FOLDER,
+    PlatformRecord,
+    home_platform,
+    path_of,
+    read,
+    read_at_home,
+    write,
+)
+
+WINDOWS = "windows.npy"  # the validation windows, beside the records
 
 
 class EvaluateError(UserError, RuntimeError):
     """A run cannot be evaluated on this machine."""
 
 
-def evaluate_run(run_dir: Path, names: Sequence[str]) -> list[PlatformRecord]:
-    """Evaluate a run on its home platform and the named ones; existing records of the same evaluation are kept.
+@dataclass(frozen=True)
+class Evaluated:
+    """The records of a run. home: on the platform and machine of training, None if it was never evaluated there."""
 
-    The first record is that of the home platform, the number format of training. EvaluateError for other data or an
-    unfinished run.
+    home: PlatformRecord | None
+    records: list[PlatformRecord]
+    notes: list[str]
+
+
+def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Evaluated:
+    """Evaluate a run on platforms; existing records of the same evaluation are kept.
+
+    On the machine of training the home platform is evaluated as well. On another machine the names get @machine, by
+    default from the name of its device; `machine` also selects that on the machine of training. EvaluateError for other
+    data, an unfinished run, or a record of another machine with the same name.
     """
     record = run_record.load(run_dir)
     if record.status != "finished" or record.target is None or record.fingerprint is None:
         raise EvaluateError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
-    home = HOMES.get(record.target.dtype, "fp32")
-    platforms = [parse_platform(name) for name in dict.fromkeys([home, *names])]
+    if not (run_dir / "checkpoint").is_dir():
+        raise EvaluateError(f"{run_dir} has no checkpoint; fix: copy the run's folder with its checkpoint/")
     run = load_run(run_dir)
     if record.progress and run.iteration != record.progress.iterations:
         raise EvaluateError(
             f"{run_dir}/checkpoint has the weights of iteration {run.iteration}; the run finished at "
             f"{record.progress.iterations}; fix: copy the checkpoint of the finished run"
         )
-    resolved = attention_kernels.prepare_device(run.config.target, run.config.model)
-    windows = _windows(run, record.fingerprint.validation)
+    resolved, machine = _device(run, record.target.device, machine)
+    home = home_platform(record)
+    first = [] if machine else [home]
+    platforms = [replace(parse_platform(name), machine=machine) for name in dict.fromkeys([*first, *names])]
+    windows = _windows(run, run_dir, record.fingerprint.validation)
+    items = find_items(run_dir, record, run.config)
     weights = _digest(run.model)
     run.model.to(resolved.device).eval()
-    return [
-        _evaluate(run, run_dir, platform, resolved, windows, weights, record.target.dtype)
-        for platform in platforms
-    ]
+    evaluation = _Evaluation(run, run_dir, resolved, windows, items, weights, record.target.dtype)
+    found = [evaluation.evaluate(platform) for platform in platforms]
+    notes = [f"HellaSwag is not scored: {items.absent}"] if items.absent else []
+    at_home = read_at_home(run_dir, record, home)
+    same = at_home if at_home and at_home.weights == weights else None
+    return Evaluated(same, found, notes)
 
 
-def _evaluate(
-    run: TrainedRun,
-    run_dir: Path,
-    platform: Platform,
-    resolved: ResolvedTarget,
-    windows: np.ndarray,
-    weights: str,
-    home: str,
-) -> PlatformRecord:
-    text = hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest()
-    parts = [weights, text, platform.name, home, resolved.device_name, torch.__version__]
-    identity = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    existing = read(run_dir, platform.name)
-    if existing and existing.identity == identity:
-        return existing
-    began = time.monotonic()
-    model, context = on_platform(run.model, platform, resolved.device, home)
-    batch = max(1, EVALUATION_TOKENS[resolved.device_type] // run.config.model.block_size)
-    found = perplexity(model, windows, batch, resolved.device, context)
-    record = PlatformRecord(
-        run=run.name,
-        platform=platform.name,
-        identity=identity,
-        weights=weights,
-        windows=text,
-        device=resolved.device_name,
-        torch=torch.__version__,
-        loss=found.loss,
-        tokens=found.tokens,
-        window_losses=tuple(found.window_losses),
-        seconds=round(time.monotonic() - began, 3),
-    )
-    write(run_dir, record)
-    return record
+def _device(run: TrainedRun, trained_on: str, machine: str) -> tuple[ResolvedTarget, str]:
+    """Return the device, and the machine's name: "" on the device of training where no name is given."""
+    if not machine:
+        try:
+            own = attention_kernels.prepare_device(run.config.target, run.config.model)
+            if own.device_name == trained_on:
+                return own, ""
+        except TargetError:  # the configured card is not here
+            pass
+    target = replace(run.config.target, name="auto", dtype="auto", scale_cpu=True)
+    resolved = attention_kernels.prepare_device(target, run.config.model)
+    return resolved, machine or name_of_device(resolved.device_name)
 
 
-def _windows(run: TrainedRun, expected: str) -> np.ndarray:
-    """Return the validation windows of the run. EvaluateError if the prepared data give others."""
+@dataclass(frozen=True)
+class _Evaluation:
+    """A run on a device. weights: their digest. trained_in: the number format of training."""
+
+    run: TrainedRun
+    run_dir: Path
+    resolved: ResolvedTarget
+    windows: np.ndarray
+    items: ItemSource
+    weights: str
+    trained_in: str
+
+    def evaluate(self, platform: Platform) -> PlatformRecord:
+        """Return the record of a platform, the existing one if it is of this evaluation."""
+        text = _sha256(self.windows)
+        torchao = _torchao() if platform.bits else None
+        existing = read(self.run_dir, platform.label)
+        if existing and platform.machine and existing.device != self.resolved.device_name:
+            raise EvaluateError(
+                f"{path_of(self.run_dir, platform.label)} is of {existing.device}; this machine is "
+                f"{self.resolved.device_name}, so two machines have the name {platform.machine}; "
+                "fix: MACHINE=another name"
+            )
+        items = self.items.sha256
+        if self.items.absent and existing and existing.hellaswag:
+            items = existing.hellaswag.items_sha256  # scored where the items were present
+        parts = [
+            self.weights,
+            text,
+            platform.label,
+            self.trained_in,
+            self.resolved.device_name,
+            torch.__version__,
+        ]
+        parts += [f"torchao {torchao}"] if platform.bits else []
+        parts += [f"hellaswag {items}"] if items else []
+        identity = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        if existing and (existing.identity, existing.device) == (identity, self.resolved.device_name):
+            return existing
+        began = time.monotonic()
+        model, context = on_platform(self.run.model, platform, self.resolved.device, self.trained_in)
+        config = self.run.config
+        encoding = tokenizer.load(config.data.tokenizer)
+        evaluator = Evaluator(
+            model, self.resolved.device, context, self.windows, encoding, config.evaluation, Stop(), print
+        )
+        loss = evaluator.validate(0, 0.0)["loss"]
+        if not math.isfinite(loss):
+            raise EvaluateError(
+                f"{self.run.name} on {platform.label}: the loss is {loss}, so there is no result; fix: leave "
+                f"{platform.name} out"
+            )
+        path = self.items.path
+        record = PlatformRecord(
+            run=self.run.name,
+            platform=platform.label,
+            identity=identity,
+            weights=self.weights,
+            windows=text,
+            device=self.resolved.device_name,
+            torch=torch.__version__,
+            loss=loss,
+            tokens=evaluator.tokens,
+            window_losses=tuple(evaluator.window_losses),
+            seconds=round(time.monotonic() - began, 3),
+            torchao=torchao,
+            hellaswag=compact(evaluator.score_hellaswag(path)) if path else None,
+        )
+        write(self.run_dir, record)
+        return record
+
+
+def _torchao() -> str | None:
+    try:
+        return metadata.version("torchao")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _windows(run: TrainedRun, run_dir: Path, expected: str) -> np.ndarray:
+    """Return the validation windows of the run, and save them, so that another machine needs no data.
+
+    expected: their SHA-256. EvaluateError if neither the saved windows nor the data of this machine have it.
+    """
+    path = run_dir / FOLDER / WINDOWS
+    with contextlib.suppress(OSError, ValueError, EOFError):
+        saved: np.ndarray = np.load(path, allow_pickle=False)
+        if _sha256(saved) == expected:
+            return saved
     corpus = dataset.open_corpus(dataset.prepare(run.config.data, report=print))
     windows = dataset.validation_windows(
         corpus.validation, run.config.model.block_size, run.config.evaluation.tokens
     )
-    if hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest() != expected:
+    if _sha256(windows) != expected:
         raise EvaluateError(
-            f"{run.name} was validated on other windows than the data on this machine give; fix: prepare the data of "
-            "the run (make data with its configuration)"
+            f"{run.name} was validated on other windows than the data on this machine give; fix: make evaluate on the "
+            f"machine of training, and copy {FOLDER}/{WINDOWS} of the run from there"
         )
+    content = io.BytesIO()
+    np.save(content, windows)
+    path.parent.mkdir(exist_ok=True)
+    write_bytes(path, content.getvalue())
     return windows
+
+
+def _sha256(windows: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest()
 
 
 def _digest(model: GPT2) -> str:

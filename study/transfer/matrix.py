@@ -15,7 +15,7 @@ from study.records.lengths import shown_length
 from study.records.runs import Run, losses, read_runs
 from study.stats.statistics import mean
 from study.sweep.rates import FIRST_TUNING_SEED
-from study.transfer.records import HOMES, read
+from study.transfer.records import ItemGap, PlatformRecord, home_platform, item_gap, read, read_at_home
 from study.transfer.verdicts import TransferVerdicts, judge_transfer, without_noise
 
 FIFTHS = 5
@@ -27,8 +27,18 @@ class TransferError(UserError, RuntimeError):
 
 
 @dataclass(frozen=True)
+class RowItems:
+    """HellaSwag of a run on a platform. The gaps are to the home platform, paired by item; None at home."""
+
+    acc: float
+    acc_norm: float
+    acc_gap: ItemGap | None
+    acc_norm_gap: ItemGap | None
+
+
+@dataclass(frozen=True)
 class MatrixRow:
-    """The loss (nats per token) of a run on a platform."""
+    """The loss (nats per token) of a run on a platform. device: that computed it. hellaswag: None without items."""
 
     study: str
     run: str
@@ -36,6 +46,9 @@ class MatrixRow:
     seed: int
     platform: str
     loss: float
+    device: str
+    torch: str
+    hellaswag: RowItems | None
 
 
 @dataclass(frozen=True)
@@ -48,10 +61,11 @@ class Disruption:
 
 @dataclass(frozen=True)
 class TransferReport:
-    """home: the platform of training. missing: evaluations that do not exist yet. margin: in nats."""
+    """home: the platform of training, on device. missing: evaluations that do not exist yet. margin: in nats."""
 
     studies: list[str]
     home: str
+    device: str
     platforms: list[str]
     matrix: list[MatrixRow]
     verdicts: TransferVerdicts
@@ -67,6 +81,11 @@ class TransferReport:
         """Return the mean loss of an arm on a platform over its seeds; None without one."""
         found = [row.loss for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
         return mean(found) if found else None
+
+    def item_gaps(self, arm: str, platform: str) -> list[ItemGap]:
+        """Return the gaps in acc_norm of HellaSwag, one a seed."""
+        rows = [row for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
+        return [row.hellaswag.acc_norm_gap for row in rows if row.hellaswag and row.hellaswag.acc_norm_gap]
 
 
 def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
@@ -98,47 +117,73 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
     return found
 
 
-def home_of(run: Run) -> str:
-    """Return the platform of training."""
-    return HOMES.get(run.record.target.dtype, "fp32")
-
-
 def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> TransferReport:
-    """Read the evaluations of every counted run on its home platform and on `platforms`, and judge them."""
+    """Read the evaluations of every counted run on its home platform and on `platforms`, and judge them.
+
+    TransferError for runs of several formats or devices, and for a platform of several machines.
+    """
     runs = counted_runs(studies)
-    homes = {home_of(run) for _, run in runs}
+    homes = {(home_platform(run.record), run.record.target.device) for _, run in runs}
     if len(homes) > 1:
+        trained = " and ".join(f"{name} on {device}" for name, device in sorted(homes))
         raise TransferError(
-            f"the runs were trained in {' and '.join(sorted(homes))}; fix: name studies of one format"
+            f"the runs were trained in {trained}; fix: name studies of one format and one machine"
         )
-    home = homes.pop()
+    home, device = homes.pop()
     names = [home, *(name for name in dict.fromkeys(platforms) if name != home)]
     matrix, missing = [], []
     for study, run in runs:
+        folder = study / "runs" / run.name
+        at_home = read_at_home(folder, run.record, home)
         for name in names:
-            record = read(study / "runs" / run.name, name)
-            if record is None:
+            record = read(folder, name) if "@" in name else read_at_home(folder, run.record, name)
+            if record is None or at_home is None:
                 missing.append(f"{run.name} on {name}")
+            elif (record.weights, record.windows) != (at_home.weights, at_home.windows):
+                missing.append(f"{run.name} on {name} (its record is of other weights or another text)")
             else:
-                matrix.append(
-                    MatrixRow(study.name, run.name, run.variant, run.record.seed, name, record.loss)
-                )
+                matrix.append(_row(study.name, run, at_home, record))
+    _refuse_two_machines(matrix)
     table: dict[str, dict[str, dict[int, float]]] = {name: {} for name in names}
     for row in matrix:
         table[row.platform].setdefault(row.arm, {})[row.seed] = row.loss
     plan = plan_file.read(studies[0])
     margin = plan.equivalence_margin if plan else MARGIN
-    verdicts = judge_transfer(table, home, margin)
     return TransferReport(
         studies=[study.name for study in studies],
         home=home,
+        device=device,
         platforms=names,
         matrix=matrix,
-        verdicts=verdicts,
+        verdicts=judge_transfer(table, home, margin),
         disruptions=_disruptions([run for _, run in runs]),
         missing=missing,
         margin=margin,
     )
+
+
+def _row(study: str, run: Run, home: PlatformRecord, record: PlatformRecord) -> MatrixRow:
+    found = record.hellaswag
+    gaps = [
+        None if record.platform == home.platform else item_gap(home, record, norm) for norm in (False, True)
+    ]
+    items = RowItems(found.acc, found.acc_norm, *gaps) if found else None
+    of_run = (study, run.name, run.variant, run.record.seed)
+    return MatrixRow(*of_run, record.platform, record.loss, record.device, record.torch, items)
+
+
+def _refuse_two_machines(matrix: Sequence[MatrixRow]) -> None:
+    """Refuse a platform of several devices or versions of torch: the arms would differ by them."""
+    first: dict[str, MatrixRow] = {}
+    for row in matrix:
+        other = first.setdefault(row.platform, row)
+        if (row.device, row.torch) != (other.device, other.torch):
+            arithmetic, _, machine = row.platform.partition("@")
+            fix = f"PLATFORMS={arithmetic}" + (f" MACHINE={machine}" if machine else "")
+            raise TransferError(
+                f"{row.platform} is of {other.device} with torch {other.torch} for {other.run}, and of "
+                f"{row.device} with torch {row.torch} for {row.run}; fix: on one of them, make transfer with {fix}"
+            )
 
 
 def _disruptions(runs: Sequence[Run]) -> list[Disruption]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from gpt2.artifacts.run_record import Amount, Count, Text
+from gpt2.artifacts.run_record import Amount, Count, RunRecord, Share, Text
 from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Range, parse
+from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Missing, Range, parse
 from gpt2.system.read_files import DamagedFileError
-from study.stats.statistics import Interval, paired_t
+from study.stats.statistics import Interval, mean, paired_t, standard_deviation
 
 FOLDER = "platforms"
 HOMES = {"float32": "fp32", "bfloat16": "bf16"}  # format of training -> its platform
@@ -18,11 +19,28 @@ Loss = Annotated[float, Range(0.0, 1e9)]
 
 
 @dataclass(frozen=True)
+class ItemResults(JsonObject):
+    """HellaSwag on a platform. One character an item: the chosen ending, 0 to 3, and whether it is right, 0 or 1.
+
+    norm: by the log-likelihood of a character.
+    """
+
+    acc: Share
+    acc_norm: Share
+    items_sha256: Text
+    choices: Text
+    choices_norm: Text
+    correct: Text
+    correct_norm: Text
+
+
+@dataclass(frozen=True)
 class PlatformRecord(JsonObject):
     """The validation loss of a run on a platform. weights: SHA-256 of the evaluated weights, by name and bytes.
 
-    identity: digest of weights, windows, platform, number format of training, device and version of torch. loss: nats
-    per token. window_losses: mean nats per token of each window.
+    platform: with @machine where that is not the machine of training. identity: digest of weights, windows, platform,
+    number format of training, device, versions of torch and torchao, and items. torchao: of quantised weights. loss:
+    nats per token. window_losses: mean nats per token of each window. hellaswag: where the run has items.
     """
 
     run: Text
@@ -36,6 +54,23 @@ class PlatformRecord(JsonObject):
     tokens: Count
     window_losses: tuple[Loss, ...]
     seconds: Amount
+    torchao: Missing[Text] = None
+    hellaswag: Missing[ItemResults] = None
+
+
+@dataclass(frozen=True)
+class ItemGap:
+    """Accuracy on a platform minus accuracy at home, paired by item. changed: items with another chosen ending."""
+
+    difference: float
+    stderr: float | None
+    changed: int
+    items: int
+
+
+def home_platform(record: RunRecord) -> str:
+    """Return the platform of training: its number format, on its machine."""
+    return HOMES.get(record.target.dtype if record.target else "", "fp32")
 
 
 def path_of(run_dir: Path, platform: str) -> Path:
@@ -45,11 +80,28 @@ def path_of(run_dir: Path, platform: str) -> Path:
 
 def read(run_dir: Path, platform: str) -> PlatformRecord | None:
     """Return the record; None where there is none. A damaged one is evaluated again."""
+    found = _read(path_of(run_dir, platform))
+    return found if found and found.platform == platform else None
+
+
+def _read(path: Path) -> PlatformRecord | None:
     try:
-        content = read_sealed(path_of(run_dir, platform))
+        content = read_sealed(path)
         return parse(PlatformRecord, {k: v for k, v in content.items() if k != "seal"}, "record")
     except (FileNotFoundError, DamagedFileError, InvalidJsonError):
         return None
+
+
+def read_at_home(run_dir: Path, record: RunRecord, platform: str) -> PlatformRecord | None:
+    """Return the record of a platform of the machine of training; None for one of another device."""
+    found = read(run_dir, platform)
+    return found if found and record.target and found.device == record.target.device else None
+
+
+def elsewhere(run_dir: Path) -> list[str]:
+    """Return the platforms of other machines that have a record."""
+    found = [_read(path) for path in sorted((run_dir / FOLDER).glob("*@*.json"))]
+    return [record.platform for record in found if record]
 
 
 def write(run_dir: Path, record: PlatformRecord) -> None:
@@ -66,3 +118,19 @@ def gap(home: PlatformRecord, other: PlatformRecord) -> Interval:
     """
     pairs = zip(other.window_losses, home.window_losses, strict=True)
     return paired_t([away - here for away, here in pairs]).difference
+
+
+def item_gap(home: PlatformRecord, other: PlatformRecord, norm: bool = True) -> ItemGap | None:
+    """Compare HellaSwag on a platform with that on the home platform; None without a score of the same items.
+
+    norm: of acc_norm. The standard error is over the items of this run.
+    """
+    here, there = home.hellaswag, other.hellaswag
+    if here is None or there is None or here.items_sha256 != there.items_sha256:
+        return None
+    right = zip(*((one.correct_norm if norm else one.correct) for one in (there, here)), strict=True)
+    chosen = zip(*((one.choices_norm if norm else one.choices) for one in (there, here)), strict=True)
+    differences = [float(int(away) - int(home)) for away, home in right]
+    count = len(differences)
+    stderr = standard_deviation(differences) / math.sqrt(count) if count > 1 else None
+    return ItemGap(mean(differences), stderr, sum(away != home for away, home in chosen), count)

@@ -22,7 +22,9 @@ from pages.document import (
 from pages.markup import Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, line, trace
 from study.report.sentences import p_text
+from study.stats.statistics import mean, mean_interval
 from study.transfer.matrix import TransferReport
+from study.transfer.records import ItemGap
 from study.transfer.verdicts import ENDS, GAP, TransferVerdict
 
 METHOD = (
@@ -33,6 +35,11 @@ METHOD = (
     "not judged there.",
     "Without control arms the gap is that of all arms without noise. An arm with noise is compared with the control "
     "arms, or with its own arm without noise.",
+)
+ABOUT_ITEMS = (
+    "acc_norm of HellaSwag on a platform minus that at home, in points: mean over the seeds with its 95 % interval; "
+    "the mean number of items with another chosen ending. transfer.json has the gap of each run, paired by item, with "
+    "its standard error. Verdicts are on the loss, which is far more precise than an accuracy on these items."
 )
 
 
@@ -50,14 +57,14 @@ def transfer_document(report: TransferReport) -> Document:
             [Figure("dose", dose_response(report), "Mean gap against the strength of foreign arithmetic.")],
         ),
         Section("Gap by arm and platform", [gap_table(report)]),
+        Section("HellaSwag", [*_hellaswag(report)]),
         Section("During training", [*_disruptions(report)]),
         Only((HTML, MARKDOWN), [Section("Platforms", [BulletList(_legend(report))])]),
         Only((HTML, MARKDOWN), [Section("Method", [BulletList(METHOD)])]),
     ]
     seeds = len({row.seed for row in report.matrix})
-    subtitle = (
-        f"{', '.join(report.studies)} · trained on {report.home} · {seeds} seeds · {len(report.arms)} arms"
-    )
+    trained = f"trained on {report.home}, {report.device}"
+    subtitle = f"{', '.join(report.studies)} · {trained} · {seeds} seeds · {len(report.arms)} arms"
     return Document("Transfer", blocks, subtitle=subtitle)
 
 
@@ -107,8 +114,39 @@ def _disruptions(report: TransferReport) -> list[Block]:
     return [Table(headings, rows), Note(about)]
 
 
+def _hellaswag(report: TransferReport) -> list[Block]:
+    """The change of acc_norm on each platform, and how many items changed their answer."""
+    others = [name for name in report.platforms if name != report.home]
+    if not any(report.item_gaps(arm, name) for arm in report.arms for name in others):
+        return []
+    rows: list[list[Text]] = [
+        [arm, _accuracy(report, arm), *(_item_cell(report.item_gaps(arm, name)) for name in others)]
+        for arm in report.arms
+    ]
+    return [Table(["arm", f"acc_norm on {report.home}", *others], rows), Note(ABOUT_ITEMS)]
+
+
+def _accuracy(report: TransferReport, arm: str) -> str:
+    rows = [row for row in report.matrix if (row.arm, row.platform) == (arm, report.home)]
+    found = [row.hellaswag.acc_norm for row in rows if row.hellaswag]
+    return f"{mean(found):.4f}" if found else "-"
+
+
+def _item_cell(gaps: Sequence[ItemGap]) -> str:
+    if not gaps:
+        return "-"
+    found = mean_interval([100 * one.difference for one in gaps])
+    interval = "" if found.low is None else f" [{found.low:+.2f}, {found.high:+.2f}]"
+    return f"{found.mean:+.2f}{interval}, {mean([one.changed for one in gaps]):.1f} changed"
+
+
 def _legend(report: TransferReport) -> list[str]:
-    return [f"{name}: {parse_platform(name).text}" for name in report.platforms]
+    devices = {row.platform: f"{row.device}, torch {row.torch}" for row in report.matrix}
+    return [
+        f"{name}: {parse_platform(name).text}"
+        + (f" ({devices[name]})" if "@" in name and name in devices else "")
+        for name in report.platforms
+    ]
 
 
 def heat_map(report: TransferReport) -> Plain | None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from aqn.platforms import FORMATS, KINDS, WEIGHTS, Platform, PlatformError, parse_platform
+from aqn.platforms import (
+    FORMATS,
+    KINDS,
+    WEIGHTS,
+    Platform,
+    PlatformError,
+    local_platforms,
+    machine_name,
+    name_of_device,
+    parse_platform,
+)
 
 
 def test_every_kind_of_platform_is_parsed() -> None:
@@ -40,6 +50,12 @@ def test_every_kind_of_platform_is_parsed() -> None:
         ("foreign.gelu:1e-3", "there is no kind gelu"),
         ("foreign.sums:1.5", "is no number"),
         ("foreigner:1", "there is no platform foreigner"),
+        ("bf16@", r"MACHINE=\(empty\) is no name of a machine; fix: .*MACHINE=npu910b"),
+        ("bf16@a/b", "MACHINE=a/b is no name of a machine"),
+        ("bf16@a@b", "MACHINE=a@b is no name"),
+        ("bf16@..", r"MACHINE=\.\. is no name"),
+        (f"bf16@{'x' * 49}", "is no name of a machine"),
+        ("@npu910b", r"there is no platform \(empty\)"),
     ],
 )
 def test_an_unknown_platform_is_refused_in_one_line(name: str, says: str) -> None:
@@ -47,3 +63,22 @@ def test_an_unknown_platform_is_refused_in_one_line(name: str, says: str) -> Non
         parse_platform(name)
     assert "\n" not in str(caught.value)
     assert "fix:" in str(caught.value)
+
+
+def test_a_platform_of_another_machine_has_its_arithmetic_and_a_label_of_its_own() -> None:
+    found = parse_platform("int4:64@npu-910.b")
+    assert (found.name, found.machine, found.label) == ("int4:64", "npu-910.b", "int4:64@npu-910.b")
+    assert found.text == "int4 weights, groups of 64 inputs, on npu-910.b"
+    assert parse_platform("int4:64").label == "int4:64"
+
+
+def test_the_name_of_a_device_is_a_name_of_a_machine() -> None:
+    for device in ("NVIDIA H200", "Intel(R) Xeon(R) Processor", "AMD Radeon PRO W7900 " * 4, "\u6607", ""):
+        assert machine_name(name_of_device(device))
+    assert name_of_device("Intel(R) Xeon(R) Processor") == "intel-r-xeon-r-processor"
+
+
+def test_names_to_evaluate_here_name_no_machine() -> None:
+    local_platforms(["bf16", "int4:64"], "PLATFORM")
+    with pytest.raises(PlatformError, match="fix: on that machine, PLATFORM=bf16 MACHINE=npu"):
+        local_platforms(["int8", "bf16@npu"], "PLATFORM")

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,25 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     texts = write_stories(tmp_path_factory.mktemp("texts"))
     place = Workplace(tmp_path_factory.mktemp("place"), texts, **SETTINGS)
     assert place.command("scripts.study").returncode == 0
+    faulty_copies(place.study / "runs/RALEARN0", place.study)
     return place
+
+
+def faulty_copies(run: Path, folder: Path) -> None:
+    """Copies of a run that cannot be evaluated."""
+    for name in ("unfinished", "bare", "wider", "torn"):
+        shutil.copytree(run, folder / name)
+    run_record.write(folder / "unfinished", replace(run_record.load(run), status="interrupted"))
+    shutil.rmtree(folder / "bare/checkpoint")
+    (folder / "empty").mkdir()
+    found = checkpoint.load_latest(run / "checkpoint")
+    assert found
+    for name, tensor in found.state["model"].items():  # of another model
+        found.state["model"][name] = tensor.repeat(2, *[1] * (tensor.ndim - 1)) if tensor.ndim else tensor
+    shutil.rmtree(folder / "wider/checkpoint")
+    checkpoint.save(folder / "wider/checkpoint", found.iteration, found.state, found.meta)
+    for path in (folder / "torn/checkpoint").rglob("*.pt"):
+        path.write_bytes(path.read_bytes()[:-100])
 
 
 def evaluate(place: Workplace, platforms: str, run: str = "RALEARN0") -> tuple[int, str]:
@@ -88,13 +107,26 @@ def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(place: Workplac
         ("int4:48", "RALEARN0", "groups of 48 do not divide"),
         ("tf32", "RALEARN0", "tf32 needs an NVIDIA GPU"),
         ("int8", "B0", "runs/B0 is no folder; fix: make evaluate RUN="),
+        (
+            "int8 bf16@npu",
+            "RALEARN0",
+            "bf16@npu names a machine; fix: on that machine, PLATFORM=bf16 MACHINE=npu",
+        ),
+        ("int8", "../unfinished", "unfinished is interrupted; fix: run `make` until the run is finished"),
+        ("int8", "../bare", "bare has no checkpoint; fix: copy the run's folder with its checkpoint/"),
+        ("int8", "../wider", "does not fit the model: model."),
+        ("int8", "../torn", "torn/checkpoint has no complete checkpoint"),
+        ("int8", "../empty", "empty/run.json does not exist"),
     ],
 )
 def test_an_unusable_request_is_refused_in_one_line(
     place: Workplace, platforms: str, run: str, says: str
 ) -> None:
+    folder = place.study / "runs" / run
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     status, printed = evaluate(place, platforms, run)
     assert status
+    assert {path: path.read_bytes() for path in before} == before
     (error,) = [line for line in printed.splitlines() if line.startswith("error:")]
     assert says in error
 
