@@ -22,7 +22,7 @@ endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
         data run plan extend report verify compare diagnose record compare-records check-config pack-run logp-diff \
-        attention evaluate transfer admit control memory bench card check faults clean mrproper
+        attention evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -94,6 +94,9 @@ evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=npu
 
 transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [MACHINE=npu910b] [OUT=]: does noise help elsewhere
 	@$(INTERPRETER) -m scripts.transfer
+
+grpo: setup-main  ## Train a language model by GRPO with noise in the rollout (after make defconfig-grpo-gsm8k)
+	@$(INTERPRETER) -m scripts.grpo
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(INTERPRETER) -m scripts.attention

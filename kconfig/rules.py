@@ -19,6 +19,7 @@ from typing import Any
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import INTEGER, ConfigError, Entry, Symbols, parse_lines
 from ra.settings import AlternationSettings
+from rl.settings import GrpoSettings
 from study.runner.settings import StudySettings
 
 try:
@@ -181,13 +182,14 @@ def check_choices(tree: Kconfig, entries: Iterable[Entry]) -> None:
 
 
 def explain_rejection(symbol: Symbol, entry: Entry) -> str:
-    """Explain why a value has no effect."""
+    """Explain why a value has no effect. ConfigError for one out of range."""
     if not symbol.visibility:
         needed = requirements(symbol)
         return f"{entry.where}: {entry} needs {needed}; fix: set {needed}, or remove {entry}"
     if symbol.choice is not None:
         others = ", ".join(f"CONFIG_{member.name}=y" for member in symbol.choice.syms if member is not symbol)
         return f"{entry.where}: {entry} deselects the only selected member of its choice; fix: set one of {others}"
+    check_type(symbol, entry)  # with the other entries set, a range that depends on them is known
     return f"{entry.where}: {entry} has no effect; the value is {symbol.str_value}; fix: remove it"
 
 
@@ -219,6 +221,8 @@ def check_settings(symbols: Symbols) -> Config:
     config = Config.from_symbols(symbols)
     AlternationSettings.from_symbols(symbols)
     StudySettings.from_symbols(symbols)
+    if "GRPO" in symbols and symbols.flag("GRPO"):
+        GrpoSettings.from_symbols(symbols)
     return config
 
 

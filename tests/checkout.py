@@ -3,7 +3,19 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("Kconfig", "gpt2", "aqn", "ra", "study", "kconfig", "pages", "numerics", "scripts", "defconfigs")
+PARTS = (
+    "Kconfig",
+    "gpt2",
+    "aqn",
+    "ra",
+    "rl",
+    "study",
+    "kconfig",
+    "pages",
+    "numerics",
+    "scripts",
+    "defconfigs",
+)
 
 
 def link_project(folder: Path) -> None:

@@ -17,7 +17,8 @@ FLOORS: list[set[str]] = [
     {"gpt2"},
     {"aqn"},
     {"ra"},
-    {"study", "rl"},
+    {"study"},
+    {"rl"},
     {"kconfig"},
     {"bench"},
     {"scripts"},
@@ -46,6 +47,8 @@ NO_TORCH = (
     "study.report.write",
     "study.sizes.write",
     "study.compare.build",
+    "rl.page",
+    "rl.study",
     "numerics.checklist.checks",
 )
 

@@ -129,6 +129,11 @@ BUDGET = "a budget only sets the number of iterations, which the row schedule co
 FORMER = ("BUDGET_EQUAL_TOKENS",)  # symbols of older studies
 SPEED = "it changes speed and rounding, not the computed function"
 ASIDE = "it changes no training step"
+GRPO = (
+    "GRPO", "GRPO_MODEL", "GRPO_TRAIN_FILE", "GRPO_TEST_FILE", "GRPO_ARMS", "GRPO_EPOCHS", "GRPO_MAX_STEPS",
+    "GRPO_PROMPTS", "GRPO_GROUP", "GRPO_MICRO_BATCH", "GRPO_RESPONSE_TOKENS", "GRPO_LEARNING_RATE",
+    "GRPO_EVALUATE_STEPS", "GRPO_EVALUATE_LIMIT", "GRPO_EVALUATE_BATCH", "GRPO_CHECKPOINT_STEPS", "GRPO_MARGIN_POINTS",
+)  # fmt: skip
 WITHOUT_EFFECT = {
     **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TIME": BUDGET, **dict.fromkeys(FORMER, BUDGET),
     "GPT2_HARD_LIMIT": "it only cuts runs short, which the row schedule shows",
@@ -138,7 +143,7 @@ WITHOUT_EFFECT = {
     "ALTERNATION_RECOMPUTE": "it changes speed and memory; the numbers are the same to the bit",
     "DATA_WORKERS": ASIDE, "EVAL_INTERVAL_TOKENS": ASIDE, "CHECKPOINT_SECONDS": ASIDE, "HELLASWAG": ASIDE,
     "HELLASWAG_FILE": ASIDE, "HELLASWAG_LIMIT": ASIDE, "WANDB": ASIDE, "WANDB_MODE": ASIDE, "WANDB_PROJECT": ASIDE,
-    "TRACKIO": ASIDE,
+    "TRACKIO": ASIDE, **dict.fromkeys(GRPO, "it is of make grpo alone"),
 }  # fmt: skip
 LEARNED_PREFIX = "ALTERNATION_"
 OFF_WHEN_EMPTY = ("LEARNING_RATES",)  # absent in older studies, with the same effect

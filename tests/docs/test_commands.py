@@ -34,6 +34,7 @@ RUN_BY = {
     "diagnose": "tests/scripts/diagnose/test_diagnose_command.py",
     "extend": "tests/study/runner/test_study.py",
     "faults": "tests/faults/test_faults.py",
+    "grpo": "tests/scripts/grpo/test_grpo_command.py",
     "help": "tests/scripts/dev/test_help.py",
     "logp-diff": "tests/scripts/logp_diff/test_logp_diff_command.py",
     "memory": "tests/scripts/test_memory.py",

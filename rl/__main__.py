@@ -1,0 +1,51 @@
+"""`python -m rl RUN_DIR/config ARM SEED`: train or resume one run. `make grpo` starts it.
+
+Progress goes to standard output, everything else to RUN_DIR/log.txt.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware.resolve import export_environment
+from gpt2.system import files
+from gpt2.system.errors import UserError, one_line, run_command
+from gpt2.system.signals import Stop
+from gpt2.system.stdout import printable
+from rl.settings import GrpoSettings
+
+EXIT_INTERRUPTED = 3
+
+
+def main() -> int:
+    config, arm, seed = sys.argv[1:]
+    settings = GrpoSettings.from_symbols(read_symbols(Path(config)))
+    stop = Stop().install(os.getppid())
+    export_environment()  # before torch is imported
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+
+    def say(text: str) -> None:
+        print(printable(text), file=out, flush=True)
+
+    with files.open_append(settings.run_dir(arm, int(seed)) / "log.txt") as log:
+        for descriptor in (1, 2):  # of libraries
+            os.dup2(log.fileno(), descriptor)
+        try:
+            from rl.worker import Worker
+
+            status = Worker(settings, arm, int(seed), stop, say).run()
+        except Exception as error:
+            known = isinstance(error, UserError)
+            say(f"error: {error}" if known else f"error: {type(error).__name__}: {one_line(error)[:200]}")
+            if not known:
+                traceback.print_exc(file=log)
+            return 1
+    return EXIT_INTERRUPTED if status == "interrupted" else 0
+
+
+if __name__ == "__main__":
+    run_command(main)

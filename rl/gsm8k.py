@@ -1,0 +1,115 @@
+"""GSM8K (Cobbe et al. 2021, arXiv:2110.14168): problems, prompt, reward. Needs neither torch nor TRL.
+
+The published answer is the number behind "####". A response is right if its last number equals it. Thousands
+separators and a currency sign are ignored, and numbers are compared as numbers: 1,200.00 equals 1200.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+from gpt2.system.errors import UserError, one_line
+from gpt2.system.read_files import DamagedFileError, read_text
+
+HUB_NAME = "openai/gsm8k"
+SIZE_LIMIT = 2**30  # bytes of a file of problems
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+ANSWER = re.compile(r"####\s*([-+]?[0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
+NUMBER = re.compile(r"(?:(?<![0-9])[-+])?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+
+
+class ProblemError(UserError, ValueError):
+    """The problems cannot be read."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """answer: the published number, without separators."""
+
+    question: str
+    answer: str
+
+    @property
+    def prompt(self) -> str:
+        return f"{self.question} {INSTRUCTION}"
+
+
+def last_number(text: str) -> str | None:
+    """Return the last number of a text without separators; None for a text without one."""
+    found = NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
+
+
+def reward(response: str, answer: str) -> float:
+    """Return 1 if the last number of the response equals the answer, else 0."""
+    number = last_number(response)
+    return float(number is not None and Decimal(number) == Decimal(answer))
+
+
+def standard_error(accuracy: float, problems: int) -> float:
+    """Return the standard error of an accuracy over independent problems."""
+    return math.sqrt(accuracy * (1 - accuracy) / problems)
+
+
+def read_problems(file: str, split: str) -> list[Problem]:
+    """Read a .jsonl file; "" reads the split (train, test) of GSM8K from the hub. ProblemError: the first fault."""
+    if not file:
+        return _from_hub(split)
+    try:
+        lines = read_text(Path(file).expanduser(), SIZE_LIMIT).splitlines()
+    except FileNotFoundError:
+        raise ProblemError(
+            f"{file} does not exist; fix: CONFIG_GRPO_{split.upper()}_FILE= a .jsonl file"
+        ) from None
+    except DamagedFileError as error:
+        raise ProblemError(f"{error}; fix: CONFIG_GRPO_{split.upper()}_FILE= a .jsonl file") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                content = json.loads(line)
+            except ValueError as error:
+                raise ProblemError(
+                    f"{file}:{number} is no JSON ({one_line(error)}); fix: correct the line"
+                ) from None
+            found.append(_problem(content, f"{file}:{number}"))
+    if not found:
+        raise ProblemError(f"{file} has no problems; fix: one JSON object with question and answer a line")
+    return found
+
+
+def _from_hub(split: str) -> list[Problem]:
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(HUB_NAME, "main", split=split)
+    except Exception as error:  # whatever a network and a cache raise
+        raise ProblemError(
+            f"{HUB_NAME} cannot be loaded ({type(error).__name__}: {one_line(error)[:120]}); fix: connect to the hub, "
+            f"or CONFIG_GRPO_{split.upper()}_FILE= a .jsonl file"
+        ) from None
+    return [_problem(row, f"{HUB_NAME} {split} {number}") for number, row in enumerate(rows)]
+
+
+def _problem(content: object, where: str) -> Problem:
+    values = [content.get(name) for name in ("question", "answer")] if isinstance(content, dict) else [None]
+    if not all(isinstance(value, str) and value for value in values):
+        raise ProblemError(f"{where} has no question and answer; fix: give both as text")
+    question, solution = map(str, values)
+    match = ANSWER.search(solution)
+    if not match:
+        raise ProblemError(f'{where}: the answer does not end with "#### number"; fix: correct it')
+    return Problem(question, match[1].replace(",", ""))
+
+
+def digest(train: Sequence[Problem], test: Sequence[Problem]) -> str:
+    """Return the SHA-256 over all problems."""
+    text = json.dumps([[(one.question, one.answer) for one in part] for part in (train, test)])
+    return hashlib.sha256(text.encode()).hexdigest()

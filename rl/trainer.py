@@ -1,0 +1,161 @@
+"""TRL's GRPOTrainer with noise around sampling and log-probabilities of the rollout.
+
+`GRPOTrainer._generate_single_turn` is the only place of TRL 1.16 that samples, so a subclass has the noise exactly
+there. A callback cannot: TRL computes rewards, advantages and losses between the same two callbacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+from trl import GRPOTrainer
+
+from aqn.schedule import NoiseSchedule
+from numerics.logp.diff import THRESHOLD, logp_diff
+from rl.divergence import DivergedError
+from rl.gsm8k import reward
+from rl.noise import rollout_noise
+from rl.records import write_responses
+
+
+class TokenLogps(LogitsProcessor):  # type: ignore[misc]
+    """Records the log-probability of each sampled token. The last token's follows from `finish`."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.columns: list[Tensor] = []
+        self.next: Tensor | None = None  # (B, V), of the token that is sampled next
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._record(input_ids)
+        if scores.isnan().any():
+            raise DivergedError("a logit of the rollout is nan")
+        self.next = (scores.float() / self.temperature).log_softmax(-1)
+        return scores
+
+    def _record(self, ids: Tensor) -> None:
+        if self.next is not None:
+            self.columns.append(self.next.gather(1, ids[:, -1:]))
+
+    def finish(self, sequences: Tensor) -> None:
+        self._record(sequences)
+        self.next = None
+
+    def rows(self, lengths: Sequence[int]) -> list[list[float]]:
+        """Return the log-probabilities of each response."""
+        table = torch.cat(self.columns, dim=1).tolist()
+        return [row[:length] for row, length in zip(table, lengths, strict=True)]
+
+
+class RolloutRewards:
+    """The reward function of TRL. It records every response of a step."""
+
+    __name__ = "exact_match"
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    def __call__(
+        self,
+        completions: Sequence[Any],
+        answer: Sequence[str],
+        problem: Sequence[int],
+        trainer_state: Any,
+        **_: Any,
+    ) -> list[float]:
+        texts = [one[0]["content"] for one in completions]
+        rewards = [reward(text, expected) for text, expected in zip(texts, answer, strict=True)]
+        rows = [
+            {"problem": number, "answer": expected, "response": text, "reward": value}
+            for number, expected, text, value in zip(problem, answer, texts, rewards, strict=True)
+        ]
+        write_responses(self.run_dir, f"train-{trainer_state.global_step + 1:05}", rows)
+        return rewards
+
+
+class RolloutNoiseTrainer(GRPOTrainer):  # type: ignore[misc]
+    """GRPO with noise in the rollout. on_step: called with the metrics of every step before its checkpoint."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        schedule: NoiseSchedule | None,
+        noise_seed: int,
+        on_step: Callable[[dict[str, Any]], None],
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.schedule, self.noise_seed, self.on_step = schedule, noise_seed, on_step
+        self.sigma = 0.0
+        self._training_logps: Tensor | None = None
+        self._differences: list[tuple[float, float]] = []  # mean and mean absolute, of each response
+
+    def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **options: Any) -> Any:
+        model = self.accelerator.unwrap_model(self.model)
+        step, steps = self.state.global_step, self.state.max_steps
+        with (
+            _recording(model, self.temperature) as logps,
+            rollout_noise(model, self.schedule, self.noise_seed, step, steps) as self.sigma,
+        ):
+            completions, _ = super()._generate_single_turn(prompt_ids, *arguments, **options)
+        return completions, logps.rows([len(one) for one in completions])
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **options: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(*arguments, **options)
+        self._training_logps = result[0].detach()
+        return result
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        loss = super()._compute_loss(model, inputs)
+        found = logp_diff(inputs["sampling_per_token_logps"], self._training_logps, inputs["completion_mask"])
+        self._differences += [(one.mean, one.mean_absolute) for one in found.sequences]
+        return loss
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        if "loss" in logs:
+            means = [sum(values) / len(values) for values in zip(*self._differences, strict=True)]
+            self._differences.clear()
+            difference, absolute = means or (math.nan, math.nan)
+            self.on_step(
+                {
+                    "event": "train",
+                    "iteration": self.state.global_step,
+                    "tokens": int(logs.get("num_tokens") or 0),
+                    "loss": logs["loss"],
+                    "grad_norm": logs.get("grad_norm"),
+                    "reward": logs.get("reward"),
+                    "reward_std": logs.get("reward_std"),
+                    "entropy": logs.get("entropy"),
+                    "response_tokens": logs.get("completions/mean_length"),
+                    "cut_share": logs.get("completions/clipped_ratio"),
+                    "sigma": self.sigma,
+                    "logp_diff": difference,
+                    "logp_diff_absolute": absolute,
+                    "logp_diff_over": not abs(difference) <= THRESHOLD,
+                }
+            )
+
+
+@contextlib.contextmanager
+def _recording(model: Any, temperature: float) -> Iterator[TokenLogps]:
+    """Within the block, `model.generate` records log-probabilities."""
+    logps, generate = TokenLogps(temperature), model.generate
+
+    def recorded(**options: Any) -> Tensor:
+        sequences: Tensor = generate(**options, logits_processor=LogitsProcessorList([logps]))
+        logps.finish(sequences)
+        return sequences
+
+    model.generate = recorded
+    try:
+        yield logps
+    finally:
+        del model.generate

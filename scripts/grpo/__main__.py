@@ -1,0 +1,55 @@
+"""`make grpo`: run or resume the GRPO study of .config, judge its arms, write the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpt2.config.dotconfig import read_symbols, read_text
+from gpt2.system.errors import UserError, run_command
+from gpt2.system.files import write_json, write_text
+from kconfig.arguments import refuse_assignments
+from kconfig.files import load_strictly
+from pages.document import Document, render_markdown, render_terminal
+from pages.page import render_html
+from rl.page import grpo_document
+from rl.report import as_json, build_report
+from rl.settings import GrpoSettings
+from rl.study import check, run_study
+
+CONFIG = Path(".config")
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        raise UserError("scripts.grpo takes no arguments; fix: make grpo")
+    refuse_assignments()
+    if not CONFIG.exists():
+        raise UserError("there is no .config; fix: make defconfig-grpo-gsm8k")
+    config = read_text(CONFIG)
+    load_strictly(config, str(CONFIG))
+    symbols = read_symbols(CONFIG)
+    if "GRPO" not in symbols or not symbols.flag("GRPO"):
+        raise UserError(".config is of no GRPO study; fix: make defconfig-grpo-gsm8k")
+    settings = GrpoSettings.from_symbols(symbols)
+    identity = check(settings)
+    print(
+        f"{settings.name}: {settings.model}, {len(settings.arms)} arms x {settings.seeds} seeds", flush=True
+    )
+    run_study(settings, config, lambda: write_report(settings, identity))
+    print(render_terminal(write_report(settings, identity)))
+    print(f"\ngrpo: {settings.folder / 'grpo.html'} (and .md, .json)")
+
+
+def write_report(settings: GrpoSettings, identity: str) -> Document:
+    """Write grpo.html, grpo.md and grpo.json from the records."""
+    report = build_report(settings, identity)
+    document = grpo_document(report)
+    write_text(settings.folder / "grpo.html", render_html(document))
+    write_text(settings.folder / "grpo.md", render_markdown(document))
+    write_json(settings.folder / "grpo.json", as_json(report))
+    return document
+
+
+if __name__ == "__main__":
+    run_command(main)

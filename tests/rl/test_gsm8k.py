@@ -1,0 +1,93 @@
+"""Reward and problems of GSM8K: published solutions earn it, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl.gsm8k import Problem, ProblemError, digest, last_number, read_problems, reward, standard_error
+from tests.published import published
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("48/2 = <<48/2=24>>24 clips.\n#### 72", "72"),
+        ("She has 18 left.", "18"),
+        ("It costs $1,200.50.", "1200.50"),
+        ("x = -5", "-5"),
+        ("between 5-10", "10"),
+        ("about .5", ".5"),
+        ("5 %", "5"),
+        ("so 12, then", "12"),
+        ("no number", None),
+        ("", None),
+        ("٣", None),
+    ],
+)
+def test_the_last_number_of_a_text(text: str, number: str | None) -> None:
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "right"),
+    [("#### 1,200.00", "1200", 1.0), ("18 or 17", "18", 0.0), ("17 or 18", "18", 1.0), ("eighteen", "18", 0.0),
+     ("-3", "3", 0.0), ("-0", "0", 1.0), ("2.5", "2.5", 1.0), ("9" * 40, "9" * 39, 0.0)],
+)  # fmt: skip
+def test_numbers_are_compared_as_numbers(response: str, answer: str, right: float) -> None:
+    assert reward(response, answer) == right
+
+
+@given(st.text())
+def test_any_response_has_a_reward(text: str) -> None:
+    assert reward(text, "7") in (0.0, 1.0)
+    assert reward(f"{text} 7", "7") == 1.0
+
+
+@pytest.mark.parametrize(("split", "count"), [("train", 7473), ("test", 1319)])
+def test_every_published_solution_earns_the_reward(split: str, count: int) -> None:
+    path = published(f"gsm8k/{split}.jsonl")
+    problems = read_problems(str(path), split)
+    solutions = [json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()]
+    assert len(problems) == len(solutions) == count
+    answers = [text.rpartition("#### ")[2].replace(",", "") for text in solutions]
+    assert [one.answer for one in problems] == answers
+    assert all(reward(text, one.answer) for text, one in zip(solutions, problems, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "has no problems"),
+        ("{", ":1 is no JSON"),
+        ('{"question": "a"}', ":1 has no question and answer"),
+        ('["question", "answer"]', ":1 has no question and answer"),
+        ('{"question": "a", "answer": 5}', ":1 has no question and answer"),
+        ('{"question": "a", "answer": "5"}', ':1: the answer does not end with "#### number"'),
+        ('{"question": "a", "answer": "#### 5"}\n{"question": "a", "answer": "#### five"}', ":2: the answer"),
+    ],
+)
+def test_a_file_without_problems_is_one_line(content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(content)
+    with pytest.raises(ProblemError, match="fix: ") as raised:
+        read_problems(str(path), "train")
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_names_its_symbol(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match=r"does not exist; fix: CONFIG_GRPO_TEST_FILE="):
+        read_problems(str(tmp_path / "none.jsonl"), "test")
+
+
+def test_the_digest_depends_on_every_problem_and_its_split() -> None:
+    one, other = Problem("a", "1"), Problem("a", "2")
+    digests = {digest([one], [other]), digest([other], [one]), digest([one, other], []), digest([one], [one])}
+    assert len(digests) == 4
+
+
+def test_the_standard_error_is_that_of_a_share() -> None:
+    assert standard_error(0.7642, 1319) == pytest.approx(0.011689, abs=1e-6)

@@ -1,0 +1,146 @@
+"""TRL's trainer with noise: in every forward pass of sampling, in none of training; log-probabilities; evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig
+
+from aqn.schedule import NoiseSchedule
+from rl.divergence import DivergedError
+from rl.evaluate import evaluate
+from rl.gsm8k import read_problems
+from rl.noise import draw
+from rl.records import read_responses
+from rl.trainer import RolloutNoiseTrainer, RolloutRewards
+from tests.rl.tiny import write_model, write_problems
+
+SCHEDULE = NoiseSchedule(0.1, 0.01, 3)
+NORM = "model.layers.1.input_layernorm"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("grpo")
+    problems = write_problems(folder / "problems.jsonl", 12)
+    write_model(folder / "model", [problems.read_text()])
+    return folder
+
+
+def trainer(place: Path, run_dir: Path, lines: list[dict[str, Any]], **options: Any) -> RolloutNoiseTrainer:
+    run_dir.mkdir(exist_ok=True)
+    rows = [
+        {"prompt": [{"role": "user", "content": one.prompt}], "problem": number, "answer": one.answer}
+        for number, one in enumerate(read_problems(str(place / "problems.jsonl"), "train"))
+    ]
+    return RolloutNoiseTrainer(
+        AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32),
+        RolloutRewards(run_dir),
+        args=GRPOConfig(
+            output_dir=str(run_dir), report_to="none", disable_tqdm=True, logging_steps=1, save_strategy="no",
+            shuffle_dataset=False, max_steps=3, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+            num_generations=4, max_completion_length=6, learning_rate=1e-3, bf16=False, use_cpu=True,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(place / "model", padding_side="left"),
+        schedule=SCHEDULE, noise_seed=5, on_step=lines.append, **options,
+    )  # fmt: skip
+
+
+def test_sampling_has_the_noise_of_its_step_and_training_has_none(
+    place: Path, tmp_path: Path, one_thread: None
+) -> None:
+    lines: list[dict[str, Any]] = []
+    run = trainer(place, tmp_path / "run", lines)
+    norm = run.model.get_submodule(NORM)
+    trained = norm.weight
+    sampling: dict[int, list[torch.Tensor]] = {}
+    training = []
+
+    def look(module: torch.nn.Module, *_: Any) -> None:
+        if torch.is_grad_enabled():
+            training.append(module.weight is trained)
+        else:
+            sampling.setdefault(run.state.global_step, []).append((module.weight - trained).detach().clone())
+
+    norm.register_forward_hook(look)
+    run.train()
+    assert training
+    assert all(training)
+    assert norm.weight is trained
+    for step, noises in sampling.items():
+        sigma = SCHEDULE.sigma(step, 3)
+        expected = draw(NORM, trained.shape, sigma, 5, step)
+        assert len(noises) > 3
+        assert all(torch.allclose(noise, expected, atol=1e-6) for noise in noises)
+    assert list(sampling) == [0, 1, 2]
+    assert [line["sigma"] for line in lines] == [0.0, 0.1, pytest.approx(0.01)]
+    assert abs(lines[0]["logp_diff"]) < 1e-5
+    assert not lines[0]["logp_diff_over"]
+    assert lines[1]["logp_diff_absolute"] > 10 * lines[2]["logp_diff_absolute"] / 5 > 1e-4
+    for step, line in enumerate(lines, 1):
+        rows = read_responses(tmp_path / f"run/responses/train-{step:05}.jsonl.gz")
+        assert [row["problem"] for row in rows] == [2 * step - 2] * 4 + [2 * step - 1] * 4
+        assert sum(row["reward"] for row in rows) / 8 == pytest.approx(line["reward"])
+
+
+def test_recorded_log_probabilities_are_those_of_the_noisy_model(
+    place: Path, tmp_path: Path, one_thread: None
+) -> None:
+    run = trainer(place, tmp_path / "run", [])
+    run.state.global_step, run.state.max_steps = 1, 3
+    tokens = run.processing_class("Ada has 3 apples")["input_ids"]
+    (completions, logps) = run._generate_single_turn([tokens] * 3, None, {}, 3)
+    from rl.noise import rollout_noise
+
+    assert [len(one) for one in completions] == [len(one) for one in logps]
+    for completion, found in zip(completions, logps, strict=True):
+        ids = torch.tensor([[*tokens, *completion]])
+        with torch.no_grad(), rollout_noise(run.model, SCHEDULE, 5, 1, 3):
+            table = run.model(ids).logits.log_softmax(-1)[0, len(tokens) - 1 : -1]
+        assert found == pytest.approx(
+            [float(row[token]) for row, token in zip(table, completion, strict=True)], abs=1e-4
+        )
+    assert "generate" not in vars(run.model)
+
+
+def test_logits_that_are_no_number_are_a_divergence(place: Path, tmp_path: Path) -> None:
+    run = trainer(place, tmp_path / "run", [])
+    with torch.no_grad():
+        run.model.get_submodule(NORM).weight[0] = torch.nan
+    with pytest.raises(DivergedError, match="a logit of the rollout is nan"):
+        run.train()
+
+
+def test_evaluation_answers_as_greedy_decoding_of_each_problem_alone(
+    place: Path, tmp_path: Path, one_thread: None
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
+    model.generation_config.repetition_penalty = 1.7  # a model's own settings are not used
+    model.train()
+    tokenizer = AutoTokenizer.from_pretrained(place / "model", padding_side="left")
+    problems = read_problems(str(place / "problems.jsonl"), "test")
+    found = evaluate(model, tokenizer, problems, tmp_path, 20, 6, 5, contextlib.nullcontext)
+    assert model.training
+    rows = read_responses(tmp_path / "responses/test-00020.jsonl.gz")
+    model.eval()
+    for one, row in zip(problems, rows, strict=True):
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": one.prompt}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )["input_ids"]
+        start = ids.shape[1]
+        while ids.shape[1] < start + 6 and (ids.shape[1] == start or ids[0, -1] != tokenizer.eos_token_id):
+            with torch.no_grad():
+                ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
+        assert row["response"] == tokenizer.decode(ids[0, start:], skip_special_tokens=True)
+    assert found.accuracy == sum(row["reward"] for row in rows) / len(rows)
+    assert (found.step, found.problems) == (20, 12)

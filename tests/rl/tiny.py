@@ -1,0 +1,51 @@
+"""A random Qwen2 of a few thousand weights with a tokenizer, and problems like GSM8K's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NAMES = ("Ada", "Ben", "Cleo", "Dan")
+THINGS = ("apples", "books", "coins", "eggs")
+
+
+def write_problems(path: Path, count: int, answers: Sequence[int] = range(10)) -> Path:
+    """Write short problems whose answers take turns."""
+    lines = []
+    for number in range(count):
+        name, thing, answer = NAMES[number % 4], THINGS[number // 4 % 4], answers[number % len(answers)]
+        question = f"{name} has {answer + number} {thing} and gives away {number}. How many are left?"
+        lines.append(json.dumps({"question": question, "answer": f"{answer}\n#### {answer}"}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_model(folder: Path, texts: Sequence[str], vocabulary: int = 160) -> Path:
+    """Write a random Qwen2 and a byte-level BPE tokenizer that was trained on the texts."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([*texts, "0123456789 \n#system user assistant"], trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
+    )
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.5, eos_token_id=fast.eos_token_id, bos_token_id=None,
+        pad_token_id=fast.pad_token_id,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    fast.save_pretrained(folder)
+    return folder
