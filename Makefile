@@ -95,7 +95,7 @@ evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=npu
 transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [MACHINE=npu910b] [OUT=]: does noise help elsewhere
 	@$(INTERPRETER) -m scripts.transfer
 
-grpo: setup-main  ## Train a language model by GRPO with noise in the rollout (after make defconfig-grpo-gsm8k)
+grpo: setup-main  ## Train a language model by GRPO with noise in the rollout (make defconfig-grpo-gsm8k)
 	@$(INTERPRETER) -m scripts.grpo
 
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
