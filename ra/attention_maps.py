@@ -144,7 +144,7 @@ def queries_and_keys(model: GPT2, ids_T: Tensor) -> dict[int, tuple[Tensor, Tens
     blocks: list[Any] = list(model.blocks)
     layers = {n: b for n, b in enumerate(blocks) if isinstance(b.attention, CausalSelfAttention)}
     with contextlib.ExitStack() as hooks:
-        for block in layers.values():  # an attention with `with_first_values` is called without its hooks
+        for block in layers.values():
             hook = block.norm1.register_forward_hook(lambda norm, x, y: inputs.update({norm: y}))
             hooks.enter_context(hook)
         model.eval().hidden(ids_T[None])

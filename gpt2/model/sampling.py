@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2.model.transformer import GPT2, CausalSelfAttention
+from gpt2.model.transformer import GPT2, CausalSelfAttention, FirstValues
 
 
 class CacheError(TypeError):
@@ -71,11 +71,11 @@ def logits(model: GPT2, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
     if not cache.layers:
         cache.layers = [LayerCache() for _ in model.blocks]
     x_BTC = model.position(model.token(ids_BT), start)
-    first_BHTD: Tensor | None = None  # of all tokens, as the cached layers return them
+    first = FirstValues()  # of all tokens, as the cached layers return them
     blocks: list[Any] = list(model.blocks)
     for block, layer in zip(blocks, cache.layers, strict=True):
         with _decoding(block.attention, layer, start):
-            x_BTC, first_BHTD = block.with_values(x_BTC, first_BHTD)
+            x_BTC = block(x_BTC, first)
     cache.length = end
     return F.linear(model.norm(x_BTC), model.head[: model.vocabulary])
 

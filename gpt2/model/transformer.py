@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +65,13 @@ class LearnedPosition(UnsetEmbedding):
         return added
 
 
+@dataclass
+class FirstValues:
+    """The values of the first layer in one pass, (B, H, T, D); None before that layer."""
+
+    values_BHTD: Tensor | None = None
+
+
 Rotate = Callable[..., tuple[Tensor, Tensor]]  # (q_BHTD, k_BHTD, start=0)
 
 
@@ -84,8 +90,7 @@ class CausalSelfAttention(nn.Module):
         draw_noise(name, seed, iteration, iterations), clear_noise()   of any module: set its noise before each training
                                step, and remove it. name: of the module
         stochastic = True      its training passes draw random numbers; the seed of a run seeds them
-        with_first_values(x_BTC, first_BHTD)  called instead of `forward`; returns the output and the layer's values
-                               (B, H, T, D). first_BHTD: the first layer's values, None in the first layer
+        mixes_first_values = True  its `forward` also takes a FirstValues, which the first layer fills
 
     `initialise` sets the parameters shared with this class. Others keep the value from the constructor.
 
@@ -187,20 +192,11 @@ class Block(nn.Module):
         self.norm1, self.attention = norms[0], attention
         self.norm2, self.mlp = norms[1], mlp
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        x_BTC = x_BTC + self.attention(self.norm1(x_BTC))
+    def forward(self, x_BTC: Tensor, first: FirstValues | None = None) -> Tensor:
+        shared = (first,) if getattr(self.attention, "mixes_first_values", False) else ()
+        x_BTC = x_BTC + self.attention(self.norm1(x_BTC), *shared)
         mlp_BTC: Tensor = self.mlp(self.norm2(x_BTC))
         return x_BTC + mlp_BTC
-
-    def with_values(self, x_BTC: Tensor, first_BHTD: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Compute the layer; return it and the first layer's values, where the attention mixes them."""
-        if not hasattr(self.attention, "with_first_values"):
-            return self(x_BTC), first_BHTD
-        mix: Any = self.attention.with_first_values
-        y_BTC, values_BHTD = mix(self.norm1(x_BTC), first_BHTD)
-        x_BTC = x_BTC + y_BTC
-        mlp_BTC: Tensor = self.mlp(self.norm2(x_BTC))
-        return x_BTC + mlp_BTC, values_BHTD if first_BHTD is None else first_BHTD
 
 
 class GPT2(nn.Module):
@@ -266,10 +262,9 @@ class GPT2(nn.Module):
             raise ValueError(f"{T} tokens exceed the block size {self.block_size}")
         x_BTC = self.position(self.token(ids_BT))
         x_BTC = F.dropout(x_BTC, self.dropout, self.training)
-        first_BHTD: Tensor | None = None
-        blocks: list[Any] = list(self.blocks)
-        for block in blocks:
-            x_BTC, first_BHTD = block.with_values(x_BTC, first_BHTD)
+        first = FirstValues()
+        for block in self.blocks:
+            x_BTC = block(x_BTC, first)
         out: Tensor = self.norm(x_BTC)
         return out
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.transformer import CausalSelfAttention
+from gpt2.model.transformer import CausalSelfAttention, FirstValues
 from ra.hooks import AttentionSpec
 
 
 class ValueResidualAttention(CausalSelfAttention):
     """Attend to a learned mix of the first layer's values and those of this layer."""
+
+    mixes_first_values = True
 
     def __init__(self, width: int, heads: int, dropout: float, layer: int) -> None:
         super().__init__(width, heads, dropout)
@@ -32,20 +34,18 @@ class ValueResidualAttention(CausalSelfAttention):
         first, own = self.lambdas.tolist()
         return {"lambda_1": first, "lambda_2": own}
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        """Compute the layer alone: its own values serve as those of the first layer."""
-        return self.with_first_values(x_BTC, None)[0]
-
-    def with_first_values(self, x_BTC: Tensor, first_BHTD: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the output and the values of this layer."""
+    def forward(self, x_BTC: Tensor, first: FirstValues | None = None) -> Tensor:
+        """Without `first`, compute the layer alone: its own values serve as those of the first layer."""
+        first = first or FirstValues()
         q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC)
         if self.lambdas is None and not torch.is_grad_enabled():
             v_BHTD = v_BHTD.clone()  # a view would hold the memory of q and k until the last layer
-        mixed_BHTD = v_BHTD
+        if first.values_BHTD is None:
+            first.values_BHTD = v_BHTD
         if self.lambdas is not None:
-            first, own = self.lambdas.unbind()
-            mixed_BHTD = first * (v_BHTD if first_BHTD is None else first_BHTD) + own * v_BHTD
-        return self.merge(self.attend(q_BHTD, k_BHTD, mixed_BHTD)), v_BHTD
+            lambda_1, lambda_2 = self.lambdas.unbind()
+            v_BHTD = lambda_1 * first.values_BHTD + lambda_2 * v_BHTD
+        return self.merge(self.attend(q_BHTD, k_BHTD, v_BHTD))
 
 
 def attention(layer: int, spec: AttentionSpec) -> ValueResidualAttention:

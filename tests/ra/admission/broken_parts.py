@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gpt2.model.transformer import CausalSelfAttention, LearnedPosition
+from gpt2.model.transformer import CausalSelfAttention, FirstValues, LearnedPosition
 from ra.hooks import AttentionSpec
 
 
@@ -162,6 +162,7 @@ class FirstValuesOfTheBatch(CausalSelfAttention):
     """Adds the mean of the first layer's values over the batch."""
 
     part, fails = "attention", "batch"
+    mixes_first_values = True
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec.width, spec.heads)
@@ -169,13 +170,13 @@ class FirstValuesOfTheBatch(CausalSelfAttention):
     def mixed(self, first_BHTD: Tensor) -> Tensor:
         return first_BHTD.mean(0, keepdim=True)
 
-    def with_first_values(self, x_BTC: Tensor, first_BHTD: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTC: Tensor, first: FirstValues | None = None) -> Tensor:
         q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC)
-        added = v_BHTD if first_BHTD is None else v_BHTD + self.mixed(first_BHTD)
-        return self.merge(self.attend(q_BHTD, k_BHTD, added)), v_BHTD
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.with_first_values(x_BTC, None)[0]
+        if first is not None and first.values_BHTD is None:
+            first.values_BHTD = v_BHTD
+        elif first is not None and first.values_BHTD is not None:
+            v_BHTD = v_BHTD + self.mixed(first.values_BHTD)
+        return self.merge(self.attend(q_BHTD, k_BHTD, v_BHTD))
 
 
 class FirstValuesOfTraining(FirstValuesOfTheBatch):

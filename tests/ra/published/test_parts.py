@@ -204,6 +204,17 @@ def test_any_split_of_a_sequence_gives_the_logits_of_one_pass(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ARMS)
+def test_a_pass_calls_every_module_with_its_hooks(name: str) -> None:
+    model = model_of(name)
+    called: set[str] = set()
+    for path, module in model.named_modules():
+        module.register_forward_hook(lambda module, inputs, output, path=path: called.add(path))
+    model(torch.arange(20)[None] % 101)
+    expected = {f"blocks.{layer}{part}" for layer in range(3) for part in ("", ".attention", ".mlp", ".norm1")}
+    assert expected <= called
+
+
+@pytest.mark.parametrize("name", ARMS)
 def test_attention_maps_are_those_of_the_rotated_queries_and_keys(name: str) -> None:
     model = model_of(name)
     ids = torch.arange(20) * 7 % 101
