@@ -47,8 +47,14 @@ class Variant:
     note: str = ""
 
     def configure(self, config: Config) -> Config:
-        """Return the settings of a run of this arm."""
+        """Return the settings of a run of this arm. VariantError if warm-up and decay are more than the budget."""
         recipe: dict[str, Any] = dict(self.recipe)
+        warmup = recipe.get("warmup_fraction", 0.0)
+        if warmup + config.optimizer.decay_fraction > 1:
+            raise VariantError(
+                f"{self.name}: warmup_fraction {warmup:g} and CONFIG_DECAY_FRACTION="
+                f"{config.optimizer.decay_fraction:g} are more than the budget; fix: use at most 1 together"
+            )
         return replace(config, model=self.model, optimizer=replace(config.optimizer, **recipe))
 
 

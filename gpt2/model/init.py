@@ -10,12 +10,13 @@ import contextlib
 import functools
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gpt2.model.transformer import GPT2, UnsetEmbedding, UnsetLinear
+from gpt2.model.transformer import GPT2, ModelParts, UnsetEmbedding, UnsetLinear
 
 INITIAL_STD = 0.02  # GPT-2's; residual projections get 0.02 / sqrt(2 * layers)
 
@@ -42,6 +43,37 @@ def keyed_generator(seed: int, name: str) -> Iterator[None]:
         # torch.manual_seed would seed every GPU as well
         torch.default_generator.manual_seed(derive_seed(seed, name))
         yield
+
+
+def keyed_parts(parts: ModelParts, seed: int, layer_of: Callable[[int], int] = int) -> ModelParts:
+    """Let the constructors of the parts draw random numbers that are a function of (seed, part, layer) alone.
+
+    torch's generator is unchanged. layer_of: number of a layer in this model -> its number in the keys.
+    """
+
+    def keyed(kind: str, build: Callable[[int], nn.Module] | None) -> Callable[[int], nn.Module] | None:
+        calls: Counter[int] = Counter()  # of a layer: it has two norms
+
+        def build_keyed(number: int) -> nn.Module:
+            assert build is not None
+            layer = layer_of(number)
+            calls[layer] += 1
+            with keyed_generator(seed, f"blocks.{layer}.{kind}{calls[layer] if calls[layer] > 1 else ''}"):
+                return build(layer)
+
+        return build_keyed if build else None
+
+    def position() -> nn.Module:
+        assert parts.position is not None
+        with keyed_generator(seed, "position"):
+            return parts.position()
+
+    return ModelParts(
+        attention=keyed("attention", parts.attention),
+        norm=keyed("norm", parts.norm),
+        mlp=keyed("mlp", parts.mlp),
+        position=position if parts.position else None,
+    )
 
 
 @functools.cache

@@ -69,7 +69,7 @@ class LearnedPosition(UnsetEmbedding):
 class FirstValues:
     """The values of the first layer in one pass, (B, H, T, D); None before that layer."""
 
-    values_BHTD: Tensor | None = None
+    values: Tensor | None = None
 
 
 Rotate = Callable[..., tuple[Tensor, Tensor]]  # (q_BHTD, k_BHTD, start=0)

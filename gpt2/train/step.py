@@ -14,11 +14,11 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.model.init import derive_seed, initialise, keyed_generator
+from gpt2.model.init import derive_seed, initialise, keyed_parts
 from gpt2.model.loss import chunk_loss, linear_cross_entropy
 from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.system.errors import UserError
@@ -56,21 +56,6 @@ def build_model(config: ModelConfig, parts: ModelParts | None = None, seed: int 
 
     Random draws of a part's constructor are a function of (seed, part, layer); torch's generator is unchanged.
     """
-    parts = parts or ModelParts()
-
-    def keyed(kind: str, build: Callable[[int], nn.Module] | None) -> Callable[[int], nn.Module] | None:
-        def build_keyed(layer: int) -> nn.Module:
-            assert build is not None
-            with keyed_generator(seed, f"blocks.{layer}.{kind}"):
-                return build(layer)
-
-        return build_keyed if build else None
-
-    def position() -> nn.Module:
-        assert parts.position is not None
-        with keyed_generator(seed, "position"):
-            return parts.position()
-
     return GPT2(
         layers=config.layers,
         heads=config.heads,
@@ -79,12 +64,7 @@ def build_model(config: ModelConfig, parts: ModelParts | None = None, seed: int 
         vocabulary=config.vocabulary,
         padded_vocabulary=config.padded_vocabulary,
         dropout=config.dropout,
-        parts=ModelParts(
-            attention=keyed("attention", parts.attention),
-            norm=keyed("norm", parts.norm),
-            mlp=keyed("mlp", parts.mlp),
-            position=position if parts.position else None,
-        ),
+        parts=keyed_parts(parts or ModelParts(), seed),
     )
 
 

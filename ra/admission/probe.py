@@ -11,7 +11,7 @@ import copy
 import functools
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.model.init import initialise, keyed_generator, keyed_normal
+from gpt2.model.init import initialise, keyed_normal, keyed_parts
 from gpt2.model.transformer import GPT2, LearnedPosition, ModelParts
 from ra.arms import parse_arm
 from ra.names import VariantError
@@ -30,7 +30,6 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 
 M = TypeVar("M", bound=nn.Module)
-Build = Callable[[int], nn.Module]
 VOCABULARY = 61
 MOST_WIDTH = 256  # a wider model is examined with fewer heads of the same size
 MOST_LAYERS = 12  # of those, the first, the last and evenly spaced ones between
@@ -126,19 +125,8 @@ class Probe:
         """Build the model as a run does, with initial weights in float32."""
         parts = self.model_parts(replace(shape, dropout=dropout))
 
-        def of_study(kind: str, build: Build | None) -> Build | None:
-            def build_keyed(number: int) -> nn.Module:
-                assert build is not None
-                layer = layers[number] if number < len(layers) else self.study.layers  # the final norm
-                with keyed_generator(0, f"blocks.{layer}.{kind}"):
-                    return build(layer)
-
-            return build_keyed if build else None
-
-        def position() -> nn.Module:
-            assert parts.position is not None
-            with keyed_generator(0, "position"):
-                return parts.position()
+        def layer_of(number: int) -> int:
+            return layers[number] if number < len(layers) else self.study.layers  # the final norm
 
         model = ExaminedModel(
             layers=len(layers),
@@ -148,12 +136,7 @@ class Probe:
             vocabulary=VOCABULARY,
             padded_vocabulary=VOCABULARY,
             dropout=dropout,
-            parts=ModelParts(
-                attention=of_study("attention", parts.attention),
-                norm=of_study("norm", parts.norm),
-                mlp=of_study("mlp", parts.mlp),
-                position=position if parts.position else None,
-            ),
+            parts=keyed_parts(parts, 0, layer_of),
         )
         model.whole_blocks = any((parts.norm, parts.mlp, parts.position))
         initialise(model, 0)

@@ -40,11 +40,11 @@ class ValueResidualAttention(CausalSelfAttention):
         q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC)
         if self.lambdas is None and not torch.is_grad_enabled():
             v_BHTD = v_BHTD.clone()  # a view would hold the memory of q and k until the last layer
-        if first.values_BHTD is None:
-            first.values_BHTD = v_BHTD
+        if first.values is None:
+            first.values = v_BHTD
         if self.lambdas is not None:
             lambda_1, lambda_2 = self.lambdas.unbind()
-            v_BHTD = lambda_1 * first.values_BHTD + lambda_2 * v_BHTD
+            v_BHTD = lambda_1 * first.values + lambda_2 * v_BHTD
         return self.merge(self.attend(q_BHTD, k_BHTD, v_BHTD))
 
 

@@ -30,7 +30,7 @@ from gpt2.train.step import NotFiniteError, StepResult
 from gpt2.train.trainer import Run
 from numerics.debugger import StopAtOptimizer
 from numerics.recorder import Recorder
-from ra.names import built_in_variants, custom_variants
+from ra.names import VariantError, custom_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
@@ -84,12 +84,10 @@ class Replay:
             BatchPlan(**dataclasses.asdict(record.batch)),
             warmup_iterations=warmup,
         )
-        source = run_dir.resolve().parents[1] / "own" / f"{record.variant.lower()}.py"  # the study's copy
-        if source.exists() and record.variant not in (*built_in_variants(), *custom_variants()):
-            raise UserError(
-                f"{record.run} needs ra/custom/{source.name}, which does not exist; fix: copy {source} there"
-            )
-        chosen = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols))
+        try:
+            chosen = variant(record.variant, config.model, AlternationSettings.from_symbols(symbols))
+        except VariantError as error:
+            raise missing_source(run_dir, record) or error from error
         own = chosen.configure(config)
         self.run = Run(plan, own, self.resolved, chosen.parts, Stop(), shared=config)
         self._refuse_other_data()
@@ -226,6 +224,16 @@ class Replay:
         ):
             found.append("other initial weights")
         return found
+
+
+def missing_source(run_dir: Path, record: run_record.RunRecord) -> UserError | None:
+    """Return an error that names the study's copy of a file that ra/custom lacks; None where none is lacking."""
+    for source in sorted((run_dir.resolve().parents[1] / "own").glob("*.py")):
+        if source.stem.upper() in record.variant.upper() and source.stem.upper() not in custom_variants():
+            return UserError(
+                f"{record.run} needs ra/custom/{source.name}, which does not exist; fix: copy {source} there"
+            )
+    return None
 
 
 def check_step(record: run_record.RunRecord, run_dir: Path, step: int) -> int:

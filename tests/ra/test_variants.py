@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,29 @@ def test_a_faulty_part_is_named_with_its_line(custom: Custom, text: str, says: s
     with pytest.raises(VariantError, match=says) as caught:
         build(custom(text + "\n").upper())
     assert "\n" not in str(caught.value)
+
+
+def test_a_warm_up_and_a_decay_beyond_the_budget_are_refused(custom: Custom) -> None:
+    config = small_runs.configuration(Path("texts"), 1)
+    optimizer = replace(config.optimizer, schedule="wsd", decay_fraction=0.8)
+    config = replace(config, optimizer=optimizer)
+    variant("B+WARMUP=0.2", MODEL, ALTERNATION).configure(config)
+    with pytest.raises(VariantError, match=r"warmup_fraction 0.3 and CONFIG_DECAY_FRACTION=0.8 .*; fix:"):
+        variant("B+WARMUP=0.3", MODEL, ALTERNATION).configure(config)
+
+
+def test_both_norms_of_a_layer_draw_numbers_of_their_own(custom: Custom) -> None:
+    name = custom(
+        "import torch\nfrom torch import nn\n\n\nclass Drawn(nn.LayerNorm):\n    def __init__(self, width):\n"
+        "        super().__init__(width)\n        self.drawn = nn.Parameter(torch.randn(width))\n\n\n"
+        "def norm(layer, spec):\n    return Drawn(spec.width)\n",
+    )
+    parts = variant(f"B+NORM={name}", MODEL, ALTERNATION).parts
+    one, same, other = (build_model(MODEL, parts, seed) for seed in (1, 1, 2))
+    draws = [norm.drawn for norm in one.modules() if hasattr(norm, "drawn")]
+    assert len({tuple(drawn.tolist()) for drawn in draws}) == 2 * MODEL.layers + 1
+    assert torch.equal(one.blocks[0].norm2.drawn, same.blocks[0].norm2.drawn)
+    assert not torch.equal(one.blocks[0].norm2.drawn, other.blocks[0].norm2.drawn)
 
 
 def test_a_rotation_reaches_every_attention_and_refuses_one_without_a_place(custom: Custom) -> None:

@@ -172,10 +172,10 @@ class FirstValuesOfTheBatch(CausalSelfAttention):
 
     def forward(self, x_BTC: Tensor, first: FirstValues | None = None) -> Tensor:
         q_BHTD, k_BHTD, v_BHTD = self.project(x_BTC)
-        if first is not None and first.values_BHTD is None:
-            first.values_BHTD = v_BHTD
-        elif first is not None and first.values_BHTD is not None:
-            v_BHTD = v_BHTD + self.mixed(first.values_BHTD)
+        if first is not None and first.values is None:
+            first.values = v_BHTD
+        elif first is not None and first.values is not None:
+            v_BHTD = v_BHTD + self.mixed(first.values)
         return self.merge(self.attend(q_BHTD, k_BHTD, v_BHTD))
 
 

@@ -210,7 +210,9 @@ def test_a_pass_calls_every_module_with_its_hooks(name: str) -> None:
     for path, module in model.named_modules():
         module.register_forward_hook(lambda module, inputs, output, path=path: called.add(path))
     model(torch.arange(20)[None] % 101)
-    expected = {f"blocks.{layer}{part}" for layer in range(3) for part in ("", ".attention", ".mlp", ".norm1")}
+    expected = {
+        f"blocks.{layer}{part}" for layer in range(3) for part in ("", ".attention", ".mlp", ".norm1")
+    }
     assert expected <= called
 
 
