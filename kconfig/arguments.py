@@ -96,7 +96,7 @@ def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> lis
         meant = meant or difflib.get_close_matches(variable, symbols, n=1, cutoff=0.9)
         if meant:
             raise ConfigError(
-                f"{COMMAND_LINE}: {variable}={value} sets no symbol; did you mean {meant[0]}={value}?"
+                f"{COMMAND_LINE}: {variable}={value} sets no symbol; fix: did you mean {meant[0]}={value}?"
             )
     return found
 

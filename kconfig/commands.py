@@ -215,7 +215,7 @@ def _lookup(wanted: str, kind: str, files: Mapping[str, Path], others: Iterable[
     longer = sorted(file for file in files if wanted and file.startswith(wanted))
     near = longer or difflib.get_close_matches(wanted, files, n=1)
     if near:
-        hint = f"did you mean {' or '.join(near)}?"
+        hint = f"fix: did you mean {' or '.join(near)}?"
     raise ConfigError(f'there is no {kind} "{wanted}"; {hint}')
 
 

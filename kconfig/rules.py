@@ -69,7 +69,7 @@ def find_symbol(tree: Kconfig, entry: Entry) -> Symbol:
         return symbol
     known = [symbol.name for symbol in tree.unique_defined_syms if has_prompt(symbol)]
     near = difflib.get_close_matches(entry.name.upper(), known, n=1)
-    hint = f"did you mean CONFIG_{near[0]}?" if near else "fix: make menuconfig (it shows all symbols)"
+    hint = f"fix: did you mean CONFIG_{near[0]}?" if near else "fix: make menuconfig (it shows all symbols)"
     raise ConfigError(f"{entry.where}: {entry} sets an unknown symbol; {hint}")
 
 

@@ -152,10 +152,10 @@ def sight_blocks(forecast: Forecast, sight: StudySight) -> list[Block]:
         "a run varies": _deviation,
         "detects": _range,
         f"runs for {margin}": lambda row: _design(row.cheapest, sight),
-        "at the noise's end": lambda row: _design(row.cheapest_high, sight),
+        "if the noise is at its upper limit": lambda row: _design(row.cheapest_high, sight),
     }
     if all(row.noise.dof is None for row in sight.rows):
-        del columns["at the noise's end"]
+        del columns["if the noise is at its upper limit"]
     return [Paragraph(about), Table.of(sight.rows, columns), BulletList(_noise_sources(sight))]
 
 
@@ -176,7 +176,7 @@ def _design(design: StudyDesign | None, sight: StudySight) -> str:
     if design is None:
         return "over 1,000 seeds"
     runs = (design.controls + sight.judged) * design.seeds
-    tuned = f", {design.runs} tuned" if design.runs > runs else ""
+    tuned = f", {design.runs} with tuning" if design.runs > runs else ""
     return f"({design.controls} + {sight.judged}) x {design.seeds} = {runs}{tuned}"
 
 

@@ -155,7 +155,7 @@ def test_without_a_configuration_the_default_study_of_the_target_is_predicted_an
 @pytest.mark.parametrize(
     ("configured", "arguments", "message"),
     [
-        (True, ["--target", "a100"], r'there is no fragment "a100"; did you mean a100-40g or a100-80g'),
+        (True, ["--target", "a100"], r'there is no fragment "a100"; fix: did you mean a100-40g or a100-80g'),
         (True, ["--target", "a100-40g+w7900"], r"a100-40g\+w7900.*fix: TARGET=\"a100-40g w7900\""),
         (True, ["--target", "gpt2-ra-ablation"], r"gpt2-ra-ablation is a whole defconfig"),
         (True, ["--target", "../target/h100"], r'there is no fragment "\.\./target/h100"'),
