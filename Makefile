@@ -21,8 +21,8 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run plan extend report verify compare diagnose record compare-records check-config pack-run logp-diff \
-        attention evaluate transfer grpo admit control memory bench card check faults clean mrproper
+        data run plan extend report status verify compare diagnose record compare-records check-config pack-run \
+        logp-diff attention evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -58,6 +58,9 @@ extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG
 
 report: setup-core  ## Rebuild the report from the records [STUDY=results/x; without it the study of .config]
 	@$(INTERPRETER) -m scripts.report
+
+status: setup-core  ## State, progress and host of every run, also while they run [STUDY=results/x]
+	@$(INTERPRETER) -m scripts.status
 
 verify: setup-core  ## Check records, side files and checkpoints against their checksums [STUDY=results/x]
 	@$(INTERPRETER) -m scripts.verify

@@ -18,6 +18,7 @@ NAMES = (
     "records",
     "recorder",
     "numerics",
+    "executors",
 )
 
 

@@ -44,11 +44,20 @@ class Loaded:
     skipped: list[str] = field(default_factory=list)
 
 
-def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any], keep: int = KEEP) -> Path:
+def save(
+    root: Path,
+    iteration: int,
+    state: dict[str, Any],
+    meta: dict[str, Any],
+    keep: int = KEEP,
+    fence: Callable[[], None] = lambda: None,
+) -> Path:
     """Write the checkpoint of `iteration` under `root`, then delete all but the newest `keep`.
 
-    Raises CheckpointError (disk full, read-only) and leaves existing checkpoints untouched.
+    Raises CheckpointError (disk full, read-only) and leaves existing checkpoints untouched. fence: called before the
+    first file and before the checkpoint gets its name; it ends this process if another one has taken the run over.
     """
+    fence()
     import torch
 
     final = _free_name(root, iteration)
@@ -65,6 +74,7 @@ def save(root: Path, iteration: int, state: dict[str, Any], meta: dict[str, Any]
         for name in (STATE, META, MANIFEST):
             _flush(temporary / name)
         _flush(temporary)
+        fence()
         temporary.rename(final)
         _flush(root)
     except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError

@@ -1,4 +1,4 @@
-"""Show progress: a live line on a terminal, which never wraps; otherwise a plain line every few seconds."""
+"""Show progress: live lines on a terminal, which never wrap; otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, TextIO
 from gpt2.system.stdout import printable
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 BAR_COLUMNS = 24
 WIDE = 100  # columns of a terminal that has space for a bar
 INDENT = "  "
+PLAIN_LINES = 4  # most lines in a period, where there is no live terminal
 
 Report = Callable[[str], None]
 
 
 class LiveLine:
-    """One line of progress between `start` and `stop`, or while the context is open. `say` prints above it.
+    """Lines of progress between `start` and `stop`, or while the context is open. `say` prints above them.
 
-    report prints the plain lines, where the stream is no terminal or one that cannot move its cursor.
+    key: of a line, where there are several. report prints the plain lines, where the stream is no terminal or one that
+    cannot move its cursor; of many lines at most PLAIN_LINES in plain_seconds.
     """
 
     def __init__(
@@ -35,6 +37,8 @@ class LiveLine:
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._plain_seconds, self._report = plain_seconds, report or self.say
         self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._shown_at: dict[str, float] = {}
 
     def __enter__(self) -> LiveLine:
         self.start()
@@ -43,11 +47,11 @@ class LiveLine:
     def __exit__(self, *error: object) -> None:
         self.stop()
 
-    def start(self, text: str = "") -> None:
-        self._shown_at = time.monotonic()
+    def start(self, text: str = "", key: str = "") -> None:
+        self._shown_at[key] = time.monotonic()
         if self._is_live:
-            self._progress = self._new_progress()
-            self._task = self._progress.add_task(self._crop(text), total=1.0)
+            self._progress = self._progress or self._new_progress()
+            self._tasks[key] = self._progress.add_task(self._crop(text), total=1.0)
             self._progress.start()
 
     def _new_progress(self) -> Progress:
@@ -66,13 +70,15 @@ class LiveLine:
             refresh_per_second=4,
         )
 
-    def update(self, text: str, share: float | None = None) -> None:
+    def update(self, text: str, share: float | None = None, key: str = "") -> None:
         """Show the text. share: finished share of the work, 0 to 1; None where unknown."""
-        if self._progress:
+        plain_seconds = self._plain_seconds * max(1.0, len(self._shown_at) / PLAIN_LINES)
+        if self._progress and key in self._tasks:
             total, completed = (None, 0.0) if share is None else (1.0, share)
-            self._progress.update(self._task, description=self._crop(text), total=total, completed=completed)
-        elif time.monotonic() - self._shown_at >= self._plain_seconds:
-            self._shown_at = time.monotonic()
+            task = self._tasks[key]
+            self._progress.update(task, description=self._crop(text), total=total, completed=completed)
+        elif time.monotonic() - self._shown_at[key] >= plain_seconds:
+            self._shown_at[key] = time.monotonic()
             self._report(text)
 
     def _crop(self, text: str) -> str:
@@ -84,10 +90,15 @@ class LiveLine:
         for line in text.split("\n"):
             self._console.print(printable(line), soft_wrap=not self._is_live or line.startswith(INDENT))
 
-    def stop(self) -> None:
-        """Erase the live line."""
-        if self._progress:
-            self._progress.stop()
+    def stop(self, key: str | None = None) -> None:
+        """Erase a live line, by default all."""
+        for each in [*self._shown_at] if key is None else [key]:
+            self._shown_at.pop(each, None)
+            task = self._tasks.pop(each, None)
+            if self._progress and task is not None and self._tasks:
+                self._progress.remove_task(task)
+        if self._progress and not self._tasks:
+            self._progress.stop()  # erases the last line, too
             self._progress = None
 
 

@@ -65,11 +65,14 @@ class Run:
         stop: Stop,
         examine: Callable[[GPT2, torch.Tensor], Admission] | None = None,
         shared: Config | None = None,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
         """examine: (trained model, ids of validation windows) -> its examination, before the finished record.
 
         shared: the settings that all runs of the study share, for the fingerprint; None: those of this run.
+        fence: called before a record or a checkpoint; it ends this process if another one has taken the run over.
         """
+        self.fence = fence
         self.plan, self.config, self.resolved, self.stop = plan, config, resolved, stop
         self.examine = examine
         self.device = resolved.device
@@ -274,7 +277,9 @@ class Run:
                 "spikes": self.spikes,
                 "clocks": self.clocks.seconds(),
             }
-            checkpoint.save(self.plan.directory / folder, self.iteration, self.stepper.state(), meta, keep)
+            checkpoint.save(
+                self.plan.directory / folder, self.iteration, self.stepper.state(), meta, keep, self.fence
+            )
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
         self.write_record("running")
@@ -405,6 +410,7 @@ class Run:
 
     def write_record(self, status: str, error: str | None = None) -> None:
         """Write run.json."""
+        self.fence()
         clocks = self.clocks.seconds()
         timed_tokens = self.timed_steps * self.plan.batch.tokens
         speed = timed_tokens / clocks["train"] if clocks["train"] > 0 else None

@@ -29,6 +29,7 @@ EXTRAS = {  # lines of .config that need an extra
     "rl": r"CONFIG_GRPO=y",
     "wandb": r"CONFIG_WANDB=y",
     "trackio": r"CONFIG_TRACKIO=y",
+    "ray": r"CONFIG_EXECUTOR_RAY=y",
 }
 OLDEST = (3, 11)
 TORCH_ON_CPU = "torch==2.13.0+cpu"  # the tested CPU build

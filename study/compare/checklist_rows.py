@@ -134,6 +134,7 @@ GRPO = (
     "GRPO_PROMPTS", "GRPO_GROUP", "GRPO_MICRO_BATCH", "GRPO_RESPONSE_TOKENS", "GRPO_LEARNING_RATE",
     "GRPO_EVALUATE_STEPS", "GRPO_EVALUATE_LIMIT", "GRPO_EVALUATE_BATCH", "GRPO_CHECKPOINT_STEPS", "GRPO_MARGIN_POINTS",
 )  # fmt: skip
+PLACES = "it chooses where runs execute and how many at once, not their numbers"
 WITHOUT_EFFECT = {
     **dict.fromkeys(LIMITS, BUDGET), "BUDGET_EQUAL_TIME": BUDGET, **dict.fromkeys(FORMER, BUDGET),
     "GPT2_HARD_LIMIT": "it only cuts runs short, which the row schedule shows",
@@ -144,6 +145,7 @@ WITHOUT_EFFECT = {
     "DATA_WORKERS": ASIDE, "EVAL_INTERVAL_TOKENS": ASIDE, "CHECKPOINT_SECONDS": ASIDE, "HELLASWAG": ASIDE,
     "HELLASWAG_FILE": ASIDE, "HELLASWAG_LIMIT": ASIDE, "WANDB": ASIDE, "WANDB_MODE": ASIDE, "WANDB_PROJECT": ASIDE,
     "TRACKIO": ASIDE, **dict.fromkeys(GRPO, "it is of make grpo alone"),
+    "SLOTS": PLACES, "EXECUTOR": PLACES, "SLURM_OPTIONS": PLACES, "RAY_ADDRESS": PLACES,
 }  # fmt: skip
 LEARNED_PREFIX = "ALTERNATION_"
 OFF_WHEN_EMPTY = ("LEARNING_RATES",)  # absent in older studies, with the same effect

@@ -20,6 +20,7 @@ from study.report.build import Report
 CHOICES = (
     "ALTERNATION_MIX_",
     "DTYPE_",
+    "EXECUTOR_",
     "GPT2_MODEL_",
     "TARGET_",
     "TOKENIZER_",

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,8 @@ from gpt2.system.read_files import DamagedFileError, parse_json
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 3
 EXIT_OUT_OF_MEMORY, EXIT_NOT_FINITE, EXIT_DISK_FULL = 4, 5, 6
+EXIT_CLAIMED, EXIT_SUPERSEDED = 7, 8  # another process executes the run; another process has taken it over
+PLACE = "RA_PLACE"  # variable of a training process: the slot or the job that its claim names
 PATIENCE_SECONDS = 60.0  # for a step to end and a checkpoint to be written
 COMPILE_PATIENCE_SECONDS = 600.0  # before the first step ended, which torch.compile can make minutes long
 # Training allocates the same large buffers at every step. A heap that never returns them avoids their page faults.
@@ -41,9 +43,9 @@ def process_settings(environment: Mapping[str, str], heap: str | None = KEEP_HEA
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a training process: "started", "train", "validation", "phase", "note", "spike" or "timing".
+    """One line of a training process: "started", "train", "validation", "phase", "note", "spike", "timing", "resolved".
 
-    seconds: of timed steps, by variant. train_seconds: on the training clock.
+    seconds: of timed steps, by variant. train_seconds: on the training clock. target: of "resolved".
     """
 
     event: str
@@ -58,11 +60,26 @@ class Event:
     message: str = ""
     seconds: Mapping[str, list[float]] = field(default_factory=dict)
     peak_bytes: int | None = None
+    target: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Event:
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in content.items() if name in known})
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A part of a machine for one process. environment: selects its card. cpus: logical CPUs; empty: all."""
+
+    name: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cpus: frozenset[int] = frozenset()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return the environment, with the name."""
+        return {**self.environment} | ({PLACE: self.name} if self.name else {})
 
 
 class Child:
@@ -71,16 +88,24 @@ class Child:
     patience = COMPILE_PATIENCE_SECONDS  # for it to stop
 
     def __init__(
-        self, arguments: list[str], log: Path, lock: int | None = None, module: str = "scripts.train"
+        self,
+        arguments: list[str],
+        log: Path,
+        lock: int | None = None,
+        module: str = "scripts.train",
+        slot: Slot | None = None,
     ) -> None:
-        """lock: descriptor of the study's lock, which the process holds as long as it lives. module: for a bench."""
+        """lock: descriptor of the study's lock, which the process holds as long as it lives. module: for a bench.
+
+        slot: the part of the machine that the process may use; by default all of it.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._log_file = files.open_append(log)
         self._log_start = log.stat().st_size
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments, "--parent", str(os.getpid())],
-            env=process_settings(os.environ),
+            env=process_settings(os.environ) | (slot.variables if slot else {}),
             pass_fds=() if lock is None else (lock,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -89,6 +114,8 @@ class Child:
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches the study alone, which passes it on
         )
+        if slot and slot.cpus:  # long before it loads torch, which counts them
+            os.sched_setaffinity(self.process.pid, slot.cpus)
 
     def events(self) -> Iterator[Event]:
         """Yield the events until the process closes its output."""
@@ -118,13 +145,17 @@ class Child:
 
     def stop(self) -> int:
         """Ask the process to save and stop; kill it after its patience."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.terminate()
         try:
             self.process.communicate(timeout=self.patience)
         except subprocess.TimeoutExpired:
             self.kill()
         return self.wait()
+
+    def terminate(self) -> None:
+        """Ask the process to save and stop."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -156,33 +187,28 @@ class StopAsked(BaseException):
 
 
 class Session:
-    """Signals of a study and the training process that they are passed on to.
+    """Signals of a study and the training processes that they are passed on to.
 
     asked: number of requests to stop. lock: descriptor that holds the study's lock. module: see `Child`.
 
-    The first request is passed on to the run, which saves. A second SIGINT kills the run. Further SIGTERMs and SIGHUPs,
-    and a first SIGINT after them, change nothing: a supervisor, make and a terminal may each send one.
+    The first request is passed on to the runs, which save. A second SIGINT kills the runs. Further SIGTERMs and
+    SIGHUPs, and a first SIGINT after them, change nothing: a supervisor, make and a terminal may each send one.
     """
 
     def __init__(self, module: str = "scripts.train") -> None:
         self.module = module
         self.asked, self._interrupts = 0, 0
         self.lock: int | None = None
-        self._child: Child | None = None
+        self.children: list[Child] = []
         self._closing = False
 
-    @contextlib.contextmanager
-    def process(self, arguments: list[str], log: Path) -> Iterator[Child]:
-        """Start a training process and stop it at the end of the block; StopAsked after a request to stop."""
+    def start(self, arguments: Sequence[str], log: Path, slot: Slot | None = None) -> Child:
+        """Start a training process, which receives requests to stop; StopAsked after such a request."""
         if self.asked:
             raise StopAsked
-        self._child = Child(arguments, log, self.lock, self.module)
-        try:
-            yield self._child
-        finally:
-            if self._child.process.poll() is None:
-                self._child.stop()
-            self._child = None
+        child = Child(list(arguments), log, self.lock, self.module, slot)
+        self.children.append(child)
+        return child
 
     def close(self) -> None:
         """Ignore further requests: the study is stopping."""
@@ -204,13 +230,15 @@ class Session:
             return
         self.asked += 1
         self._interrupts += number == signal.SIGINT
-        if self._child is None:
+        if not self.children:
             raise StopAsked
         if number == signal.SIGINT and self._interrupts > 1:
-            self._child.kill()
+            for child in self.children:
+                child.kill()
             return
         if self.asked == 1 or number == signal.SIGINT:
             presses = "again" if self._interrupts else "twice"
             print(f"\nstopping after this step, which is saved (Ctrl-C {presses}: immediately)", flush=True)
         if self.asked == 1:
-            self._child.process.send_signal(signal.SIGTERM)
+            for child in self.children:
+                child.process.send_signal(signal.SIGTERM)

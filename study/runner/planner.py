@@ -31,6 +31,9 @@ from study.runner.step_timing import (
 
 TIMING_SHARE, TIMING_LEAST, TIMING_MOST = 0.05, 15.0, 60.0  # seconds of timing per class, from the time limit
 BASELINE = "B"
+TIMED_AT_ONCE = (
+    "step times were measured in {} processes at once, each on its share of the cores, as the runs train"
+)
 
 
 def make_plan(
@@ -41,16 +44,19 @@ def make_plan(
     time_steps: TimeSteps,
     existing: BatchPlan | None = None,
     time_together: TimeTogether | None = None,
+    copies: int = 1,
 ) -> Plan:
     """Choose the micro-batch, time each cost class and set the counts.
 
     existing: batch of a previous plan; its micro-batch is used, or a smaller one if it does not fit.
-    time_together: times all classes in one process; used if they fit in memory together.
+    time_together: times all classes in one process; used if they fit in memory together. copies: processes that time
+    steps at once and share the device's memory.
     """
     examples: dict[str, str] = {}  # cost class: one of its variants
     for name, variant in variants.items():
         examples.setdefault(variant.cost_class, name)
-    predictions = Predictions(config, resolved)
+    shared = dataclasses.replace(resolved, memory_bytes=resolved.memory_bytes // copies)
+    predictions = Predictions(config, shared)
     batch = predictions.choose_batch(variants.values(), existing)
     timings: dict[str, Timing] = {}
     if config.budget.max_time_seconds:
@@ -94,7 +100,8 @@ def make_plan(
             for name, variant in variants.items()
             for note in (unpredictable[name], variant.note, recipe_note(variant, config, settings))
             if note
-        ),
+        )
+        + ((TIMED_AT_ONCE.format(copies),) if timings and copies > 1 else ()),
     )
 
 

@@ -23,6 +23,7 @@ FREE_SYMBOLS = {
     "SEEDS", "VARIANTS", "CHECKPOINT_SECONDS", "DATA_WORKERS", "DATA_DIR", "RESULTS_DIR", "GPT2_HARD_LIMIT",
     "PRIMARY",  # plan.json decides
     "ADMISSION_IGNORE",  # the records have it
+    "SLOTS", "EXECUTOR_LOCAL", "EXECUTOR_SLURM", "EXECUTOR_RAY", "SLURM_OPTIONS", "RAY_ADDRESS",
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
     "SIZES",  # the study of one size has none; studies of older versions lack it

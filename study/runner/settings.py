@@ -26,7 +26,8 @@ class StudySettings:
     equal_time: iterations in proportion to speed; else the same number for all. equivalence_margin: in nats.
     primary: the variant of the primary comparison; empty in a study of control arms alone.
     admission_ignore: variant -> checks that it may fail. rates: to tune; None: CONFIG_LEARNING_RATE for all.
-    sizes: of models, ascending; each has a study of its own.
+    sizes: of models, ascending; each has a study of its own. slots: runs at once; 0: as many as fit.
+    executor: "local", "slurm" or "ray".
     """
 
     name: str
@@ -39,6 +40,10 @@ class StudySettings:
     admission_ignore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rates: LearningRates | None = None
     sizes: tuple[str, ...] = ()
+    slots: int = 1
+    executor: str = "local"
+    slurm_options: str = ""
+    ray_address: str = ""
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> StudySettings:
@@ -64,6 +69,10 @@ class StudySettings:
             primary=_primary(symbols, variants),
             rates=read_rates(symbols, variants),
             sizes=_sizes(symbols),
+            slots=symbols.integer("SLOTS") if "SLOTS" in symbols else 1,
+            executor=_executor(symbols),
+            slurm_options=symbols.text("SLURM_OPTIONS") if "SLURM_OPTIONS" in symbols else "",
+            ray_address=symbols.text("RAY_ADDRESS") if "RAY_ADDRESS" in symbols else "",
         )
 
 
@@ -94,6 +103,12 @@ def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
             "PRIMARY", f"is no variant that can be judged; fix: use one of CONFIG_VARIANTS ({known})"
         )
     return name or next(iter(candidates), "")
+
+
+def _executor(symbols: Symbols) -> str:
+    """Return where runs execute. Older configurations lack it."""
+    names = {"EXECUTOR_SLURM": "slurm", "EXECUTOR_RAY": "ray"}
+    return next((names[name] for name in names if name in symbols and symbols.flag(name)), "local")
 
 
 def _sizes(symbols: Symbols) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,8 @@ def expected_seconds(plan: Plan) -> float | None:
     return mean(planned) if planned else None
 
 
-def summary(plan: Plan, variants: Sequence[str], left: int, runs: int) -> str:
-    """Describe the batch, the iterations of each variant, and the number of pending runs."""
+def summary(plan: Plan, variants: Sequence[str], left: int, runs: int, slots: int = 1) -> str:
+    """Describe the batch, the iterations of each variant, the number of pending runs and of runs at once."""
     batch, each = plan.batch, expected_seconds(plan)
     iterations = {name: plan.variants[name].iterations for name in variants}
     if len({*iterations.values()}) == 1:
@@ -34,7 +35,19 @@ def summary(plan: Plan, variants: Sequence[str], left: int, runs: int) -> str:
     return (
         f"batch {batch.effective} sequences of {batch.block_size} tokens "
         f"= micro {batch.micro} x accumulation {batch.accumulation}; iterations: {counts}{longer}\n"
-        f"{left} of {runs} runs pending" + (f", about {duration(left * each)} of training" if each else "")
+        f"{left} of {runs} runs pending"
+        + (f", {slots} at once" if slots > 1 else "")
+        + (f", about {duration(math.ceil(left / max(slots, 1)) * each)} of training" if each else "")
+    )
+
+
+def beside_note(slots: int) -> str:
+    """Return the note for the report on runs at once; empty for one at a time."""
+    if slots < 2:
+        return ""
+    return (
+        f"up to {slots} runs trained at once: the tokens per second and the training seconds of a run were measured "
+        "beside other runs; step time ratios were measured before the runs, in turns"
     )
 
 
@@ -79,8 +92,9 @@ class SpeedCheck:
         wall_seconds: float,
         left: int,
         now: datetime.datetime,
+        slots: int = 1,
     ) -> str:
-        """Return the message after a finished run, with `left` pending runs; empty without news."""
+        """Return the message after a finished run, with `left` unfinished runs; empty without news."""
         if planned_seconds is None or self.reported:
             return ""
         self.planned.append(planned_seconds)
@@ -90,8 +104,9 @@ class SpeedCheck:
         if slower <= SLOW or not left:
             return ""
         self.reported = True
-        end = now + datetime.timedelta(seconds=left * (mean(self.trained) + mean(self.other)))
-        late = sum(self.trained) - sum(self.planned) + left * (mean(self.trained) - mean(self.planned))
+        turns = math.ceil(left / max(slots, 1))
+        end = now + datetime.timedelta(seconds=turns * (mean(self.trained) + mean(self.other)))
+        late = sum(self.trained) - sum(self.planned) + turns * (mean(self.trained) - mean(self.planned))
         return (
             f"this machine is slower than when steps were timed: a run trains for {duration(mean(self.trained))} "
             f"instead of {duration(mean(self.planned))}; the study ends at about {end:%H:%M} instead of "

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
-import errno
 import functools
+import shutil
 import sys
-import time
+import uuid
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.experiment_loggers import ExperimentLoggers
+from gpt2.artifacts.typed_json import parse
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import Symbols
@@ -26,30 +25,31 @@ from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.hardware import resolve
 from gpt2.hardware.detect import detected_target_name
 from gpt2.system import files
-from gpt2.system.read_files import DamagedFileError, read_text
-from gpt2.system.resource_errors import disk_full, explain_full_disk
+from gpt2.system.resource_errors import disk_full
 from ra.settings import AlternationSettings
 from ra.variants import Variant, variant
 from study.admission import admit, ignore
 from study.attention import inspect
 from study.executors.child_process import (
-    EXIT_DISK_FULL,
     EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    EXIT_NOT_FINITE,
     EXIT_OUT_OF_MEMORY,
-    Child,
     Event,
     Session,
     StopAsked,
     exit_text,
 )
+from study.executors.executor import Executor, Task, run_tasks
+from study.executors.local import LocalExecutor
+from study.executors.ray_tasks import RayExecutor
+from study.executors.slots import local_slots
+from study.executors.slurm import SlurmExecutor
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
 from study.records.plan_file import Plan
 from study.report import write
 from study.report.write import render_terminal
 from study.runner import amend_plan, planner
+from study.runner.dispatch import Dispatcher, full_disk_error
 from study.runner.extend import finish_extension
 from study.runner.preconditions import (
     StudyError,
@@ -62,7 +62,7 @@ from study.runner.preconditions import (
     snapshot_sources,
 )
 from study.runner.settings import StudySettings
-from study.runner.status_text import SpeedCheck, expected_seconds, outcome, summary
+from study.runner.status_text import SpeedCheck, beside_note, expected_seconds, summary
 from study.runner.step_timing import DoesNotFitError, Timing
 from study.runner.terminal import Estimate, Terminal
 from study.sweep.run_list import RunList
@@ -84,7 +84,12 @@ class Study:
     @functools.cached_property
     def resolved(self) -> resolve.ResolvedTarget:
         """Resolve the device. Call after export_environment, which selects the visible devices."""
-        return resolve.resolve(self.config.target)
+        if self.settings.executor == "local":
+            return resolve.resolve(self.config.target)
+        files.write_text(self.directory / "config", self.config_text)
+        print(f"asking {self.settings.executor} for a node, to know its device", flush=True)
+        (found,) = self.run_tasks([[self.settings.variants[0], "0", "--resolve"]])
+        return parse(resolve.ResolvedTarget, found.target, "resolved")
 
     def has_checkpoint_or_result(self, name: str) -> bool:
         """Return whether a run of this variant, of any seed, is finished or has a checkpoint."""
@@ -135,7 +140,7 @@ class Study:
                 number = disk_full(error)
                 if not number:
                     raise
-                raise self.full_disk(number) from error
+                raise full_disk_error(self.directory, number) from error
             except StopAsked:
                 self.session.close()
                 self.report()
@@ -171,15 +176,31 @@ class Study:
         counts = [plan.row(name).iterations for name, _ in left]
         written = sum(checkpoint_bytes(self.runs.folder(*run)) for run in left)
         require_space(self.directory, self.config.model, counts, self.config.optimizer.schedule, written)
-        terminal = Terminal(Estimate(len(left), expected_seconds(plan)), len(self.runs.all()))
-        terminal.say(summary(plan, self.settings.variants, len(left), len(self.runs.all())))
-        try:
-            for run in left:
-                plan = self.execute_run(run, plan, terminal)
-                self.report()
-        finally:
-            terminal.close()
-        return plan
+        executor = self.executor()
+        local = self.settings.executor == "local"
+        slots = min(executor.slots() if local else self.settings.slots, len(left))
+        terminal = Terminal(Estimate(len(left), expected_seconds(plan), slots), len(self.runs.all()))
+        terminal.say(summary(plan, self.settings.variants, len(left), len(self.runs.all()), slots))
+        runs, config = self.runs, self.config
+        driver = Dispatcher(runs, config, self.config_text, executor, self.session, self.report, self.speed)
+        note = beside_note(slots) if local else ""
+        if note and note not in plan.notes:
+            plan = plan_file.write(self.directory, dataclasses.replace(plan, notes=(*plan.notes, note)))
+        return driver.execute(left, plan, terminal)
+
+    def executor(self) -> Executor:
+        """Return the executor of .config."""
+        settings, threads = self.settings, self.config.target.cpu_threads
+        if settings.executor == "slurm":
+            return SlurmExecutor(self.directory, settings.slots, settings.slurm_options)
+        if settings.executor == "ray":
+            gpus = 0 if self.config.target.scale_cpu or self.config.target.name == "cpu" else 1
+            return RayExecutor(settings.ray_address, settings.slots, max(threads, 1), gpus)
+        return LocalExecutor(
+            self.session,
+            local_slots(settings.slots, self.resolved, threads),
+            lambda folder: ExperimentLoggers(folder, self.config.tracking),
+        )
 
     def nothing_to_do(self) -> int:
         print(f"nothing to run: all {len(self.runs.all())} runs of {self.settings.name} are finished")
@@ -262,7 +283,13 @@ class Study:
             self.time_steps,
             existing,
             self.time_together if self.resolved.device_type == "cpu" else None,
+            self.copies(),
         )
+
+    def copies(self) -> int:
+        """Return how many processes time steps at once: on a CPU, runs at once share caches and memory."""
+        alone = self.settings.executor != "local" or self.resolved.device_type != "cpu"
+        return 1 if alone else self.executor().slots()
 
     def time_steps(self, name: str, batch: BatchPlan, seconds: float) -> Timing:
         """Time steps of one variant in a separate process."""
@@ -271,124 +298,34 @@ class Study:
     def time_together(self, names: Sequence[str], batch: BatchPlan, seconds: float) -> dict[str, Timing]:
         """Time steps of the variants in turn, in one separate process."""
         first, *others = names
-        arguments = [str(self.directory), first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
+        arguments = [first, "0", "--time", str(seconds), "--micro", str(batch.micro)]
         arguments += ["--beside", *others] if others else []
-        timing = Event("")
-        with self.session.process(arguments, self.directory / "plan.log") as child:
-            for event in child.events():
-                timing = event
-            status = child.wait()
+        timings = self.run_tasks([arguments] * self.copies())
+        peak = None if others else timings[0].peak_bytes
+        return {
+            name: Timing((tuple(step for timing in timings for step in timing.seconds[name]),), peak)
+            for name in names
+        }
+
+    def run_tasks(self, calls: Sequence[Sequence[str]]) -> list[Event]:
+        """Return the results of calls of `scripts.train`, at once. StudyError if one fails; StopAsked."""
+        token, log = uuid.uuid4().hex[:8], self.directory / "plan.log"
+        tasks = [
+            Task(f"task {token} {n}", (str(self.directory), *call), self.directory / f"task-{token}-{n}", log)
+            for n, call in enumerate(calls)
+        ]
+        ended = run_tasks(self.executor(), tasks)
+        for task in tasks:
+            shutil.rmtree(task.folder, ignore_errors=True)  # of executors on other machines
         if self.session.asked:
             raise StopAsked
-        if status == EXIT_OUT_OF_MEMORY:
-            raise DoesNotFitError(child.last_words())
-        if status != EXIT_FINISHED or timing.event != "timing":
-            raise StudyError(
-                f"timing {', '.join(names)} failed, {exit_text(status)}: {child.last_words()} (see {child.log})"
-            )
-        peak = None if others else timing.peak_bytes
-        return {name: Timing((tuple(timing.seconds[name]),), peak) for name in names}
-
-    # -- a run --------------------------------------------------------------------------------------------------
-
-    def execute_run(self, run: tuple[str, int], plan: Plan, terminal: Terminal) -> Plan:
-        """Execute one run until it is finished, failed, or stopped with everything saved.
-
-        Returns the plan, with a smaller micro-batch if the run ran out of memory.
-        """
-        name, directory = run_record.run_name(*run), self.runs.folder(*run)
-        number = self.runs.all().index(run) + 1
-        trained_before = self.trained_seconds(*run)
-        while True:
-            directory.mkdir(parents=True, exist_ok=True)
-            files.write_text(directory / "config", self.config_text)
-            terminal.begin(name, number)
-            before, began = record_text(directory), time.monotonic()
-            arguments = [str(self.directory), run[0], str(run[1])]
-            with self.session.process(arguments, directory / "log.txt") as child:
-                loggers = self.follow_events(child, directory, terminal)
-                status = child.wait()
-            message = loggers.finish() if loggers else None
-            if message:
-                terminal.say(message)
-            if self.session.asked:
-                saved = self.runs.status(*run) in ("interrupted", "finished")
-                terminal.end("stopped, saved" if saved else "stopped; its last checkpoint is valid")
-                raise StopAsked
-            reason, plan = self.retry_reason(status, child, plan, name)
-            if not reason:
-                break
-            terminal.pause(reason)
-        if status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
-            self.mark_failed(run, f"{exit_text(status)}: {child.last_words()}", before)
-        terminal.end(outcome(directory))
-        if not trained_before and self.runs.status(*run) == "finished":
-            self.check_speed(run, plan, time.monotonic() - began, terminal)
-        return plan
-
-    def check_speed(self, run: tuple[str, int], plan: Plan, wall_seconds: float, terminal: Terminal) -> None:
-        """Print the new end time once if finished runs were slower than planned."""
-        planned, trained = plan.planned_seconds(run[0]), self.trained_seconds(*run)
-        left, now = terminal.estimate.left, datetime.datetime.now()
-        message = self.speed.observe(planned, trained, wall_seconds, left, now)
-        if message:
-            terminal.say(message)
-
-    def trained_seconds(self, name: str, seed: int) -> float:
-        """Recorded seconds on the training clock of a run; 0 without a record."""
-        try:
-            clock = run_record.load(self.runs.folder(name, seed)).clock
-        except run_record.RecordError:
-            return 0.0
-        return clock.train if clock else 0.0
-
-    def follow_events(self, child: Child, directory: Path, terminal: Terminal) -> ExperimentLoggers | None:
-        """Show the events of a run until its process ends. Start experiment loggers after its record is written."""
-        loggers = None
-        for event in child.events():
-            if event.event == "started":
-                loggers = ExperimentLoggers(directory, self.config.tracking)
-            terminal.update(event)
-        return loggers
-
-    def retry_reason(self, status: int, child: Child, plan: Plan, name: str) -> tuple[str, Plan]:
-        """Return the reason to retry the run (empty: no retry) and the plan to use.
-
-        Raises StudyError if the disk is full.
-        """
-        if status == EXIT_DISK_FULL:
-            raise self.full_disk(errno.ENOSPC, child.last_words())
-        if status == EXIT_NOT_FINITE:
-            return (
-                f"{child.last_words()}; retrying from the last checkpoint, to check whether it repeats",
-                plan,
-            )
-        if status == EXIT_OUT_OF_MEMORY:
-            smaller = planner.smaller_batch(plan, name, self.config.model.dropout)
-            if smaller:
-                return smaller.notes[-1], plan_file.write(self.directory, smaller)
-        return "", plan
-
-    def full_disk(self, number: int, message: str = "") -> StudyError:
-        """message: of the training process, where it could write one."""
-        reason = message.removeprefix("error: ")
-        if "; fix: " not in reason:
-            reason = "; fix: ".join(explain_full_disk(number, self.directory))
-        return StudyError(f"{reason}, then run `make`: it continues from the last checkpoint")
-
-    def mark_failed(self, run: tuple[str, int], reason: str, before: str) -> None:
-        """Write "failed" into the record of a run whose process ended without a result.
-
-        before: the record's text when the process started. A status that the process itself recorded ("failed" or
-        "finished") does not change.
-        """
-        directory = self.runs.folder(*run)
-        try:
-            record = run_record.load(directory)
-        except run_record.RecordError:
-            record = run_record.blank(run_record.run_name(*run), *run)
-        if record.status not in ("failed", "finished") or record_text(directory) == before:
-            run_record.write(directory, dataclasses.replace(record, status="failed", error=reason))
+        for one in ended:
+            if one.status == EXIT_OUT_OF_MEMORY:
+                raise DoesNotFitError(one.message)
+            if one.status != EXIT_FINISHED or one.result is None:
+                how = "lost with its machine" if one.status is None else exit_text(one.status)
+                raise StudyError(f"timing {', '.join(calls[0][:1])} failed, {how}: {one.message} (see {log})")
+        return [one.result for one in ended if one.result]
 
     def inspect_attention(self) -> None:
         """Create the attention maps of the report. No number depends on them, so a failure does not end the study."""
@@ -411,11 +348,3 @@ class Study:
                 f"the report in {self.directory} cannot be written: {error.strerror or error}; the records are "
                 "complete; fix: make the folder writable, then run `make report`"
             ) from error
-
-
-def record_text(run_dir: Path) -> str:
-    """Return the text of run.json; empty if it cannot be read."""
-    try:
-        return read_text(run_dir / "run.json")
-    except (FileNotFoundError, DamagedFileError):
-        return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TextIO
 
 from gpt2.system.progress import INDENT as GAP
@@ -10,6 +11,7 @@ from gpt2.system.progress import LiveLine, duration
 from study.executors.child_process import Event
 
 PLAIN_SECONDS = 15.0
+MANY = 16  # runs at once, beyond which the estimate is computed once a second
 LEAST_PROGRESS = 0.02  # of a run, before its own speed says how long it takes
 
 
@@ -21,91 +23,138 @@ def short(count: float, unit: str = "") -> str:
     return f"{count:.0f}{unit}"
 
 
-class Estimate:
-    """Seconds left in the study, from the runs finished in this session and the progress of the present one.
+@dataclass
+class _Present:
+    """A run that executes. resumed_at: fraction that earlier processes made; None before the first step."""
 
-    expected_seconds: of a run, until one is finished; None where it is unknown.
+    began: float
+    resumed_at: float | None = None
+    done: float = 0.0
+
+
+class Estimate:
+    """Seconds left in the study, from the runs finished in this session and the progress of the present ones.
+
+    expected_seconds: of a run, until one is finished; None where it is unknown. slots: runs at once; 0: as many
+    as execute.
     """
 
-    def __init__(self, runs: int, expected_seconds: float | None) -> None:
-        self.left = runs
+    def __init__(self, runs: int, expected_seconds: float | None, slots: int = 1) -> None:
+        self.left, self.slots = runs, slots
         self._expected = expected_seconds
-        self._began = time.monotonic()
-        self._resumed_at: float | None = None  # fraction of the run that earlier processes made
+        self._present: dict[str, _Present] = {}
         self._finished: list[float] = []
+        self._computed_at, self._computed = 0.0, None  # type: tuple[float, float | None]
 
-    def begin(self) -> None:
-        self._began, self._resumed_at = time.monotonic(), None
+    def begin(self, name: str = "") -> None:
+        self._present[name] = _Present(time.monotonic())
 
-    def end(self) -> None:
-        self._finished.append(time.monotonic() - self._began)
+    def end(self, name: str = "") -> None:
+        self._finished.append(time.monotonic() - self._present.pop(name).began)
         self.left -= 1
 
-    def seconds_left(self, done: float = 0.0) -> float | None:
-        """Seconds left, or None before there is an estimate. done: finished fraction of the present run."""
-        if self._resumed_at is None and done > 0:
-            self._resumed_at = done
-        spent, made = time.monotonic() - self._began, done - (self._resumed_at or 0.0)
-        whole = spent / made if made >= LEAST_PROGRESS else None
-        each = sum(self._finished) / len(self._finished) if self._finished else self._expected or whole
+    def pause(self, name: str = "") -> None:
+        """Leave out a run that waits for its retry."""
+        self._present.pop(name)
+
+    def seconds_left(self, done: float = 0.0, name: str = "") -> float | None:
+        """Seconds left, or None before there is an estimate. done: finished fraction of the named run."""
+        run = self._present[name]
+        run.done = done
+        if run.resumed_at is None and done > 0:
+            run.resumed_at = done
+        now = time.monotonic()
+        if len(self._present) > MANY and now - self._computed_at < 1.0:
+            return self._computed
+        self._computed_at, self._computed = now, self._compute(run)
+        return self._computed
+
+    def _compute(self, run: _Present) -> float | None:
+        each = sum(self._finished) / len(self._finished) if self._finished else self._expected
+        each = self._whole(run) if each is None else each
         if each is None:
             return None
-        here = max(
-            each * (1.0 - (self._resumed_at or 0.0)) - spent, whole * (1.0 - done) if whole else 0.0, 0.0
+        here = [self._rest(present, each) for present in self._present.values()]
+        return max(max(here), (sum(here) + each * max(self.left - len(here), 0)) / (self.slots or len(here)))
+
+    def _whole(self, run: _Present) -> float | None:
+        """Seconds of a whole run at the speed of this one; None before LEAST_PROGRESS."""
+        made = run.done - (run.resumed_at or 0.0)
+        return (time.monotonic() - run.began) / made if made >= LEAST_PROGRESS else None
+
+    def _rest(self, run: _Present, each: float) -> float:
+        """Seconds left of a run. each: seconds of an average run."""
+        spent, whole = time.monotonic() - run.began, self._whole(run)
+        return max(
+            each * (1.0 - (run.resumed_at or 0.0)) - spent, whole * (1.0 - run.done) if whole else 0.0, 0.0
         )
-        return here + each * max(self.left - 1, 0)
+
+
+@dataclass
+class _Line:
+    """The line of a run. step: its last training step."""
+
+    title: str
+    validation: str = ""
+    step: Event | None = None
 
 
 class Terminal:
     """Show the progress of runs: `begin`, any number of `update`, then `end` or `pause`; `say` at any time."""
 
     def __init__(self, estimate: Estimate, total: int, stream: TextIO | None = None) -> None:
-        self._line = LiveLine(PLAIN_SECONDS, stream=stream)
-        self.say, self.close = self._line.say, self._line.stop
+        self._live = LiveLine(PLAIN_SECONDS, stream=stream)
+        self.say, self.close = self._live.say, self._live.stop
         self.estimate = estimate
         self._total = total
-        self._name = self._validation = ""
-        self._step: Event | None = None  # the last training step
+        self._lines: dict[str, _Line] = {}
 
-    def begin(self, name: str, number: int) -> None:
-        self.estimate.begin()
-        self._name, self._validation, self._step = f"[{number}/{self._total}] {name}", "", None
-        self._line.start(f"{self._name}{GAP}starting")
+    def begin(self, name: str, number: int, where: str = "") -> None:
+        """where: slot, host or job."""
+        self.estimate.begin(name)
+        title = f"[{number}/{self._total}] {name}"
+        line = self._lines[name] = _Line(f"{title} ({where})" if where else title)
+        self._live.start(f"{line.title}{GAP}starting", name)
 
-    def update(self, event: Event) -> None:
+    def update(self, name: str, event: Event) -> None:
+        line = self._lines[name]
         if event.event == "validation":
-            self._validation = f"val ppl {digits(event.perplexity)}" if event.perplexity else ""
+            line.validation = f"val ppl {digits(event.perplexity)}" if event.perplexity else ""
         if event.event == "note":
-            self.say(f"{self._name}: {event.message}")
+            self.say(f"{line.title}: {event.message}")
         if event.event == "train":
-            self._step = event
+            line.step = event
         if event.event in ("train", "phase"):
-            self._show(event.phase)
+            self._show(name, line, event.phase)
 
-    def _show(self, phase: str) -> None:
+    def _show(self, name: str, line: _Line, phase: str) -> None:
         """Show the most important number first, since a narrow terminal crops the line."""
-        step = self._step
-        done = step.iteration / step.iterations if step else 0.0
-        left = self.estimate.seconds_left(done)
-        parts = [self._name, f"{done:4.0%}{GAP}loss {step.loss:.3f}" if step else "", phase]
+        step = line.step
+        done = step.iteration / step.iterations if step and step.iterations else 0.0
+        left = self.estimate.seconds_left(done, name)
+        parts = [line.title, f"{done:4.0%}{GAP}loss {step.loss:.3f}" if step else "", phase]
         parts += [f"study {duration(left)} left"] if left is not None and left >= 1 else []
-        parts += [self._validation]
-        if step and step.train_seconds > 0:
+        parts += [line.validation]
+        if step and step.train_seconds > 0 and done > 0:
             parts += [f"run {duration(step.train_seconds / done * (1 - done))} left"]
         if step and step.tokens_per_second:
             parts += [short(step.tokens_per_second, " tok/s")]
         if step and step.memory_bytes:
             parts += [f"{step.memory_bytes / 2**30:.1f} GiB"]
-        self._line.update(GAP.join(filter(None, parts)), done)
+        self._live.update(GAP.join(filter(None, parts)), done, name)
 
-    def end(self, text: str) -> None:
-        self.estimate.end()
-        self.pause(text)
+    def end(self, name: str, text: str) -> None:
+        self.estimate.end(name)
+        self._remove(name, text)
 
-    def pause(self, text: str) -> None:
-        """End the live line of a run that is retried at once."""
-        self.close()
-        self.say(f"{self._name}{GAP}{text}")
+    def pause(self, name: str, text: str) -> None:
+        """End the live line of a run that is retried."""
+        self.estimate.pause(name)
+        self._remove(name, text)
+
+    def _remove(self, name: str, text: str) -> None:
+        self._live.stop(name)
+        self.say(f"{self._lines.pop(name).title}{GAP}{text}")
 
 
 def digits(value: float) -> str:

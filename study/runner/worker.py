@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -12,14 +13,18 @@ from typing import TYPE_CHECKING
 
 from gpt2.hardware import attention_kernels
 from gpt2.system.errors import UserError
+from study.executors import claims
 from study.executors.child_process import (
+    EXIT_CLAIMED,
     EXIT_DISK_FULL,
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
     EXIT_NOT_FINITE,
     EXIT_OUT_OF_MEMORY,
+    PLACE,
 )
+from study.executors.claims import ClaimedError
 
 if TYPE_CHECKING:
     from gpt2.config.config import Config
@@ -36,6 +41,7 @@ def main() -> int:
     parser.add_argument("variant")
     parser.add_argument("seed", type=int)
     parser.add_argument("--time", type=float, default=0.0, help="seconds of steps to time for each variant")
+    parser.add_argument("--resolve", action="store_true", help="print the device of this machine only")
     parser.add_argument("--micro", type=int, default=0)
     parser.add_argument("--beside", nargs="+", default=[], help="variants to time in turn with the first")
     parser.add_argument(
@@ -49,6 +55,9 @@ def main() -> int:
         return _work(arguments, stop)
     except Interrupted:
         return EXIT_INTERRUPTED
+    except ClaimedError as holder:
+        print(f"error: {holder} executes this run", file=sys.stderr)
+        return EXIT_CLAIMED
     except (Exception, SystemExit) as error:  # a custom variant may call sys.exit()
         return _explain(error, arguments.study_dir)
 
@@ -79,8 +88,11 @@ def _explain(error: BaseException, folder: Path) -> int:
 
 
 def _work(arguments: argparse.Namespace, stop: Stop) -> int:
+    from gpt2.artifacts.metrics_log import print_event
+    from gpt2.artifacts.typed_json import to_plain
     from gpt2.config.config import Config
     from gpt2.config.dotconfig import read_symbols
+    from gpt2.hardware.resolve import resolve
     from gpt2.train.trainer import Run
     from ra.admission.trained import examine_trained
     from ra.settings import AlternationSettings
@@ -90,19 +102,42 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
 
     symbols = read_symbols(arguments.study_dir / "config")
     config = Config.from_symbols(symbols)
+    if arguments.resolve:
+        print_event({"event": "resolved", "target": to_plain(resolve(config.target))})
+        return EXIT_FINISHED
     resolved = attention_kernels.prepare_device(config.target, config.model)
     alternation = AlternationSettings.from_symbols(symbols)
     with attention_kernels.attention_context(resolved, config.model.dropout):
         if arguments.time:
             return _time_steps(arguments, config, resolved, alternation, stop)
+        refuse_another_card(arguments.study_dir, resolved)
         run = run_plan(arguments.study_dir, arguments.variant, arguments.seed)
         require_free(resolved, run.predicted_bytes, free_bytes(resolved.device))
         chosen = variant(arguments.variant, config.model, alternation)
         ignored = ignore.read(arguments.study_dir).ignored.get(arguments.variant, ())
         examine = functools.partial(examine_trained, ignored=ignored)
         own = chosen.configure(config)
-        status = Run(run, own, resolved, chosen.parts, stop, examine, shared=config).train()
+        with claims.claimed(run.directory, os.environ.get(PLACE, "")) as claim:
+            status = Run(
+                run, own, resolved, chosen.parts, stop, examine, shared=config, fence=claim.check
+            ).train()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
+
+
+def refuse_another_card(study_dir: Path, resolved: ResolvedTarget) -> None:
+    """UserError if a cluster placed this run on another kind of card than that of the plan."""
+    from study.records import plan_file
+
+    plan = plan_file.read(study_dir)
+    if not os.environ.get(PLACE) or plan is None or plan.target is None:
+        return
+    planned = (plan.target.device, plan.target.dtype)
+    if planned != (resolved.device_name, resolved.dtype):
+        raise UserError(
+            f"this node has {resolved.device_name}, {resolved.dtype}, and the study was planned on "
+            f"{', '.join(map(str, planned))}: a study has one kind of card; fix: request that kind, such as "
+            'CONFIG_SLURM_OPTIONS="--gres=gpu:a100:1", or set another CONFIG_STUDY_NAME'
+        )
 
 
 def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:

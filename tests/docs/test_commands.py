@@ -46,6 +46,7 @@ RUN_BY = {
     "record": "tests/scripts/record/test_record_command.py",
     "report": "tests/study/report/test_build.py",
     "savedefconfig": "tests/kconfig/test_commands.py",
+    "status": "tests/scripts/status/test_status_table.py",
     "verify": "tests/study/records/test_integrity.py",
 }
 

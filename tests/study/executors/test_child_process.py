@@ -52,11 +52,19 @@ class Fake:
 )
 def test_only_a_second_interrupt_ends_a_run_at_once(asked: list[str], done: list[str]) -> None:
     session, child = Session(), Fake()
-    session._child = child  # type: ignore[assignment]
+    session.children.append(child)  # type: ignore[arg-type]
     for name in asked:
         session._ask(signal.Signals[name], None)
     assert child.done == done
     assert session.asked == len(asked)
+
+
+def test_a_request_reaches_every_run() -> None:
+    session, children = Session(), [Fake(), Fake()]
+    session.children.extend(children)  # type: ignore[arg-type]
+    for name in ("SIGINT", "SIGTERM", "SIGINT"):
+        session._ask(signal.Signals[name], None)
+    assert [child.done for child in children] == [["SIGTERM", "killed"]] * 2
 
 
 def test_without_a_process_a_request_stops_the_study_and_later_requests_are_ignored() -> None:
@@ -65,8 +73,8 @@ def test_without_a_process_a_request_stops_the_study_and_later_requests_are_igno
         session._ask(signal.SIGTERM, None)
     session.close()
     session._ask(signal.SIGTERM, None)
-    with pytest.raises(StopAsked), session.process([], Path("log")):
-        pass
+    with pytest.raises(StopAsked):
+        session.start([], Path("log"))
 
 
 def test_the_reported_error_is_that_of_this_process(tmp_path: Path) -> None:

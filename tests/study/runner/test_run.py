@@ -1,9 +1,7 @@
 """The record of a run after its process ended, however it ended."""
 
-import contextlib
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,12 @@ from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system import files
-from study.executors.child_process import Event, Session
+from study.executors.child_process import EXIT_OUT_OF_MEMORY
+from study.executors.executor import Ended, Message, Started, Task
+from study.records import plan_file
 from study.records.plan_file import Plan, PlanBudget, PlanRow
+from study.runner import dispatch
+from study.runner.dispatch import Dispatcher
 from study.runner.study import Study
 from study.runner.terminal import Estimate, Terminal
 from tests.study.sample_records import a_record
@@ -27,42 +29,54 @@ PLAN = Plan(
 )
 
 
-class Child:
-    """A process that writes its record and ends with a status."""
+class FakeExecutor:
+    """Ends each task with the next status, after the process wrote a record of a status."""
 
-    def __init__(self, folder: Path, written: dict[str, Any] | None, status: int) -> None:
-        self.folder, self.written, self.status = folder, written, status
-        self.log = folder / "log.txt"
+    def __init__(self, study: Study, statuses: list[int], written: str | None) -> None:
+        self.study, self.statuses, self.written = study, statuses, written
+        self.ended: list[Message] = []
+        self.micros: list[int] = []
+        self.closed = 0
 
-    def events(self) -> Iterator[Event]:
+    def slots(self) -> int:
+        return 1
+
+    def submit(self, task: Task) -> None:
         if self.written:
-            files.write_json(self.folder / "run.json", self.written)
-        yield from ()
+            of_this = a_record("B", 0, 4.0) | {
+                "status": self.written,
+                "error": None,
+                "notes": ["by this process"],
+            }
+            files.write_json(task.folder / "run.json", of_this)
+        words = "terminate called without an active exception"
+        self.ended += [Started(task.name), Ended(task.name, self.statuses.pop(0), words)]
 
-    def wait(self) -> int:
-        return self.status
+    def poll(self, seconds: float) -> list[Message]:
+        found, self.ended = self.ended, []
+        return found
 
-    def last_words(self) -> str:
-        return "terminate called without an active exception"
+    def stop(self, name: str) -> None:
+        pass
+
+    def close(self) -> str:
+        self.closed += 1
+        return ""
 
 
 def ended(study: Study, status: int, written: str | None, before: str | None = None) -> dict[str, Any]:
     """The record after a process that wrote one of status `written` ended with `status`."""
     folder = study.runs.folder("B", 0)
     folder.mkdir(parents=True, exist_ok=True)
-    record = a_record("B", 0, 4.0)
     if before:
-        files.write_json(folder / "run.json", record | {"status": before, "error": None})
-
-    class Fake(Session):
-        @contextlib.contextmanager
-        def process(self, arguments: list[str], log: Path) -> Iterator[Any]:
-            of_this = record | {"status": written, "error": None, "notes": ["by this process"]}
-            yield Child(folder, of_this if written else None, status)
-
-    study.session = Fake()
-    study.execute_run(("B", 0), PLAN, Terminal(Estimate(1, None), 1))
+        files.write_json(folder / "run.json", a_record("B", 0, 4.0) | {"status": before, "error": None})
+    drive(study, FakeExecutor(study, [status], written))
     return run_record.load(folder).to_json()
+
+
+def drive(study: Study, executor: FakeExecutor) -> Plan:
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    return driver.execute([("B", 0)], PLAN, Terminal(Estimate(1, None), 1))
 
 
 @pytest.fixture
@@ -101,3 +115,48 @@ def test_a_variant_with_a_result_or_a_checkpoint_protects_its_source(study: Stud
     shutil.rmtree(folder / "checkpoint")
     files.write_json(folder / "run.json", a_record("B", 0, 4.0))
     assert study.has_checkpoint_or_result("B")
+
+
+def test_runs_that_ran_out_of_memory_at_once_reduce_the_micro_batch_once(study: Study) -> None:
+    """Both were started at micro-batch 4. The second one is retried at the micro-batch of the first one's retry."""
+
+    class AtOnce(FakeExecutor):
+        def slots(self) -> int:
+            return 2
+
+        def submit(self, task: Task) -> None:
+            super().submit(task)
+            found = plan_file.read(study.directory)
+            self.micros.append(found.batch.micro if found else 4)
+
+    study.directory.mkdir(parents=True)
+    executor = AtOnce(study, [EXIT_OUT_OF_MEMORY, EXIT_OUT_OF_MEMORY, 0, 0], "finished")
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    plan = driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None, 2), 2))
+    assert executor.micros == [4, 4, 2, 2]
+    assert plan.batch.micro == 2
+    assert executor.closed == 1
+
+
+def test_reports_take_a_small_part_of_the_time_while_others_train(study: Study, monkeypatch: Any) -> None:
+    now, reports = [0.0], []
+    monkeypatch.setattr(dispatch.time, "monotonic", lambda: now[0])
+
+    def report() -> None:
+        reports.append(now[0])
+        now[0] += 1.0
+
+    class Timed(FakeExecutor):
+        def slots(self) -> int:
+            return 2
+
+        def poll(self, seconds: float) -> list[Message]:
+            now[0] += 1.0
+            return [self.ended.pop(0)] if self.ended else []
+
+    executor = Timed(study, [0] * 100, "finished")
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, report)
+    driver.runs.seeds = 100
+    driver.execute([("B", seed) for seed in range(100)], PLAN, Terminal(Estimate(100, None, 2), 100))
+    assert 5 < len(reports) < 16  # of 100 runs in 200 s
+    assert reports[-1] == now[0] - 1.0  # the last run is in the report

@@ -31,11 +31,11 @@ def train(iteration: int) -> Event:
 def lines_of(monkeypatch: pytest.MonkeyPatch, *events: Event, name: str = "RALEARN2") -> list[str]:
     """Return the texts of the live line after its start."""
     shown: list[str] = []
-    monkeypatch.setattr(LiveLine, "update", lambda self, text, share: shown.append(text))
+    monkeypatch.setattr(LiveLine, "update", lambda self, text, share, key: shown.append(text))
     built = Terminal(Estimate(11, 7200.0), 15, io.StringIO())
     built.begin(name, 5)
     for event in events:
-        built.update(event)
+        built.update(name, event)
     return shown
 
 
@@ -64,9 +64,9 @@ def test_without_a_terminal_lines_are_plain_and_rare(clock: Clock) -> None:
     built.begin("B0", 1)
     for second in range(40):
         clock.now = float(second)
-        built.update(train(second + 1))
-    built.update(Event("note", message="a note"))
-    built.end("perplexity 12.00")
+        built.update("B0", train(second + 1))
+    built.update("B0", Event("note", message="a note"))
+    built.end("B0", "perplexity 12.00")
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4
     assert lines[0].startswith("[1/1] B0   16%  loss 8.310")
@@ -99,11 +99,11 @@ def test_a_restarted_run_is_not_counted_as_finished(clock: Clock, capsys: pytest
     built = Terminal(Estimate(3, 1000.0), 3)
     built.begin("B0", 1)
     clock.now = 5.0
-    built.pause("once more")
+    built.pause("B0", "once more")
     built.begin("B0", 1)
-    assert built.estimate.seconds_left() == 3000.0
+    assert built.estimate.seconds_left(name="B0") == 3000.0
     clock.now = 105.0
-    built.end("done")
+    built.end("B0", "done")
     built.estimate.begin()
     assert built.estimate.seconds_left() == pytest.approx(200.0)
     assert capsys.readouterr().out.splitlines() == ["[1/3] B0  once more", "[1/3] B0  done"]
@@ -120,3 +120,37 @@ def test_measured_run_times_replace_planned_ones(clock: Clock) -> None:
     estimate.seconds_left(0.01)
     clock.now = 300.0  # twice as slow as the first one
     assert estimate.seconds_left(0.51) == pytest.approx(400 * 0.49 + 100)
+
+
+def test_runs_at_once_share_the_remaining_work(clock: Clock) -> None:
+    """Two slots, five runs of 100 s: the third to fifth run take their turns."""
+    estimate = Estimate(5, 100.0, slots=2)
+    estimate.begin("a")
+    estimate.begin("b")
+    estimate.seconds_left(1e-9, "b")
+    assert estimate.seconds_left(1e-9, "a") == pytest.approx(500 / 2)
+    clock.now = 50.0
+    estimate.seconds_left(0.5, "a")
+    assert estimate.seconds_left(0.5, "b") == pytest.approx((50 + 50 + 300) / 2)
+    for name in ("a", "b"):
+        clock.now = 100.0
+        estimate.end(name)
+    estimate.begin("c")
+    assert estimate.seconds_left(0.0, "c") == pytest.approx(150)
+    estimate.left = 1  # the last run alone: the other slot is idle
+    assert estimate.seconds_left(0.0, "c") == pytest.approx(100)
+
+
+def test_each_running_run_has_a_line(clock: Clock) -> None:
+    stream = io.StringIO()
+    built = Terminal(Estimate(2, None, 2), 2, stream)
+    built.begin("B0", 1)
+    built.begin("B1", 2)
+    clock.now = 20.0
+    built.update("B0", train(30))
+    built.update("B1", train(40))
+    built.end("B0", "done")
+    built.update("B1", train(41))
+    built.end("B1", "done")
+    lines = [line[:17] for line in stream.getvalue().splitlines()]
+    assert lines == ["[1/2] B0   30%  l", "[2/2] B1   40%  l", "[1/2] B0  done", "[2/2] B1  done"]

@@ -1,0 +1,138 @@
+"""The state of every run of a study, from its files alone: the study may run in another terminal or on a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.artifacts import run_record
+from gpt2.system.progress import duration
+from study.executors.claims import STALE_SECONDS, Holder, is_locked, newest, read_holder, this_machine
+from study.executors.run_files import last_step
+from study.records import plan_file
+from study.records.plan_file import Plan
+from study.records.runs import EXPECTED, read_expected
+from study.stats.statistics import mean
+
+COLUMNS = ("run", "state", "progress", "loss", "tok/s", "host", "place")
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run. done: fraction of its iterations. seconds: on its clocks so far. reason: of a failure."""
+
+    name: str
+    variant: str
+    state: str
+    done: float = 0.0
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    holder: Holder | None = None
+    seconds: float = 0.0
+    reason: str = ""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        host, place = (self.holder.host, self.holder.place) if self.holder else ("", "")
+        return (
+            self.name,
+            self.state,
+            f"{self.done:.0%}",
+            "" if self.loss is None else f"{self.loss:.3f}",
+            "" if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}",
+            host,
+            place,
+        )
+
+
+def is_alive(folder: Path, holder: Holder) -> bool:
+    """Return whether the holder of a run lives: by its flock on this machine, by the age of its claim elsewhere."""
+    if holder.done:
+        return False
+    if holder.machine == this_machine():
+        return is_locked(folder)
+    number, _ = newest(folder)
+    try:
+        age = time.time() - (folder / f"claim.{number:08d}").stat().st_mtime
+    except FileNotFoundError:
+        return False
+    return age < STALE_SECONDS
+
+
+def run_status(folder: Path, variant: str, plan: Plan | None) -> RunStatus:
+    """Read the state of one run."""
+    try:
+        record = run_record.load(folder)
+    except run_record.RecordError:
+        record = None
+    holder = read_holder(newest(folder)[1])
+    alive = holder is not None and is_alive(folder, holder)
+    state: str = "running" if alive else record.status if record else "waiting"
+    if state == "running" and not alive:
+        state = "lost" if holder and not holder.done else "interrupted"
+    step = last_step(folder)
+    planned = plan.row(variant).iterations if plan and plan.arm(variant) in plan.variants else 0
+    done = 1.0 if state == "finished" else step.iteration / planned if step and planned else 0.0
+    clock = record.clock if record else None
+    return RunStatus(
+        folder.name,
+        variant,
+        state,
+        min(done, 1.0),
+        step.loss if step else None,
+        step.tokens_per_second if step else None,
+        holder,
+        clock.total if clock else 0.0,
+        (record.error or "") if record and state == "failed" else "",
+    )
+
+
+def seconds_left(runs: list[RunStatus], plan: Plan | None) -> float | None:
+    """Estimate the remaining seconds at the present number of runs at once; None without a measurement."""
+    finished = [run.seconds for run in runs if run.state == "finished" and run.seconds > 0]
+    planned = [plan.planned_seconds(run.variant) for run in runs] if plan else []
+    known = [seconds for seconds in planned if seconds]
+    if not finished and not known:
+        return None
+    each = mean(finished) if finished else mean(known)
+    running = [run for run in runs if run.state == "running"]
+    rest = [each * (1 - run.done) for run in running]
+    waiting = each * sum(1 - run.done for run in runs if run.state not in ("running", "finished"))
+    return max([*rest, (sum(rest) + waiting) / max(len(running), 1)])
+
+
+def read_status(study_dir: Path) -> tuple[list[RunStatus], Plan | None]:
+    """Return the state of every expected run, in the order of execution. PlanFileError for a damaged plan."""
+    plan = plan_file.read(study_dir)
+    if (study_dir / EXPECTED).exists():
+        names = {
+            run_record.run_name(variant, seed): variant for variant, seed in read_expected(study_dir).all_runs
+        }
+    else:
+        names = {}
+    for folder in sorted((study_dir / "runs").glob("*/")):
+        if folder.name not in names:
+            names[folder.name] = folder.name.rstrip("0123456789")
+    return [run_status(study_dir / "runs" / name, variant, plan) for name, variant in names.items()], plan
+
+
+def status_text(study_dir: Path) -> str:
+    """Return the table of runs, the reasons of failures and the remaining time."""
+    runs, plan = read_status(study_dir)
+    counts = Counter(run.state for run in runs)
+    lines = [f"{study_dir}: {len(runs)} runs, {', '.join(f'{n} {state}' for state, n in counts.items())}"]
+    rows = [COLUMNS, *(run.cells for run in runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines += ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += [f"{run.name}: {run.reason}" for run in runs if run.reason]
+    if counts["finished"] == len(runs):
+        return "\n".join([*lines, f"all runs are finished; report: {study_dir / 'report.html'}"])
+    left = seconds_left(runs, plan)
+    if left is not None and counts["running"]:
+        lines.append(f"about {duration(left)} left with {counts['running']} at once")
+    elif not counts["running"]:
+        about = f" (about {duration(left)} with one at a time)" if left is not None else ""
+        lines.append(f"nothing runs now; `make` continues{about}")
+    return "\n".join(lines)

@@ -1,0 +1,109 @@
+"""Execute one task on a node of a cluster, and write exit.json at its end.
+
+python -m study.executors.place TASKS INDEX     TASKS: a JSON file of tasks, or the JSON itself
+
+SIGTERM: the run saves and ends. SIGUSR1, which Slurm sends before a time limit: the same, and the job is put back into
+the queue, where it continues from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gpt2.artifacts.experiment_loggers import ExperimentLoggers
+from gpt2.artifacts.typed_json import to_plain
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.signals import end_with_parent
+from study.executors.child_process import EXIT_INTERRUPTED, Session, Slot, StopAsked
+from study.executors.executor import Ended, Task, run_tasks
+from study.executors.local import LocalExecutor
+from study.executors.run_files import EXIT_FILE, Exit, write_exit
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """Return plain data of a task, with absolute paths."""
+    return {
+        "name": task.name,
+        "arguments": list(task.arguments),
+        "folder": str(task.folder.absolute()),
+        "log": str(task.log.absolute()),
+    }
+
+
+def task_from_json(content: Mapping[str, Any]) -> Task:
+    return Task(content["name"], tuple(content["arguments"]), Path(content["folder"]), Path(content["log"]))
+
+
+def read_task(tasks: str, index: int) -> Task:
+    """Return the task of a JSON list, given as text or as a file."""
+    text = tasks if tasks.startswith("[") else Path(tasks).read_text()
+    return task_from_json(json.loads(text)[index])
+
+
+class Requeue:
+    """Whether Slurm announced the end of the job's time."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.announced = session, False
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self.announced = True
+        self.session._ask(signal.SIGTERM, frame)
+
+    def requeue(self) -> bool:
+        """Put this job back into Slurm's queue; False where that is not asked for, or fails."""
+        if not self.announced:
+            return False
+        environment = os.environ
+        job = f"{environment.get('SLURM_ARRAY_JOB_ID')}_{environment.get('SLURM_ARRAY_TASK_ID')}"
+        return subprocess.run(["scontrol", "requeue", job], stdout=sys.stderr).returncode == 0
+
+
+def execute(task: Task) -> int:
+    """Execute the task; return its exit status."""
+    task.folder.mkdir(parents=True, exist_ok=True)
+    (task.folder / EXIT_FILE).unlink(missing_ok=True)
+    config = Config.from_symbols(read_symbols(Path(task.arguments[0]) / "config"))
+    export_environment(config.target.name, deterministic=config.target.deterministic)
+    session = Session()
+    requeue = Requeue(session)
+    executor = LocalExecutor(session, [Slot("")], lambda folder: ExperimentLoggers(folder, config.tracking))
+    with session.signals():
+        signal.signal(signal.SIGUSR1, requeue.note)
+        try:
+            (ended,) = run_tasks(executor, [task])
+        except StopAsked:
+            ended = Ended(task.name, EXIT_INTERRUPTED)
+    status = EXIT_INTERRUPTED if ended.status is None else ended.status
+    if session.asked and status == -signal.SIGTERM:  # asked before it could handle the signal
+        status = EXIT_INTERRUPTED
+    if status == EXIT_INTERRUPTED and requeue.requeue():
+        return status
+    result = to_plain(dataclasses.asdict(ended.result)) if ended.result else {}
+    write_exit(task.folder, Exit(status, ended.message, ended.note, result))
+    return status
+
+
+def main() -> int:
+    end_with_parent(signal.SIGTERM)
+    tasks, index = sys.argv[1:]
+    task = read_task(tasks, int(index))
+    with contextlib.suppress(KeyboardInterrupt):
+        return execute(task)
+    return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Divide this machine among runs at once: a card for each, or a share of the processor's cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from gpt2.hardware.cpu import SYS, cpu_threads, read_text
+from gpt2.hardware.resolve import ResolvedTarget
+from gpt2.hardware.torch_devices import TorchDevices, list_in_child
+from gpt2.system.errors import UserError
+from study.executors.child_process import Slot
+
+VARIABLES = {"cuda": ("CUDA_VISIBLE_DEVICES",), "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")}
+
+
+class SlotsError(UserError, RuntimeError):
+    """This machine has no place for that many runs at once."""
+
+
+def local_slots(wanted: int, resolved: ResolvedTarget, threads: int) -> list[Slot]:
+    """Return `wanted` slots of this machine. 0: one per card; one on a CPU. threads: CONFIG_CPU_THREADS.
+
+    One slot is the whole machine. SlotsError where there are too few cards of the study's kind, or too few cores.
+    """
+    if wanted == 1 or (wanted == 0 and resolved.device_type == "cpu"):
+        return [Slot("")]
+    if resolved.device_type == "cpu":
+        return cpu_slots(wanted, threads, cores())
+    return card_slots(wanted, resolved, list_in_child())
+
+
+def cores() -> list[frozenset[int]]:
+    """Return the logical CPUs of each physical core that this process may use, within a container's quota."""
+    if not hasattr(os, "sched_setaffinity"):
+        return []
+    allowed = sorted(os.sched_getaffinity(0))
+    groups: dict[str, set[int]] = {}
+    for cpu in allowed:
+        siblings = read_text(SYS / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        groups.setdefault(siblings or str(cpu), set()).add(cpu)
+    return [frozenset(group) for group in groups.values()][: cpu_threads(0)]
+
+
+def cpu_slots(wanted: int, threads: int, found: list[frozenset[int]]) -> list[Slot]:
+    """Return slots of equally many cores. found: the logical CPUs of each core."""
+    each = len(found) // wanted
+    if each < max(threads, 1):
+        need = f"{wanted} x CONFIG_CPU_THREADS={threads}" if threads else f"CONFIG_SLOTS={wanted}"
+        raise SlotsError(
+            f"{need} needs {wanted * max(threads, 1)} cores, and {len(found)} are available; a run with fewer cores "
+            f"than threads is many times slower; fix: CONFIG_SLOTS={max(1, len(found) // max(threads, 1))}"
+        )
+    return [
+        Slot(f"slot {number}", cpus=frozenset().union(*found[number * each : (number + 1) * each]))
+        for number in range(wanted)
+    ]
+
+
+def card_slots(
+    wanted: int,
+    resolved: ResolvedTarget,
+    devices: TorchDevices,
+    environment: Mapping[str, str] = os.environ,
+) -> list[Slot]:
+    """Return slots of one card each, all of the study's kind. wanted: 0 for all of them."""
+    alike = [
+        gpu
+        for gpu in devices.gpus
+        if not gpu.integrated
+        and (gpu.name, gpu.memory_bytes) == (resolved.device_name, resolved.memory_bytes)
+    ]
+    wanted = wanted or len(alike)
+    if wanted > len(alike):
+        others = [gpu.name for gpu in devices.gpus if gpu not in alike]
+        rest = f" (not used: {', '.join(others)}, since a study has one kind of card)" if others else ""
+        raise SlotsError(
+            f"CONFIG_SLOTS={wanted} needs {wanted} cards, and this machine has {len(alike)} x "
+            f"{resolved.device_name}{rest}; fix: CONFIG_SLOTS={max(1, len(alike))}"
+        )
+    known = VARIABLES[devices.kind]
+    variable = next((name for name in known if name in environment), known[0])
+    visible = [entry.strip() for entry in environment.get(variable, "").split(",") if entry.strip()]
+    entries = [visible[gpu.index] if visible else str(gpu.index) for gpu in alike[:wanted]]
+    return [Slot(f"card {entry}", {variable: entry}) for entry in entries]

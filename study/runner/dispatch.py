@@ -1,0 +1,252 @@
+"""Drive the runs of a study on an executor: submit, follow, retry, record failures, report.
+
+One run at a time or thousands at once: the same loop. A run that ended is judged by its own record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import errno
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpt2.artifacts import run_record
+from gpt2.config.config import Config
+from gpt2.system import files
+from gpt2.system.read_files import DamagedFileError, read_text
+from gpt2.system.resource_errors import explain_full_disk
+from study.executors.child_process import (
+    EXIT_CLAIMED,
+    EXIT_DISK_FULL,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_FINITE,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_SUPERSEDED,
+    Session,
+    StopAsked,
+    exit_text,
+)
+from study.executors.executor import Ended, Executor, Message, Progress, Started, Task
+from study.executors.run_files import last_step
+from study.records import plan_file
+from study.records.plan_file import Plan
+from study.runner import planner
+from study.runner.preconditions import StudyError
+from study.runner.status_text import SpeedCheck, outcome
+from study.runner.terminal import Terminal
+from study.sweep.run_list import RunList
+
+POLL_SECONDS = 1.0
+MOST_LOSSES = 3  # of a run with its machine, without a step between them
+REPORT_SHARE = 0.05  # most of the time that reports may take while several runs train
+
+Run = tuple[str, int]  # variant, seed
+
+
+@dataclass
+class _Active:
+    """A submitted run. before: text of its record. micro: the micro-batch that it was started with."""
+
+    run: Run
+    number: int
+    trained_before: float
+    before: str
+    micro: int
+    began: float = field(default_factory=time.monotonic)
+
+
+class Dispatcher:
+    """Executes runs on an executor. report: writes the study's report."""
+
+    def __init__(
+        self,
+        runs: RunList,
+        config: Config,
+        config_text: str,
+        executor: Executor,
+        session: Session,
+        report: Callable[[], object],
+        speed: SpeedCheck | None = None,
+    ) -> None:
+        self.runs, self.config, self.config_text = runs, config, config_text
+        self.executor, self.session, self.report = executor, session, report
+        self.speed = speed or SpeedCheck()
+        self.directory = runs.directory
+        self._active: dict[str, _Active] = {}
+        self._waiting: deque[Run] = deque()
+        self._claimed: set[Run] = set()  # by processes of another driver
+        self._losses: dict[Run, tuple[int, int]] = {}  # run -> its last step, losses since then
+        self._reported_at, self._report_seconds = time.monotonic(), 0.0
+
+    def execute(self, pending: Sequence[Run], plan: Plan, terminal: Terminal) -> Plan:
+        """Execute the runs until each is finished or failed, or everything is saved after a request to stop.
+
+        Returns the plan, with a smaller micro-batch if a run ran out of memory. StopAsked after a request to stop.
+        """
+        self.plan, self.terminal = plan, terminal
+        self._numbers = {run: number for number, run in enumerate(self.runs.all(), 1)}
+        self._waiting.extend(pending)
+        try:
+            while self._waiting or self._active:
+                while self._waiting and len(self._active) < self.executor.slots() and not self.session.asked:
+                    run = self._waiting.popleft()
+                    if run in self._claimed and self.runs.is_done(*run):
+                        self.terminal.estimate.left -= 1
+                    else:
+                        self._submit(run)
+                for message in self.executor.poll(POLL_SECONDS):
+                    self._take(message)
+                if self.session.asked and not self._active:
+                    raise StopAsked
+        except Exception:
+            for name in self._active:
+                self.executor.stop(name)
+            raise
+        finally:
+            note = self.executor.close()
+            terminal.close()
+            if note:
+                terminal.say(note)
+        return self.plan
+
+    def _submit(self, run: Run) -> None:
+        name, folder = run_record.run_name(*run), self.runs.folder(*run)
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write_text(folder / "config", self.config_text)
+        self._active[name] = _Active(
+            run, self._numbers[run], self.trained_seconds(run), record_text(folder), self.plan.batch.micro
+        )
+        arguments = (str(self.directory), run[0], str(run[1]))
+        self.executor.submit(Task(name, arguments, folder, folder / "log.txt"))
+
+    def _take(self, message: Message) -> None:
+        active = self._active[message.name]
+        if isinstance(message, Started):
+            active.began = time.monotonic()
+            self.terminal.begin(message.name, active.number, message.where)
+        elif isinstance(message, Progress):
+            self.terminal.update(message.name, message.event)
+        else:
+            del self._active[message.name]
+            self._end(active, message)
+
+    def _end(self, active: _Active, ended: Ended) -> None:
+        """Retry the run that ended, or record its end."""
+        run, name = active.run, ended.name
+        if ended.note:
+            self.terminal.say(ended.note)
+        if self.session.asked:
+            saved = self.runs.status(*run) in ("interrupted", "finished")
+            self.terminal.end(name, "stopped, saved" if saved else "stopped; its last checkpoint is valid")
+            return
+        if ended.status in (EXIT_CLAIMED, EXIT_SUPERSEDED):
+            self.terminal.pause(name, f"{ended.message.removeprefix('error: ')}; waiting for it")
+            self._claimed.add(run)
+            self._waiting.append(run)
+            return
+        if ended.status is None and self._may_repeat(run):
+            self.terminal.pause(name, "lost with its machine; retrying from its last checkpoint")
+            self._submit(run)
+            return
+        reason = self.retry_reason(active, ended)
+        if reason:
+            self.terminal.pause(name, reason)
+            self._submit(run)
+            return
+        if ended.status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
+            if ended.status is None:
+                log = self.runs.folder(*run) / "log.txt"
+                reason = f"lost {MOST_LOSSES} times with its machine, without a step between them; see {log}"
+            else:
+                reason = f"{exit_text(ended.status)}: {ended.message}"
+            self.mark_failed(run, reason, active.before)
+        self.terminal.end(name, outcome(self.runs.folder(*run)))
+        if not active.trained_before and self.runs.status(*run) == "finished":
+            self.check_speed(run, time.monotonic() - active.began)
+        self._report()
+
+    def _may_repeat(self, run: Run) -> bool:
+        """Return whether a lost run is retried: it has made steps, or was not lost MOST_LOSSES times."""
+        step = last_step(self.runs.folder(*run))
+        at, (before, losses) = step.iteration if step else 0, self._losses.get(run, (0, 0))
+        losses = 1 if at > before else losses + 1
+        self._losses[run] = (at, losses)
+        return losses < MOST_LOSSES
+
+    def retry_reason(self, active: _Active, ended: Ended) -> str:
+        """Return the reason to retry the run; empty: no retry. The plan can have a smaller micro-batch afterwards.
+
+        Raises StudyError if the disk is full.
+        """
+        if ended.status == EXIT_DISK_FULL:
+            raise full_disk_error(self.directory, errno.ENOSPC, ended.message)
+        if ended.status == EXIT_NOT_FINITE:
+            return f"{ended.message}; retrying from the last checkpoint, to check whether it repeats"
+        if ended.status == EXIT_OUT_OF_MEMORY:
+            if self.plan.batch.micro < active.micro:  # another run has reduced it already
+                return f"out of memory at micro-batch {active.micro}; retrying at {self.plan.batch.micro}"
+            smaller = planner.smaller_batch(self.plan, ended.name, self.config.model.dropout)
+            if smaller:
+                self.plan = plan_file.write(self.directory, smaller)
+                return smaller.notes[-1]
+        return ""
+
+    def mark_failed(self, run: Run, reason: str, before: str) -> None:
+        """Write "failed" into the record of a run whose process ended without a result.
+
+        before: the record's text when the process started. A status that the process itself recorded ("failed" or
+        "finished") does not change.
+        """
+        folder = self.runs.folder(*run)
+        try:
+            record = run_record.load(folder)
+        except run_record.RecordError:
+            record = run_record.blank(run_record.run_name(*run), *run)
+        if record.status not in ("failed", "finished") or record_text(folder) == before:
+            run_record.write(folder, dataclasses.replace(record, status="failed", error=reason))
+
+    def check_speed(self, run: Run, wall_seconds: float) -> None:
+        """Print the new end time once if finished runs were slower than planned."""
+        planned, trained = self.plan.planned_seconds(run[0]), self.trained_seconds(run)
+        left, now = self.terminal.estimate.left, datetime.datetime.now()
+        message = self.speed.observe(planned, trained, wall_seconds, left, now, self.terminal.estimate.slots)
+        if message:
+            self.terminal.say(message)
+
+    def trained_seconds(self, run: Run) -> float:
+        """Recorded seconds on the training clock of a run; 0 without a record."""
+        try:
+            clock = run_record.load(self.runs.folder(*run)).clock
+        except run_record.RecordError:
+            return 0.0
+        return clock.train if clock else 0.0
+
+    def _report(self) -> None:
+        """Write the report. While other runs train, reports take at most REPORT_SHARE of the time."""
+        began = time.monotonic()
+        if self._active and began - self._reported_at < self._report_seconds / REPORT_SHARE:
+            return
+        self.report()
+        self._reported_at = time.monotonic()
+        self._report_seconds = self._reported_at - began
+
+
+def full_disk_error(directory: Path, number: int, message: str = "") -> StudyError:
+    """Return the error of a full disk. message: of the training process, where it could write one."""
+    reason = message.removeprefix("error: ")
+    if "; fix: " not in reason:
+        reason = "; fix: ".join(explain_full_disk(number, directory))
+    return StudyError(f"{reason}, then run `make`: it continues from the last checkpoint")
+
+
+def record_text(run_dir: Path) -> str:
+    """Return the text of run.json; empty if it cannot be read."""
+    try:
+        return read_text(run_dir / "run.json")
+    except (FileNotFoundError, DamagedFileError):
+        return ""

@@ -1,0 +1,216 @@
+"""Several runs at once, on this machine, on a real Slurm and on a real Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.faults.harness import Bench, CannotDoError, fault, outcome
+from tests.faults.slurm_cluster import SlurmCluster
+from tests.faults.workplace import PATIENCE_SECONDS, Workplace, injected, wait_for
+
+HEALTH_CHECK = {  # Ray counts a silent node as dead after 4 s instead of half a minute
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+NUMBERS = "the undisturbed numbers; no process left"
+
+
+def same_numbers(bench: Bench, place: Workplace, names: tuple[str, ...] = ("B0",)) -> bool:
+    """Whether the runs have the numbers of an undisturbed study on this machine, and no process is left."""
+    seeds = {"SEEDS": "2"} if "B1" in names else {}
+    good = all(place.numbers(name) == bench.undisturbed(name, **seeds) for name in names)
+    return good and not place.orphans()
+
+
+def arrays(place: Workplace, run: str = "B0") -> int:
+    """The number of times that a run was submitted to Slurm."""
+    files = (place.study / "slurm").glob("*.tasks.json")
+    return sum(run in [task["name"] for task in json.loads(path.read_text())] for path in files)
+
+
+@contextmanager
+def slurm(bench: Bench, **changes: str) -> Iterator[tuple[SlurmCluster, Workplace]]:
+    """A running Slurm, and a study that uses it."""
+    place = bench.workplace(EXECUTOR_SLURM="y", SLURM_OPTIONS="--cpus-per-task=1", **changes)
+    with SlurmCluster(place.folder / "cluster") as cluster:
+        yield cluster, place
+
+
+@fault("SIGKILL of one of two runs at once", f"one failed, the other finished; `make` ends at {NUMBERS}")
+def one_of_two(bench: Bench) -> str:
+    place = bench.workplace(SLOTS="2", SEEDS="2")
+    process = place.start(**injected(None, slower=0.3))
+    wait_for(lambda: min(place.steps("B0"), place.steps("B1")) > 3)
+    place.send(signal.SIGKILL, "scripts.train results/gpt2-ra-ablation-smoke B 1")
+    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    states = (place.status("B0"), place.status("B1"), process.returncode)
+    done = place.make()
+    good = states == ("finished", "failed", 1) and not done.returncode
+    expected = f"one failed, the other finished; `make` ends at {NUMBERS}"
+    return outcome(good and same_numbers(bench, place, ("B0", "B1")), expected, f"{states} {output[-300:]}")
+
+
+LIMITED = f"the job saves, is requeued and ends at {NUMBERS}"
+
+
+@fault("Slurm: the time limit in the middle of a run", LIMITED)
+def time_limit(bench: Bench) -> str:
+    """The run lasts longer than the limit of two minutes. Slurm sends a signal up to a minute too early."""
+    with slurm(bench) as (cluster, place):
+        place.configure(
+            EXECUTOR_SLURM="y",
+            DATA_DIR=str(bench.folder / "data"),
+            SLURM_OPTIONS="--cpus-per-task=1 --time=2 --signal=B:USR1@30",
+        )
+        done = place.command("scripts.study", **cluster.environment, **injected(None, slower=3.0))
+        notes, submitted = str(place.record()["notes"]), arrays(place)
+        good = not done.returncode and submitted == 1 and "interrupted by SIGTERM" in notes
+        good = good and same_numbers(bench, place)
+    return outcome(good, LIMITED, f"submitted {submitted} {notes} {done.stdout[-600:]}")
+
+
+LOST_NODE = f"its run continues on the other node and ends at {NUMBERS}"
+
+
+@fault("Slurm: a node is killed with its run", LOST_NODE)
+def slurm_node(bench: Bench) -> str:
+    with slurm(bench) as (cluster, place):
+        process = place.start(**cluster.environment, **injected(None, slower=0.3))
+        wait_for(lambda: place.steps() > 8)
+        node = cluster.run("squeue", "--noheader", "-o", "%N").split()[0]
+        cluster.kill_node(node, place.folder)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        good = not process.returncode and same_numbers(bench, place)
+        state = cluster.run("sinfo", "-h", "-N", "-n", node, "-o", "%T")
+    return outcome(good and "down" in state, LOST_NODE, f"{state} {output[-600:]}")
+
+
+ATTACHED = f"the second `make` follows the same two jobs and ends at {NUMBERS}"
+
+
+@fault("Slurm: SIGKILL of the driver, and a second `make`", ATTACHED)
+def two_drivers(bench: Bench) -> str:
+    with slurm(bench, SEEDS="2") as (cluster, place):
+        slow = injected(None, slower=0.3)
+        process = place.start(**cluster.environment, **slow)
+        wait_for(lambda: min(place.steps("B0"), place.steps("B1")) > 3)
+        during = place.command("scripts.study", **cluster.environment)
+        process.kill()
+        process.communicate()
+        done = place.command("scripts.study", **cluster.environment, **slow)
+        good = during.returncode == 1 and "is being run by process" in during.stdout
+        good = good and not done.returncode and arrays(place, "B0") == arrays(place, "B1") == 1
+        good = good and same_numbers(bench, place, ("B0", "B1"))
+    return outcome(good, ATTACHED, f"{during.stdout[-200:]} {arrays(place)} {done.stdout[-600:]}")
+
+
+CANCELLED = f"the run saves and is not repeated; `make` ends at {NUMBERS}"
+
+
+@fault("Slurm: Ctrl-C at the driver, then scancel", CANCELLED)
+def scancel(bench: Bench) -> str:
+    with slurm(bench) as (cluster, place):
+        process = place.start(**cluster.environment, **injected(None, slower=0.3))
+        wait_for(lambda: place.steps() > 8)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        left = place.steps()
+        wait_for(lambda: place.steps() > left)  # the job goes on without its driver
+        cluster.run("scancel", output.partition("scancel ")[2].split()[0])
+        wait_for(lambda: not place.orphans())
+        time.sleep(1.0)
+        queue, status = cluster.run("squeue", "--noheader"), place.status()
+        done = place.command("scripts.study", **cluster.environment)
+        good = process.returncode == 130 and not queue and status == "interrupted"
+        good = good and not done.returncode and same_numbers(bench, place)
+    return outcome(good, CANCELLED, f"{queue} {status} {output[-300:]} {done.stdout[-300:]}")
+
+
+@contextmanager
+def ray_cluster(bench: Bench) -> Iterator[tuple[Any, list[Any], Workplace]]:
+    """A Ray cluster of two nodes that can run one task each, behind a head that runs none; and a study for it."""
+    try:
+        from ray.cluster_utils import Cluster
+    except ModuleNotFoundError:
+        raise CannotDoError("Ray is not installed; fix: pip install ray") from None
+    head = {"num_cpus": 0, "_system_config": HEALTH_CHECK}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        cluster.wait_for_nodes()
+        yield cluster, nodes, bench.workplace(EXECUTOR_RAY="y", RAY_ADDRESS=cluster.address)
+    finally:
+        cluster.shutdown()
+
+
+def busy_node(nodes: list[Any], place: Workplace) -> Any:
+    """The node whose raylet has the run among its descendants."""
+    (process,) = [number for number, words in place._processes() if "study.executors.place" in words]
+    while process > 1:
+        status = Path(f"/proc/{process}/status").read_text()
+        process = int(status.partition("PPid:")[2].split()[0])
+        for node in nodes:
+            if node.all_processes["raylet"][0].process.pid == process:
+                return node
+    raise AssertionError("no raylet has the run")
+
+
+RETRIED = f"the run is retried on the other node and ends at {NUMBERS}"
+
+
+@fault("Ray: a node is killed with its run", RETRIED)
+def ray_node(bench: Bench) -> str:
+    with ray_cluster(bench) as (cluster, nodes, place):
+        process = place.start(**injected(None, slower=0.3))
+        wait_for(lambda: place.steps() > 8)
+        node = busy_node(nodes, place)
+        place.send(signal.SIGKILL, "scripts.train")  # a power cut: the process and its node
+        place.send(signal.SIGKILL, "study.executors.place")
+        cluster.remove_node(node, allow_graceful=False)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        good = not process.returncode and "lost with its machine" in output and same_numbers(bench, place)
+    return outcome(good, RETRIED, output[-900:])
+
+
+CUT_OFF = f"the claim keeps the retry out until the run has ended, at {NUMBERS}"
+
+
+@fault("Ray: a node is cut off, and its run trains on", CUT_OFF)
+def ray_cut_off(bench: Bench) -> str:
+    with ray_cluster(bench) as (_, nodes, place):
+        process = place.start(**injected(None, slower=1.0))
+        wait_for(lambda: place.steps() > 3)
+        trainer = [number for number, words in place._processes() if "scripts.train" in words]
+        raylet = busy_node(nodes, place).all_processes["raylet"][0].process
+        raylet.send_signal(signal.SIGSTOP)  # no heartbeats: Ray counts the node as dead
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        raylet.send_signal(signal.SIGCONT)
+        claims = sorted(path.name for path in place.run_dir().glob("claim.0*"))
+        good = not process.returncode and same_numbers(bench, place)
+        waited = "executes this run; waiting for it" in output
+    return outcome(good and waited, CUT_OFF, f"{trainer} {claims} {waited} {output[-900:]}")
+
+
+DRIVERLESS = f"its run saves and ends with it; `make` ends at {NUMBERS}"
+
+
+@fault("Ray: SIGKILL of the driver", DRIVERLESS)
+def ray_driver(bench: Bench) -> str:
+    with ray_cluster(bench) as (_, _, place):
+        process = place.start(**injected(None, slower=0.3))
+        wait_for(lambda: place.steps() > 8)
+        process.kill()
+        process.communicate()
+        wait_for(lambda: not place.orphans())
+        status = place.status()
+        done = place.make()
+        good = status == "interrupted" and not done.returncode and same_numbers(bench, place)
+    return outcome(good, DRIVERLESS, f"{status} {done.stdout[-900:]}")

@@ -1,0 +1,78 @@
+"""`make status`: what the files of a study say about each run. For a study that runs see test_local."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpt2.config.batch import BatchPlan
+from gpt2.system import files
+from scripts.status.table import is_alive, status_text
+from study.executors.claims import Claim, claimed, newest, read_holder
+from study.records import plan_file
+from study.records.plan_file import CostClass, Plan, PlanBudget, PlanRow
+from study.records.runs import EXPECTED, Expected
+from tests.study.sample_records import a_record
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """Four planned runs of 100 s: one finished, one half done, one failed, one not started."""
+    plan = Plan(
+        batch=BatchPlan(4, 4, 1, 1, 16),
+        budget=PlanBudget(100, 0, 0),
+        classes={"standard": CostClass(1.0)},
+        variants={"B": PlanRow("standard", 100, 100 * 64)},
+    )
+    files.write_json(tmp_path / EXPECTED, Expected(("B",), 4).to_json())
+    for seed, status in enumerate(("finished", "running", "failed")):
+        (tmp_path / "runs" / f"B{seed}").mkdir(parents=True)
+        error = "a reason" if status == "failed" else None
+        record = a_record("B", seed, 4.0) | {"status": status, "error": error}
+        record["clock"] = dict.fromkeys(record["clock"], 20.0)
+        files.write_json(tmp_path / "runs" / f"B{seed}" / "run.json", record)
+    lines = [
+        {"event": "train", "iteration": n, "iterations": 0, "loss": 5.0, "tokens_per_second": 1234.5}
+        for n in range(1, 51)
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines) + '{"event": "tr'
+    (tmp_path / "runs" / "B1" / "metrics.jsonl").write_text(text)
+    plan_file.write(tmp_path, plan)
+    return tmp_path
+
+
+def test_each_run_has_a_line_and_the_rest_is_estimated(study: Path) -> None:
+    with claimed(study / "runs" / "B1", "slot 1") as claim:
+        text = status_text(study)
+        host = claim.holder.host
+    lines = text.splitlines()
+    assert lines[0].endswith("4 runs, 1 finished, 1 running, 1 failed, 1 waiting")
+    assert lines[2].split() == ["B0", "finished", "100%"]
+    assert lines[3].split() == ["B1", "running", "50%", "5.000", "1,234", host, "slot", "1"]
+    assert lines[6] == "B2: a reason"
+    assert lines[7] == "about 4m 10s left with 1 at once"  # 50 s of B1, 2 x 100 s of the others
+
+
+def test_a_run_whose_process_is_dead_does_not_run(study: Path) -> None:
+    folder = study / "runs" / "B1"
+    claim = Claim(folder)
+    claim.take()
+    assert claim._lock
+    claim._lock.close()  # as after SIGKILL
+    text = status_text(study)
+    assert text.splitlines()[3].split()[:3] == ["B1", "lost", "50%"]
+    assert text.splitlines()[-1].startswith("nothing runs now; `make` continues (about 4m 10s with one")
+
+
+def test_a_run_of_another_machine_lives_as_long_as_its_claim_changes(tmp_path: Path) -> None:
+    claim = Claim(tmp_path, machine="elsewhere", sleep=lambda seconds: None)
+    claim.take()
+    number, text = newest(tmp_path)
+    holder = read_holder(text)
+    assert holder
+    assert is_alive(tmp_path, holder)
+    old = time.time() - 300
+    os.utime(tmp_path / f"claim.{number:08d}", (old, old))
+    assert not is_alive(tmp_path, holder)

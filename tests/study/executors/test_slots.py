@@ -1,0 +1,74 @@
+"""The shares of a machine: cards of one kind, or equally many cores."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gpt2.config.config import Config
+from gpt2.hardware.resolve import ResolvedTarget, resolve
+from gpt2.hardware.torch_devices import TorchDevice, TorchDevices
+from study.executors.slots import SlotsError, card_slots, cores, cpu_slots, local_slots
+from tests.small_runs import configuration
+
+CORES = [frozenset({core, core + 8}) for core in range(8)]
+GIB = 2**30
+
+
+@pytest.fixture
+def cpu(tmp_path: Path) -> ResolvedTarget:
+    config: Config = configuration(tmp_path, 1)
+    return resolve(config.target)
+
+
+@pytest.fixture
+def card(cpu: ResolvedTarget) -> ResolvedTarget:
+    return dataclasses.replace(cpu, device="cuda:0", device_name="NVIDIA A100", memory_bytes=40 * GIB)
+
+
+def test_one_slot_is_the_whole_machine(cpu: ResolvedTarget) -> None:
+    for wanted in (0, 1):
+        (slot,) = local_slots(wanted, cpu, 0)
+        assert (slot.name, slot.environment, slot.cpus) == ("", {}, frozenset())
+
+
+def test_slots_have_equally_many_cores_and_share_none() -> None:
+    slots = cpu_slots(3, 0, CORES)
+    assert [len(slot.cpus) for slot in slots] == [4, 4, 4]
+    assert len(frozenset().union(*(slot.cpus for slot in slots))) == 12
+
+
+@pytest.mark.parametrize(("wanted", "threads", "fix"), [(9, 0, 8), (4, 3, 2), (2, 16, 1)])
+def test_more_threads_than_cores_are_refused(wanted: int, threads: int, fix: int) -> None:
+    with pytest.raises(SlotsError, match=f"8 are available.*fix: CONFIG_SLOTS={fix}$"):
+        cpu_slots(wanted, threads, CORES)
+
+
+def test_the_cores_of_this_machine_are_disjoint() -> None:
+    found = cores()
+    assert found
+    assert sum(map(len, found)) == len(frozenset().union(*found))
+
+
+def devices(*gpus: tuple[str, int], kind: str = "cuda") -> TorchDevices:
+    built = (TorchDevice(index, name, memory) for index, (name, memory) in enumerate(gpus))
+    return TorchDevices(kind, "2.13", tuple(built))
+
+
+A100 = ("NVIDIA A100", 40 * GIB)
+
+
+def test_each_slot_has_a_card_of_its_own(card: ResolvedTarget) -> None:
+    found = card_slots(0, card, devices(A100, A100), {})
+    assert [slot.environment for slot in found] == [{"CUDA_VISIBLE_DEVICES": str(n)} for n in (0, 1)]
+    found = card_slots(2, card, devices(A100, A100, kind="rocm"), {"CUDA_VISIBLE_DEVICES": "5, 7"})
+    assert [slot.environment for slot in found] == [{"CUDA_VISIBLE_DEVICES": n} for n in ("5", "7")]
+    found = card_slots(2, card, devices(A100, A100, kind="rocm"), {})
+    assert [slot.environment for slot in found] == [{"HIP_VISIBLE_DEVICES": str(n)} for n in (0, 1)]
+
+
+def test_cards_of_another_kind_are_not_used(card: ResolvedTarget) -> None:
+    mixed = devices(A100, ("NVIDIA A100", 80 * GIB), A100, ("NVIDIA T4", 16 * GIB))
+    assert [slot.name for slot in card_slots(0, card, mixed, {})] == ["card 0", "card 2"]
+    with pytest.raises(SlotsError, match=r"has 2 x NVIDIA A100 \(not used: NVIDIA A100, NVIDIA T4.*SLOTS=2"):
+        card_slots(3, card, mixed, {})

@@ -1,0 +1,227 @@
+"""Slurm through stand-ins for its commands. tests/faults has the real one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from study.executors import slurm
+from study.executors.child_process import EXIT_INTERRUPTED, Event
+from study.executors.executor import Ended, Message, Progress, Started, Task
+from study.executors.run_files import Exit, read_exit, write_exit
+from study.executors.slurm import SlurmError, SlurmExecutor
+from tests.faults.workplace import Workplace, injected, wait_for, write_stories
+from tests.study.executors import fake_slurm
+
+
+class Clock:
+    now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cluster"
+    for name, value in fake_slurm.install(folder).items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def executor(folder: Path, clock: Clock, slots: int = 0) -> SlurmExecutor:
+    return SlurmExecutor(folder / "study", slots, "--partition=gpu", lambda: clock.now, clock.sleep)
+
+
+def a_task(folder: Path, name: str) -> Task:
+    (folder / name).mkdir(exist_ok=True)
+    return Task(name, ("study", "B", "0"), folder / name, folder / "log")
+
+
+def poll(built: SlurmExecutor, seconds: float = 20.0) -> list[Message]:
+    """All messages of the next seconds."""
+    clock = built._clock
+    end = clock() + seconds
+    found: list[Message] = []
+    while clock() < end:
+        found += built.poll(1.0)
+    return found
+
+
+def calls(cluster: Path, name: str) -> list[str]:
+    return [line for line in (cluster / "calls.txt").read_text().splitlines() if line.startswith(name)]
+
+
+def set_state(cluster: Path, state: str | None, index: int) -> None:
+    jobs = fake_slurm.read(cluster)
+    for job in jobs:
+        if job["index"] == index:
+            job["state"] = state
+    fake_slurm.write(cluster, [job for job in jobs if job["state"]])
+
+
+def test_what_is_missing_is_one_array_and_each_task_is_followed(
+    cluster: Path, clock: Clock, tmp_path: Path
+) -> None:
+    built = executor(tmp_path, clock, slots=2)
+    for name in ("B0", "B1", "B2"):
+        built.submit(a_task(tmp_path, name))
+    assert poll(built) == []
+    (command,) = calls(cluster, "sbatch")
+    for option in ("--array=0-2%2", "--requeue", "--signal=B:USR1@120", "--partition=gpu"):
+        assert option in command.split()
+    set_state(cluster, "RUNNING", 1)
+    line = {"event": "train", "iteration": 7, "loss": 4.5}
+    (tmp_path / "B1" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    first, second = poll(built, 16.0)[:2]
+    assert first == Started("B1", "1_1 on node1")
+    assert second == Progress("B1", Event("train", iteration=7, loss=4.5))
+    write_exit(tmp_path / "B1", Exit(5, "words", "a note", {"event": "timing", "peak_bytes": 3}))
+    assert not [message for message in poll(built) if isinstance(message, Ended)]  # still in the queue
+    set_state(cluster, None, 1)
+    assert poll(built) == [Ended("B1", 5, "words", "a note", Event("timing", peak_bytes=3))]
+    assert "2 jobs continue in Slurm" in built.close()
+
+
+def test_a_job_that_is_gone_without_an_exit_file_was_lost(
+    cluster: Path, clock: Clock, tmp_path: Path
+) -> None:
+    built = executor(tmp_path, clock)
+    (tmp_path / "B0").mkdir()
+    write_exit(tmp_path / "B0", Exit(0))  # of an earlier process
+    built.submit(a_task(tmp_path, "B0"))
+    poll(built, 1.0)
+    set_state(cluster, None, 0)
+    assert poll(built, slurm.GRACE_SECONDS - 2) == []
+    assert poll(built, 40.0) == [Started("B0"), Ended("B0", None)]
+
+
+def test_nothing_is_lost_while_squeue_fails(cluster: Path, clock: Clock, tmp_path: Path) -> None:
+    built = executor(tmp_path, clock)
+    built.submit(a_task(tmp_path, "B0"))
+    poll(built)
+    (cluster / "squeue.fails").touch()
+    assert poll(built, 600.0) == []
+    (cluster / "squeue.fails").unlink()
+    set_state(cluster, "RUNNING", 0)
+    assert poll(built) == [Started("B0", "1_0 on node0")]
+
+
+def test_a_later_driver_follows_the_jobs_of_a_killed_one(cluster: Path, clock: Clock, tmp_path: Path) -> None:
+    first = executor(tmp_path, clock)
+    for name in ("B0", "B1"):
+        first.submit(a_task(tmp_path, name))
+    poll(first)
+    set_state(cluster, None, 0)
+    second = executor(tmp_path, clock)
+    for name in ("B0", "B1"):
+        second.submit(a_task(tmp_path, name))
+    poll(second)
+    assert len(calls(cluster, "sbatch")) == 2
+    assert "--array=0-0" in calls(cluster, "sbatch")[1]  # B0 only
+    assert {job["array"] for job in fake_slurm.read(cluster)} == {1, 2}
+
+
+def test_a_waiting_job_is_cancelled_and_a_running_one_may_save(
+    cluster: Path, clock: Clock, tmp_path: Path
+) -> None:
+    built = executor(tmp_path, clock)
+    for name in ("B0", "B1"):
+        built.submit(a_task(tmp_path, name))
+    poll(built)
+    set_state(cluster, "RUNNING", 1)
+    built.stop("B0")
+    built.stop("B1")
+    assert calls(cluster, "scancel") == ["scancel 1_0", "scancel --batch --signal=TERM 1_1"]
+
+
+def test_a_refused_array_is_an_error_with_the_words_of_slurm(
+    cluster: Path, clock: Clock, tmp_path: Path
+) -> None:
+    built = executor(tmp_path, clock)
+    (cluster / "sbatch.fails").touch()
+    built.submit(a_task(tmp_path, "B0"))
+    with pytest.raises(SlurmError, match=r"sbatch: error: no; fix: CONFIG_SLURM_OPTIONS"):
+        built.poll(1.0)
+    (cluster / "squeue.fails").touch()
+    with pytest.raises(SlurmError, match="squeue failed"):
+        executor(tmp_path, clock).submit(a_task(tmp_path, "B0"))
+
+
+WORKER = """
+import signal, sys, time
+def end(number, frame):
+    print("saved", file=sys.stderr)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, end)
+print('{"event": "train", "iteration": 1, "iterations": 9}', flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
+    cluster: Path, tmp_path: Path, number: int, requeued: bool
+) -> None:
+    """SIGTERM, from scancel, ends it for good."""
+    place = Workplace(tmp_path / "place", write_stories(tmp_path / "texts"))
+    place.study.mkdir(parents=True)
+    (place.study / "config").write_text((place.folder / ".config").read_text())
+    (place.folder / "scripts").unlink()
+    (place.folder / "scripts").mkdir()
+    (place.folder / "scripts" / "train.py").write_text(WORKER)
+    run = place.run_dir()
+    tasks = [
+        {"name": "B0", "arguments": [str(place.study), "B", "0"], "folder": str(run), "log": str(run / "log")}
+    ]
+    job = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "study.executors.place", json.dumps(tasks), "0"],
+        cwd=place.folder,
+        env=place.environment(**job),
+    )
+    wait_for(lambda: process.poll() is not None or _ready(place))
+    os.kill(process.pid, number)
+    assert process.wait(60) == EXIT_INTERRUPTED
+    end = read_exit(run)
+    if requeued:
+        assert calls(cluster, "scontrol") == ["scontrol requeue 7_0"]
+        assert end is None
+    else:
+        assert not (cluster / "calls.txt").exists()
+        assert end is not None
+        assert (end.status, end.message) == (EXIT_INTERRUPTED, "saved")
+
+
+def _ready(place: Workplace) -> bool:
+    """Whether the worker handles SIGTERM."""
+    for process, words in place._processes():
+        if "scripts.train" in words:
+            for line in Path(f"/proc/{process}/status").read_text().splitlines():
+                if line.startswith("SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+def test_a_study_whose_driver_is_killed_ends_with_one_submission(cluster: Path, tmp_path: Path) -> None:
+    place = Workplace(tmp_path / "place", write_stories(tmp_path / "texts"), EXECUTOR_SLURM="y")
+    slow = injected(None) | {"SLURM_FAKE_RUN": "1"}
+    process = place.start(**slow)
+    wait_for(lambda: place.steps() > 3)
+    process.kill()
+    process.communicate()
+    done = place.command("scripts.study", SLURM_FAKE_RUN="1")
+    assert done.returncode == 0, done.stdout
+    assert place.status() == "finished"
+    arrays = [path for path in (place.study / "slurm").glob("*.json") if "B0" in path.read_text()]
+    assert len(arrays) == 1
+    assert not place.orphans()
