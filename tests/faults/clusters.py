@@ -126,8 +126,10 @@ def scancel(bench: Bench) -> str:
         wait_for(lambda: place.steps() > left)  # the job goes on without its driver
         cluster.run("scancel", output.partition("scancel ")[2].split()[0])
         wait_for(lambda: not place.orphans())
-        time.sleep(1.0)
-        queue, status = cluster.run("squeue", "--noheader"), place.status()
+        status = place.status()
+        wait_for(lambda: not cluster.run("squeue", "--noheader").strip())
+        time.sleep(5.0)  # a job that was put back would be in the queue
+        queue = cluster.run("squeue", "--noheader").strip()
         done = place.command("scripts.study", **cluster.environment)
         good = process.returncode == 130 and not queue and status == "interrupted"
         good = good and not done.returncode and same_numbers(bench, place)

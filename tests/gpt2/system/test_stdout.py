@@ -100,6 +100,7 @@ NOT_ON_A_TERMINAL = {
     "gpt2/artifacts/experiment_loggers.py",
     "gpt2/hardware/torch_devices.py",
     "ra/admission/child.py",
+    "study/executors/place.py",
 }
 
 
