@@ -19,10 +19,10 @@ from study.memory.micro_batch import MARGIN, MemoryPlanError, Predictions
 from study.planning.past import PastStudy
 from study.records import plan_file
 from study.records.plan_file import LearningRates, Plan, PlanFileError
+from study.records.runs import diverged
 from study.runner.preconditions import needed_bytes
 from study.runner.settings import StudySettings
 from study.sweep.rates import FIRST_TUNING_SEED, judged_runs, tuning_runs
-from study.sweep.tuning import diverged
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ BASELINE = "B"
 EXPECTED = "expected.json"
 CONTINUE = "fix: restore the file from a copy, or run `make`, which continues the run from its checkpoint"
 DAMAGED = "damaged"  # cause of a run whose files do not agree
+DIVERGED = "diverged"  # cause of a run that ended because its loss or gradient is not finite
+NOT_FINITE = "NotFiniteError"  # start of the error of such a run
 PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study still has to finish
 UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
 # of every run; initial weights: at each seed
@@ -132,6 +134,8 @@ def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
     if record.run != name or run_record.run_name(record.variant, record.seed) != name:
         owner = f"{record.run} ({record.variant}, seed {record.seed})"
         return "record of another run", f"its record is that of {owner}, not of this folder"
+    if diverged(record.status, record.error):
+        return DIVERGED, f"it diverged: {record.error}"
     if record.status != "finished":
         return "", record.error or f"it is {record.status}"
     parts = ("validation", "progress", "fingerprint", "batch", "target")
@@ -149,6 +153,20 @@ def _why_not(record: RunRecord, name: str) -> tuple[str, str]:
     if len(layers) > 1:
         return "damaged record", f"its learned probabilities are of different numbers of layers: {layers}"
     return "", ""
+
+
+def diverged(status: str, error: str | None) -> bool:
+    """Return whether a run failed because its loss or gradient is not finite, so that a repetition fails again."""
+    return status == "failed" and (error or "").startswith(NOT_FINITE)
+
+
+def diverged_seeds(runs: list[Run]) -> dict[str, list[int]]:
+    """Return variant -> seeds of its diverged runs, for variants with one."""
+    found: dict[str, list[int]] = {}
+    for run in runs:
+        if run.cause == DIVERGED and run.seed is not None:
+            found.setdefault(run.variant, []).append(run.seed)
+    return found
 
 
 def losses(record: RunRecord) -> dict[int, float]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from study.analysis.paired_tests import ItemTest
 from study.analysis.verdict import CANNOT_TELL
 from study.records.hellaswag_scores import HellaSwagScore, near_chance
+from study.records.runs import diverged_seeds
 from study.report.build import Report
 from study.stats.statistics import Interval, perplexity_percent
 
@@ -90,7 +91,13 @@ def uncounted(report: Report) -> str:
     runs = report.uncounted
     listed = ", ".join(f"{run.name} ({run.cause or run.status})" for run in runs)
     verb = "is" if len(runs) == 1 else "are"
-    return f"{len(runs)} of {len(report.runs)} runs {verb} not counted: {listed}." if runs else ""
+    lines = [f"{len(runs)} of {len(report.runs)} runs {verb} not counted: {listed}."] if runs else []
+    for name, seeds in diverged_seeds(report.runs).items():
+        planned = sum(run.variant == name for run in report.runs)
+        lines.append(
+            f"{name} diverged at {len(seeds)} of {seeds_text(planned)}; a diverged run is in no mean."
+        )
+    return " ".join(lines)
 
 
 def p_text(p: float) -> str:

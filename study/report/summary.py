@@ -17,7 +17,7 @@ from study.analysis.verdict import (
     WORSE,
     Verdict,
 )
-from study.records.runs import BASELINE, PENDING
+from study.records.runs import BASELINE, DIVERGED, PENDING
 from study.report.build import Report, Row
 from study.report.detectable import seeds_needed
 from study.report.sentences import (
@@ -247,7 +247,8 @@ def exaggeration_sentence(verdict: Verdict) -> str:
 def next_step(report: Report) -> Text:
     """The next step: finish the runs, add seeds, or ask another question."""
     pending = sum(run.status in PENDING for run in report.runs)
-    failed = [run.name for run in report.runs if run.status == "failed"]
+    unstable = [run.name for run in report.runs if run.cause == DIVERGED]
+    failed = [run.name for run in report.runs if run.status == "failed" and run.name not in unstable]
     runs, before = len(report.runs), ""
     if rates := report.rates:
         pending, runs = pending + len(rates.pending), runs + len(rates.tuning) + len(rates.others)
@@ -261,6 +262,9 @@ def next_step(report: Report) -> Text:
     if failed:
         names = f"{len(failed)} of {runs} runs failed ({some(failed)})"
         return (f"Next: {names}; fix: retry with ", MAKE, ".")
+    if unstable:
+        names = f"{len(unstable)} of {runs} runs diverged ({some(unstable)})"
+        return f"Next: {names}; fix: a smaller CONFIG_LEARNING_RATE or less noise in another study."
     edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs are not repeated.")
     words = {verdict.word for verdict in report.verdicts}
     if INTERIM in words:

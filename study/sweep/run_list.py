@@ -10,9 +10,9 @@ from gpt2.system import files
 from ra.arms import split_rate
 from study.records import plan_file
 from study.records.plan_file import LearningRates, Plan
-from study.records.runs import EXPECTED, Expected, ExpectedRun, read_expected
+from study.records.runs import EXPECTED, Expected, ExpectedRun, diverged, read_expected
 from study.sweep.rates import FIRST_TUNING_SEED, judged_runs, tuning_runs
-from study.sweep.tuning import choose_rates, chosen_text, diverged
+from study.sweep.tuning import choose_rates, chosen_text
 
 
 class RunList:

@@ -13,11 +13,14 @@ from gpt2.artifacts import run_record
 from ra.arms import split_rate
 from ra.names import is_control_arm
 from study.records.plan_file import LearningRates, Plan
-from study.records.runs import Run, read_runs
+from study.records.runs import DIVERGED, Run, read_runs
 from study.sweep.rates import FIRST_TUNING_SEED, RateError, choose, control_rate, tuning_runs
 
-DIVERGED = "NotFiniteError"  # start of the error of a run whose loss is not finite
-NO_LOSS = ("no finite loss", "not admitted")  # causes for which a finished run has no loss that counts
+NO_LOSS = (
+    "no finite loss",
+    "not admitted",
+    DIVERGED,
+)  # causes for which a run that ended has no loss that counts
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,6 @@ def is_tuning(run: Run) -> bool:
     return run.seed is not None and run.seed >= FIRST_TUNING_SEED
 
 
-def diverged(status: str, error: str | None) -> bool:
-    """Return whether a run failed because its loss is not finite, so that a repetition fails again."""
-    return status == "failed" and (error or "").startswith(DIVERGED)
-
-
 def sort_runs(plan: Plan | None, runs: Sequence[Run]) -> SortedRuns | None:
     """Sort the runs; None in a study at one rate. Without a readable plan no run is judged."""
     rates = plan.learning_rates if plan else None
@@ -103,7 +101,7 @@ def _rate_run(run: Run) -> RateRun:
     arm, rate = split_rate(run.variant)
     loss = run.record.validation.loss if run.used and not run.record.truncated else None
     why_not = run.why_not or ("" if loss is not None else "a time limit cut it")
-    final = run.used or run.cause in NO_LOSS or diverged(run.status, run.record.error)
+    final = run.used or run.cause in NO_LOSS
     assert run.seed is not None
     return RateRun(run.name, arm, rate, run.seed, run.status, loss, why_not, final)
 

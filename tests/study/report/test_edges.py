@@ -223,6 +223,32 @@ def test_failed_runs_are_named_with_their_fix_once_no_run_is_pending(tmp_path: P
     )
 
 
+def test_a_run_that_diverged_is_counted_as_that_and_its_arm_is_not_judged(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    before = build.build_report(study)
+    error = "NotFiniteError: iteration 7: loss nan, gradient norm nan"
+    edit(study, "RALEARN1", status="failed", error=error)
+    report = build.build_report(study)
+    (run,) = [run for run in report.runs if run.name == "RALEARN1"]
+    assert (run.used, run.cause, run.why_not) == (False, "diverged", f"it diverged: {error}")
+    lines = [line for line in summary.context(report) if "not counted" in line]
+    assert lines == [
+        "1 of 15 runs is not counted: RALEARN1 (diverged). "
+        "RALEARN diverged at 1 of 3 seeds; a diverged run is in no mean."
+    ]
+    assert to_markdown(summary.next_step(report)) == (
+        "Next: 1 of 15 runs diverged (RALEARN1); fix: a smaller CONFIG_LEARNING_RATE or less noise in another study."
+    )
+    (verdict,) = report.verdicts
+    assert (verdict.word in ("interim", "cannot tell"), verdict.adjusted_p) == (True, None)
+    (row,) = [row for row in report.rows if row.variant == "RALEARN"]
+    assert [one.adjusted_p for one in before.verdicts] != [None]
+    losses = [each.record.validation.loss for each in before.runs if each.name in ("RALEARN0", "RALEARN2")]
+    assert row.final_loss
+    assert row.final_loss.mean == pytest.approx(sum(losses) / 2)
+
+
 def test_pending_runs_are_not_listed_as_excluded(tmp_path: Path) -> None:
     study = a_study(tmp_path, seeds=1)
     edit(study, "RALEARN0", status="running")
