@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from gpt2.system.errors import UserError
 from study.analysis.verdict import MARGIN
 from study.records import plan_file
 from study.records.lengths import shown_length
-from study.records.runs import Run, losses, read_runs
+from study.records.runs import Run, diverged_seeds, losses, read_runs
 from study.stats.statistics import mean
 from study.sweep.rates import FIRST_TUNING_SEED
 from study.transfer.records import ItemGap, PlatformRecord, home_platform, item_gap, read, read_at_home
@@ -61,7 +61,11 @@ class Disruption:
 
 @dataclass(frozen=True)
 class TransferReport:
-    """home: the platform of training, on device. missing: evaluations that do not exist yet. margin: in nats."""
+    """home: the platform of training, on device. missing: evaluations that do not exist yet. margin: in nats.
+
+    diverged: arm -> seeds of its runs whose loss was not finite. They are in no mean, and an arm with noise is not
+    judged then: its other runs are those that did not diverge.
+    """
 
     studies: list[str]
     home: str
@@ -72,6 +76,7 @@ class TransferReport:
     disruptions: list[Disruption]
     missing: list[str]
     margin: float
+    diverged: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def arms(self) -> list[str]:
@@ -117,12 +122,18 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
     return found
 
 
+def diverged_runs(studies: Sequence[Path]) -> dict[str, list[int]]:
+    """Return arm -> seeds of the diverged runs, tuning runs left out."""
+    runs = [run for study in studies for run in read_runs(study, shown_length(study).length)]
+    return diverged_seeds([run for run in runs if (run.seed or 0) < FIRST_TUNING_SEED])
+
+
 def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> TransferReport:
     """Read the evaluations of every counted run on its home platform and on `platforms`, and judge them.
 
     TransferError for runs of several formats or devices, and for a platform of several machines.
     """
-    runs = counted_runs(studies)
+    runs, diverged = counted_runs(studies), diverged_runs(studies)
     homes = {(home_platform(run.record), run.record.target.device) for _, run in runs}
     if len(homes) > 1:
         trained = " and ".join(f"{name} on {device}" for name, device in sorted(homes))
@@ -155,10 +166,11 @@ def build_transfer(studies: Sequence[Path], platforms: Sequence[str]) -> Transfe
         device=device,
         platforms=names,
         matrix=matrix,
-        verdicts=judge_transfer(table, home, margin),
+        verdicts=judge_transfer(table, home, margin, diverged),
         disruptions=_disruptions([run for _, run in runs]),
         missing=missing,
         margin=margin,
+        diverged=diverged,
     )
 
 

@@ -25,7 +25,7 @@ from study.report.sentences import p_text
 from study.stats.statistics import mean, mean_interval
 from study.transfer.matrix import TransferReport
 from study.transfer.records import ItemGap
-from study.transfer.verdicts import ENDS, GAP, TransferVerdict
+from study.transfer.verdicts import ENDS, GAP, TransferVerdict, without_noise
 
 METHOD = (
     "Gap: loss on a platform minus loss on the platform of training, of the same weights on the same windows.",
@@ -50,6 +50,7 @@ def transfer_document(report: TransferReport) -> Document:
     blocks: list[Block] = [
         summary(report),
         BulletList([_sentence(one, report) for one in answers]),
+        BulletList(_diverged(report)),
         BulletList(missing if report.missing else []),
         Only((HTML,), [Figure("heat", heat_map(report), "Mean gap over the seeds, in nats per token.")]),
         Only(
@@ -80,6 +81,20 @@ def _sentence(one: TransferVerdict, report: TransferReport) -> Text:
     if one.platform == report.home:
         return (Strong(one.arm), f" on the platform of training, {report.home}: {one.word} ({number}).")
     return (Strong(one.arm), f" on {one.platform}: {one.word} (change of the gap {number}).")
+
+
+def _diverged(report: TransferReport) -> list[Text]:
+    return [
+        (
+            Strong(arm, bad=True),
+            f": {_seeds(seeds)} diverged; in no mean{', not judged' if without_noise(arm) else ''}.",
+        )
+        for arm, seeds in report.diverged.items()
+    ]
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def gap_table(report: TransferReport) -> Table:

@@ -12,7 +12,7 @@ Each is a paired t test over seeds. The tests of one question share 5 % by Holm'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ra.arms import parse_arm
@@ -63,12 +63,17 @@ def without_noise(arm: str) -> str:
     )
 
 
-def judge_transfer(losses: Losses, home: str, margin: float) -> TransferVerdicts:
-    """Judge the platforms of a study. home: the platform of training. margin: of equivalence, in nats."""
+def judge_transfer(
+    losses: Losses, home: str, margin: float, diverged: Collection[str] = ()
+) -> TransferVerdicts:
+    """Judge the platforms of a study. home: the platform of training. margin: of equivalence, in nats.
+
+    diverged: arms with a diverged run. Noise that made runs diverge is not judged by the others.
+    """
     platforms = [name for name in losses if name != home]
     arms = list(losses.get(home, {}))
     plain = [arm for arm in arms if is_control_arm(arm)] or [arm for arm in arms if not without_noise(arm)]
-    noisy = [arm for arm in arms if without_noise(arm)]
+    noisy = [arm for arm in arms if without_noise(arm) and arm not in diverged]
 
     def gap_of(platform: str, names: Sequence[str]) -> dict[int, float]:
         return _mean_by_seed([_minus(losses[platform].get(arm, {}), losses[home][arm]) for arm in names])

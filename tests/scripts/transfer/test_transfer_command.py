@@ -1,11 +1,13 @@
 """`make transfer`: every run on every platform, resumable, judged, with its page; and what is refused."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from gpt2.artifacts import run_record
 from tests.faults.workplace import Workplace, write_stories
 
 SETTINGS = {
@@ -53,6 +55,25 @@ def test_every_run_is_evaluated_judged_and_shown_and_nothing_is_repeated(place: 
     assert len(records) == len(rows)
     assert transfer(place, str(place.study), "--platforms", PLATFORMS)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in records} == records
+
+
+def test_an_arm_with_a_diverged_run_is_counted_as_that_and_not_judged(
+    place: Workplace, tmp_path: Path
+) -> None:
+    study = shutil.copytree(place.study, tmp_path / "diverged")
+    error = "NotFiniteError: iteration 7: loss nan, gradient norm nan"
+    run_dir = study / "runs/B+AQN=strong.1"
+    run_record.write(run_dir, dataclasses.replace(run_record.load(run_dir), status="failed", error=error))
+    status, printed = transfer(place, str(study), "--platforms", "foreign:0.2")
+    assert status == 0, printed
+    assert "- B+AQN=strong: seed 1 diverged; in no mean, not judged." in printed
+    content = json.loads((study / "transfer.json").read_text())
+    assert content["diverged"] == {"B+AQN=strong": [1]}
+    assert content["verdicts"]["costs"] == content["verdicts"]["shrinks"] == []
+    assert len(content["verdicts"]["gaps"]) == 1
+    assert {row["run"] for row in content["matrix"]} == {
+        "B0", "B1", "B2", "B+AQN=strong.0", "B+AQN=strong.2"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,12 @@ def test_clear_cases() -> None:
     assert words(table(0.0, 0.0, noise=0.05))[0] == [CANNOT_TELL]
 
 
+def test_an_arm_with_a_diverged_run_is_not_judged_by_its_other_runs() -> None:
+    losses = table(0.1, 0.05, cost=0.05)
+    found = judge_transfer(losses, "fp32", MARGIN, {NOISY: [3]})
+    assert ([one.word for one in found.gaps], found.shrinks, found.costs) == ([GAP], [], [])
+
+
 def test_equal_losses_are_no_gap() -> None:
     equal = {arm: dict.fromkeys(range(3), 2.0) for arm in ("B", NOISY)}
     assert words({"fp32": equal, "foreign:0": equal})[0] == [NO_GAP]
