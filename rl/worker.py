@@ -206,9 +206,9 @@ class Worker:
 
     def _trainer(self, model: Any) -> RolloutNoiseTrainer:
         settings, tracking = self.settings, self.settings.tracking
-        os.environ.setdefault("WANDB_MODE", tracking.wandb_mode)
-        os.environ.setdefault("WANDB_PROJECT", tracking.wandb_project)
-        os.environ.setdefault("WANDB_DIR", str(self.run_dir))
+        if tracking.wandb:
+            os.environ |= {"WANDB_MODE": tracking.wandb_mode, "WANDB_PROJECT": tracking.wandb_project}
+            os.environ.setdefault("WANDB_DIR", str(self.run_dir))
         report_to = [name for name in ("wandb", "trackio") if getattr(tracking, name)]
         arguments = GRPOConfig(
             output_dir=str(self.run_dir / CHECKPOINTS),

@@ -167,6 +167,8 @@ def test_a_study_ends_with_a_page_and_interrupted_runs_end_with_the_same_numbers
     assert f"baseline0, interrupted at step {record.step}" in printed
     assert f"step {record.step}/10" not in printed
     assert files_of(place.folder / "results/second/runs/baseline0") == baseline
+    status, printed = place.run("scripts.report", "results/second")
+    assert (status, "results/second is a GRPO study; fix: make grpo" in printed) == (1, True)
     before = {path: path.stat().st_mtime_ns for path in (place.folder / "results/second/runs").rglob("*")}
     status, printed = place.run()
     assert status == 0, printed
