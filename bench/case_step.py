@@ -32,6 +32,9 @@ from ra.settings import AlternationSettings
 from ra.variants import variant
 
 WARM_UP_STEPS = 3  # compile and allocate
+MIDDLE = (
+    720_720_000  # steps are timed in the middle of training, where +AQN= draws noise; a multiple of 1 .. 16
+)
 SMALLEST = Shape("smallest", 1, 1, 8, 2)
 Step = Callable[[int], Any]  # takes an iteration
 
@@ -142,7 +145,7 @@ def case_step(shape: Shape, case: str, micro: int, resolved: ResolvedTarget) -> 
         return lambda iteration: plain(ids_ET), flops, nanogpt_flops(plain.model, shape)
     stepper = make_stepper(shape, case, micro, resolved, shape.effective)
     flops, nanogpt = stepper.model.flops_per_token(), nanogpt_flops(stepper.model, shape)
-    return lambda iteration: stepper.step(ids_ET, iteration, 10**9), flops, nanogpt
+    return lambda iteration: stepper.step(ids_ET, MIDDLE + iteration, 2 * MIDDLE), flops, nanogpt
 
 
 def make_stepper(

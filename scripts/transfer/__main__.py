@@ -24,15 +24,17 @@ from study.runner.settings import StudySettings
 
 CONFIG = Path(".config")
 PLATFORMS = (
+    "bf16",
     "int8",
     "int4",
     "int4:row",
     "int3",
+    "int3:row",
     "int2",
-    "foreign:1e-3",
     "foreign:1e-2",
     "foreign:3e-2",
     "foreign:1e-1",
+    "foreign:3e-1",
 )
 
 

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import case_step, reference_gpt
-from bench.case_step import WARM_UP_STEPS, mix_of, model_and_parts, timed_step
+from bench.case_step import SMALLEST, WARM_UP_STEPS, make_stepper, mix_of, model_and_parts, timed_step
 from bench.cases import BLOCK_STEPS, PLAIN, SHAPES, Shape
 from bench.reference_gpt import PlainGPT, PlainStep
-from gpt2.config.config import TargetConfig
+from gpt2.config.config import ANY_TARGET, TargetConfig
 from gpt2.hardware import attention_kernels, resolve
+from gpt2.hardware.attention_kernels import prepare_device
 from gpt2.model.transformer import GPT2
+from gpt2.train.step import Stepper
 
 SHAPE = Shape("small", 2, 2, 16, 8, ())
 FORWARD = {PLAIN: (PlainGPT, "forward"), "B": (GPT2, "hidden")}
@@ -243,3 +245,23 @@ def test_a_case_names_its_mix_and_the_steps_between_two_gate_gradients(
     case: str, mix: tuple[str, int]
 ) -> None:
     assert mix_of(case) == mix
+
+
+def test_an_arm_with_noise_draws_it_in_every_timed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    steppers: list[Stepper] = []
+
+    def build(*given: Any) -> Stepper:
+        steppers.append(make_stepper(*given))
+        return steppers[-1]
+
+    monkeypatch.setattr(case_step, "make_stepper", build)
+    resolved = prepare_device(ANY_TARGET, case_step.model_config(SMALLEST))
+    step, _, _ = case_step.case_step(SMALLEST, "B+AQN=qerl", 1, resolved)
+    drawn = []
+    for iteration in range(2):
+        step(iteration)
+        drawn.append([value.clone() for name, value in steppers[0].model.named_buffers() if "noise" in name])
+    assert len(drawn[0]) == 2
+    for one, other in zip(*drawn, strict=True):
+        assert one.abs().min() > 0
+        assert not torch.equal(one, other)
