@@ -92,10 +92,10 @@ pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a r
 logp-diff: setup-core  ## RUN=results/x/runs/B0 [THRESHOLD=0.01] [OUT=]: sample with a KV cache, compare with training
 	@$(INTERPRETER) -m scripts.logp_diff
 
-evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=npu910b]: loss on other arithmetic
+evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=w7900]: loss on other arithmetic
 	@$(INTERPRETER) -m scripts.evaluate
 
-transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [MACHINE=npu910b] [OUT=]: does noise help elsewhere
+transfer: setup-core  ## [STUDIES=results/a] [PLATFORMS="int4 bf16"] [MACHINE=w7900] [OUT=]: does noise help elsewhere
 	@$(INTERPRETER) -m scripts.transfer
 
 grpo: setup-main  ## Train a language model by GRPO with noise in the rollout (make defconfig-grpo-gsm8k)

@@ -6,7 +6,7 @@ int4:64 | int4:row                  each output (row), the others one for each g
 dynamic-int8                        weights and activations in int8, scaled for each token
 foreign:1e-3                        emulated foreign arithmetic of that strength, by KINDS
 foreign.sums:64
-bf16@npu910b                        the same on another machine than that of training, which has that name
+bf16@w7900                        the same on another machine than that of training, which has that name
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Platform:
 
     @property
     def label(self) -> str:
-        """The name with the machine: bf16@npu910b."""
+        """The name with the machine: bf16@w7900."""
         return f"{self.name}@{self.machine}" if self.machine else self.name
 
     @property
@@ -80,11 +80,11 @@ class Platform:
 
 
 def machine_name(text: str) -> str:
-    """Return a name of a machine, such as MACHINE=npu910b. PlatformError for a malformed one."""
+    """Return a name of a machine, such as MACHINE=w7900. PlatformError for a malformed one."""
     if not MACHINE_NAME.fullmatch(text):
         raise PlatformError(
             f"MACHINE={text or '(empty)'} is no name of a machine; fix: up to 48 letters, digits, dots and dashes: "
-            "MACHINE=npu910b"
+            "MACHINE=w7900"
         )
     return text
 

@@ -1,7 +1,7 @@
-"""`make evaluate RUN=results/x/runs/B0 PLATFORM="bf16 int4 foreign:1e-3" [MACHINE=npu910b]`: a run on other arithmetic.
+"""`make evaluate RUN=results/x/runs/B0 PLATFORM="bf16 int4 foreign:1e-3" [MACHINE=w7900]`: a run on other arithmetic.
 
 Records go to RUN/platforms/. An existing record of the same weights, text, platform and machine is not repeated. On
-another machine than that of training the platforms are called bf16@npu910b; MACHINE gives that name, by default that of
+another machine than that of training the platforms are called bf16@w7900; MACHINE gives that name, by default that of
 the device.
 """
 

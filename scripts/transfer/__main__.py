@@ -4,7 +4,7 @@ Every counted run is evaluated on every platform. Existing evaluations are kept,
 an interruption. Without STUDIES it is the study of .config, without PLATFORMS those of this file and every record of
 another machine. The page goes to OUT, by default to the first study: transfer.html, .md and .json.
 
-On another machine than that of training the platforms are called bf16@npu910b, by MACHINE or the name of the device.
+On another machine than that of training the platforms are called bf16@w7900, by MACHINE or the name of the device.
 """
 
 from __future__ import annotations
