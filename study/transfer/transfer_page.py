@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from aqn.platforms import parse_platform
@@ -165,28 +166,31 @@ def _legend(report: TransferReport) -> list[str]:
 
 
 def heat_map(report: TransferReport) -> Plain | None:
-    """Draw arms against platforms; the color is the mean gap."""
+    """Draw arms against platforms. The color is the square root of the mean gap, so that small gaps differ, too."""
     others = [name for name in report.platforms if name != report.home]
     values = [[_gap(report, arm, name) for name in others] for arm in report.arms]
     known = [abs(value) for row in values for value in row if value is not None]
     if not known:
         return None
-    limit = max(known) or 1.0
+    limit = math.sqrt(max(known)) or 1.0
+    roots = [[None if v is None else math.copysign(math.sqrt(abs(v)), v) for v in row] for row in values]
     data = trace(
         "gap",
         type="heatmap",
         x=[escape_html(name) for name in others],
         y=[escape_html(arm) for arm in report.arms],
-        z=values,
+        z=roots,
+        customdata=values,
+        showscale=False,
         zmin=-limit,
         zmax=limit,
         colorscale=[[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b2182b"]],
         text=[["-" if value is None else f"{value:+.4f}" for value in row] for row in values],
         texttemplate="%{text}",
-        hovertemplate="%{y} on %{x}<br>%{z:+.5f} nats<extra></extra>",
+        hovertemplate="%{y} on %{x}<br>%{customdata:+.5f} nats<extra></extra>",
     )
     height = 120 + 34 * len(report.arms)
-    return figure([data], height, (170, 24, 16, 84), {"margin": {"l": 120}, "font": {"size": 10}},
+    return figure([data], height, (170, 48, 16, 84), {"margin": {"l": 120, "r": 40}, "font": {"size": 10}},
                   xaxis=axis(""), yaxis=axis("", autorange="reversed"))  # fmt: skip
 
 
@@ -212,13 +216,14 @@ def dose_response(report: TransferReport) -> Plain | None:
                 )  # fmt: skip
     if not data:
         return None
+    positive = all(gap > 0 for one in data for gap in one["y"])
     return figure(
         data,
         340,
         (70, 110, 16, 56),
         {"margin": {"l": 60, "r": 70}, "font": {"size": 11}},
         xaxis=axis("strength of foreign arithmetic (log)", type="log"),
-        yaxis=axis("gap in nats per token"),
+        yaxis=axis("gap in nats per token" + " (log)" * positive, type="log" if positive else "linear"),
     )
 
 
