@@ -6,7 +6,7 @@
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
-             VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS THRESHOLD SPREAD
+             VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -110,7 +110,7 @@ admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other fa
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
 	@$(INTERPRETER) -m scripts.control
 
-bench: setup-core  ## Speed; or SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records|recorder|numerics|executors
+bench: setup-core  ## Speed; SUITE=growth|evaluation|profile|loss_parity|startup|corpus|records|recorder|numerics|executors|scale
 	@$(INTERPRETER) -m scripts.bench
 
 card: setup-core  ## Check this card: kernels, gradients, studies, memory, speed (ten minutes) [OUT=dir] [CHECKS=]

@@ -25,9 +25,9 @@ from gpt2.config.config import ANY_TARGET, GPT2, ModelConfig, OptimizerConfig
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.model.transformer import ModelParts
+from gpt2.train.clocks import device_synchroniser
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import Stepper, build_model
-from gpt2.train.trainer import device_synchroniser
 from ra.settings import AlternationSettings
 from ra.variants import variant
 

@@ -22,8 +22,8 @@ EVENT = "first step"
 
 def main() -> int:
     """Run the training command with a mark at the end of each part. The process exits after its first step."""
+    from gpt2.train.clocks import device_synchroniser
     from gpt2.train.step import Stepper
-    from gpt2.train.trainer import device_synchroniser
     from ra import variants  # noqa: F401  (the training command imports it for a run)
     from study.runner import plan, worker  # noqa: F401
 

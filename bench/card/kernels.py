@@ -16,7 +16,7 @@ from bench.workers import BenchError, Worker
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.attention_kernels import TOLERANCE
 from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.train.trainer import device_synchroniser
+from gpt2.train.clocks import device_synchroniser
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -19,6 +19,7 @@ NAMES = (
     "recorder",
     "numerics",
     "executors",
+    "scale",
 )
 
 

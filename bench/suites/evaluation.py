@@ -29,9 +29,9 @@ from gpt2.data import tokenizer
 from gpt2.eval import hellaswag, validation
 from gpt2.hardware import attention_kernels
 from gpt2.model.init import initialise
+from gpt2.train.clocks import device_synchroniser
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import autocast, build_model
-from gpt2.train.trainer import device_synchroniser
 
 CASES = ("B", "RALEARN")
 STUDY = "gpt2-ra-ablation+h200"

@@ -18,7 +18,7 @@ from bench.suite import Session, Suite, SuiteResult
 from bench.tables import ResultTable
 from bench.workers import BenchError
 from gpt2.system.errors import UserError
-from gpt2.train.trainer import device_synchroniser
+from gpt2.train.clocks import device_synchroniser
 
 CASES = ("plain", "B", "RALEARN")
 SHOWN = 20  # operations in the table

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpt2.system import ranks
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import open_regular, read_json
 from gpt2.system.resource_errors import disk_full, explain_full_disk
@@ -122,7 +123,8 @@ def load(path: Path) -> Loaded:
 
     meta = verify(path)
     try:
-        state = torch.load(path / STATE, map_location="cpu", weights_only=True)
+        several = ranks.world() > 1  # they share the file's pages in memory
+        state = torch.load(path / STATE, map_location="cpu", weights_only=True, mmap=several)
     except Exception as error:  # the caller tries the previous one
         raise _damaged(path, error) from error
     return Loaded(path, meta["iteration"], state, meta)

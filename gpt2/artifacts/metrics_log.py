@@ -15,7 +15,7 @@ from typing import Any, TextIO, TypeVar
 from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import Amount, Count, Positive, Text
 from gpt2.artifacts.typed_json import InvalidJsonError, parse, to_plain
-from gpt2.system import files
+from gpt2.system import files, ranks
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes
 
 NOT_METRICS = ("started", "phase")  # events without numbers, not written to metrics.jsonl
@@ -54,7 +54,10 @@ class Steps:
 
 
 class MetricsLog:
-    """Log of a run in `directory`. Enter it to write metrics.jsonl, too. record: plain data of run.json."""
+    """Log of a run in `directory`. Enter it to write metrics.jsonl, too. record: plain data of run.json.
+
+    Of several ranks, only the first writes and prints.
+    """
 
     def __init__(self, directory: Path, opening: run_record.RunRecord, iterations: int) -> None:
         self.directory, self.iterations = directory, iterations
@@ -64,7 +67,8 @@ class MetricsLog:
         self._printed_at = 0.0
 
     def __enter__(self) -> MetricsLog:
-        self._metrics = files.open_append(self.directory / "metrics.jsonl")
+        if ranks.first():
+            self._metrics = files.open_append(self.directory / "metrics.jsonl")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -73,6 +77,8 @@ class MetricsLog:
 
     def log(self, line: dict[str, Any], always: bool = False) -> None:
         """Append the line to metrics.jsonl; print it, unless a line was printed less than PRINT_SECONDS ago."""
+        if not ranks.first():
+            return
         if line["event"] not in NOT_METRICS and self._metrics and not self._metrics.closed:
             run_record.append_metrics(self._metrics, line)
         now = time.monotonic()
@@ -88,7 +94,13 @@ class MetricsLog:
     def write(self, status: str, error: str | None, entries: dict[str, Any]) -> None:
         """Write run.json with these entries."""
         self.record |= {"status": status, "error": error, "notes": self.notes} | entries
-        run_record.write(self.directory, run_record.from_json(files.finite(to_plain(self.record))))
+        if ranks.first():
+            run_record.write(self.directory, run_record.from_json(files.finite(to_plain(self.record))))
+
+    def write_side_file(self, name: str, value: Any) -> None:
+        """Write a JSON file beside run.json."""
+        if ranks.first():
+            files.write_json(self.directory / name, value)
 
     def speeds(self) -> list[float]:
         """Return the tokens per second of every logged step, over all processes of the run."""

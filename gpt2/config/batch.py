@@ -35,6 +35,11 @@ class BatchPlan:
             )
 
     @property
+    def micro_batches(self) -> int:
+        """Return the micro-batches of one optimizer step over all processes."""
+        return self.accumulation * self.world_size
+
+    @property
     def tokens(self) -> int:
         """Return the tokens of one optimizer step over all processes."""
         return self.effective * self.block_size
@@ -82,6 +87,14 @@ def next_smaller(plan: BatchPlan) -> BatchPlan | None:
     """Plan the same effective batch with the next smaller micro-batch; None where `micro` is 1."""
     smaller = [n for n in micro_batches(plan.effective, plan.world_size) if n < plan.micro]
     return plan_batch(plan.effective, smaller[-1], plan.world_size, plan.block_size) if smaller else None
+
+
+def plan_for(plan: BatchPlan, world_size: int) -> BatchPlan:
+    """Plan the same effective batch for `world_size` processes, with the largest micro-batch up to that of the plan."""
+    if plan.world_size == world_size:
+        return plan
+    micro = largest_micro_batch(plan.effective, world_size, plan.micro)
+    return plan_batch(plan.effective, micro, world_size, plan.block_size)
 
 
 def nearest(possible: list[int], micro: int) -> str:

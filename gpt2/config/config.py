@@ -102,13 +102,21 @@ class BatchConfig:
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> BatchConfig:
         effective, micro = symbols.integer("EFFECTIVE_BATCH"), symbols.integer("MICRO_BATCH")
+        ranks = optional_integer(symbols, "RANKS", 1)
         if effective < 1:
             raise symbols.error("EFFECTIVE_BATCH", "is no batch; fix: use at least 1 sequence")
-        if micro and effective % micro:
+        if effective % ranks:
+            raise symbols.error(
+                "RANKS",
+                f"does not divide CONFIG_EFFECTIVE_BATCH={effective}; fix: use "
+                f"{nearest(micro_batches(effective, 1), ranks)}",
+            )
+        if micro and effective // ranks % micro:
+            share = f"the {effective // ranks} sequences of a rank: " if ranks > 1 else ""
             raise symbols.error(
                 "MICRO_BATCH",
-                f"does not divide CONFIG_EFFECTIVE_BATCH={effective}; fix: use "
-                f"{nearest(micro_batches(effective, 1), micro)}, or 0 to let the planner choose",
+                f"does not divide {share}CONFIG_EFFECTIVE_BATCH={effective}; fix: use "
+                f"{nearest(micro_batches(effective, ranks), micro)}, or 0 to let the planner choose",
             )
         return cls(effective, micro)
 
@@ -134,8 +142,7 @@ class BudgetConfig:
                 names[0],
                 "and CONFIG_GPT2_MAX_TOKENS=0 and CONFIG_GPT2_MAX_ITERS=0 give no budget; set one above 0",
             )
-        hard = symbols.integer("GPT2_HARD_LIMIT") if "GPT2_HARD_LIMIT" in symbols else 0
-        return cls(seconds, tokens, iterations, hard)
+        return cls(seconds, tokens, iterations, optional_integer(symbols, "GPT2_HARD_LIMIT", 0))
 
     @property
     def text(self) -> str:
@@ -257,7 +264,11 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """The requested hardware. "auto": the machine of the study. detected: the hardware when .config was written."""
+    """The requested hardware. "auto": the machine of the study. detected: the hardware when .config was written.
+
+    ranks: processes of a run, a card each. ranks_tree: whether they sum gradients in a fixed tree.
+    ranks_timeout_seconds: longest wait of a rank for another. sharded: whether they share out the weights, too.
+    """
 
     name: str
     dtype: str
@@ -266,9 +277,18 @@ class TargetConfig:
     detected: str
     scale_cpu: bool
     deterministic: bool = False
+    ranks: int = 1
+    ranks_tree: bool = False
+    ranks_timeout_seconds: int = 600
+    sharded: bool = False
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TargetConfig:
+        ranks, tree = optional_integer(symbols, "RANKS", 1), optional_flag(symbols, "RANKS_TREE")
+        if tree and ranks & (ranks - 1):
+            raise symbols.error(
+                "RANKS", "is no power of two, which CONFIG_RANKS_TREE=y needs; fix: use 1, 2, 4 or 8"
+            )
         name, dtype = TARGETS[symbols.choice(TARGETS)], DTYPES[symbols.choice(DTYPES)]
         return cls(
             name=name,
@@ -277,8 +297,11 @@ class TargetConfig:
             cpu_threads=symbols.integer("CPU_THREADS"),
             detected=detected(symbols),
             scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # .config omits n
-            # configurations of older versions have no such symbol
-            deterministic="DETERMINISTIC" in symbols and symbols.flag("DETERMINISTIC"),
+            deterministic=optional_flag(symbols, "DETERMINISTIC"),
+            ranks=ranks,
+            ranks_tree=tree,
+            sharded=optional_flag(symbols, "SHARDED"),
+            ranks_timeout_seconds=optional_integer(symbols, "RANKS_TIMEOUT", cls.ranks_timeout_seconds),
         )
 
 
@@ -349,6 +372,16 @@ def vocabulary(symbols: Symbols) -> Vocabulary:
     """Read the tokenizer. Configurations of older versions have no such choice and use GPT-2's."""
     old = not any(name in symbols for name in TOKENIZERS)
     return GPT2 if old else TOKENIZERS[symbols.choice(TOKENIZERS)]
+
+
+def optional_integer(symbols: Symbols, name: str, absent: int) -> int:
+    """Read an integer that configurations of older versions lack."""
+    return symbols.integer(name) if name in symbols else absent
+
+
+def optional_flag(symbols: Symbols, name: str) -> bool:
+    """Read a flag that configurations of older versions lack."""
+    return name in symbols and symbols.flag(name)
 
 
 def directory(symbols: Symbols, name: str) -> Path:

@@ -133,7 +133,8 @@ class Evaluator:
             try:
                 return score(self._batch_tokens)
             except Exception as error:
-                if not out_of_memory(error) or self._batch_tokens <= self._block_size:
+                alone = getattr(self.model, "sharded", False)  # no other rank knows of it
+                if alone or not out_of_memory(error) or self._batch_tokens <= self._block_size:
                     raise
             self._batch_tokens //= 2
             self.note(f"evaluation ran out of memory; its batches now have {self._batch_tokens} tokens")
@@ -144,4 +145,10 @@ class Evaluator:
 def hellaswag_entry(score: hellaswag.HellaSwag) -> dict[str, Any]:
     """Return the record's `hellaswag`."""
     names = ("acc", "acc_stderr", "acc_norm", "acc_norm_stderr", "items", "items_sha256")
+    return {name: getattr(score, name) for name in names}
+
+
+def hellaswag_choices(score: hellaswag.HellaSwag) -> dict[str, Any]:
+    """Return the content of hellaswag.json: the choices item by item."""
+    names = ("choices", "choices_norm", "correct", "correct_norm")
     return {name: getattr(score, name) for name in names}

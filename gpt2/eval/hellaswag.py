@@ -29,6 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval.validation import evaluating
 from gpt2.model.transformer import GPT2
+from gpt2.system import ranks
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes
 
@@ -172,22 +173,28 @@ def score(
     """Score every ending of every item, in batches of at most batch_tokens padded tokens sorted by length.
 
     Rows longer than block_size + 1 tokens are truncated from the left, the query first. `stop` is called before each
-    batch and raises to end the scoring. HellaSwagError if a log-likelihood is NaN or there is no item.
+    batch and raises to end the scoring. Ranks share the batches. HellaSwagError if a log-likelihood is NaN or there is
+    no item.
     """
     if not items:
         raise HellaSwagError("there are no HellaSwag items to score; fix: at least one item")
     pairs = [encode_pair(tokenizer, item.query, ending) for item in items for ending in item.endings]
     rows = [(tokens[-(block_size + 1) :], scored) for tokens, scored in pairs]
-    sums = [0.0] * len(rows)
+
+    def score_batch(indices: list[int]) -> list[float]:
+        ids_BT, targets_BT = _pad([rows[index] for index in indices])
+        with autocast():
+            losses_BT = model.token_losses(ids_BT.to(device), targets_BT.to(device))
+        losses: list[float] = losses_BT.double().sum(1).tolist()
+        return losses
+
+    groups = list(batches([len(tokens) - 1 for tokens, _ in rows], batch_tokens))
     with evaluating(model):
-        for indices in batches([len(tokens) - 1 for tokens, _ in rows], batch_tokens):
-            if stop is not None:
-                stop()
-            ids_BT, targets_BT = _pad([rows[index] for index in indices])
-            with autocast():
-                losses_BT = model.token_losses(ids_BT.to(device), targets_BT.to(device))
-            for index, loss in zip(indices, losses_BT.double().sum(1).tolist(), strict=True):
-                sums[index] = -loss
+        scored = ranks.map_shared(score_batch, groups, stop, lockstep=getattr(model, "sharded", False))
+    sums = [0.0] * len(rows)
+    for indices, losses in zip(groups, scored, strict=True):
+        for index, loss in zip(indices, losses, strict=True):
+            sums[index] = -loss
     return _summary(items, [sums[start : start + ENDINGS] for start in range(0, len(sums), ENDINGS)])
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from gpt2.model.transformer import GPT2
+from gpt2.system import ranks
 
 EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # per evaluation batch
 
@@ -64,21 +65,25 @@ def perplexity(
     """Score windows (n, T+1) of token ids: T predictions each, `batch` windows at a time.
 
     Losses of single tokens are summed in float64, and the windows' sums exactly, so `batch` changes only the rounding
-    inside the model. `stop` is called before each batch and raises to end the evaluation.
+    inside the model. `stop` is called before each batch and raises to end the evaluation. Ranks share the batches.
     """
     if windows.ndim != 2 or windows.shape[0] < 1 or windows.shape[1] < 2:
         raise ValueError(f"windows of shape {windows.shape}; fix: (n, T+1) with n and T at least 1")
     if batch < 1:
         raise ValueError(f"batch {batch}; fix: at least 1")
-    window_losses: list[float] = []
+
+    def score(start: int) -> list[float]:
+        ids = torch.from_numpy(windows[start : start + batch].astype(np.int64)).to(device)
+        with autocast():
+            losses_BT = model.token_losses(ids[:, :-1], ids[:, 1:])
+        sums: list[float] = losses_BT.double().sum(1).tolist()
+        return sums
+
     with evaluating(model):
-        for start in range(0, len(windows), batch):
-            if stop is not None:
-                stop()
-            ids = torch.from_numpy(windows[start : start + batch].astype(np.int64)).to(device)
-            with autocast():
-                losses_BT = model.token_losses(ids[:, :-1], ids[:, 1:])
-            window_losses += losses_BT.double().sum(1).tolist()
+        scored = ranks.map_shared(
+            score, range(0, len(windows), batch), stop, lockstep=getattr(model, "sharded", False)
+        )
+    window_losses = [loss for losses in scored for loss in losses]
     tokens = windows.shape[0] * (windows.shape[1] - 1)
     loss = math.fsum(window_losses) / tokens
     means = [total / (windows.shape[1] - 1) for total in window_losses]

@@ -18,6 +18,7 @@ from gpt2.hardware.cpu import cpu_threads
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.hardware.torch_devices import list_torch_devices
+from gpt2.system import ranks
 from gpt2.system.resource_errors import device_fault, out_of_memory
 
 if TYPE_CHECKING:
@@ -179,6 +180,18 @@ def observe_kernels(observed: set[str]) -> Iterator[None]:
     observed |= kernels_of(event.key for event in profiler.key_averages())
 
 
+@contextmanager
+def record_kernels(target: dict[str, Any], note: Callable[[str], None]) -> Iterator[None]:
+    """Store the attention kernels of the block in the record's `target`; note where the check had run another."""
+    kernels: set[str] = set()
+    with observe_kernels(kernels):
+        yield
+    observed = " and ".join(sorted(kernels)) or "none"
+    if observed != target["attention_backend"]:
+        note(f"attention ran {observed} in training; the check before it ran {target['attention_backend']}")
+    target["attention_backend"] = observed
+
+
 def kernels_of(operations: Iterable[str]) -> set[str]:
     """Return the attention kernels among names of torch operations."""
     found = (KERNEL.search(name) for name in operations)
@@ -228,7 +241,8 @@ def prepare_device(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
         torch.cuda.set_device(resolved.device)  # the default for torch calls that name no device
     resolved = check_attention(resolved, heads, head_size, model.block_size, model.dropout)
     if resolved.device == "cpu":
-        torch.set_num_threads(cpu_threads(config.cpu_threads))
+        here = 1 if config.cpu_threads else ranks.local("LOCAL_WORLD_SIZE", config.ranks)
+        torch.set_num_threads(max(1, cpu_threads(config.cpu_threads) // here))
     else:
         torch.cuda.empty_cache()  # of the check
         torch.set_float32_matmul_precision("high")

@@ -14,6 +14,7 @@ from gpt2.hardware import cpu
 from gpt2.hardware.detect import Hardware, detect_hardware, detected_target_name
 from gpt2.hardware.gpu_specs import GIB, TARGETS, Target, TargetError, match_target
 from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_in_child
+from gpt2.system import ranks
 
 if TYPE_CHECKING:
     from gpt2.config.config import TargetConfig
@@ -83,7 +84,13 @@ def resolve(
         raise TargetError(
             f"{_symbol(asked)}=y ({TARGETS[asked].title}), but this machine has {here}; {_AUTO}"
         )
-    device, row = fits[0]
+    number, needed = ranks.local("LOCAL_RANK", 0), ranks.local("LOCAL_WORLD_SIZE", config.ranks)
+    if needed > len(fits):
+        raise TargetError(
+            f"CONFIG_RANKS={config.ranks} needs a card for each of {needed} processes on this machine, which has "
+            f"{len(fits)}: {', '.join(device.name for device, _ in fits)}; fix: set CONFIG_RANKS={len(fits)}"
+        )
+    device, row = fits[number]
     return _resolve_gpu(config, device, row, devices, hardware)
 
 
@@ -161,7 +168,7 @@ def _resolve_gpu(
             f"the target table lacks {device.name}: torch reports {device.memory_bytes / GIB:.1f} GiB; the peak is "
             "unknown, so no utilisation is reported"
         )
-    if len(discrete) > 1:
+    if len(discrete) > 1 and config.ranks == 1:
         notes.append(f"a run uses one of {len(discrete)} GPUs: {device.name}, cuda:{device.index}")
     ignored = [other.name for other in devices.gpus if other.integrated]
     if ignored:

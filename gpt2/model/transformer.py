@@ -206,6 +206,8 @@ class GPT2(nn.Module):
     hold the logits of one chunk of rows at a time. Weights are unset until gpt2.model.init.initialise.
     """
 
+    sharded = False  # whether `hidden` exchanges data, so that all ranks must call it equally often
+
     def __init__(
         self,
         *,

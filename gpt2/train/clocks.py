@@ -106,10 +106,24 @@ class Clocks:
         """Return the wall seconds of all processes of the run."""
         return sum(self.seconds().values())
 
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of an earlier process of the run."""
+        for name, spent in seconds.items():
+            self._seconds[name] += spent
+
     def seconds(self) -> dict[str, float]:
         """Return the seconds of all clocks, for the record and the checkpoint."""
         self._settle()
         return dict(self._seconds)
+
+
+def device_synchroniser(device: str) -> Callable[[], None]:
+    """Return a function that waits for the device; it does nothing on a CPU."""
+    if not device.startswith("cuda"):
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize
 
 
 def work_clock(device_type: str, threads: int, synchronise: Callable[[], None]) -> Callable[[], float]:

@@ -36,3 +36,11 @@ class SpikeDetector:
             expected = center if loss > center + LIMIT * scale else None
         self.losses = [*self.losses, loss][-WINDOW:]
         return expected
+
+
+def spike_summary(spikes: Sequence[Sequence[float]]) -> str | None:
+    """Return a note on the spikes [iteration, loss, expected loss] of a run; None without any."""
+    if not spikes:
+        return None
+    iteration, loss, expected = max(spikes, key=lambda spike: spike[1] - spike[2])
+    return f"{len(spikes)} loss spikes; the largest at iteration {iteration}: {loss:.2f}, expected {expected:.2f}"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gpt2.artifacts.run_record import Fault
 from gpt2.model.loss import linear_cross_entropy
+from gpt2.system import ranks
 from gpt2.system.source_lines import source_line
 from gpt2.train.step import NotFiniteError, Stepper
 
@@ -59,8 +60,9 @@ def first_not_finite(stepper: Stepper, ids_ET: Tensor, iteration: int) -> NotFin
         if not _finite(parameter):
             return NotFinite("weight", name)
     try:
-        stepper.seed_dropout(iteration)
-        for number, micro_ids in enumerate(ids_ET.split(stepper.batch.micro)):
+        micro_batches = ids_ET.split(stepper.batch.micro)
+        for number, micro_ids in enumerate(micro_batches, ranks.rank() * len(micro_batches)):
+            stepper.seed_dropout(iteration, number)
             found = _repeat(stepper, micro_ids, number)
             if found:
                 return found
@@ -160,8 +162,12 @@ class FaultLog:
     def explain(
         self, error: NotFiniteError, stepper: Stepper, ids_ET: Tensor, iteration: int, sequences: list[int]
     ) -> NotFiniteError:
-        """Return the error with its source and whether it recurred. sequences: the window numbers of ids_ET."""
-        found = first_not_finite(stepper, ids_ET, iteration)
+        """Return the error with its source and whether it recurred. sequences: the window numbers of the batch.
+
+        Of several ranks, each repeats its share ids_ET of the batch; the first fault in the order of the batch counts.
+        """
+        each = ranks.gather(first_not_finite(stepper, ids_ET, iteration))
+        found = next((one for one in each if one.what != "nothing"), each[0])
         micro, involved = stepper.batch.micro, []
         if found.micro_batch is not None:
             involved = sequences[found.micro_batch * micro : (found.micro_batch + 1) * micro]

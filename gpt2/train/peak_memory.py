@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -78,3 +79,15 @@ class PeakMeter:
         """Return {"allocated", "reserved"}: the highest bytes in this process so far, or since `restart`."""
         self._update()
         return {"allocated": self._allocated, "reserved": self._reserved}
+
+
+def memory_entry(meter: PeakMeter, predicted_bytes: int | None) -> dict[str, Any]:
+    """Return the record's `memory`: peaks in bytes, over all and by phase."""
+    peaks = meter.peaks()
+    phases = ("forward", "backward", "optimizer")
+    return {
+        "peak_allocated_bytes": peaks["allocated"],
+        "peak_reserved_bytes": peaks["reserved"],
+        "predicted_bytes": predicted_bytes,
+        "by_phase": {name: meter.by_phase.get(name) for name in phases},
+    }

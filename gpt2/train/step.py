@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import derive_seed, initialise, keyed_parts
 from gpt2.model.loss import chunk_loss, linear_cross_entropy
 from gpt2.model.transformer import GPT2, ModelParts
+from gpt2.system import ranks
 from gpt2.system.errors import UserError
+from gpt2.train import gradients
 from gpt2.train.optimizer import (
     Progress,
     decay_start,
@@ -30,6 +32,9 @@ from gpt2.train.optimizer import (
     set_learning_rate,
     warmup_iterations,
 )
+
+if TYPE_CHECKING:
+    from gpt2.train.sharding import Sharding
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -99,10 +104,15 @@ class Stepper:
         compile: bool,
         parts: ModelParts | None,
         warmup: int | None = None,
+        tree: bool = False,
     ) -> None:
-        """Build model and optimizer. warmup: iterations of "wsd"; None: a fraction of the planned ones."""
+        """Build model and optimizer. warmup: iterations of "wsd"; None: a fraction of the planned ones.
+
+        tree: whether gradients are summed in a fixed tree (gpt2.train.gradients).
+        """
         self.settings = optimizer_config
         self.warmup = warmup
+        self.tree = tree
         self.batch = batch
         self.seed = seed
         self.device = device
@@ -115,13 +125,8 @@ class Stepper:
         initialise(self.model, seed)
         if torch.device(device).type != "cpu":  # built on the CPU
             self.model.to(device)
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(self.model, optimizer_config.weight_decay),
-            lr=optimizer_config.learning_rate,
-            betas=(optimizer_config.beta1, optimizer_config.beta2),
-            eps=optimizer_config.epsilon,
-            fused=True,
-        )
+        self.sharding: Sharding | None = None
+        self.optimizer = self._make_optimizer(parameter_groups(self.model, optimizer_config.weight_decay))
         modules: list[Any] = list(self.model.modules())
         named: list[tuple[str, Any]] = list(self.model.named_modules())
         self._noisy_modules = [(name, module) for name, module in named if hasattr(module, "draw_noise")]
@@ -131,8 +136,27 @@ class Stepper:
             getattr(module, "stochastic", False) for module in modules
         )
         self._finished_kinds: set[Hashable] = set()  # kinds of steps that this process has run
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
         self._hidden = torch.compile(self.model.hidden) if compile else self.model.hidden
+
+    def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        settings = self.settings
+        return torch.optim.AdamW(
+            groups,
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            fused=True,
+        )
+
+    def shard(self) -> None:
+        """Shard the model over the ranks. The optimizer then updates this rank's rows."""
+        from gpt2.train.sharding import Sharding
+
+        self.sharding = Sharding(self.model, self.device, self.settings.weight_decay, ranks.world())
+        self.parameters = self.sharding.parameters
+        self.optimizer = self._make_optimizer(self.sharding.groups)
+        self._hidden = self.model.hidden  # it now gathers the weights
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of forward passes."""
@@ -150,41 +174,55 @@ class Stepper:
     ) -> StepResult:
         """Train on the effective batch ids_ET (E, T+1) as step `iteration` of `iterations`.
 
-        Raises NotFiniteError before the optimizer is applied.
+        Of several ranks, each has its share of the sequences. Raises NotFiniteError before the optimizer is applied.
         """
         self.model.train()
         phase = meter.phase if meter else lambda name: contextlib.nullcontext()
-        self.seed_dropout(iteration)
         self._finished_kinds.add(self._kind(iteration))
         for module in self._begin_step_modules:
             module.begin_step(iteration)
         for name, module in self._noisy_modules:
             module.draw_noise(name, self.seed, iteration, iterations)
-        total = torch.zeros(
-            (), device=self.device, dtype=torch.float64 if self.device == "cpu" else torch.float32
-        )
-        for micro_ids in ids_ET.split(self.batch.micro):
+        micro_batches = ids_ET.split(self.batch.micro)
+        first = ranks.rank() * len(micro_batches)
+
+        def backward(number: int) -> Tensor:
+            micro_ids = micro_batches[number]
+            self.seed_dropout(iteration, first + number)
             with phase("forward"), self.autocast():
                 hidden = self._hidden(micro_ids[:, :-1].contiguous())
                 loss = self.loss(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
             del hidden
             with phase("backward"):
-                (loss / self.batch.accumulation).backward()
-            total += loss.detach()
-            del loss
-        with phase("optimizer"):
-            return self._apply(total, iteration, iterations)
+                (loss / self.batch.micro_batches).backward()
+            return loss.detach().to(torch.float64 if self.device == "cpu" else torch.float32)
 
-    def _apply(self, total: Tensor, iteration: int, iterations: int) -> StepResult:
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        loss, gradient_norm = torch.stack([total / self.batch.accumulation, norm.to(total.dtype)]).tolist()
+        def accumulate() -> Tensor:
+            count = len(micro_batches)
+            if self.tree:
+                return gradients.accumulate_tree(backward, count, self.parameters)
+            return gradients.accumulate(backward, count)
+
+        if self.sharding:  # its ranks exchange data in the model, so one that runs out of memory ends alone
+            total = accumulate()
+            with phase("optimizer"):
+                return self._apply(total, self.sharding.collect_gradients(total), iteration, iterations)
+        total = ranks.together(accumulate)
+        with phase("optimizer"):
+            gradients.sum_over_ranks(self.parameters, total, self.tree)
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+            return self._apply(total, norm, iteration, iterations)
+
+    def _apply(self, total: Tensor, norm: Tensor, iteration: int, iterations: int) -> StepResult:
+        loss, gradient_norm = torch.stack([total / self.batch.micro_batches, norm.to(total.dtype)]).tolist()
         if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # False for NaN, too
             raise NotFiniteError(
                 f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; fix: a smaller "
                 "CONFIG_LEARNING_RATE or a longer CONFIG_WARMUP_FRACTION"
             )
         if gradient_norm + 1e-6 > 0.99 * self.settings.grad_clip > 0:  # below this norm torch's factor is 1
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.grad_clip, norm)
+            updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grads_with_norm_(updated, self.settings.grad_clip, norm)
         rate = self.rate(iteration, iterations)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
@@ -218,13 +256,17 @@ class Stepper:
         """Return the iterations before the decay of "wsd"."""
         return decay_start(iterations, self.settings.decay_fraction, self.warmup_iterations(iterations))
 
-    def seed_dropout(self, iteration: int) -> None:
-        """Seed dropout, and attentions with `stochastic = True`, by (seed, iteration), so that resuming needs no state.
+    def seed_dropout(self, iteration: int, number: int) -> None:
+        """Seed dropout, and attentions with `stochastic = True`, for micro-batch `number` of the effective batch.
 
-        With dropout, another micro-batch size gives other draws. Without dropout the split does not matter.
+        The seed is a function of (seed, iteration, number), so that resuming needs no state and the number of ranks
+        changes nothing. Another micro-batch size gives other draws.
         """
         if self._random:
-            torch.manual_seed(derive_seed("dropout", self.seed, iteration))
+            of = (
+                (iteration, number) if number else (iteration,)
+            )  # older versions drew the first from this seed
+            torch.manual_seed(derive_seed("dropout", self.seed, *of))
 
     def clear_noise(self) -> None:
         """Remove the noise of the last step, so that training mode computes what evaluation does."""
@@ -232,10 +274,15 @@ class Stepper:
             module.clear_noise()
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
+        """Return the state for a checkpoint. Of several ranks that are sharded, the first has it; all call this."""
+        if self.sharding:
+            return self.sharding.state(self.optimizer)
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
+        if self.sharding:
+            self.sharding.load_state(state, self.optimizer)
+            return
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -22,22 +23,17 @@ from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.config import Config
 from gpt2.data import dataset, tokenizer
 from gpt2.data.prefetch import BatchPrefetcher
-from gpt2.eval.evaluator import Evaluator, hellaswag_entry
+from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2, ModelParts
-from gpt2.system import files
-from gpt2.system.resource_errors import (
-    disk_full,
-    explain_full_disk,
-    explain_missing_compiler,
-    out_of_memory,
-)
+from gpt2.system import ranks
+from gpt2.system.failures import describe_failure
 from gpt2.system.signals import Interrupted, Stop
-from gpt2.train.clocks import Clocks, unevenness
+from gpt2.train.clocks import Clocks, device_synchroniser, unevenness
 from gpt2.train.fingerprint import initial_record
-from gpt2.train.loss_spikes import SpikeDetector
+from gpt2.train.loss_spikes import SpikeDetector, spike_summary
 from gpt2.train.nan_debug import FaultLog
-from gpt2.train.peak_memory import PeakMeter
+from gpt2.train.peak_memory import PeakMeter, memory_entry
 from gpt2.train.resume import check_fits, clocks_before, refuse_another_run
 from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import NotFiniteError, Stepper, StepResult
@@ -46,11 +42,6 @@ OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler 
 OBSERVED_DEVICES = ["cuda"]  # the CPU has one kernel, and the profiler's memory would count as the run's
 EXAMINED_WINDOWS = 2
 SAVE_SHARE = 0.02  # largest share of the time spent on checkpoints
-
-
-def device_synchroniser(device: str) -> Any:
-    """Return a function that waits for the device; it does nothing on a CPU."""
-    return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
 
 
 class Run:
@@ -92,6 +83,7 @@ class Run:
             compile=config.target.compile,
             parts=parts,
             warmup=plan.warmup_iterations,
+            tree=config.target.ranks_tree,
         )
         wsd = config.optimizer.schedule == "wsd"
         self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: no checkpoint there
@@ -105,6 +97,8 @@ class Run:
         opening = initial_record(
             plan, shared or config, resolved, self.stepper, self.corpus.fingerprint, windows
         )
+        if config.target.sharded and ranks.world() > 1:
+            self.stepper.shard()
         self.log = MetricsLog(plan.directory, opening, plan.iterations)
         self.evaluator = Evaluator(
             self.stepper.model,
@@ -137,8 +131,8 @@ class Run:
                     self.one_step(feed)
                     if self.iteration == self.decay_start:
                         self.save("stable", keep=1)
-                    self.stop.check()
-                    if self.checkpoint_due():
+                    ranks.together(self.stop.check)
+                    if any(ranks.agree(self.checkpoint_due())):
                         self.save()
                 self.save()  # before anything that can fail
                 self.evaluate()
@@ -146,12 +140,14 @@ class Run:
                 self.examine_model()
             self.summarize_notes()
             self.write_record("finished")
-            checkpoint.keep_newest(self.plan.directory / "checkpoint")
+            if ranks.first():
+                checkpoint.keep_newest(self.plan.directory / "checkpoint")
         except Interrupted as reason:
             self.interrupted(reason)
         except Exception as error:
             self.failed(error)
             raise
+        ranks.agree()  # no rank ends before the first has written its files
         return str(self.log.record["status"])
 
     def ended(self) -> bool:
@@ -174,41 +170,31 @@ class Run:
             with self.observe_kernels():
                 result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
         except NotFiniteError as error:
-            size, batch = len(self.corpus.train), self.plan.batch
-            numbers = dataset.window_numbers(
-                size, batch.block_size, batch.effective, self.plan.seed, self.iteration
-            )
+            if self.stepper.sharding:
+                raise
+            numbers = self.window_numbers(self.iteration)
             raise self.faults.explain(error, self.stepper, ids_ET, self.iteration, numbers) from None
         self.iteration += 1
         self.faults.passed(self.iteration)
         self.steps_made += 1
         self.timed_steps += not warming
         limit = self.config.budget.hard_limit_seconds * self.plan.extended
-        self.truncated = 0 < limit < self.clocks.total() and self.iteration < self.plan.iterations
+        late = 0 < limit < self.clocks.total() and self.iteration < self.plan.iterations
+        self.truncated = limit > 0 and any(ranks.agree(late))
         if self.truncated:
             self.note(
                 f"the run was cut at iteration {self.iteration} of {self.plan.iterations}: its wall time passed "
                 f"CONFIG_GPT2_HARD_LIMIT ({limit:g} s); it did not finish its decay and is not judged"
             )
-        if measured:
+        if measured and ranks.first():
             write_sealed(self.plan.directory / "memory.json", self.memory())
         self.log_step(result, self.clocks.read("train") - began)
 
-    @contextlib.contextmanager
-    def observe_kernels(self) -> Iterator[None]:
-        """Record the attention kernels of the step in the block, if it is the observed one."""
+    def observe_kernels(self) -> AbstractContextManager[None]:
+        """Return the context of a step; the attention kernels of the observed one are recorded."""
         if self.steps_made != OBSERVED_STEP or self.resolved.device_type not in OBSERVED_DEVICES:
-            yield
-            return
-        kernels: set[str] = set()
-        with attention_kernels.observe_kernels(kernels):
-            yield
-        target, observed = self.log.record["target"], " and ".join(sorted(kernels)) or "none"
-        if observed != target["attention_backend"]:
-            self.note(
-                f"attention ran {observed} in training; the check before it ran {target['attention_backend']}"
-            )
-        target["attention_backend"] = observed
+            return contextlib.nullcontext()
+        return attention_kernels.record_kernels(self.log.record["target"], self.note)
 
     # -- resuming and saving ------------------------------------------------------------------------------------
 
@@ -227,32 +213,40 @@ class Run:
             self.evaluator.scalars = to_plain(meta.scalars or ())
             self.log.notes = [*meta.notes, *loaded.skipped]
             self.spike_detector, self.spikes = SpikeDetector(meta.watch), to_plain(meta.spikes)
-            before = clocks_before(meta, self.log.last_record())
-            seconds = {name: before[name] + spent for name, spent in self.clocks.seconds().items()}
-            self.clocks = Clocks(seconds, device_synchroniser(self.device))
+            self.clocks.add(clocks_before(meta, self.log.last_record()))
         previous = self.log.last_record()
         if self.ended() and previous and previous.target:  # this process observes no step
             self.log.record["target"]["attention_backend"] = previous.target.attention_backend
         self.faults = FaultLog(previous.faults if previous else ())
         evaluated = [int(row[0]) for row in self.evaluator.losses]
-        truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
-        self.stop.check()
+        same = self.identity() | {"resumed iteration": self.iteration, "device": self.resolved.device_name}
+        ranks.require_equal(
+            same, "use one shared results folder, the same data and the same cards on every host"
+        )
+        if ranks.first():
+            truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
+        ranks.together(self.stop.check)
 
     def check_fits(self, loaded: checkpoint.Loaded) -> None:
-        check_fits(loaded, self.plan.iterations, self.stepper.model, self.stepper.optimizer)
+        stepper = self.stepper
+        whole = stepper.sharding.parameters if stepper.sharding else None
+        check_fits(loaded, self.plan.iterations, stepper.model, stepper.optimizer, whole)
 
     def identity(self) -> dict[str, Any]:
         """Return the values that must agree between two processes of one run."""
         return dict(self.log.record["fingerprint"]) | {"iterations": self.plan.iterations} | self.warmup
 
+    def window_numbers(self, iteration: int) -> list[int]:
+        """Return the numbers of the sequences in the effective batch of an iteration."""
+        size, batch = len(self.corpus.train), self.plan.batch
+        return dataset.window_numbers(size, batch.block_size, batch.effective, self.plan.seed, iteration)
+
     def feed(self) -> BatchPrefetcher:
-        """Return the prefetcher of the batches that remain."""
+        """Return the prefetcher of the batches that remain, of this rank's sequences."""
         plan = self.plan
 
         def make(k: int) -> Any:
-            return dataset.global_batch(
-                self.corpus.train, plan.batch.block_size, plan.batch.effective, plan.seed, k
-            )
+            return self.corpus.train.windows(ranks.share(self.window_numbers(k)), plan.batch.block_size)
 
         return BatchPrefetcher(make, self.iteration, plan.iterations, self.device)
 
@@ -277,9 +271,9 @@ class Run:
                 "spikes": self.spikes,
                 "clocks": self.clocks.seconds(),
             }
-            checkpoint.save(
-                self.plan.directory / folder, self.iteration, self.stepper.state(), meta, keep, self.fence
-            )
+            state = self.stepper.state()
+            if ranks.first():
+                checkpoint.save(self.plan.directory / folder, self.iteration, state, meta, keep, self.fence)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
         self.write_record("running")
@@ -300,7 +294,7 @@ class Run:
             line = self.evaluator.validate(self.tokens, seconds)
         if self.ended():
             windows = {"tokens": self.tokens, "losses": self.evaluator.window_losses}
-            files.write_json(self.plan.directory / "validation_windows.json", windows)
+            self.log.write_side_file("validation_windows.json", windows)
         self.log.log(line | {"iteration": self.iteration}, always=True)
         self.write_record("running")
 
@@ -315,14 +309,11 @@ class Run:
             self.log.log({"event": "phase", "phase": "scoring HellaSwag"}, always=True)
             score = self.evaluator.score_hellaswag(self.plan.hellaswag)
         self.log.record["hellaswag"] = hellaswag_entry(score)
-        by_item = ("choices", "choices_norm", "correct", "correct_norm")
-        files.write_json(
-            self.plan.directory / "hellaswag.json", {key: getattr(score, key) for key in by_item}
-        )
+        self.log.write_side_file("hellaswag.json", hellaswag_choices(score))
 
     def examine_model(self) -> None:
         """Examine the trained model on the first validation windows."""
-        if self.examine is None:
+        if self.examine is None or self.stepper.sharding or not ranks.first():
             return
         self.stepper.clear_noise()
         ids_BT = torch.from_numpy(self.evaluator.windows[:EXAMINED_WINDOWS, :-1].astype("int64"))
@@ -344,31 +335,18 @@ class Run:
         self.write_record("interrupted")
 
     def failed(self, error: Exception) -> None:
-        """Record the error that ended the run. After a full disk the run counts as interrupted."""
-        if number := disk_full(error):
-            fact, _ = explain_full_disk(number, self.plan.directory)
-            self.log.notes.append(f"stopped at iteration {self.iteration}: {fact}")
-            status, reason = "interrupted", None
-        elif out_of_memory(error):
-            status, reason = "failed", f"out of memory at micro-batch {self.plan.batch.micro}: {error}"
-        else:
-            status, reason = "failed", explain_missing_compiler(error) or f"{type(error).__name__}: {error}"
+        """Record the error that ended the run."""
+        failure = describe_failure(error, self.plan.directory, self.plan.batch.micro)
+        if failure.note:
+            self.log.notes.append(f"stopped at iteration {self.iteration}: {failure.note}")
         with contextlib.suppress(OSError):  # the caller reports the error itself
-            self.write_record(status, reason)
+            self.write_record(failure.status, failure.error)
 
     def summarize_notes(self) -> None:
         """Add end-of-run notes: transient faults, loss spikes, uneven step times."""
-        for message in self.faults.messages():
-            self.note(message)
-        if self.spikes:
-            iteration, loss, expected = max(self.spikes, key=lambda spike: spike[1] - spike[2])
-            self.note(
-                f"{len(self.spikes)} loss spikes; the largest at iteration {iteration}: {loss:.2f}, expected "
-                f"{expected:.2f}"
-            )
         uneven = unevenness([self.plan.batch.tokens / speed for speed in self.log.speeds()])
-        if uneven:
-            self.note(uneven)
+        for text in filter(None, [*self.faults.messages(), spike_summary(self.spikes), uneven]):
+            self.note(text)
 
     # -- logging ------------------------------------------------------------------------------------------------
 
@@ -398,15 +376,8 @@ class Run:
         self.log.note(self.iteration, message)
 
     def memory(self) -> dict[str, Any]:
-        """Return the peaks in bytes, over all and by phase."""
-        peaks = self.meter.peaks()
-        phases = ("forward", "backward", "optimizer")
-        return {
-            "peak_allocated_bytes": peaks["allocated"],
-            "peak_reserved_bytes": peaks["reserved"],
-            "predicted_bytes": self.plan.predicted_bytes,
-            "by_phase": {name: self.meter.by_phase.get(name) for name in phases},
-        }
+        """Return the peaks of this rank in bytes, over all and by phase."""
+        return memory_entry(self.meter, self.plan.predicted_bytes)
 
     def write_record(self, status: str, error: str | None = None) -> None:
         """Write run.json."""
@@ -414,7 +385,7 @@ class Run:
         clocks = self.clocks.seconds()
         timed_tokens = self.timed_steps * self.plan.batch.tokens
         speed = timed_tokens / clocks["train"] if clocks["train"] > 0 else None
-        peak = self.resolved.target.peak_flops
+        peak = (self.resolved.target.peak_flops or 0) * ranks.world()
         entries = {
             "progress": {
                 "iterations": self.iteration, "tokens": self.tokens, "train_seconds": clocks["train"],

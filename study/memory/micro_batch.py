@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpt2.config.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch
+from gpt2.config.batch import BatchPlan, largest_micro_batch, next_smaller, plan_batch, plan_for
 from gpt2.config.config import Config
 from gpt2.hardware.gpu_specs import GIB
 from gpt2.hardware.resolve import ResolvedTarget
@@ -42,16 +42,19 @@ class Predictions:
 
     def work_at(self, variant: Variant, micro: int) -> StepWorkload:
         """Workload of `micro` sequences at a time; two micro-batches if `micro` does not divide the batch."""
-        config, effective = self.config, self.config.batch.effective
-        accumulation = 2 if effective % micro else effective // micro
+        config, share = self.config, self.config.batch.effective // self.config.target.ranks
+        accumulation = 2 if share % micro else share // micro
         device = (self.resolved.target.kind, self.resolved.dtype, config.target.compile)
-        return StepWorkload(variant.model, config.optimizer, variant.parts, micro, accumulation, *device)
+        over = config.target.ranks if config.target.sharded else 1
+        return StepWorkload(
+            variant.model, config.optimizer, variant.parts, micro, accumulation, *device, over
+        )
 
     def of(self, variant: Variant, micro: int) -> Prediction:
         """Predict a step of `micro` sequences at a time, once."""
         work = self.work_at(variant, micro)
         shape = (work.model, micro, work.batch.accumulation)
-        key = (*shape, variant.cost_class, work.kind, work.dtype, work.compile)
+        key = (*shape, variant.cost_class, work.kind, work.dtype, work.compile, work.sharded_over)
         if key not in _PREDICTIONS:
             _PREDICTIONS[key] = predict(work)
         return _PREDICTIONS[key]
@@ -76,7 +79,9 @@ class Predictions:
         """
         if not self.fits(variant, 1):
             return 0
-        most = self.config.batch.effective  # more at a time would be another experiment
+        most = (
+            self.config.batch.effective // self.config.target.ranks
+        )  # more at a time would be another experiment
         low, high = 1, max(2, min(4, most))
         while self.fits(variant, high):
             if high >= most:
@@ -115,11 +120,15 @@ class Predictions:
         existing: the batch of an existing plan. It is never increased, and a configured one is not reduced.
         """
         effective, block_size = self.config.batch.effective, self.config.model.block_size
+        ranks = self.config.target.ranks
+        existing = plan_for(existing, ranks) if existing else None
         if self.config.batch.micro:
-            return existing or plan_batch(effective, self.config.batch.micro, 1, block_size)
+            return existing or plan_batch(effective, self.config.batch.micro, ranks, block_size)
         kind = "cpu" if self.resolved.target.kind == "cpu" else "gpu"
         most = max(1, MICRO_TOKENS[kind] // block_size)
-        batch = existing or plan_batch(effective, largest_micro_batch(effective, 1, most), 1, block_size)
+        batch = existing or plan_batch(
+            effective, largest_micro_batch(effective, ranks, most), ranks, block_size
+        )
         for variant in {variant.cost_class: variant for variant in variants}.values():
             while not self.unpredictable(variant, batch.micro) and not self.fits(variant, batch.micro):
                 smaller = next_smaller(batch)

@@ -26,6 +26,7 @@ FREE_SYMBOLS = {
     "SLOTS", "EXECUTOR_LOCAL", "EXECUTOR_SLURM", "EXECUTOR_RAY", "SLURM_OPTIONS", "RAY_ADDRESS",
     "WANDB", "WANDB_MODE", "WANDB_PROJECT", "TRACKIO",
     "SCHEDULE_COSINE",  # SCHEDULE_WSD decides; studies of older versions have neither
+    "RANKS", "RANKS_TREE", "RANKS_TIMEOUT", "SHARDED",  # the same sequences, however they are shared out
     "SIZES",  # the study of one size has none; studies of older versions lack it
     "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither
 }  # fmt: skip

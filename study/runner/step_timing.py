@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpt2.config.batch import BatchPlan
+from gpt2.system import ranks
 from gpt2.train.run_plan import WARM_UP_STEPS
 from study.records.plan_file import StepTimeRatio
 from study.stats.statistics import mean, mean_interval
@@ -146,19 +147,23 @@ def measure_steps(
             dtype=resolved.dtype,
             compile=config.target.compile,
             parts=variant.parts,
+            tree=config.target.ranks_tree,
         )
         for name, variant in variants.items()
     }
+    if config.target.sharded and ranks.world() > 1:
+        for stepper in steppers.values():
+            stepper.shard()
     shape = (batch.effective, batch.block_size + 1)
     ids_ET = torch.randint(config.model.vocabulary, shape, generator=torch.Generator().manual_seed(0))
-    ids_ET = ids_ET.to(resolved.device)
+    ids_ET = ranks.share(ids_ET).to(resolved.device)
     samples: dict[str, list[float]] = {name: [] for name in steppers}
     turns, spent = 0, 0.0
-    while turns < WARM_UP_STEPS + LEAST_TURNS or spent < seconds * len(steppers):
+    while turns < WARM_UP_STEPS + LEAST_TURNS or any(ranks.agree(spent < seconds * len(steppers))):
         if turns == WARM_UP_STEPS:
             after_warm_up()
         for name, stepper in steppers.items():
-            stop.check()
+            ranks.together(stop.check)
             began = clock()
             stepper.step(ids_ET, turns, 10**9)  # a rate near zero: the time does not depend on it
             samples[name].append(clock() - began)

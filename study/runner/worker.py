@@ -8,11 +8,14 @@ import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpt2.hardware import attention_kernels
+from gpt2.system import ranks
 from gpt2.system.errors import UserError
+from gpt2.system.rank_launcher import end_like, launch
 from study.executors import claims
 from study.executors.child_process import (
     EXIT_CLAIMED,
@@ -52,6 +55,8 @@ def main() -> int:
 
     stop = Stop().install(arguments.parent)
     try:
+        if not arguments.resolve and (count := _ranks_to_start(arguments.study_dir)):
+            return end_like(launch(count, _rank_command(), stop))
         return _work(arguments, stop)
     except Interrupted:
         return EXIT_INTERRUPTED
@@ -60,6 +65,24 @@ def main() -> int:
         return EXIT_CLAIMED
     except (Exception, SystemExit) as error:  # a custom variant may call sys.exit()
         return _explain(error, arguments.study_dir)
+
+
+def _ranks_to_start(study_dir: Path) -> int:
+    """Return the number of processes that the run needs beside this one; 0 where it is one of them, or alone."""
+    from gpt2.config.config import TargetConfig
+    from gpt2.config.dotconfig import read_symbols
+
+    count = TargetConfig.from_symbols(read_symbols(study_dir / "config")).ranks
+    return count if count > 1 and not ranks.started() else 0
+
+
+def _rank_command() -> list[str]:
+    """Return the command of a rank: that of this process, which is its parent."""
+    words = sys.argv[1:]
+    if "--parent" in words:
+        at = words.index("--parent")
+        words = [*words[:at], *words[at + 2 :]]
+    return [sys.executable, "-m", "scripts.train", *words, "--parent", str(os.getpid())]
 
 
 def _explain(error: BaseException, folder: Path) -> int:
@@ -79,6 +102,8 @@ def _explain(error: BaseException, folder: Path) -> int:
         status, text = EXIT_DISK_FULL, "; fix: ".join(explain_full_disk(number, folder))
     elif isinstance(error, NotFiniteError) and error.retry:
         status = EXIT_NOT_FINITE
+    elif isinstance(error, ranks.RankLostError):
+        status = ranks.EXIT_RANK_LOST
     elif not isinstance(error, UserError):
         traceback.print_exc()
         text = explain_missing_compiler(error) or f"{type(error).__name__}: {error}"
@@ -106,6 +131,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
         print_event({"event": "resolved", "target": to_plain(resolve(config.target))})
         return EXIT_FINISHED
     resolved = attention_kernels.prepare_device(config.target, config.model)
+    ranks.join(resolved.device_type, config.target.ranks_timeout_seconds)
     alternation = AlternationSettings.from_symbols(symbols)
     with attention_kernels.attention_context(resolved, config.model.dropout):
         if arguments.time:
@@ -117,10 +143,13 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
         ignored = ignore.read(arguments.study_dir).ignored.get(arguments.variant, ())
         examine = functools.partial(examine_trained, ignored=ignored)
         own = chosen.configure(config)
-        with claims.claimed(run.directory, os.environ.get(PLACE, "")) as claim:
-            status = Run(
-                run, own, resolved, chosen.parts, stop, examine, shared=config, fence=claim.check
-            ).train()
+        with contextlib.ExitStack() as stack:
+            fence: Callable[[], None] = lambda: None
+            if ranks.first():  # it writes
+                place = os.environ.get(PLACE, "")
+                fence = stack.enter_context(claims.claimed(run.directory, place)).check
+            status = Run(run, own, resolved, chosen.parts, stop, examine, shared=config, fence=fence).train()
+        ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
 
 
@@ -143,6 +172,7 @@ def refuse_another_card(study_dir: Path, resolved: ResolvedTarget) -> None:
 def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
     """Return the plan of one run from the study's plan.json."""
     from gpt2.artifacts import run_record
+    from gpt2.config.batch import plan_for
     from gpt2.train.run_plan import RunPlan
     from study.records import plan_file
 
@@ -156,7 +186,7 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
         variant=variant,
         seed=seed,
         iterations=row.iterations,
-        batch=plan.batch,
+        batch=plan_for(plan.batch, ranks.world()),
         predicted_bytes=row.predicted_bytes,
         hellaswag=hellaswag_source(study_dir),
         warmup_iterations=row.warmup_iterations,
@@ -185,14 +215,13 @@ def _time_steps(
 
     from gpt2.artifacts.metrics_log import print_event
     from gpt2.config.batch import plan_batch
-    from gpt2.train.clocks import work_clock
+    from gpt2.train.clocks import device_synchroniser, work_clock
     from gpt2.train.peak_memory import PeakMeter
-    from gpt2.train.trainer import device_synchroniser
     from ra.variants import variant
     from study.memory.micro_batch import Predictions, free_bytes, require_free
     from study.runner.step_timing import measure_steps
 
-    batch = plan_batch(config.batch.effective, arguments.micro, 1, config.model.block_size)
+    batch = plan_batch(config.batch.effective, arguments.micro, ranks.world(), config.model.block_size)
     timed = {
         name: variant(name, config.model, alternation) for name in (arguments.variant, *arguments.beside)
     }
@@ -200,9 +229,12 @@ def _time_steps(
         need = Predictions(config, resolved).peak_bytes(timed[arguments.variant], batch.micro)
         require_free(resolved, need, free_bytes(resolved.device))
     meter = PeakMeter(resolved.device)
-    clock = work_clock(resolved.device_type, torch.get_num_threads(), device_synchroniser(resolved.device))
+    kind = resolved.device_type if ranks.world() == 1 else "ranks"  # the time in which a rank waits counts
+    clock = work_clock(kind, torch.get_num_threads(), device_synchroniser(resolved.device))
     seconds = measure_steps(
         config, resolved, timed, batch, arguments.time, stop, clock, after_warm_up=meter.restart
     )
-    print_event({"event": "timing", "seconds": seconds, "peak_bytes": meter.peaks()["allocated"]})
+    if ranks.first():
+        print_event({"event": "timing", "seconds": seconds, "peak_bytes": meter.peaks()["allocated"]})
+    ranks.leave()
     return EXIT_FINISHED

@@ -13,7 +13,16 @@ from collections import Counter
 from pathlib import Path
 
 from tests import process_defaults  # noqa: F401  (before torch is loaded)
-from tests.faults import clusters, damaged, data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
+from tests.faults import (  # noqa: F401  (they fill the table)
+    clusters,
+    damaged,
+    data,
+    failures,
+    ranks,
+    signals,
+    storage,
+    surroundings,
+)
 from tests.faults.harness import TABLE, Bench, CannotDoError
 
 AS_EXPECTED, OTHERWISE, NOT_DONE = "as expected", "OTHERWISE", "not done here"

@@ -6,7 +6,16 @@ from typing import cast
 
 import pytest
 
-from tests.faults import clusters, damaged, data, failures, signals, storage, surroundings  # noqa: F401  (they fill the table)
+from tests.faults import (  # noqa: F401  (they fill the table)
+    clusters,
+    damaged,
+    data,
+    failures,
+    ranks,
+    signals,
+    storage,
+    surroundings,
+)
 from tests.faults.__main__ import main
 from tests.faults.harness import TABLE, Bench, CannotDoError, Fault
 

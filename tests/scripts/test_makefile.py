@@ -34,7 +34,7 @@ VARIABLES = {
     "plan": ("SPREAD",),
     "evaluate": ("RUN", "PLATFORM", "MACHINE"),
     "transfer": ("STUDIES", "PLATFORMS", "OUT", "MACHINE"),
-    "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES", "NUMERICS"),
+    "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES", "NUMERICS", "SCALE"),
     "memory": ("TARGET", "FROM", "VARIANTS", "CONFIG_STUDY_NAME"),
     "mrproper": ("RESULTS",),
     "defconfig-x": ("CONFIG_STUDY_NAME", "CONFIG_DATASET_FILES"),

@@ -1,13 +1,15 @@
 """Inject a fault into a training process. Python imports this file at its start where PYTHONPATH has the folder.
 
-FAULT is JSON: place ("step", "loss", "accumulation", "evaluate", "hellaswag", "save", "compile"); at, the
+FAULT is JSON: place ("step", "forward", "loss", "accumulation", "evaluate", "hellaswag", "save", "compile"); at, the
 iteration from which it fires, or only, the one at which it does; action ("TERM", "INT", "HUP": that signal to
 the study; "kill": SIGKILL to the training process; "kill-both"; "oom"; "nan"; "spike": thrice the loss);
 times (how often, counted over all processes; 0: always); above (for "oom": only where the micro-batch, or
-the scored batch, is larger); stuck (seconds that the step then hangs). STEP_SECONDS makes every step
-take that much longer, so that a study of a very small model lasts long enough.
+the scored batch, is larger); stuck (seconds that the step then hangs); rank (the only one of several ranks where it
+fires). At the place "start", the actions "torch" and "data" give a rank another version of torch and other data.
+STEP_SECONDS makes every step take that much longer, so that a study of a very small model lasts long enough.
 """
 
+import dataclasses
 import json
 import os
 import signal
@@ -25,9 +27,10 @@ class Fault:
 
     def strikes(self, place: str, size: int = 0) -> str:
         """Return the action that is due now, or an empty string."""
-        wanted = self.wanted
+        wanted, rank = self.wanted, os.environ.get("RANK", "")
         if (
             wanted.get("place") != place
+            or str(wanted.get("rank", rank)) != rank
             or self.iteration < wanted.get("at", 0)
             or size <= wanted.get("above", -1)
         ):
@@ -64,6 +67,7 @@ def install(fault: Fault, slower: float) -> None:
     import torch
 
     from gpt2.artifacts import checkpoint
+    from gpt2.data import dataset
     from gpt2.eval import evaluator
     from gpt2.train import nan_debug, step
 
@@ -79,6 +83,7 @@ def install(fault: Fault, slower: float) -> None:
 
     def made_loss(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
+        fault.strike("forward", arguments[0].shape[0])
         if calls[0] == 2:
             fault.strike("accumulation")
         loss = plain_loss(*arguments, **options)
@@ -116,6 +121,12 @@ def install(fault: Fault, slower: float) -> None:
 
         torch.compile = made_compile  # type: ignore[assignment]
 
+    action = fault.strikes("start")
+    if action == "torch":
+        torch.__version__ = "2.0.0"  # type: ignore[assignment]
+    if action == "data":
+        plain_open = dataset.open_corpus
+        dataset.open_corpus = lambda folder: dataclasses.replace(plain_open(folder), fingerprint="0" * 64)
     step.Stepper.step, step.linear_cross_entropy = made_step, made_loss  # type: ignore[method-assign, assignment]
     nan_debug.linear_cross_entropy = made_loss  # type: ignore[assignment]
     checkpoint._flush = made_flush

@@ -85,7 +85,19 @@ def test_a_config_fills_every_field():
     assert dataclasses.astuple(config.optimizer)[:8] == (1e-3, 0.1, 0.05, 0.1, 0.9, 0.95, 1e-8, 1.0)
     assert config.data == DataConfig("embedded", (), 0, Path("data"), 0)
     assert config.evaluation.hellaswag_file == Path("items.jsonl")
-    assert dataclasses.astuple(config.target) == ("auto", "auto", False, 0, "cpu", True, False)
+    assert dataclasses.astuple(config.target) == (
+        "auto",
+        "auto",
+        False,
+        0,
+        "cpu",
+        True,
+        False,
+        1,
+        False,
+        600,
+        False,
+    )
     assert dataclasses.astuple(config.tracking) == (False, "off", "", False)
     assert config.checkpoint_seconds == 30
 

@@ -1,0 +1,98 @@
+"""Sum gradients over micro-batches and ranks: in the order of the ranks' library, or in a fixed binary tree.
+
+Sums of floats depend on their order. In the tree, the sum of 2n micro-batches is the sum of the first n plus that of
+the last n, whichever rank computed them, so 1, 2 and 4 ranks give the same bits. It needs log2(accumulation) more
+gradient buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from gpt2.system import ranks
+
+BUCKET_BYTES = 64 * 2**20  # of gradients that are exchanged at once, and copied for it
+
+Gradients = list[Tensor | None]
+
+
+def accumulate(backward: Callable[[int], Tensor], count: int) -> Tensor:
+    """Call backward(number) for each micro-batch, which adds to `.grad`; return the sum of the losses it returns."""
+    total = backward(0)
+    for number in range(1, count):
+        total += backward(number)
+    return total
+
+
+def accumulate_tree(backward: Callable[[int], Tensor], count: int, parameters: Sequence[Tensor]) -> Tensor:
+    """Do as `accumulate`, with sums of gradients and losses in a tree."""
+
+    def subtree(begin: int, end: int) -> tuple[Tensor, Gradients]:
+        if end - begin == 1:
+            loss = backward(begin)
+            gradients = [parameter.grad for parameter in parameters]
+            for parameter in parameters:
+                parameter.grad = None
+            return loss, gradients
+        middle = (begin + end) // 2
+        loss, left = subtree(begin, middle)
+        other, right = subtree(middle, end)
+        return loss + other, [_add(one, two) for one, two in zip(left, right, strict=True)]
+
+    total, gradients = subtree(0, count)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    return total
+
+
+def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one.add_(other)
+
+
+def sum_over_ranks(parameters: Sequence[Tensor], total: Tensor, tree: bool) -> None:
+    """Replace each gradient and `total` by the sum over the ranks, in place. A gradient that no rank has stays None."""
+    if ranks.world() == 1:
+        return
+    exists = ranks.agree(*[parameter.grad is not None for parameter in parameters])
+    for parameter, found in zip(parameters, exists, strict=True):
+        if found and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    with ranks.exchange():
+        for bucket in [[total], *_buckets(gradients)]:
+            flat = _flatten_dense_tensors(bucket)
+            if tree:
+                parts = [torch.empty_like(flat) for _ in range(ranks.world())]
+                torch.distributed.all_gather(parts, flat)
+                flat = _tree_sum(parts)
+            else:
+                torch.distributed.all_reduce(flat)
+            for gradient, summed in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+                gradient.copy_(summed)
+
+
+def _tree_sum(parts: list[Tensor]) -> Tensor:
+    """Sum in the tree's order. The number of parts is a power of two."""
+    while len(parts) > 1:
+        parts = [one + other for one, other in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield consecutive gradients of one dtype, of at most BUCKET_BYTES unless a single one is larger."""
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in gradients:
+        if bucket and (gradient.dtype != bucket[0].dtype or size + gradient.nbytes > BUCKET_BYTES):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.nbytes
+    if bucket:
+        yield bucket

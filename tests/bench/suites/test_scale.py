@@ -1,0 +1,45 @@
+"""The suite of scale: every arrangement is timed in every round, by processes that train together."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.suites import scale
+from tests.bench.sessions import run_small
+
+SMALL = scale.ScaledShape("small", 2, 2, 16, 8, 4, 1)
+
+
+def test_one_and_two_ranks_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scale, "SHAPES", {"cpu": SMALL})
+    monkeypatch.setattr(
+        scale, "arrangements", lambda cards: (scale.BASELINE, scale.Arrangement("2 ranks", 2))
+    )
+    found = run_small(scale.SUITE, tmp_path, monkeypatch, rounds=2, seconds=0.05)
+    assert {name: len(speeds) for name, speeds in found["tokens_per_second"].items()} == {
+        "1 rank": 2,
+        "2 ranks": 2,
+    }
+    assert all(speed > 0 for speeds in found["tokens_per_second"].values() for speed in speeds)
+    lines = capsys.readouterr().out.splitlines()
+    rounds = [line.partition(":")[0] for line in lines if line.startswith("round ")]
+    assert rounds == ["round 1/2  1 rank", "round 1/2  2 ranks", "round 2/2  1 rank", "round 2/2  2 ranks"]
+
+
+def test_a_ratio_is_taken_within_a_round() -> None:
+    rows = scale.table(SMALL, {"1 rank": [100.0, 10.0], "2 ranks": [150.0, 20.0]}).cells
+    assert rows[0][2] == "-"
+    assert rows[1][2] == "1.75 [1.50, 2.00]"
+
+
+@pytest.mark.parametrize(
+    ("cards", "names"),
+    [
+        (0, ["1 rank", "2 ranks", "2 ranks, sharded"]),
+        (4, ["1 rank", "2 ranks", "4 ranks", "4 ranks, sharded"]),
+    ],
+)
+def test_the_arrangements_use_the_cards_of_the_machine(cards: int, names: list[str]) -> None:
+    assert [each.name for each in scale.arrangements(cards)] == names

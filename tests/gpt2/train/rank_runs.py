@@ -1,0 +1,112 @@
+"""Very small runs over several ranks: python -m tests.gpt2.train.rank_runs JSON, started by the rank launcher.
+
+JSON is a list of runs, made one after another: {"directory", "texts", "name", "dropout", "tree", "sharded", "often",
+"then"}. often: a checkpoint after every step.
+The numbers of every rank go to <directory>/rank<r>.json. `then`: "oom", "nan" or "stop" disturbs rank 1 at iteration 3;
+"data" gives it other data.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from gpt2.config.batch import plan_batch
+from gpt2.config.config import Config
+from gpt2.system import ranks
+from gpt2.system.signals import Stop
+from gpt2.train.step import Stepper
+from gpt2.train.trainer import Run
+from ra.variants import variant
+from tests import small_runs
+
+ITERATIONS, EFFECTIVE, MICRO = 6, 16, 2
+HELLASWAG = Path(__file__).parents[2] / "fixtures" / "hellaswag_small.jsonl"
+
+
+def configuration(texts: Path, dropout: float = 0.0, tree: bool = False, sharded: bool = False) -> Config:
+    config = small_runs.configuration(texts, ITERATIONS, dropout=dropout)
+    return dataclasses.replace(
+        config,
+        evaluation=dataclasses.replace(
+            config.evaluation, tokens=480, interval_tokens=512, hellaswag=True, hellaswag_limit=7
+        ),
+        target=dataclasses.replace(config.target, ranks_tree=tree, sharded=sharded),
+        checkpoint_seconds=1,
+    )
+
+
+def start(spec: dict[str, Any]) -> Run:
+    """Start or resume the run, of as many ranks as there are."""
+    settings = {name: spec[name] for name in ("dropout", "tree", "sharded") if name in spec}
+    config = configuration(Path(spec["texts"]), **settings)
+    run = small_runs.start(Path(spec["directory"]), config, spec.get("name", "B"), Stop())
+    batch = plan_batch(EFFECTIVE, MICRO, ranks.world(), 16)
+    plan = dataclasses.replace(run.plan, batch=batch, hellaswag=HELLASWAG)
+    chosen = variant(spec.get("name", "B"), config.model, small_runs.ALTERNATION)
+    return Run(plan, run.config, run.resolved, chosen.parts, run.stop, shared=config)
+
+
+def disturb(run: Run, action: str) -> None:
+    """Disturb this rank."""
+    plain = Stepper.step
+    if action == "data":
+        run.log.record["fingerprint"]["data"] = "another"
+
+    def step(stepper: Stepper, ids_ET: Any, iteration: int, *rest: Any) -> Any:
+        if iteration == 3:
+            if action == "oom":
+
+                def fail(*arguments: Any) -> Any:
+                    raise torch.OutOfMemoryError("injected")
+
+                stepper.loss = fail
+            elif action == "nan":
+                layer = stepper.model.blocks[1].mlp.fc
+                layer.register_forward_hook(lambda module, inputs, output: output * float("nan"))
+            elif action == "stop":
+                run.stop.requested = "SIGTERM"
+        return plain(stepper, ids_ET, iteration, *rest)
+
+    run.stepper.step = step.__get__(run.stepper)  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Make the runs of the argument."""
+    torch.set_num_threads(1)
+    specs = json.loads(sys.argv[1])
+    ranks.join("cpu", 60)
+    for spec in specs:
+        run = start(spec)
+        found: dict[str, Any] = {"error": None}
+        if spec.get("often"):
+            run.checkpoint_due = lambda: True  # type: ignore[method-assign]
+        if ranks.rank() == 1:
+            disturb(run, spec.get("then", ""))
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            try:
+                found["status"] = run.train()
+            except Exception as error:
+                found |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in run.stepper.model.parameters())
+        weights = sum(p.double().sum().item() * k for k, p in enumerate(whole, 1))
+        kept = [p.to_local() if isinstance(p, DTensor) else p for p in run.stepper.model.parameters()]
+        moments = [value for entry in run.stepper.optimizer.state.values() for value in entry.values()]
+        found |= {
+            "iteration": run.iteration,
+            "weights": weights,
+            "bytes": [sum(tensor.nbytes for tensor in tensors) for tensors in (kept, moments)],
+            "faults": [f.to_json() for f in run.faults.faults],
+        }
+        (Path(spec["directory"]) / f"rank{ranks.rank()}.json").write_text(json.dumps(found))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""One run over 1, 2 and 4 processes: equal numbers, one record, and what happens on one rank happens on all."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.artifacts import run_record
+from gpt2.config.batch import BatchError, plan_batch, plan_for
+from gpt2.memory.prediction import predict
+from gpt2.memory.workload import StepWorkload
+from gpt2.system.rank_launcher import launch
+from gpt2.system.signals import Stop
+from ra.variants import variant
+from tests import small_runs
+from tests.gpt2.train import rank_runs
+from tests.small_runs import StopAfter, outcome, same
+
+SPECS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tree": {"tree": True},
+    "dropout": {"tree": True, "dropout": 0.2, "name": "RALEARN"},
+    "resumed": {"tree": True},  # with another number of ranks before
+    "stop": {"tree": True, "then": "stop"},
+    "sharded": {"sharded": True, "often": True, "name": "RALEARN", "dropout": 0.2},
+    "sharded-resumed": {"sharded": True},  # from a whole model
+    "sharded-stop": {"sharded": True, "then": "stop"},
+    "nan": {"then": "nan"},
+    "oom": {"then": "oom"},
+    "data": {"then": "data"},
+}
+
+
+def specs(root: Path, texts: Path, names: list[str]) -> list[dict[str, Any]]:
+    for name in names:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    return [SPECS[name] | {"directory": str(root / name), "texts": str(texts)} for name in names]
+
+
+def run_ranks(world: int, root: Path, texts: Path, names: list[str]) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "tests.gpt2.train.rank_runs",
+        json.dumps(specs(root, texts, names)),
+    ]
+    assert launch(world, words, Stop()) == 0
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
+    """Return the folder of the runs of one process."""
+    import torch
+
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("alone")
+    for spec in specs(root, texts, ["plain", "tree", "dropout"]):
+        assert rank_runs.start(spec).train() == "finished"
+    return root
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
+    """Return the folder of the runs of two ranks."""
+    root = tmp_path_factory.mktemp("two")
+    for spec in specs(root, texts, ["resumed", "sharded-resumed"]):
+        run = rank_runs.start(spec)
+        run.stop = StopAfter(5)
+        assert run.train() == "interrupted"
+        assert 0 < run.iteration < rank_runs.ITERATIONS
+    run_ranks(2, root, texts, list(SPECS))
+    return root
+
+
+def of_rank(root: Path, name: str, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((root / name / f"rank{rank}.json").read_text())
+    return found
+
+
+def scores(directory: Path) -> Any:
+    record = run_record.load(directory)
+    return (
+        record.hellaswag,
+        record.validation and record.validation.loss,
+        (directory / "hellaswag.json").read_text(),
+    )
+
+
+@pytest.mark.parametrize("name", ["tree", "dropout"])
+def test_two_ranks_have_the_numbers_of_one_to_the_bit_in_the_tree(alone: Path, two: Path, name: str) -> None:
+    assert same(outcome(alone / name), outcome(two / name))
+    assert scores(alone / name) == scores(two / name)
+
+
+def test_four_ranks_have_the_numbers_of_one_to_the_bit_in_the_tree(
+    alone: Path, tmp_path: Path, texts: Path
+) -> None:
+    run_ranks(4, tmp_path, texts, ["tree"])
+    assert same(outcome(alone / "tree"), outcome(tmp_path / "tree"))
+    assert scores(alone / "tree") == scores(tmp_path / "tree")
+    assert run_record.load(tmp_path / "tree").batch == run_record.Batch(16, 2, 2, 4, 16)
+
+
+def test_without_the_tree_losses_agree_to_float_rounding(alone: Path, two: Path) -> None:
+    (_, one, losses), (_, other, others) = outcome(alone / "plain"), outcome(two / "plain")
+    assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in others], rel=1e-6)
+    assert [loss for _, loss in one["losses"]] == pytest.approx(
+        [loss for _, loss in other["losses"]], rel=1e-6
+    )
+    assert one["fingerprint"] == other["fingerprint"]
+
+
+def test_the_number_of_ranks_may_change_at_a_resume(alone: Path, two: Path, texts: Path) -> None:
+    assert same(outcome(two / "resumed"), outcome(alone / "tree"))
+    assert [of_rank(two, "stop", rank)["status"] for rank in range(2)] == ["interrupted", "interrupted"]
+    assert run_record.load(two / "stop").progress.iterations == 4
+    spec = SPECS["tree"] | {"directory": str(two / "stop"), "texts": str(texts)}
+    assert rank_runs.start(spec).train() == "finished"
+    assert same(outcome(two / "stop"), outcome(alone / "tree"))
+
+
+def close(one: Path, other: Path) -> None:
+    """Compare losses, validation, and every tensor of the last checkpoint, to float rounding."""
+    import torch
+
+    (state, found, losses), (expected, exact, others) = outcome(one), outcome(other)
+    assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in others], rel=2e-6)
+    assert [loss for _, loss in found["losses"]] == pytest.approx(
+        [loss for _, loss in exact["losses"]], rel=2e-6
+    )
+    assert found["fingerprint"] == exact["fingerprint"]
+    assert state["model"].keys() == expected["model"].keys()
+    for name, value in state["model"].items():
+        torch.testing.assert_close(value, expected["model"][name], rtol=1e-3, atol=1e-4)
+    for number, entry in expected["optimizer"]["state"].items():
+        torch.testing.assert_close(state["optimizer"]["state"][number], entry, rtol=1e-2, atol=1e-5)
+
+
+def test_sharded_weights_give_the_numbers_of_whole_ones(alone: Path, two: Path) -> None:
+    close(two / "sharded", alone / "dropout")
+    assert run_record.load(two / "sharded").hellaswag.items == 7
+    assert of_rank(two, "sharded", 0) == of_rank(two, "sharded", 1)
+
+
+def test_a_rank_stores_the_predicted_share_of_the_weights(two: Path, texts: Path) -> None:
+    config = rank_runs.configuration(texts)
+    parts = variant("RALEARN", config.model, small_runs.ALTERNATION).parts
+
+    def stored(ranks: int) -> list[int]:
+        work = StepWorkload(config.model, config.optimizer, parts, 2, 4, "cpu", "float32", False, ranks)
+        timeline = predict(work).timeline
+        kinds = timeline.by_kind(timeline.peak_event(["optimizer"]))
+        return [kinds["parameters"], kinds["optimizer state"]]
+
+    assert stored(2) == of_rank(two, "sharded", 0)["bytes"]
+    assert stored(1) == of_rank(two, "dropout", 0)["bytes"]
+    assert stored(2)[0] < stored(1)[0]
+
+
+def test_a_checkpoint_loads_sharded_or_whole(alone: Path, two: Path, texts: Path) -> None:
+    close(two / "sharded-resumed", alone / "plain")
+    assert of_rank(two, "sharded-stop", 0)["status"] == "interrupted"
+    spec = {"directory": str(two / "sharded-stop"), "texts": str(texts)}
+    assert rank_runs.start(spec).train() == "finished"
+    close(two / "sharded-stop", alone / "plain")
+
+
+def test_one_rank_writes_one_record_and_all_have_its_weights(two: Path) -> None:
+    assert of_rank(two, "plain", 0) == of_rank(two, "plain", 1)
+    assert sorted(path.name for path in (two / "plain").iterdir()) == sorted(
+        ["checkpoint", "hellaswag.json", "memory.json", "metrics.jsonl", "rank0.json", "rank1.json", "run.json",
+         "validation_windows.json"]
+    )  # fmt: skip
+    lines = (two / "plain" / "metrics.jsonl").read_text().splitlines()
+    assert sum('"train"' in line for line in lines) == rank_runs.ITERATIONS
+
+
+def test_a_step_of_one_rank_that_is_not_finite_is_found_by_all(two: Path) -> None:
+    """Rank 1 has the micro-batches 4 to 7 of the effective batch, which are its sequences 8 to 15."""
+    one, other = (of_rank(two, "nan", rank) for rank in range(2))
+    assert one == other
+    assert one["error"].startswith("NotFiniteError: iteration 3: ")
+    assert one["iteration"] == 3
+    (fault,) = one["faults"]
+    assert (fault["what"], fault["name"], fault["micro_batch"]) == ("output", "blocks.1.mlp.fc", 4)
+    assert len(fault["sequences"]) == rank_runs.MICRO
+
+
+def test_one_rank_without_memory_ends_the_step_of_all(two: Path) -> None:
+    errors = [of_rank(two, "oom", rank)["error"] for rank in range(2)]
+    assert errors == ["MemoryError: another rank ran out of memory", "OutOfMemoryError: injected"]
+    assert [of_rank(two, "oom", rank)["iteration"] for rank in range(2)] == [3, 3]
+
+
+def test_a_rank_with_other_data_is_refused_before_the_first_step(two: Path) -> None:
+    one, other = (of_rank(two, "data", rank) for rank in range(2))
+    assert one["error"] == other["error"]
+    assert "rank 1 has data another, rank 0 has data " in one["error"]
+    assert one["iteration"] == 0
+    assert not (two / "data" / "metrics.jsonl").exists()
+
+
+def test_a_plan_for_other_ranks_keeps_the_effective_batch() -> None:
+    plan = plan_batch(16, 8, 1, 16)
+    assert dataclasses.astuple(plan_for(plan, 4)) == (16, 4, 1, 4, 16)
+    assert dataclasses.astuple(plan_for(plan_for(plan, 4), 1)) == (16, 4, 4, 1, 16)
+    assert plan_for(plan, 1) is plan
+    with pytest.raises(BatchError, match="3 processes cannot share effective batch 16 evenly"):
+        plan_for(plan, 3)
+    assert small_runs.configuration(Path("texts"), 1).target.ranks == 1
