@@ -8,7 +8,6 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -144,11 +143,11 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
         examine = functools.partial(examine_trained, ignored=ignored)
         own = chosen.configure(config)
         with contextlib.ExitStack() as stack:
-            fence: Callable[[], None] = lambda: None
+            holder = {}
             if ranks.first():  # it writes
                 place = os.environ.get(PLACE, "")
-                fence = stack.enter_context(claims.claimed(run.directory, place)).check
-            status = Run(run, own, resolved, chosen.parts, stop, examine, shared=config, fence=fence).train()
+                holder["fence"] = stack.enter_context(claims.claimed(run.directory, place)).check
+            status = Run(run, own, resolved, chosen.parts, stop, examine, shared=config, **holder).train()
         ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
 
