@@ -22,8 +22,9 @@ from pages.markup import Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, line
 from rl.report import DIVERGED, ArmResult, GrpoReport
 from rl.settings import BASELINE
-from study.report.sentences import p_text
+from study.report.sentences import p_text, seeds_text
 
+CAPTION = "Accuracy during training: mean over seeds, with its standard error over test problems."
 METHOD = (
     "Accuracy: share of test problems whose response, by greedy decoding without noise, ends with the published number "
     "(its last number). ± is the standard error over test problems.",
@@ -46,7 +47,7 @@ def grpo_document(report: GrpoReport) -> Document:
         Only((HTML,), [legend(names) if len(names) > 1 else Legend([])]),
         Only(
             (HTML,),
-            [Figure("accuracy", accuracy_figure(report), "Accuracy during training, mean over seeds.")],
+            [Figure("accuracy", accuracy_figure(report), CAPTION)],
         ),
         Section("Accuracy after training", [_final(report)]),
         Section("Accuracy during training", [_trajectory(report), Note(_trajectory_note(report))]),
@@ -59,7 +60,7 @@ def grpo_document(report: GrpoReport) -> Document:
         f"{name} {version}" for name, version in report.environment.items() if name != "device"
     )
     device = report.environment.get("device", "")
-    study = f"{report.study} · {report.model} · {report.seeds} seeds · {report.steps} steps"
+    study = f"{report.study} · {report.model} · {seeds_text(report.seeds)} · {report.steps} steps"
     subtitle = f"{study} · {device} · {environment}"
     return Document("GRPO with noise in the rollout", blocks, subtitle=subtitle)
 
@@ -93,8 +94,10 @@ def _sentence(one: ArmResult, report: GrpoReport) -> Text:
     if not verdict:
         return (Strong(one.arm), ": no finished run with a baseline at its seed.")
     p = f", {p_text(verdict.adjusted_p)}" if verdict.adjusted_p is not None else ""
-    seeds = "1 seed" if verdict.seeds == 1 else f"{verdict.seeds} seeds"
-    return (Strong(one.arm), f": {verdict.word} ({_difference(one)} percentage points, {seeds}{p}).")
+    return (
+        Strong(one.arm),
+        f": {verdict.word} ({_difference(one)} percentage points, {seeds_text(verdict.seeds)}{p}).",
+    )
 
 
 def _final(report: GrpoReport) -> Table:

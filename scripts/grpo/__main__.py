@@ -34,7 +34,8 @@ def main() -> None:
     settings = GrpoSettings.from_symbols(symbols)
     identity = check(settings)
     print(
-        f"{settings.name}: {settings.model}, {len(settings.arms)} arms x {settings.seeds} seeds", flush=True
+        f"{settings.name}: {settings.model}, {len(settings.runs)} runs of {len(settings.arms)} arms",
+        flush=True,
     )
     run_study(settings, config, lambda: write_report(settings, identity))
     print(render_terminal(write_report(settings, identity)))

@@ -1,8 +1,12 @@
-"""A random Qwen2 of a few thousand weights with a tokenizer, and problems like GSM8K's."""
+"""A random Qwen2 of 29,000 weights with a tokenizer, and problems like GSM8K's.
+
+python -m tests.rl.tiny FOLDER    writes the example of docs/grpo.md: FOLDER/train.jsonl, test.jsonl and model
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,3 +53,13 @@ def write_model(folder: Path, texts: Sequence[str], vocabulary: int = 160) -> Pa
     Qwen2ForCausalLM(config).save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [write_problems(folder / f"{split}.jsonl", 64, answers=(4, 7)) for split in ("train", "test")]
+    write_model(folder / "model", [files[0].read_text(encoding="utf-8")])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
