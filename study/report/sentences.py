@@ -12,6 +12,7 @@ from study.records.runs import diverged_seeds
 from study.report.build import Report
 from study.stats.statistics import Interval, perplexity_percent
 
+NAMED = 8  # names that are listed, above which they are counted
 ONE_SEED = "one seed, control arms, differences are not evidence"
 
 
@@ -128,3 +129,14 @@ def item_result(test: ItemTest) -> str:
         else ("more right" if test.wins > test.losses else "fewer right")
     )
     return f"+{test.wins:,} / -{test.losses:,}, {p_text(test.adjusted_p)}: {said}"
+
+
+def listed(names: list[str]) -> str:
+    """Names in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def some(names: list[str]) -> str:
+    """The first NAMED names, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"

@@ -24,11 +24,13 @@ from study.report.sentences import (
     ONE_SEED,
     difference,
     dof_text,
+    listed,
     p_text,
     percent,
     seeds_text,
     shown,
     size,
+    some,
     uncounted,
 )
 from study.stats.looks import nominal_levels
@@ -37,7 +39,6 @@ from study.sweep.results import RateReport
 from study.sweep.section import edge_sentences
 
 MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
-NAMED = 8  # runs listed by name, above which they are counted
 
 
 def findings(report: Report) -> list[Finding]:
@@ -397,14 +398,3 @@ def run_names(report: Report) -> str:
     if dotted:
         text += f"; a dot separates a name with modifiers or a final digit from the seed, as in {dotted[0]}"
     return f"{text}."
-
-
-def listed(names: list[str]) -> str:
-    """Names in a sentence."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def some(names: list[str]) -> str:
-    """The first NAMED names, and how many more there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{', '.join(names[:NAMED])}{more}"
