@@ -183,7 +183,7 @@ def test_the_published_problems_from_beginning_to_end(place: Place) -> None:
     write_model(place.folder / "words", texts[:500], vocabulary=600)
     place.configure(
         GRPO_TRAIN_FILE=str(files["train"]), GRPO_TEST_FILE=str(files["test"]), GRPO_MODEL="./words",
-        GRPO_RESPONSE_TOKENS="24", GRPO_PROMPTS="8", GRPO_GROUP="4", GRPO_MICRO_BATCH="16", GRPO_EVALUATE_STEPS="10",
+        GRPO_RESPONSE_TOKENS="12", GRPO_PROMPTS="8", GRPO_GROUP="4", GRPO_MICRO_BATCH="16", GRPO_EVALUATE_STEPS="10",
     )  # fmt: skip
     status, printed = place.run()
     assert status == 0, printed
