@@ -29,6 +29,7 @@ KINDS = {  # kind -> what its strength is, and its interval
     "exp": ("relative error of the exponential in the softmax, a function of its argument", "[0, 1)"),
     "flush": ("size below which a result becomes zero", "[0, 1]"),
 }
+LONGEST_NAME = 64  # of a platform without its machine: it is part of a file's name
 MACHINE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 GRAMMAR = (
     "fp32, bf16, fp16, tf32, int8, int4, int3, int2, int4:64, int4:row, dynamic-int8, foreign:1e-3 or "
@@ -115,6 +116,10 @@ def local_platforms(names: Sequence[str], variable: str) -> None:
 
 
 def _parse(name: str) -> Platform:
+    if len(name) > LONGEST_NAME:
+        raise PlatformError(
+            f"{name[:LONGEST_NAME]}... has {len(name)} characters, more than {LONGEST_NAME}; fix: a shorter number"
+        )
     head, separator, value = name.partition(":")
     if head in FORMATS and not separator:
         return Platform(name, FORMATS[head].split()[0])

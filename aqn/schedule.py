@@ -10,6 +10,7 @@ Huang et al. 2025, "QeRL: Beyond Efficiency - Quantization-enhanced Reinforcemen
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from gpt2.config.dotconfig import number_in
@@ -71,7 +72,7 @@ def parse_noise(text: str) -> NoiseSchedule:
         return NoiseSchedule(preset.start, preset.end, preset.intervals, final)
     sigmas = [number_in(SIGMAS, word) for word in words[:2]]
     start, end = sigmas if len(sigmas) == 2 else (None, None)
-    counted = len(words) == 2 or (len(words) == 3 and words[2].isascii() and words[2].isdecimal())
+    counted = len(words) == 2 or (len(words) == 3 and re.fullmatch("[0-9]{1,9}", words[2]))
     if start is None or end is None or not counted:
         raise NoiseError(f"AQN={text} is malformed; sigmas are numbers in {SIGMAS}; fix: use {EXAMPLE}")
     intervals = int(words[2]) if len(words) == 3 else INTERVALS

@@ -12,14 +12,13 @@ from gpt2.system.errors import UserError
 from study.analysis.verdict import MARGIN
 from study.records import plan_file
 from study.records.lengths import shown_length
-from study.records.runs import Run, diverged_seeds, losses, read_runs
+from study.records.runs import SHARED, Run, diverged_seeds, losses, read_runs
 from study.stats.statistics import mean
 from study.sweep.rates import FIRST_TUNING_SEED
 from study.transfer.records import ItemGap, PlatformRecord, home_platform, item_gap, read, read_at_home
 from study.transfer.verdicts import TransferVerdicts, judge_transfer, without_noise
 
 FIFTHS = 5
-SHARED = ("model", "data", "tokenizer", "validation")  # of the fingerprint
 
 
 class TransferError(UserError, RuntimeError):
@@ -87,6 +86,16 @@ class TransferReport:
         found = [row.loss for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
         return mean(found) if found else None
 
+    def mean_gap(self, arm: str, platform: str) -> float | None:
+        """Return the mean over seeds of loss on a platform minus loss at home of the same run; None without one."""
+        home = {row.seed: row.loss for row in self.matrix if (row.arm, row.platform) == (arm, self.home)}
+        gaps = [
+            row.loss - home[row.seed]
+            for row in self.matrix
+            if (row.arm, row.platform) == (arm, platform) and row.seed in home
+        ]
+        return mean(gaps) if gaps else None
+
     def item_gaps(self, arm: str, platform: str) -> list[ItemGap]:
         """Return the gaps in acc_norm of HellaSwag, one a seed."""
         rows = [row for row in self.matrix if (row.arm, row.platform) == (arm, platform)]
@@ -111,7 +120,12 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
         if differing:
             raise TransferError(
                 f"{study}/runs/{run.name} differs in {', '.join(differing)} from {found[0][1].name}; fix: name studies "
-                "of one model and one text"
+                "of one model, one text and one recipe"
+            )
+        if run.saved_at is not None:
+            raise TransferError(
+                f"{study} is shown at {run.saved_at} iterations, and {run.name} was extended: its weights are of a "
+                "longer run; fix: make extend until every seed is extended"
             )
     names = [(run.variant, run.seed) for _, run in found]
     twice = next((name for name in names if names.count(name) > 1), None)

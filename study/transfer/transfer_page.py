@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aqn.platforms import parse_platform
+from aqn.platforms import Platform, parse_platform
 from pages.components import color
 from pages.document import (
     HTML,
@@ -106,15 +106,10 @@ def gap_table(report: TransferReport) -> Table:
         home = report.mean_loss(arm, report.home)
         cells: list[Text] = [arm, "-" if home is None else f"{home:.5f}"]
         for name in others:
-            gap = _gap(report, arm, name)
+            gap = report.mean_gap(arm, name)
             cells.append("-" if gap is None else f"{gap:+.5f}")
         rows.append(cells)
     return Table(["arm", f"loss on {report.home}", *others], rows)
-
-
-def _gap(report: TransferReport, arm: str, platform: str) -> float | None:
-    here, there = report.mean_loss(arm, report.home), report.mean_loss(arm, platform)
-    return None if here is None or there is None else there - here
 
 
 def _disruptions(report: TransferReport) -> list[Block]:
@@ -168,7 +163,7 @@ def _legend(report: TransferReport) -> list[str]:
 def heat_map(report: TransferReport) -> Plain | None:
     """Draw arms against platforms. The color is the square root of the mean gap, so that small gaps differ, too."""
     others = [name for name in report.platforms if name != report.home]
-    values = [[_gap(report, arm, name) for name in others] for arm in report.arms]
+    values = [[report.mean_gap(arm, name) for name in others] for arm in report.arms]
     known = [abs(value) for row in values for value in row if value is not None]
     if not known:
         return None
@@ -195,15 +190,16 @@ def heat_map(report: TransferReport) -> Plain | None:
 
 
 def dose_response(report: TransferReport) -> Plain | None:
-    """Draw the mean gap against the strength of foreign arithmetic, a line for each arm and kind."""
+    """Draw the mean gap against the strength of foreign arithmetic, a line for each arm, kind and machine."""
     platforms = [parse_platform(name) for name in report.platforms]
     foreign = [one for one in platforms if one.kind and one.strength > 0]
-    kinds = list(dict.fromkeys(one.kind for one in foreign if sum(o.kind == one.kind for o in foreign) > 1))
+    series: dict[str, list[Platform]] = {}
+    for one in sorted(foreign, key=lambda one: one.strength):
+        series.setdefault(f"{one.kind}@{one.machine}" if one.machine else one.kind, []).append(one)
     data = []
-    for place, kind in enumerate(kinds):
-        same = sorted((one for one in foreign if one.kind == kind), key=lambda one: one.strength)
+    for place, (kind, same) in enumerate((kind, same) for kind, same in series.items() if len(same) > 1):
         for arm in report.arms:
-            points = [(one.strength, _gap(report, arm, one.name)) for one in same]
+            points = [(one.strength, report.mean_gap(arm, one.label)) for one in same]
             shown: Sequence[tuple[float, float]] = [(x, y) for x, y in points if y is not None]
             if len(shown) > 1:
                 data.append(

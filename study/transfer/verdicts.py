@@ -72,7 +72,8 @@ def judge_transfer(
     """
     platforms = [name for name in losses if name != home]
     arms = list(losses.get(home, {}))
-    plain = [arm for arm in arms if is_control_arm(arm)] or [arm for arm in arms if not without_noise(arm)]
+    controls = [arm for arm in arms if is_control_arm(arm)]
+    plain = controls or [arm for arm in arms if not without_noise(arm)]
     noisy = [arm for arm in arms if without_noise(arm) and arm not in diverged]
 
     def gap_of(platform: str, names: Sequence[str]) -> dict[int, float]:
@@ -84,7 +85,7 @@ def judge_transfer(
     shrinks: list[TransferVerdict | None] = []
     costs: list[TransferVerdict | None] = []
     for arm in noisy:
-        bases = plain if without_noise(arm) in plain else [without_noise(arm)]
+        bases = controls if without_noise(arm) in controls else [without_noise(arm)]
         bases = [base for base in bases if base in arms]
         if not bases:
             continue

@@ -55,6 +55,7 @@ def test_every_kind_of_platform_is_parsed() -> None:
         ("bf16@a@b", "MACHINE=a@b is no name"),
         ("bf16@..", r"MACHINE=\.\. is no name"),
         (f"bf16@{'x' * 49}", "is no name of a machine"),
+        (f"foreign:0.{'0' * 300}1", "has 311 characters, more than 64; fix: a shorter number"),
         ("@w7900", r"there is no platform \(empty\)"),
     ],
 )

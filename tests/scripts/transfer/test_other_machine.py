@@ -16,11 +16,12 @@ from scipy import stats
 
 from aqn.apply import on_platform
 from aqn.platforms import Platform, parse_platform
+from gpt2.artifacts import run_record
 from gpt2.hardware.attention_kernels import prepare_device
 from gpt2.system.errors import UserError
 from scripts.transfer.__main__ import main
-from study.transfer import evaluate, items
-from study.transfer.matrix import build_transfer
+from study.transfer import evaluate, items, matrix
+from study.transfer.matrix import build_transfer, counted_runs
 from study.transfer.records import PlatformRecord, elsewhere, read, write
 from tests.faults.workplace import STUDY, Workplace, write_stories
 from tests.hellaswag_items import FIXTURE
@@ -248,3 +249,33 @@ def test_without_the_items_the_loss_is_evaluated_and_older_scores_stay(
     assert "has other items than the run was scored on; fix: copy the items" in transfer(
         there, "--platforms", "int4:16"
     )
+
+
+def test_studies_of_another_recipe_are_refused(here: Path, tmp_path: Path) -> None:
+    other = copy_to(here, tmp_path / "other")
+    shutil.rmtree(here / "runs/B2")
+    for name in ("B0", "B1"):
+        shutil.rmtree(other / "runs" / name)
+    assert len(counted_runs([here, other])) == 3
+    folder = other / "runs/B2"
+    record = run_record.load(folder)
+    assert record.fingerprint
+    run_record.write(
+        folder, dataclasses.replace(record, fingerprint=dataclasses.replace(record.fingerprint, schedule="x"))
+    )
+    with pytest.raises(UserError, match=r"runs/B2 differs in schedule from B0; fix: "):
+        counted_runs([here, other])
+
+
+def test_an_extended_run_is_refused_where_the_shorter_length_is_shown(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed 0 has been extended, the others have not: the report is of the shorter runs, the checkpoint is not."""
+    read = matrix.read_runs
+
+    def first_is_extended(*given: Any) -> Any:
+        return [dataclasses.replace(run, saved_at=12 if run.seed == 0 else None) for run in read(*given)]
+
+    monkeypatch.setattr(matrix, "read_runs", first_is_extended)
+    with pytest.raises(UserError, match=r"shown at 12 iterations, and B0 was extended: .*fix: make extend"):
+        counted_runs([here])

@@ -103,3 +103,23 @@ def test_an_arm_is_compared_with_its_own_arm_without_noise() -> None:
     found = judge_transfer({"fp32": home}, "fp32", MARGIN)
     assert [one.arm for one in found.costs] == ["RALEARN+AQN=mild"]  # GATED without noise was not trained
     assert found.costs[0].test.difference.mean == pytest.approx(0.04 / 3)
+
+
+def test_without_control_arms_an_arm_is_compared_with_its_own_arm_alone() -> None:
+    """The gap is that of all arms without noise; another attention is no base of the comparison with noise."""
+    losses = {
+        platform: {
+            arm: {seed: loss + 0.001 * seed + gap for seed in range(3)}
+            for arm, loss, gap in (
+                ("RALEARN", 1.0, away),
+                ("GATED", 2.0, 3 * away),
+                ("RALEARN+AQN=mild", 1.03, away / 2),
+            )
+        }
+        for platform, away in (("fp32", 0.0), ("int4", 0.1))
+    }
+    found = judge_transfer(losses, "fp32", MARGIN)
+    assert found.gaps[0].test.difference.mean == pytest.approx(0.2)
+    assert [(one.arm, one.word) for one in found.costs] == [("RALEARN+AQN=mild", COSTS)]
+    assert found.costs[0].test.difference.mean == pytest.approx(0.03)
+    assert found.shrinks[0].test.difference.mean == pytest.approx(-0.05)
