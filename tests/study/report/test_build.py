@@ -142,8 +142,8 @@ def test_excluded_runs_are_named_and_never_averaged(tmp_path: Path) -> None:
     assert "| RAEARLY2 | pending | no: it has not been run |" in text
     (line,) = [line for line in summary.context(report) if "not counted" in line]
     assert line == (
-        "4 of 15 runs are not counted: RAEARLY0 (unreadable), RAEARLY1 (unreadable), B0 (failed), "
-        "RALATE2 (not comparable)."
+        "4 of 15 runs are not counted: RAEARLY0 (unreadable), RAEARLY1 (unreadable), B0 (diverged), "
+        "RALATE2 (not comparable). B diverged at 1 of 3 seeds; a diverged run is in no mean."
     )
 
 
