@@ -18,12 +18,18 @@ class SlotsError(UserError, RuntimeError):
     """This machine has no place for that many runs at once."""
 
 
-def local_slots(wanted: int, resolved: ResolvedTarget, threads: int) -> list[Slot]:
+def local_slots(wanted: int, resolved: ResolvedTarget, threads: int, ranks: int = 1) -> list[Slot]:
     """Return `wanted` slots of this machine. 0: one per card; one on a CPU. threads: CONFIG_CPU_THREADS.
 
+    ranks: processes of a run; a run of several has the whole machine.
     One slot is the whole machine. SlotsError where there are too few cards of the study's kind, or too few cores.
     """
-    if wanted == 1 or (wanted == 0 and resolved.device_type == "cpu"):
+    if ranks > 1 and wanted > 1:
+        raise SlotsError(
+            f"CONFIG_SLOTS={wanted} and CONFIG_RANKS={ranks}: a run of several processes uses the whole machine; "
+            "fix: CONFIG_SLOTS=1 or CONFIG_RANKS=1"
+        )
+    if wanted == 1 or ranks > 1 or (wanted == 0 and resolved.device_type == "cpu"):
         return [Slot("")]
     if resolved.device_type == "cpu":
         return cpu_slots(wanted, threads, cores())

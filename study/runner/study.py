@@ -195,10 +195,11 @@ class Study:
             return SlurmExecutor(self.directory, settings.slots, settings.slurm_options)
         if settings.executor == "ray":
             gpus = 0 if self.config.target.scale_cpu or self.config.target.name == "cpu" else 1
-            return RayExecutor(settings.ray_address, settings.slots, max(threads, 1), gpus)
+            ranks = self.config.target.ranks
+            return RayExecutor(settings.ray_address, settings.slots, max(threads, 1) * ranks, gpus * ranks)
         return LocalExecutor(
             self.session,
-            local_slots(settings.slots, self.resolved, threads),
+            local_slots(settings.slots, self.resolved, threads, self.config.target.ranks),
             lambda folder: ExperimentLoggers(folder, self.config.tracking),
         )
 

@@ -32,6 +32,12 @@ def test_one_slot_is_the_whole_machine(cpu: ResolvedTarget) -> None:
         assert (slot.name, slot.environment, slot.cpus) == ("", {}, frozenset())
 
 
+def test_a_run_of_several_ranks_has_the_whole_machine(cpu: ResolvedTarget) -> None:
+    assert len(local_slots(0, cpu, 0, ranks=2)) == 1
+    with pytest.raises(SlotsError, match=r"CONFIG_SLOTS=2 and CONFIG_RANKS=2.*fix: CONFIG_SLOTS=1"):
+        local_slots(2, cpu, 0, ranks=2)
+
+
 def test_slots_have_equally_many_cores_and_share_none() -> None:
     slots = cpu_slots(3, 0, CORES)
     assert [len(slot.cpus) for slot in slots] == [4, 4, 4]
