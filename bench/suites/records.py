@@ -22,7 +22,9 @@ from bench.workers import BenchError, Worker
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError
 from gpt2.system.files import write_json
-from study.records.plan_file import Plan
+from study.executors.child_process import Slot
+from study.executors.executor import Executor, Task
+from study.executors.local import LocalExecutor
 from study.report.write import write_report
 from study.runner.study import Study
 
@@ -39,11 +41,16 @@ class NextRunError(Exception):
     """The study has reached the start of its next run."""
 
 
-class StudyUpToNextRun(Study):
-    """A study that stops where it would start its next training process."""
+class NextRunExecutor(LocalExecutor):
+    """An executor that stops the study where it would start its next training process."""
 
-    def execute_run(self, run: tuple[str, int], plan: Any, terminal: Any) -> Plan:
+    def submit(self, task: Task) -> None:
         raise NextRunError
+
+
+class StudyUpToNextRun(Study):
+    def executor(self) -> Executor:
+        return NextRunExecutor(self.session, [Slot("")])
 
 
 def run(session: Session) -> SuiteResult:

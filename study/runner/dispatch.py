@@ -130,7 +130,10 @@ class Dispatcher:
             active.began = time.monotonic()
             self.terminal.begin(message.name, active.number, message.where)
         elif isinstance(message, Progress):
-            self.terminal.update(message.name, message.event)
+            event = message.event
+            if not event.iterations:  # read from metrics.jsonl, which does not repeat it
+                event = dataclasses.replace(event, iterations=self.plan.row(active.run[0]).iterations)
+            self.terminal.update(message.name, event)
         else:
             del self._active[message.name]
             self._end(active, message)

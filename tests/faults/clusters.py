@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from study.executors.claims import newest
 from tests.faults.harness import Bench, CannotDoError, fault, outcome
 from tests.faults.slurm_cluster import SlurmCluster
 from tests.faults.workplace import PATIENCE_SECONDS, Workplace, injected, wait_for
@@ -71,10 +72,9 @@ def time_limit(bench: Bench) -> str:
             SLURM_OPTIONS="--cpus-per-task=1 --time=2 --signal=B:USR1@30",
         )
         done = place.command("scripts.study", **cluster.environment, **injected(None, slower=3.0))
-        notes, submitted = str(place.record()["notes"]), arrays(place)
-        good = not done.returncode and submitted == 1 and "interrupted by SIGTERM" in notes
-        good = good and same_numbers(bench, place)
-    return outcome(good, LIMITED, f"submitted {submitted} {notes} {done.stdout[-600:]}")
+        processes, submitted = newest(place.run_dir())[0], arrays(place)
+        good = not done.returncode and submitted == 1 and processes > 1 and same_numbers(bench, place)
+    return outcome(good, LIMITED, f"submitted {submitted} processes {processes} {done.stdout[-600:]}")
 
 
 LOST_NODE = f"its run continues on the other node and ends at {NUMBERS}"
