@@ -1,4 +1,4 @@
-"""Measure the speed of one run over several processes: `make bench SCALE=1`.
+"""Measure one run over several processes, runs at once, and the driver: `make bench SCALE=1`.
 
 Every arrangement keeps its processes, and they take turns (A B A B), so that drift of the machine affects all alike. On
 a CPU the processes of an arrangement divide the cores; on cards each has one.
@@ -20,6 +20,7 @@ from bench.case_step import model_config, random_batch
 from bench.cases import Sizes
 from bench.runner import LIMIT_SECONDS
 from bench.suite import Session, Suite, SuiteResult
+from bench.suites import executors
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import Worker
 from gpt2.config.batch import plan_batch
@@ -157,7 +158,8 @@ def run(session: Session) -> SuiteResult:
                 samples[name].append(measure(session.seconds))
                 session.say(f"round {number + 1}/{session.rounds}  {name}: {samples[name][-1]:,.0f} tok/s")
             session.save(data)
-    return SuiteResult(data, (table(shape, samples),))
+    more = executors.run(session)
+    return SuiteResult(data | dict(more.data), (table(shape, samples), *more.tables), more.notes)
 
 
 def table(shape: ScaledShape, samples: dict[str, list[float]]) -> ResultTable:
@@ -174,7 +176,7 @@ def table(shape: ScaledShape, samples: dict[str, list[float]]) -> ResultTable:
 
 SUITE = Suite(
     "scale",
-    "tokens/s of one run over 1, 2 and more processes",
+    "tokens/s of one run over 1, 2 and more processes, of runs at once, and the cost of the driver",
     run,
     rounds={"cpu": 6, "cuda": 6},
     seconds={"cpu": 10.0, "cuda": 10.0},
