@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.system.errors import UserError
-from study.executors.child_process import StopAsked
+from study.executors.child_process import EXIT_INTERRUPTED, StopAsked
 from study.executors.claims import newest, read_holder
 from study.executors.executor import Ended, Message, Progress, Started, Task
 from study.executors.place import task_to_json
@@ -87,6 +87,7 @@ class RayExecutor:
         self._remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(start_process())
         self._slots, self._look_at = slots, 0.0
         self._followed: dict[str, _Followed] = {}
+        self._stopped: set[str] = set()
 
     def slots(self) -> int:
         return self._slots or UNLIMITED
@@ -130,6 +131,8 @@ class RayExecutor:
             followed.gone_at = self._clock() if followed.gone_at is None else followed.gone_at
             if self._clock() - followed.gone_at < GRACE_SECONDS:
                 return []
+        if end and end.status == EXIT_INTERRUPTED and name not in self._stopped:
+            end = None  # its node was asked to end, or lost its connection to Ray
         del self._followed[name]
         found: list[Message] = [] if followed.started else [Started(name)]
         ended = Ended(name, end.status, end.message, end.note, end.event) if end else Ended(name, None)
@@ -137,6 +140,7 @@ class RayExecutor:
 
     def stop(self, name: str) -> None:
         if name in self._followed:
+            self._stopped.add(name)
             self._ray.cancel(self._followed[name].reference)
 
     def close(self) -> str:

@@ -118,6 +118,17 @@ def test_a_task_without_an_exit_file_was_lost(ray: FakeRay, tmp_path: Path) -> N
     assert poll(built) == [Started("B0"), Ended("B0", None)]
 
 
+def test_a_run_that_its_node_interrupted_is_retried(ray: FakeRay, tmp_path: Path) -> None:
+    built, _ = executor(ray)
+    for name in ("B0", "B1"):
+        built.submit(a_task(tmp_path, name))
+        write_exit(tmp_path / name, Exit(EXIT_INTERRUPTED, "saved"))
+    built.stop("B1")
+    ray.gone.add(0)
+    found = poll(built)
+    assert found == [Started("B0"), Ended("B0", None), Started("B1"), Ended("B1", EXIT_INTERRUPTED, "saved")]
+
+
 def test_at_the_end_of_the_driver_its_runs_save(ray: FakeRay, tmp_path: Path) -> None:
     built, clock = executor(ray)
     for name in ("B0", "B1"):
