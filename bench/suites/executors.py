@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import tempfile
 import time
@@ -45,12 +44,21 @@ RUNS, SLOTS = 10_000, 500  # of the simulated cluster
 PARTS = ("slots", "driver")
 
 
-@functools.cache
-def prepare_slot(slot: Slot, kind: str) -> tuple[Stepper, Any, Any]:
+Prepared = tuple[Stepper, Any, Any]
+_PREPARED: list[Prepared] = []  # of this process
+
+
+def prepared_slot(slot: Slot, kind: str) -> Prepared:
     """Restrict this process to the slot, build the model and run warm-up steps, once."""
-    os.environ.update(slot.environment)
-    if slot.cpus:
-        os.sched_setaffinity(0, slot.cpus)
+    if not _PREPARED:
+        os.environ.update(slot.environment)
+        if slot.cpus:
+            os.sched_setaffinity(0, slot.cpus)
+        _PREPARED.append(prepare(kind))
+    return _PREPARED[0]
+
+
+def prepare(kind: str) -> Prepared:
     shape, (effective, micro) = SHAPES[kind], SEQUENCES[kind]
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
     stepper = Stepper(
@@ -72,7 +80,7 @@ def prepare_slot(slot: Slot, kind: str) -> tuple[Stepper, Any, Any]:
 
 def time_slot(slot: Slot, kind: str, seconds: float) -> float:
     """Train for so many seconds in the slot; return the tokens per second. Each step ends with its loss read."""
-    stepper, ids_ET, resolved = prepare_slot(slot, kind)
+    stepper, ids_ET, resolved = prepared_slot(slot, kind)
     began, steps = time.perf_counter(), 0
     with attention_kernels.attention_context(resolved):
         while time.perf_counter() - began < seconds:
@@ -96,16 +104,14 @@ def arrangement(slots: Sequence[Slot], kind: str) -> Iterator[Any]:
             ]
             return [call.result() for call in calls]
 
-        list(
-            pool.map(
-                lambda pair: pair[0].call(prepare_slot_only, pair[1], kind), zip(workers, slots, strict=True)
-            )
-        )
+        pairs = zip(workers, slots, strict=True)
+        for preparing in [pool.submit(worker.call, warm_up, slot, kind) for worker, slot in pairs]:
+            preparing.result()
         yield measure
 
 
-def prepare_slot_only(slot: Slot, kind: str) -> None:
-    prepare_slot(slot, kind)
+def warm_up(slot: Slot, kind: str) -> None:
+    prepared_slot(slot, kind)
 
 
 def measure_slots(session: Session, data: dict[str, Any]) -> ResultTable:
