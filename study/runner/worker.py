@@ -157,7 +157,8 @@ def refuse_another_card(study_dir: Path, resolved: ResolvedTarget) -> None:
     from study.records import plan_file
 
     plan = plan_file.read(study_dir)
-    if not os.environ.get(PLACE) or plan is None or plan.target is None:
+    on_cluster = os.environ.get(PLACE, "").startswith(("slurm", "ray"))
+    if not on_cluster or plan is None or plan.target is None:
         return
     planned = (plan.target.device, plan.target.dtype)
     if planned != (resolved.device_name, resolved.dtype):

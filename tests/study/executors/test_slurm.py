@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from gpt2.artifacts.run_record import Target
+from gpt2.config.batch import BatchPlan
+from gpt2.hardware.resolve import resolve, target_record
+from gpt2.system.errors import UserError
 from study.executors import slurm
 from study.executors.child_process import EXIT_INTERRUPTED, Event
 from study.executors.executor import Ended, Message, Progress, Started, Task
 from study.executors.run_files import Exit, read_exit, write_exit
 from study.executors.slurm import SlurmError, SlurmExecutor
+from study.records import plan_file
+from study.records.plan_file import Plan, PlanBudget, PlanRow
+from study.runner.worker import refuse_another_card
 from tests.faults.workplace import Workplace, injected, wait_for, write_stories
+from tests.small_runs import configuration
 from tests.study.executors import fake_slurm
 
 
@@ -225,3 +233,20 @@ def test_a_study_whose_driver_is_killed_ends_with_one_submission(cluster: Path, 
     arrays = [path for path in (place.study / "slurm").glob("*.json") if "B0" in path.read_text()]
     assert len(arrays) == 1
     assert not place.orphans()
+
+
+def test_a_node_with_another_card_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = resolve(configuration(tmp_path, 1).target)
+    plan = Plan(
+        target=Target(**target_record(resolved) | {"device": "NVIDIA A100"}),
+        batch=BatchPlan(4, 4, 1, 1, 16),
+        budget=PlanBudget(0, 0, 1),
+        variants={"B": PlanRow("standard", 1, 64)},
+    )
+    plan_file.write(tmp_path, plan)
+    refuse_another_card(tmp_path, resolved)  # on the user's own machine
+    monkeypatch.setenv("RA_PLACE", "slurm 1_0")
+    with pytest.raises(
+        UserError, match="was planned on NVIDIA A100, float32: a study has one kind of card; fix"
+    ):
+        refuse_another_card(tmp_path, resolved)
