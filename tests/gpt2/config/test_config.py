@@ -378,3 +378,15 @@ def test_reading_a_config_needs_neither_torch_nor_kconfiglib():
         "import gpt2.config.config, ra.names, ra.settings, study.runner.settings"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+
+
+def test_ranks_that_do_not_share_the_batch_evenly_are_refused():
+    assert "fix: use 1, 2, 4, 8" in refusal(RANKS="3", EFFECTIVE_BATCH="16")
+    message = refusal(RANKS="4", EFFECTIVE_BATCH="16", MICRO_BATCH="8")
+    assert "does not divide the 4 sequences of a rank" in message
+    found = Config.from_symbols(symbols(RANKS="4", EFFECTIVE_BATCH="16", MICRO_BATCH="2"))
+    assert (found.target.ranks, found.batch.micro) == (4, 2)
+
+
+def test_the_tree_needs_a_power_of_two():
+    assert "power of two" in refusal(RANKS="3", EFFECTIVE_BATCH="12", RANKS_TREE="y")

@@ -1,5 +1,6 @@
 """Test the resolution of a target to a device, on machines that a fake torch describes."""
 
+import dataclasses
 import os
 import warnings
 from types import SimpleNamespace
@@ -365,3 +366,31 @@ def test_this_machine_resolves_with_the_installed_torch() -> None:
     got = resolve(config("cpu"))
     assert (got.device, got.dtype) == ("cpu", "float32")
     assert got.memory_bytes > 2**28
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:
+    values = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+
+
+def test_each_rank_has_a_card_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = nvidia(
+        card("NVIDIA A100-SXM4-40GB", 39.5), card("NVIDIA H100", 79.0), card("NVIDIA A100-SXM4-40GB", 39.5)
+    )
+    two = dataclasses.replace(config("a100-40g"), ranks=2)
+    for number, device in enumerate(("cuda:0", "cuda:2")):
+        as_rank(monkeypatch, number, 2)
+        resolved = resolve(two, devices=dataclasses.replace(found), hardware=A100)
+        assert (resolved.device, resolved.device_name) == (device, "NVIDIA A100-SXM4-40GB")
+
+
+def test_more_ranks_than_cards_are_refused() -> None:
+    two = dataclasses.replace(config(), ranks=2)
+    with pytest.raises(
+        TargetError, match=r"CONFIG_RANKS=2 needs a card for each .* has 1: .*; fix: set CONFIG_RANKS=1"
+    ):
+        resolve(two, devices=ONE_A100, hardware=A100)
+    assert resolve(dataclasses.replace(two, name="cpu"), devices=CPU_BUILD, hardware=CPU).device == "cpu"
