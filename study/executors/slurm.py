@@ -94,7 +94,10 @@ class SlurmExecutor:
     def queue(self) -> dict[str, Job] | None:
         """Return the tasks of this study in Slurm's queue, by name; None where squeue fails."""
         command = ["squeue", "--me", "--noheader", "--array", "--format=%i|%j|%T|%N"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError:  # Slurm is not installed
+            return None
         if done.returncode:
             return None
         names: dict[str, list[str]] = {}

@@ -165,6 +165,14 @@ def test_a_refused_array_is_an_error_with_the_words_of_slurm(
         executor(tmp_path, clock).submit(a_task(tmp_path, "B0"))
 
 
+def test_without_slurm_the_fix_is_named(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SlurmError, match="squeue failed; fix: start `make` where"):
+        executor(tmp_path, clock).submit(a_task(tmp_path, "B0"))
+
+
 WORKER = """
 import signal, sys, time
 def end(number, frame):
