@@ -124,7 +124,9 @@ def replace_config(tree: rules.Kconfig, config: Config, origin: str) -> None:
     previous = back_up(CONFIG, text)
     replace_file(CONFIG, text)
     study = tree.syms["STUDY_NAME"].str_value
-    print(scale_line(config), f"wrote .config for the study {study}{origin}{previous}", sep="\n")
+    if tree.syms["GRPO"].str_value != "y":
+        print(scale_line(config))
+    print(f"wrote .config for the study {study}{origin}{previous}")
 
 
 def savedefconfig(path: Path) -> None:

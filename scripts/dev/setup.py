@@ -68,7 +68,7 @@ def say(text: str) -> None:
 def say_scale() -> None:
     """Print the scale of a CPU study before the installation starts."""
     lines = config_text().splitlines()
-    if "CONFIG_SCALE_CPU=y" in lines:
+    if "CONFIG_SCALE_CPU=y" in lines and "CONFIG_GRPO=y" not in lines:
         why = "no GPU" if 'CONFIG_DETECTED="cpu"' in lines else "CPU chosen"
         print(f"{why}: .config is scaled to a CPU study", flush=True)
 

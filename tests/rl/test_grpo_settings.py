@@ -14,8 +14,11 @@ def settings(*assignments: str) -> GrpoSettings:
     return GrpoSettings.from_symbols(read_symbols(Path(".config")))
 
 
-def test_the_defaults_are_116_steps_of_two_epochs_over_gsm8k(elsewhere: Path) -> None:
+def test_the_defaults_are_116_steps_of_two_epochs_over_gsm8k(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = settings()
+    assert "CPU study" not in capsys.readouterr().out  # the scale is that of the GPT-2 studies
     assert found.steps(7473) == 116
     assert found.arms == ("baseline", "mild", "qerl", "strong")
     assert (found.seeds, found.evaluate_steps, found.evaluate_limit) == (3, 20, 0)
