@@ -22,7 +22,7 @@ HUB_NAME = "openai/gsm8k"
 SIZE_LIMIT = 2**30  # bytes of a file of problems
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 ANSWER = re.compile(r"####\s*([-+]?[0-9][0-9,]*(?:\.[0-9]+)?)\s*$")
-NUMBER = re.compile(r"(?:(?<![0-9])[-+])?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+NUMBER = re.compile(r"(?:(?<![0-9])[-+]\$?)?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 
 
 class ProblemError(UserError, ValueError):
@@ -44,7 +44,7 @@ class Problem:
 def last_number(text: str) -> str | None:
     """Return the last number of a text without separators; None for a text without one."""
     found = NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else None
+    return found[-1].replace(",", "").replace("$", "") if found else None
 
 
 def reward(response: str, answer: str) -> float:

@@ -124,7 +124,7 @@ def _final(report: GrpoReport) -> Table:
 
 
 def _trajectory(report: GrpoReport) -> Table:
-    """A row per step, a column per arm; the difference from the baseline in brackets."""
+    """A row per step, a column per arm; the difference from the baseline at the same seeds in brackets."""
     arms = [one for one in report.arms if one.trajectory]
     points = {(one.arm, point.step): point for one in arms for point in one.trajectory}
     rows: list[list[Text]] = []
@@ -134,8 +134,8 @@ def _trajectory(report: GrpoReport) -> Table:
         for one in arms:
             point = points.get((one.arm, step))
             text = f"{_points(point.accuracy)}" if point else "-"
-            if point and base and one.arm != BASELINE:
-                text += f" ({100 * (point.accuracy - base.accuracy):+.2f})"
+            difference = point.minus(base) if point and base and one.arm != BASELINE else None
+            text += "" if difference is None else f" ({100 * difference:+.2f})"
             cells.append(text)
         rows.append(cells)
     return Table(["step", *(one.arm for one in arms)], rows)
@@ -146,8 +146,8 @@ def _trajectory_note(report: GrpoReport) -> str:
     if not errors:
         return ""
     return (
-        f"Percent, mean over finished runs; in brackets the difference from the baseline. Standard error over "
-        f"{report.test_problems:,} problems: at most {_points(max(errors))}."
+        "Percent, mean over finished runs; in brackets the difference from the baseline at the same seeds. Standard "
+        f"error over {report.test_problems:,} problems: at most {_points(max(errors))}."
     )
 
 

@@ -36,12 +36,21 @@ class Logp:
 
 @dataclass(frozen=True)
 class Point:
-    """Mean accuracy of an arm's finished runs after a step. stderr: over test problems. seeds: of the mean."""
+    """Mean accuracy of an arm's finished runs after a step. stderr: over test problems. by_seed: of each run."""
 
     step: int
     accuracy: float
     stderr: float
-    seeds: int
+    by_seed: dict[int, float]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.by_seed)
+
+    def minus(self, other: Point) -> float | None:
+        """Return the mean difference over the seeds that both have; None without one."""
+        shared = self.by_seed.keys() & other.by_seed.keys()
+        return mean([self.by_seed[seed] - other.by_seed[seed] for seed in sorted(shared)]) if shared else None
 
 
 @dataclass(frozen=True)
@@ -129,9 +138,10 @@ def _result(arm: str, settings: GrpoSettings, runs: Sequence[records.GrpoRecord]
     steps = sorted({each.step for one, _ in finished for each in one.evaluations})
     points = []
     for step in steps:
-        each = [e for one, _ in finished for e in one.evaluations if e.step == step]
-        accuracy = mean([e.accuracy for e in each])
-        points.append(Point(step, accuracy, standard_error(accuracy, each[0].problems), len(each)))
+        each = {one.seed: e for one, _ in finished for e in one.evaluations if e.step == step}
+        by_seed = {seed: e.accuracy for seed, e in each.items()}
+        accuracy, problems = mean(list(by_seed.values())), next(iter(each.values())).problems
+        points.append(Point(step, accuracy, standard_error(accuracy, problems), by_seed))
     lines = [line for one in runs for line in records.train_lines(settings.run_dir(arm, one.seed))]
     sizes = [line for line in lines if line["logp_diff"] is not None]
     logp = None

@@ -35,8 +35,9 @@ class TokenLogps(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self._record(input_ids)
-        if scores.isnan().any():
-            raise DivergedError("a logit of the rollout is nan")
+        largest = float(scores.amax())  # nan, if one is
+        if not math.isfinite(largest):
+            raise DivergedError(f"a logit of the rollout is {largest}")
         self.next = (scores.float() / self.temperature).log_softmax(-1)
         return scores
 

@@ -22,7 +22,7 @@ from pages.document import (
 )
 from pages.markup import Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, line, trace
-from study.report.sentences import p_text
+from study.report.sentences import p_text, seeds_text
 from study.stats.statistics import mean, mean_interval
 from study.transfer.matrix import TransferReport
 from study.transfer.records import ItemGap
@@ -66,14 +66,14 @@ def transfer_document(report: TransferReport) -> Document:
     ]
     seeds = len({row.seed for row in report.matrix})
     trained = f"trained on {report.home}, {report.device}"
-    subtitle = f"{', '.join(report.studies)} · {trained} · {seeds} seeds · {len(report.arms)} arms"
+    subtitle = f"{', '.join(report.studies)} · {trained} · {seeds_text(seeds)} · {len(report.arms)} arms"
     return Document("Transfer", blocks, subtitle=subtitle)
 
 
 def _sentence(one: TransferVerdict, report: TransferReport) -> Text:
     found = one.test.difference
     interval = "" if found.low is None else f" [{found.low:+.5f}, {found.high:+.5f}]"
-    number = f"{found.mean:+.5f} nats{interval}, {one.seeds} seeds"
+    number = f"{found.mean:+.5f} nats{interval}, {seeds_text(one.seeds)}"
     if one.p_value is not None:
         number += f", {p_text(one.p_value)}"
     if not one.arm:

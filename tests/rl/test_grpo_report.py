@@ -112,6 +112,16 @@ def test_a_diverged_run_is_counted_and_in_no_mean_and_its_arm_is_not_judged(sett
     ]
 
 
+def test_a_difference_during_training_is_of_the_seeds_that_both_arms_have(settings: GrpoSettings) -> None:
+    """strong has seed 0 alone, whose baseline has 76.0 %; the baseline's mean over its seeds is 76.47 %."""
+    report = build(settings)
+    (last,) = [line for line in render_terminal(grpo_document(report)).splitlines() if line.startswith("20 ")]
+    assert last.split()[-2:] == ["90.00", "(+14.00)"]
+    assert report.arm("strong").trajectory[1].minus(report.arm("baseline").trajectory[1]) == pytest.approx(
+        0.14
+    )
+
+
 def test_a_baseline_that_diverged_at_a_seed_leaves_no_verdict_to_its_arms(tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, results_dir=tmp_path, arms=("baseline", "qerl"))
     for seed in range(3):

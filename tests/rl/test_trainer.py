@@ -18,7 +18,7 @@ from rl.evaluate import evaluate
 from rl.gsm8k import read_problems
 from rl.noise import draw
 from rl.records import read_responses
-from rl.trainer import RolloutNoiseTrainer, RolloutRewards
+from rl.trainer import RolloutNoiseTrainer, RolloutRewards, TokenLogps
 from tests.rl.tiny import write_model, write_problems
 
 SCHEDULE = NoiseSchedule(0.1, 0.01, 3)
@@ -116,6 +116,15 @@ def test_logits_that_are_no_number_are_a_divergence(place: Path, tmp_path: Path)
         run.model.get_submodule(NORM).weight[0] = torch.nan
     with pytest.raises(DivergedError, match="a logit of the rollout is nan"):
         run.train()
+
+
+def test_an_infinite_logit_is_a_divergence_and_a_token_that_is_never_sampled_is_none() -> None:
+    """torch.multinomial fails for an infinite one with an error that says nothing of a divergence."""
+    logps = TokenLogps(1.0)
+    scores = torch.tensor([[0.0, -torch.inf, 1.0]])
+    assert logps(torch.zeros(1, 1, dtype=torch.int64), scores) is scores
+    with pytest.raises(DivergedError, match="a logit of the rollout is inf"):
+        logps(torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[0.0, torch.inf, 1.0]]))
 
 
 def test_evaluation_answers_as_greedy_decoding_of_each_problem_alone(
