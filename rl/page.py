@@ -44,6 +44,9 @@ def grpo_document(report: GrpoReport) -> Document:
     blocks: list[Block] = [
         BulletList([_sentence(one, report) for one in report.arms if one.arm != BASELINE or one.diverged]),
         BulletList([f"Left out: {text}" for text in report.problems]),
+        BulletList(
+            [f"Another device or version than that of the first run: {text}" for text in report.mixed]
+        ),
         Only((HTML,), [legend(names) if len(names) > 1 else Legend([])]),
         Only(
             (HTML,),

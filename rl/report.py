@@ -73,7 +73,10 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class GrpoReport:
-    """problems: runs that do not agree with their records, which are left out. margin: in percentage points."""
+    """problems: runs that do not agree with their records, which are left out. margin: in percentage points.
+
+    mixed: runs on another device or other versions than the first run, which `environment` is of.
+    """
 
     study: str
     model: str
@@ -85,6 +88,7 @@ class GrpoReport:
     arms: list[ArmResult]
     checked_rewards: int
     problems: list[str] = field(default_factory=list)
+    mixed: list[str] = field(default_factory=list)
 
     def arm(self, name: str) -> ArmResult:
         return next(one for one in self.arms if one.arm == name)
@@ -107,7 +111,22 @@ def build_report(settings: GrpoSettings, identity: str) -> GrpoReport:
         arms=_judged(arms, plan),
         checked_rewards=sum(one.reward_check.responses for one in found if one.reward_check),
         problems=problems,
+        mixed=_mixed(found),
     )
+
+
+def _mixed(runs: Sequence[records.GrpoRecord]) -> list[str]:
+    """Name the runs whose device or versions are not those of the first run."""
+    found = []
+    for one in runs:
+        first = runs[0].environment
+        differing = [
+            name for name in {**first, **one.environment} if one.environment.get(name) != first.get(name)
+        ]
+        if differing:
+            given = ", ".join(f"{name} {one.environment.get(name)} ({first.get(name)})" for name in differing)
+            found.append(f"{one.run}: {given}")
+    return found
 
 
 def _ended_runs(settings: GrpoSettings, identity: str) -> tuple[list[records.GrpoRecord], list[str]]:

@@ -181,6 +181,18 @@ def test_the_page_shows_every_answer_and_number(settings: GrpoSettings) -> None:
     assert json.loads(json.dumps(as_json(build(settings))))["arms"][3]["word"] == "diverged"
 
 
+def test_a_run_on_another_device_or_version_is_named(settings: GrpoSettings) -> None:
+    assert build(settings).mixed == []
+    run_dir = settings.run_dir("mild", 1)
+    record = records.read(run_dir)
+    assert record
+    records.write(run_dir, dataclasses.replace(record, environment={"device": "H200", "trl": "1.16.0"}))
+    report = build(settings)
+    assert report.mixed == ["mild1: device H200 (cpu)"]
+    printed = " ".join(render_terminal(grpo_document(report)).split())
+    assert "Another device or version than that of the first run: mild1: device H200 (cpu)" in printed
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
