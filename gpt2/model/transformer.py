@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -296,10 +297,18 @@ class GPT2(nn.Module):
 
 
 def learned_scalars(model: GPT2) -> dict[str, list[float]]:
-    """Collect the attentions' learned scalars: name -> one value per layer that has it, in layer order."""
+    """Collect the attentions' learned scalars: name -> one value per layer that has it, in layer order.
+
+    Of a sharded model, all ranks call this: the weights of a layer are gathered for it.
+    """
     collected: dict[str, list[float]] = {}
-    for block in model.blocks:
+    blocks: list[Any] = [*model.blocks]
+    for block in blocks:
         scalars: Callable[[], dict[str, float]] | None = getattr(block.attention, "learned_scalars", None)
+        if scalars and model.sharded:
+            block.unshard()
         for name, value in (scalars() if scalars else {}).items():
             collected.setdefault(name, []).append(value)
+        if scalars and model.sharded:
+            block.reshard()
     return collected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,7 @@ class StudySettings:
             sizes=_sizes(symbols),
             slots=symbols.integer("SLOTS") if "SLOTS" in symbols else 1,
             executor=_executor(symbols),
-            slurm_options=symbols.text("SLURM_OPTIONS") if "SLURM_OPTIONS" in symbols else "",
+            slurm_options=_slurm_options(symbols),
             ray_address=symbols.text("RAY_ADDRESS") if "RAY_ADDRESS" in symbols else "",
         )
 
@@ -109,6 +110,17 @@ def _executor(symbols: Symbols) -> str:
     """Return where runs execute. Older configurations lack it."""
     names = {"EXECUTOR_SLURM": "slurm", "EXECUTOR_RAY": "ray"}
     return next((names[name] for name in names if name in symbols and symbols.flag(name)), "local")
+
+
+def _slurm_options(symbols: Symbols) -> str:
+    """Return the options of sbatch. ConfigError where a quote is not closed."""
+    options = symbols.text("SLURM_OPTIONS") if "SLURM_OPTIONS" in symbols else ""
+    try:
+        shlex.split(options)
+    except ValueError as error:
+        reason = f"{error}".lower()
+        raise symbols.error("SLURM_OPTIONS", f"has {reason}; fix: quote it as on a command line") from None
+    return options
 
 
 def _sizes(symbols: Symbols) -> tuple[str, ...]:

@@ -147,9 +147,23 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
             if ranks.first():  # it writes
                 place = os.environ.get(PLACE, "")
                 holder["fence"] = stack.enter_context(claims.claimed(run.directory, place)).check
-            status = Run(run, own, resolved, chosen.parts, stop, examine, shared=config, **holder).train()
+            # no rank reads a checkpoint before the first has the claim
+            (finished,) = ranks.agree(ranks.first() and is_finished(run))
+            status = "finished"
+            if not finished:  # of a job that waited while another process finished the run
+                status = Run(run, own, resolved, chosen.parts, stop, examine, shared=config, **holder).train()
         ranks.leave()
     return EXIT_FINISHED if status == "finished" else EXIT_INTERRUPTED
+
+
+def is_finished(plan: RunPlan) -> bool:
+    """Return whether the run is finished. Its record then never changes."""
+    from gpt2.artifacts import run_record
+
+    try:
+        return run_record.load(plan.directory).status == "finished"
+    except run_record.RecordError:
+        return False
 
 
 def refuse_another_card(study_dir: Path, resolved: ResolvedTarget) -> None:

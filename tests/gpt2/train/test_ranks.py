@@ -21,12 +21,14 @@ from tests.small_runs import StopAfter, outcome, same
 
 SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "lens": {"name": "LENS"},
     "tree": {"tree": True},
     "dropout": {"tree": True, "dropout": 0.2, "name": "RALEARN"},
     "resumed": {"tree": True},  # with another number of ranks before
     "stop": {"tree": True, "then": "stop"},
     "sharded": {"sharded": True, "often": True, "name": "RALEARN", "dropout": 0.2},
     "sharded-resumed": {"sharded": True},  # from a whole model
+    "sharded-lens": {"sharded": True, "name": "LENS"},  # its learned scalars are of matrices
     "sharded-stop": {"sharded": True, "then": "stop"},
     "nan": {"then": "nan"},
     "oom": {"then": "oom"},
@@ -57,7 +59,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
 
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("alone")
-    for spec in specs(root, texts, ["plain", "tree", "dropout"]):
+    for spec in specs(root, texts, ["plain", "tree", "dropout", "lens"]):
         assert rank_runs.start(spec).train() == "finished"
     return root
 
@@ -143,6 +145,16 @@ def test_sharded_weights_give_the_numbers_of_whole_ones(alone: Path, two: Path) 
     close(two / "sharded", alone / "dropout")
     assert run_record.load(two / "sharded").hellaswag.items == 7
     assert of_rank(two, "sharded", 0) == of_rank(two, "sharded", 1)
+
+
+def test_learned_scalars_of_sharded_matrices_are_recorded(alone: Path, two: Path) -> None:
+    close(two / "sharded-lens", alone / "lens")
+    found, expected = (run_record.load(folder).scalars for folder in (two / "sharded-lens", alone / "lens"))
+    assert found
+    assert expected
+    for one, other in zip(found, expected, strict=True):
+        assert one[:2] == other[:2]
+        assert one[2] == pytest.approx(other[2], rel=1e-4)
 
 
 def test_a_rank_stores_the_predicted_share_of_the_weights(two: Path, texts: Path) -> None:

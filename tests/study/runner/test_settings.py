@@ -100,3 +100,10 @@ def test_the_primary_comparison_is_named_or_the_first_variant_that_is_no_control
     assert read(PRIMARY='"RALEARN"').primary == "RALEARN"
     for name in ("RA:0,2-3", "B", "RAALL", "MINE", "RALEARN MINE"):
         assert "CONFIG_PRIMARY=" in refusal(PRIMARY=quote(name))
+
+
+def test_options_of_sbatch_with_an_open_quote_are_refused():
+    assert "CONFIG_SLURM_OPTIONS" in (message := refusal(SLURM_OPTIONS=quote("--comment='a b")))
+    assert "no closing quotation; fix: " in message
+    options = "--comment='a b' --partition=\"gpu\""
+    assert read(SLURM_OPTIONS=quote(options)).slurm_options == options
