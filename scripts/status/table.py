@@ -69,7 +69,8 @@ def run_status(folder: Path, variant: str, plan: Plan | None) -> RunStatus:
         record = None
     holder = read_holder(newest(folder)[1])
     alive = holder is not None and is_alive(folder, holder)
-    state: str = "running" if alive else record.status if record else "waiting"
+    missing = "damaged" if (folder / "run.json").exists() else "waiting"
+    state: str = "running" if alive else record.status if record else missing
     if state == "running" and not alive:
         state = "lost" if holder and not holder.done else "interrupted"
     step = last_step(folder)

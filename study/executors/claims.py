@@ -58,11 +58,20 @@ def this_machine() -> str:
 
 def newest(folder: Path) -> tuple[int, str]:
     """Return the highest number and its text; (0, "") without a claim."""
-    found = sorted(folder.glob("claim.[0-9]*"))
-    for path in reversed(found):
+    for path in reversed(_claims(folder)):
         with contextlib.suppress(FileNotFoundError):  # a new holder has removed it
-            return int(path.name.partition(".")[2]), path.read_text(errors="replace")
+            return _number(path), path.read_text(errors="replace")
     return 0, ""
+
+
+def _claims(folder: Path) -> list[Path]:
+    """Return the claims by number. Other files, such as an editor's copy of a claim, are none."""
+    found = (path for path in folder.glob("claim.[0-9]*") if path.name.partition(".")[2].isdecimal())
+    return sorted(found, key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.partition(".")[2])
 
 
 def read_holder(text: str) -> Holder | None:
@@ -131,8 +140,8 @@ class Claim:
             self._lock.close()
             raise
         self.number = number + 1
-        for path in self.folder.glob("claim.[0-9]*"):
-            if int(path.name.partition(".")[2]) < self.number:
+        for path in _claims(self.folder):
+            if _number(path) < self.number:
                 path.unlink(missing_ok=True)
 
     def _wait_until_stale(self, number: int, text: str) -> None:

@@ -76,3 +76,8 @@ def test_a_run_of_another_machine_lives_as_long_as_its_claim_changes(tmp_path: P
     old = time.time() - 300
     os.utime(tmp_path / f"claim.{number:08d}", (old, old))
     assert not is_alive(tmp_path, holder)
+
+
+def test_a_run_with_a_damaged_record_is_not_shown_as_waiting(study: Path) -> None:
+    (study / "runs" / "B0" / "run.json").write_text('{"x"')
+    assert status_text(study).splitlines()[2].split()[:2] == ["B0", "damaged"]

@@ -153,3 +153,12 @@ def test_a_beat_changes_the_claim_while_its_process_works(
         changed = threading.Event()
         while json.loads(newest(tmp_path)[1])["beats"] < 3:
             assert not changed.wait(0.01)
+
+
+def test_a_copy_of_a_claim_under_another_name_is_no_claim(tmp_path: Path) -> None:
+    (tmp_path / "claim.00000007~").write_text("{}")
+    (tmp_path / "claim.1 (copy)").write_text("{}")
+    assert newest(tmp_path) == (0, "")
+    with claimed(tmp_path) as claim:
+        assert claim.number == 1
+        claim.check()
