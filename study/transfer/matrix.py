@@ -125,7 +125,7 @@ def counted_runs(studies: Sequence[Path]) -> list[tuple[Path, Run]]:
         if run.saved_at is not None:
             raise TransferError(
                 f"{study} is shown at {run.saved_at} iterations, and {run.name} was extended: its weights are of a "
-                "longer run; fix: make extend until every seed is extended"
+                "longer run; fix: run `make` until every seed is extended"
             )
     names = [(run.variant, run.seed) for _, run in found]
     twice = next((name for name in names if names.count(name) > 1), None)

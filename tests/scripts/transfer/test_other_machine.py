@@ -277,5 +277,5 @@ def test_an_extended_run_is_refused_where_the_shorter_length_is_shown(
         return [dataclasses.replace(run, saved_at=12 if run.seed == 0 else None) for run in read(*given)]
 
     monkeypatch.setattr(matrix, "read_runs", first_is_extended)
-    with pytest.raises(UserError, match=r"shown at 12 iterations, and B0 was extended: .*fix: make extend"):
+    with pytest.raises(UserError, match=r"shown at 12 iterations, and B0 was extended: .*fix: run `make`"):
         counted_runs([here])
