@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gpt2.train.step import Stepper
 
 
+DROPOUT_SEEDING = "dropout is seeded by (seed, iteration, micro-batch)"
+
+
 def initial_record(
     plan: RunPlan,
     config: Config,
@@ -34,6 +37,8 @@ def initial_record(
     config: the settings that the runs of the study share.
     """
     code, model = revision(), config.model
+    # older versions seeded dropout once an update: their runs with dropout have other masks
+    masks = [DROPOUT_SEEDING] if model.dropout else []
     record = run_record.blank(plan.run, plan.variant, plan.seed)
     return dataclasses.replace(
         record,
@@ -44,7 +49,7 @@ def initial_record(
             model=digest(dataclasses.asdict(config.model)),
             data=data_fingerprint,
             tokenizer=tokenizer.load(config.data.tokenizer).fingerprint,
-            batch=digest([plan.batch.effective, plan.batch.block_size]),
+            batch=digest([plan.batch.effective, plan.batch.block_size, *masks]),
             schedule=schedule_digest(config, plan.extended),
             initial_weights=weights_digest(
                 stepper.model,

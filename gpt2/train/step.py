@@ -263,9 +263,7 @@ class Stepper:
         changes nothing. Another micro-batch size gives other draws.
         """
         if self._random:
-            of = (
-                (iteration, number) if number else (iteration,)
-            )  # older versions drew the first from this seed
+            of = (iteration, number) if number else (iteration,)
             torch.manual_seed(derive_seed("dropout", self.seed, *of))
 
     def clear_noise(self) -> None:

@@ -68,6 +68,8 @@ RULES: tuple[Rule[FinishedRecord], ...] = (
     Rule("batch", "effective batch", lambda r: f"{r.batch.effective:,}", FATAL,
         "an optimizer step averages over a different number of sequences"),
     Rule("batch", "sequence length", lambda r: f"{r.batch.block_size:,}", FATAL, "the context lengths differ"),
+    Rule("batch", "batch and dropout", lambda r: _short(r.fingerprint.batch), HARMLESS,
+        "where the rows above agree, another version drew other masks of dropout: noise like that of another seed"),
     Rule("batch", "micro-batch x accumulation x processes", _split, HARMLESS,
         "the gradient is a mean over the same sequences however they are split; only rounding differs"),
     Rule("schedule", "schedule", _schedule, FATAL,

@@ -15,7 +15,7 @@ from gpt2.config.config import Config
 from gpt2.hardware import attention_kernels
 from gpt2.train import trainer
 from gpt2.train.clocks import unevenness
-from gpt2.train.fingerprint import schedule_digest
+from gpt2.train.fingerprint import digest, schedule_digest
 from gpt2.train.resume import RunError
 from gpt2.train.run_plan import WARM_UP_STEPS
 from gpt2.train.step import NotFiniteError
@@ -54,6 +54,16 @@ def test_a_run_stopped_at_any_check_resumes_to_the_same_bits(
         assert (record.status, record.progress.iterations) == ("interrupted", iteration), check
         assert start(directory, config, name).train() == "finished"
         assert same(outcome(directory), expected)
+
+
+def test_runs_with_dropout_have_another_fingerprint_than_those_of_older_masks(
+    tmp_path: Path, texts: Path
+) -> None:
+    """Older versions seeded dropout once an update; without dropout nothing changed."""
+    for name, dropout in (("without", 0.0), ("with", 0.2)):
+        run = start(tmp_path / name, configuration(texts, dropout), stop=StopAfter(1))
+        older = digest([run.plan.batch.effective, run.plan.batch.block_size])
+        assert (run.log.record["fingerprint"]["batch"] == older) == (dropout == 0.0)
 
 
 def test_a_stop_request_after_the_last_check_has_no_effect(tmp_path: Path, texts: Path) -> None:
