@@ -99,7 +99,7 @@ def test_excluded_runs_are_named_and_change_no_number(first: Path, tmp_path: Pat
     assert rows == {"B": [1], "RAEARLY": [0, 1], "RALATE": [1], "RAALL": [0], "RALEARN": [0, 1]}
     text = markdown(comparison)
     assert (
-        "two: 3 of 12 runs are not counted: RAALL1 (unreadable), RALATE0 (unreadable), B0 (failed)." in text
+        "two: 3 of 12 runs are not counted: RAALL1 (unreadable), RALATE0 (unreadable), B0 (diverged)." in text
     )
     assert "<b>" not in text
     assert "is of schema 9" in text

@@ -40,6 +40,7 @@ ONE_THING = [
     (recorded("fingerprint", "initial_weights", to="other"), "initial weights", "fatal", "other"),
     (recorded("batch", "effective", to=16), "effective batch", "fatal", "16"),
     (recorded("batch", "block_size", to=128), "sequence length", "fatal", "128"),
+    (recorded("fingerprint", "batch", to="other"), "batch and dropout", "harmless", "other"),
     (recorded("batch", "micro", to=2), "micro-batch x accumulation x processes", "harmless", "2 x 2 x 1"),
     (schedule, "schedule", "fatal", "200 of 200 iterations"),
     (own_schedule, "schedule", "fatal", "90 of 90 iterations"),
