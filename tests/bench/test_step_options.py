@@ -58,7 +58,7 @@ def gradients(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> dict[str, Te
     """Return the loss and the gradients of a step with two micro-batches."""
     found: dict[str, Tensor] = {}
 
-    def apply(total: Tensor, iteration: int, iterations: int) -> None:
+    def apply(total: Tensor, norm: Tensor, iteration: int, iterations: int) -> None:
         found["loss"] = total / stepper.batch.accumulation
         found.update((name, p.grad) for name, p in stepper.model.named_parameters() if p.grad is not None)
 

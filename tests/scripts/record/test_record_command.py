@@ -173,10 +173,12 @@ def test_a_step_whose_loss_is_not_finite_is_recorded(
 
     apply = training.Stepper._apply
 
-    def overflow(self: training.Stepper, total: torch.Tensor, iteration: int, iterations: int) -> Any:
+    def overflow(
+        self: training.Stepper, total: torch.Tensor, norm: torch.Tensor, iteration: int, iterations: int
+    ) -> Any:
         if iteration == 2:
             raise NotFiniteError("iteration 2: loss nan, gradient norm inf; fix: another rate")
-        return apply(self, total, iteration, iterations)
+        return apply(self, total, norm, iteration, iterations)
 
     monkeypatch.setattr(training.Stepper, "_apply", overflow)
     assert record(monkeypatch, run=finished, step=3, out=tmp_path) == 0
