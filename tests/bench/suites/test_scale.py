@@ -18,7 +18,9 @@ def test_one_and_two_ranks_take_turns(
     monkeypatch.setattr(
         scale, "arrangements", lambda cards: (scale.BASELINE, scale.Arrangement("2 ranks", 2))
     )
-    monkeypatch.setattr(scale.executors, "run", lambda session: SuiteResult({}, ()))  # it has tests of its own
+    monkeypatch.setattr(
+        scale.executors, "run", lambda session: SuiteResult({}, ())
+    )  # it has tests of its own
     found = run_small(scale.SUITE, tmp_path, monkeypatch, rounds=2, seconds=0.05)
     assert {name: len(speeds) for name, speeds in found["tokens_per_second"].items()} == {
         "1 rank": 2,
