@@ -83,6 +83,9 @@ def _failed(message: str) -> int:
 
 def run_main() -> int:
     """Run main. A reader of the output that ends, as in `| head`, is no error; a full disk is."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal of another encoding
     status = 0
     try:
         try:
@@ -132,7 +135,4 @@ def run_view(given: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal of another encoding
     sys.exit(run_main())

@@ -40,12 +40,12 @@ def requirements_of(kind: str) -> list[str]:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
     if kind == "base":
-        return [line for line in project["dependencies"] if package(line) == "kconfiglib"]
-    extras = [] if kind == "core" else configured_extras()
-    extras += ["dev"] if kind == "dev" else []
-    lines: list[str] = project["dependencies"]
-    return lines + [line for extra in extras for line in project["optional-dependencies"][extra]]
+        return [line for line in extras["trainer"] if package(line) == "kconfiglib"]
+    chosen = ["trainer"] + ([] if kind == "core" else configured_extras())
+    chosen += ["dev"] if kind == "dev" else []
+    return [*project["dependencies"], *(line for name in chosen for line in extras[name])]
 
 
 def package(requirement: str) -> str:

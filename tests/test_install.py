@@ -1,0 +1,98 @@
+"""`pip install .` installs numerics and nothing else, and the installed copy works without the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STEP = """
+import sys
+import torch
+from torch import nn
+from numerics import Recorder, RecorderConfig
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.GELU(approximate=sys.argv[2]), nn.Linear(8, 2))
+recorder = Recorder(RecorderConfig(task="statistics", level="mix", dump_path=sys.argv[1]))
+recorder.start(model)
+model(torch.randn(4, 8)).sum().backward()
+recorder.stop()
+recorder.step()
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel of a copy of the tracked files, so that no earlier build is in it."""
+    checkout, out = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if name.split("/")[0] in ("numerics", "pages") or "/" not in name or name == "docs/numerics.md":
+            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkout / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, "."]
+    subprocess.run(command, cwd=checkout, check=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(folder)
+    return folder
+
+
+def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-P", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_has_one_top_level_package(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"numerics"}
+
+
+def test_the_wheel_has_every_tracked_file_of_numerics_and_pages(wheel: Path) -> None:
+    command = ["git", "ls-files", "numerics", "pages"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    expected = {f"numerics/{name}" if name.startswith("pages/") else name for name in listed}
+    assert expected <= set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_no_installed_module_imports_pages_or_the_trainer(installed: Path) -> None:
+    script = (
+        "import importlib, pkgutil, sys, numerics\n"
+        "for module in pkgutil.walk_packages(numerics.__path__, 'numerics.'):\n"
+        "    if not module.name.endswith('__main__'):\n"
+        "        importlib.import_module(module.name)\n"
+        "print(numerics.__file__)\n"
+        "print([name for name in ('pages', 'gpt2', 'ra', 'study', 'scripts') if name in sys.modules])\n"
+    )
+    result = run(installed, installed.parent, "-c", script)
+    assert result.stdout.splitlines() == [str(installed / "numerics/__init__.py"), "[]"], result.stderr
+
+
+def test_two_steps_are_recorded_and_compared_by_the_installed_copy(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "step.py").write_text(STEP)
+    for name, gelu in (("a", "none"), ("b", "tanh")):
+        result = run(installed, tmp_path, "step.py", name, gelu)
+        assert result.returncode == 0, result.stderr
+    result = run(installed, tmp_path, "-m", "numerics", "compare", "-tp", "b/step0", "-gp", "a/step0")
+    assert result.returncode == 0, result.stderr
+    assert "gelu" in result.stdout.lower()
+    assert (tmp_path / "compare-records/compare.html").stat().st_size > 10_000
+
+
+def test_the_distribution_names_the_command(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        (points,) = [name for name in file.namelist() if name.endswith("entry_points.txt")]
+        assert "numerics = numerics.__main__:run_main" in file.read(points).decode()
