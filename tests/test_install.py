@@ -36,7 +36,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name.split("/")[0] in ("numerics", "pages") or "/" not in name or name == "docs/numerics.md":
             (checkout / name).parent.mkdir(parents=True, exist_ok=True)
             (checkout / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", out, "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        out,
+        ".",
+    ]
     subprocess.run(command, cwd=checkout, check=True)
     (built,) = out.glob("*.whl")
     return built
