@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numerics.checklist.pack import ConfigChecker
     from numerics.debugger import PrecisionDebugger
     from numerics.errors import NumericsError
+    from numerics.fixes.apply import fix
     from numerics.logp.diff import logp_diff
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
@@ -23,6 +24,7 @@ MODULES = {
     "PrecisionDebugger": "debugger",
     "Recorder": "recorder",
     "RecorderConfig": "record_config",
+    "fix": "fixes.apply",
     "logp_diff": "logp.diff",
     "seed_all": "seed",
 }
@@ -33,6 +35,7 @@ __all__ = [
     "PrecisionDebugger",
     "Recorder",
     "RecorderConfig",
+    "fix",
     "logp_diff",
     "seed_all",
 ]

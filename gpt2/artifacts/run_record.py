@@ -46,7 +46,7 @@ class RecordError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class Fingerprint(JsonObject):
-    """Digests that comparable runs share; `initial_weights` per seed."""
+    """Digests that comparable runs share; `initial_weights` per seed. numerics_fix: CONFIG_NUMERICS_FIX, if set."""
 
     model: str
     data: str
@@ -55,6 +55,7 @@ class Fingerprint(JsonObject):
     schedule: str
     initial_weights: str
     validation: str
+    numerics_fix: Missing[str] = None
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,10 @@ class Spike(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRecord(JsonObject):
-    """The content of run.json. A part is None until it is known. seal: older records have none."""
+    """The content of run.json. A part is None until it is known. seal: older records have none.
+
+    fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words.
+    """
 
     schema: Literal[1]
     run: Text
@@ -299,6 +303,7 @@ class RunRecord(JsonObject):
     spikes: tuple[Spike, ...] = ()
     admission: Missing[Admission] = None
     scalars: Missing[tuple[ScalarPoint, ...]] = None
+    fixes: Missing[tuple[Text, ...]] = None
     seal: Missing[Seal] = None
 
     @property

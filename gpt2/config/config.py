@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpt2.config.batch import micro_batches, nearest
 from gpt2.config.dotconfig import Symbols, read_symbols, split_words
+from gpt2.config.fix_words import numerics_fix
 
 
 @dataclass(frozen=True)
@@ -334,7 +335,10 @@ class TrackingConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a run. checkpoint_seconds: between checkpoints. sha256: of the symbols' values."""
+    """The settings of a run. checkpoint_seconds: between checkpoints. sha256: of the symbols' values.
+
+    numerics_fix: words of numerics.fix.
+    """
 
     model: ModelConfig
     batch: BatchConfig
@@ -346,6 +350,7 @@ class Config:
     tracking: TrackingConfig
     checkpoint_seconds: int
     sha256: str
+    numerics_fix: str = ""
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> Config:
@@ -360,6 +365,7 @@ class Config:
             tracking=TrackingConfig.from_symbols(symbols),
             checkpoint_seconds=symbols.integer("CHECKPOINT_SECONDS"),
             sha256=symbols.sha256,
+            numerics_fix=numerics_fix(symbols),
         )
 
 

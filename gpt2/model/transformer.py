@@ -38,12 +38,12 @@ class ExpandLinear(UnsetLinear):
 
 
 class ContractLinear(UnsetLinear):
-    """MLP output projection. Takes gelu(x), or raw x where the GELU is recomputed in backward."""
+    """MLP output projection. Takes gelu(x), or raw x with `gelu`, which is then recomputed in backward."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if recompute_gelu(x):
+    def forward(self, x: Tensor, gelu: bool = False) -> Tensor:
+        if gelu and recompute_gelu(x):
             return gelu_linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(F.gelu(x, approximate="tanh") if gelu else x, self.weight, self.bias)
 
 
 class UnsetEmbedding(nn.Embedding):
@@ -166,8 +166,9 @@ class MLP(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         hidden = self.fc(x_BTC)
-        if not recompute_gelu(hidden):
-            hidden = F.gelu(hidden, approximate="tanh")  # frees the GELU's input before the product
+        if recompute_gelu(hidden):
+            return F.dropout(self.proj(hidden, gelu=True), self.dropout, self.training)
+        hidden = F.gelu(hidden, approximate="tanh")  # frees the GELU's input before the product
         return F.dropout(self.proj(hidden), self.dropout, self.training)
 
 

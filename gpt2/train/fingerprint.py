@@ -57,6 +57,7 @@ def initial_record(
                 standard_shapes(model.layers, model.width, model.block_size, model.padded_vocabulary),
             ),
             validation=hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest(),
+            numerics_fix=config.numerics_fix or None,
         ),
         target=run_record.Target(**resolve.target_record(resolved)),
         environment=provenance.environment_record(),

@@ -104,6 +104,7 @@ def refuse_another_run(
             f"version may have written it); fix: use the version that wrote it, or {restart}"
         ) from error
     before = {"warmup_iterations": now.get("warmup_iterations")} | dict(meta.of)
+    now = {"numerics_fix": None} | now  # absent where it is not set
     differing = [name for name in now if before.get(name) != now[name]]
     if extended and before.get("iterations") != now["iterations"]:
         differing = [name for name in differing if name not in ("iterations", "schedule")]

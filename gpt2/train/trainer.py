@@ -8,6 +8,7 @@ checkpoint/ into its folder, and one JSON object per event to standard output.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2, ModelParts
+from gpt2.numerics.fixes import RunFixes
 from gpt2.system import ranks
 from gpt2.system.failures import describe_failure
 from gpt2.system.signals import Interrupted, Stop
@@ -97,6 +99,8 @@ class Run:
         opening = initial_record(
             plan, shared or config, resolved, self.stepper, self.corpus.fingerprint, windows
         )
+        self.fixes = RunFixes(self.stepper, config.numerics_fix)
+        opening = dataclasses.replace(opening, fixes=self.fixes.changes)
         if config.target.sharded and ranks.world() > 1:
             self.stepper.shard()
         self.log = MetricsLog(plan.directory, opening, plan.iterations)
@@ -177,6 +181,8 @@ class Run:
         self.iteration += 1
         self.faults.passed(self.iteration)
         self.steps_made += 1
+        if self.steps_made == 1:
+            self.fixes.require_used()
         self.timed_steps += not warming
         limit = self.config.budget.hard_limit_seconds * self.plan.extended
         late = 0 < limit < self.clocks.total() and self.iteration < self.plan.iterations

@@ -126,7 +126,7 @@ LEARNED_SETTINGS = (
     "ALTERNATION_MIX", "ALTERNATION_GATE_EVERY", "ALTERNATION_INIT", "ALTERNATION_LR_MULTIPLIER",
 )  # fmt: skip
 TUNED = ("LEARNING_RATES", "TUNING_SEEDS")
-CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS, *TUNED)
+CHANGES_TRAINING = (*OPTIMIZER, *LEARNED_SETTINGS, *TUNED, "NUMERICS_FIX")
 BUDGET = "a budget only sets the number of iterations, which the row schedule compares"
 FORMER = ("BUDGET_EQUAL_TOKENS",)  # symbols of older studies
 SPEED = "it changes speed and rounding, not the computed function"
@@ -151,7 +151,7 @@ WITHOUT_EFFECT = {
     "SLOTS": PLACES, "EXECUTOR": PLACES, "SLURM_OPTIONS": PLACES, "RAY_ADDRESS": PLACES,
 }  # fmt: skip
 LEARNED_PREFIX = "ALTERNATION_"
-OFF_WHEN_EMPTY = ("LEARNING_RATES",)  # absent in older studies, with the same effect
+OFF_WHEN_EMPTY = ("LEARNING_RATES", "NUMERICS_FIX")  # absent in older studies, with the same effect
 
 # Changes of code that changed the numbers of one variant only: variant -> module -> its last digest before the change.
 # They are in no fingerprint, because a study excludes runs with another fingerprint than its baseline.

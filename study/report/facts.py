@@ -44,7 +44,7 @@ def facts_section(report: Report) -> Section:
         ("config SHA-256", _code([record.config_sha256 for record in records])),
     ]
     prints = [record.fingerprint.to_json() for record in records]
-    facts += [(f"fingerprint: {key}", _code([values[key] for values in prints])) for key in SHARED]
+    facts += [(f"fingerprint: {key}", _code([values.get(key) for values in prints])) for key in SHARED]
     weights = {run.seed: run.record.fingerprint.initial_weights for run in report.used}
     shown = [Code(f"seed {seed}: {value}") for seed, value in list(weights.items())[:MOST_SEEDS]]
     facts.append(("fingerprint: initial weights", shown))

@@ -31,7 +31,8 @@ FREE_SYMBOLS = {
     "TOKENIZER_GPT2",  # TOKENIZER_BYTES decides; studies of older versions have neither
 }  # fmt: skip
 LATER_SYMBOLS = {
-    "LEARNING_RATES": '""'
+    "LEARNING_RATES": '""',
+    "NUMERICS_FIX": '""',
 }  # absent in studies of older versions, which had the effect of this value
 BUDGET_SYMBOLS = {"GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"}
 

@@ -1,0 +1,1 @@
+"""Accuracy debugging in the trainer: what `numerics` needs of a run."""

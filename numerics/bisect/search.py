@@ -1,0 +1,100 @@
+"""Delta debugging: the smallest set of items for which a predicate holds, with few calls of it.
+
+A call is a replay of training steps, so the number of calls is what counts. One culprit among n items needs about
+log2(n) + 2 of them, k culprits about k (log2(n) + 1) + 2 plus those of the last check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+Holds = Callable[[tuple[Item, ...]], bool]
+
+
+def smallest_set(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...] | None:
+    """Return a set for which `holds` is true and of which no single item can be left out; None if not for all items.
+
+    Binary search finds the shortest prefix that holds; its last item is needed, and the search goes on within the
+    prefix. ddmin then checks the result, which only a predicate that more items can falsify changes. The order of the
+    items is kept. `holds` should remember its answers (numerics.bisect.journal).
+    """
+    if holds(()):
+        return ()
+    if not holds(tuple(items)):
+        return None
+    needed: list[Item] = []
+    rest = list(items)
+
+    def chosen(count: int) -> tuple[Item, ...]:
+        taken = {*needed, *rest[:count]}
+        return tuple(item for item in items if item in taken)
+
+    while not holds(chosen(0)):
+        count = first_true(1, len(rest), lambda count: holds(chosen(count)))
+        needed.append(rest[count - 1])
+        rest = rest[: count - 1]
+    return ddmin(chosen(0), holds)
+
+
+def first_true(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the first number of low .. high for which `holds` is true. It is known to be true for `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def ddmin(items: Sequence[Item], holds: Holds[Item]) -> tuple[Item, ...]:
+    """Return a subset for which `holds` is true and of which no single item can be left out. It holds for `items`.
+
+    Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", IEEE TSE 28 (2002).
+    """
+    found, parts = tuple(items), 2
+    while len(found) > 1:
+        size = -(-len(found) // parts)
+        subsets = [found[start : start + size] for start in range(0, len(found), size)]
+        complements = [tuple(item for item in found if item not in subset) for subset in subsets]
+        smaller = next((one for one in subsets if holds(one)), None)
+        if smaller is not None:
+            found, parts = smaller, 2
+            continue
+        smaller = next((one for one in complements if len(subsets) > 2 and holds(one)), None)
+        if smaller is not None:
+            found, parts = smaller, max(parts - 1, 2)
+        elif size == 1:
+            break
+        else:
+            parts = min(2 * parts, len(found))
+    return found
+
+
+Sizes = Mapping[str, int]
+
+
+def smallest_sizes(
+    start: Sizes, choices: Mapping[str, Sequence[int]], holds: Callable[[Sizes], bool]
+) -> dict[str, int]:
+    """Reduce one size after the other while `holds` is true, until none can be reduced.
+
+    choices: of each size, ascending. Binary search finds the smallest value of a size, the others as they are; the
+    value before it does not hold. `holds` is false for combinations that make no sense. It holds for `start`.
+    """
+    found = dict(start)
+    changed = True
+    while changed:
+        changed = False
+        for name, values in choices.items():
+            smaller = [value for value in values if value < found[name]]
+
+            def fits(number: int, name: str = name, smaller: Sequence[int] = smaller) -> bool:
+                return number == len(smaller) or holds(found | {name: smaller[number]})
+
+            number = first_true(0, len(smaller), fits)
+            if number < len(smaller):
+                found[name], changed = smaller[number], True
+    return found

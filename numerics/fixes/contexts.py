@@ -1,0 +1,105 @@
+"""Contexts of a fixed computation: other parameters of a module, wider casts, replaced functions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+CASTS = {
+    "bfloat16": torch.bfloat16,
+    "half": torch.float16,
+    "float": torch.float32,
+    "double": torch.float64,
+}
+Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+
+
+def narrower(dtype: Any, wide: torch.dtype) -> bool:
+    """Whether dtype is a floating-point type of fewer bytes than `wide`."""
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < wide.itemsize
+
+
+@contextlib.contextmanager
+def swapped_tensors(module: nn.Module, others: Mapping[int, Tensor]) -> Iterator[None]:
+    """Within the block, parameters and buffers of the module are replaced. others: id of a tensor -> another one."""
+    before = [(part, part._parameters, part._buffers) for part in module.modules()]
+    try:
+        for part, parameters, buffers in before:
+            for attribute, tensors in (("_parameters", parameters), ("_buffers", buffers)):
+                vars(part)[attribute] = {name: others.get(id(one), one) for name, one in tensors.items()}
+        yield
+    finally:
+        for part, parameters, buffers in before:
+            vars(part)["_parameters"], vars(part)["_buffers"] = parameters, buffers
+
+
+@contextlib.contextmanager
+def wide_defaults(wide: torch.dtype) -> Iterator[None]:
+    """Within the block, new floating-point tensors have at least the type `wide`."""
+    before = torch.get_default_dtype()
+    if narrower(before, wide):
+        torch.set_default_dtype(wide)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class WideCasts(TorchFunctionMode):
+    """Casts to a narrower type, and autocast within the block, have no effect."""
+
+    def __init__(self, wide: torch.dtype) -> None:
+        super().__init__()
+        self.wide = wide
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        wide = self.wide
+        args = tuple(wide if narrower(one, wide) else one for one in args)
+        options = {name: wide if narrower(one, wide) else one for name, one in (kwargs or {}).items()}
+        name = getattr(func, "__name__", "")
+        if name in CASTS and narrower(CASTS[name], wide) and args and isinstance(args[0], Tensor):
+            func, args = Tensor.to, (args[0], wide, *args[1:])
+        with without_autocast(args):
+            return func(*args, **options)
+
+
+@contextlib.contextmanager
+def without_autocast(arguments: Sequence[Any]) -> Iterator[None]:
+    """Disable autocast for the devices of the tensors among the arguments."""
+    devices = {one.device.type for one in arguments if isinstance(one, Tensor)} | {"cpu"}
+    with contextlib.ExitStack() as stack:
+        for device in sorted(devices - {"meta"}):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+class ReplacedFunctions(TorchFunctionMode):
+    """Calls of the named functions are replaced. called: names of all functions that were called."""
+
+    def __init__(self, replacements: Mapping[str, Replacement], called: set[str]) -> None:
+        super().__init__()
+        self.replacements, self.called = replacements, called
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = function_name(func)
+        self.called.add(name)
+        if name in self.replacements and "out" not in kwargs:
+            return self.replacements[name](func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def function_name(func: Any) -> str:
+    """Return the name of a function of torch: "matmul" for x @ y, too."""
+    name = str(getattr(func, "__name__", ""))
+    return name[2:-2] if name.startswith("__") and name.endswith("__") else name

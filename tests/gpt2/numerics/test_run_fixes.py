@@ -1,0 +1,167 @@
+"""CONFIG_NUMERICS_FIX in a run: on the record and in the fingerprint, resumed to the bit, refused in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.artifacts import run_record
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import ConfigError
+from gpt2.model.transformer import MLP
+from gpt2.numerics.fixes import RunFixes
+from gpt2.system.errors import UserError
+from gpt2.train.resume import RunError
+from tests import small_runs
+from tests.gpt2.config import test_config
+
+STEPS = 6
+
+
+def configured(folder: Path, words: str, dtype: str = "float32") -> Config:
+    texts = small_runs.write_texts(folder / "texts")
+    config = small_runs.configuration(texts, STEPS, dropout=0.1 if dtype == "float32" else 0.0)
+    return dataclasses.replace(
+        config, numerics_fix=words, target=dataclasses.replace(config.target, dtype=dtype)
+    )
+
+
+def losses(folder: Path) -> list[float]:
+    return [loss for _, loss in small_runs.outcome(folder)[2]]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plain")
+    small_runs.start(folder / "run", configured(folder, "")).train()
+    return folder
+
+
+WORDS = "upcast:blocks.0.mlp.proj small:blocks.1.mlp cpu:blocks.1.attention small:loss small:adamw"
+
+
+def test_a_fixed_run_differs_by_rounding_and_has_its_fixes_on_the_record(plain: Path, tmp_path: Path) -> None:
+    run = small_runs.start(tmp_path / "run", configured(plain, WORDS))
+    run.train()
+    found, before = losses(tmp_path / "run"), losses(plain / "run")
+    states = [small_runs.outcome(folder / "run")[0] for folder in (plain, tmp_path)]
+    assert not small_runs.same(states[0]["model"], states[1]["model"])
+    assert found == pytest.approx(before, rel=1e-5)  # with dropout: the masks are the same
+    record = run_record.load(tmp_path / "run")
+    assert record.fixes == (
+        "blocks.0.mlp.proj (ContractLinear) in a wider format",
+        "blocks.1.mlp (MLP) by small operations",
+        "blocks.1.attention (CausalSelfAttention) on the CPU",
+        "loss by small operations",
+        "optimizer by small operations",
+    )
+    fingerprint, without = record.fingerprint, run_record.load(plain / "run").fingerprint
+    assert fingerprint
+    assert without
+    assert fingerprint.numerics_fix == WORDS
+    assert dataclasses.replace(fingerprint, numerics_fix=None) == without
+    assert "numerics_fix" not in without.to_json()
+    assert {one.dtype for one in run.stepper.model.parameters()} == {torch.float32}
+
+
+def test_an_interrupted_run_resumes_with_its_fixes_and_not_with_others(plain: Path, tmp_path: Path) -> None:
+    config = configured(plain, WORDS)
+    small_runs.start(tmp_path / "whole", config).train()
+    stop = small_runs.StopAfter(4)
+    assert small_runs.start(tmp_path / "run", config, stop=stop).train() == "interrupted"
+    for words in ("", "upcast:norm"):
+        with pytest.raises(RunError, match="was started with another numerics_fix"):
+            small_runs.start(tmp_path / "run", configured(plain, words)).train()
+    assert small_runs.start(tmp_path / "run", config).train() == "finished"
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    state, whole = (small_runs.outcome(tmp_path / name)[0] for name in ("run", "whole"))
+    assert small_runs.same(state["model"], whole["model"])
+
+
+def test_an_upcast_run_under_autocast_is_that_of_float32(plain: Path, tmp_path: Path) -> None:
+    words = "upcast:token upcast:blocks.* upcast:norm upcast:loss"
+    for name, given, dtype in (
+        ("half", "", "bfloat16"),
+        ("fixed", words, "bfloat16"),
+        ("single", "", "float32"),
+    ):
+        config = dataclasses.replace(configured(plain, given, dtype))
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, dropout=0.0))
+        small_runs.start(tmp_path / name, config).train()
+    half, fixed, single = (losses(tmp_path / name) for name in ("half", "fixed", "single"))
+    assert fixed == pytest.approx(single, rel=2e-6)
+    assert max(abs(one - other) for one, other in zip(half, single, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "part", ["blocks.0.mlp", "blocks.0.mlp.proj", "blocks.0.mlp.fc", "blocks.0.attention", "loss"]
+)
+@pytest.mark.parametrize("kind", ["upcast", "small", "cpu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_part_computes_the_same_function(
+    plain: Path, tmp_path: Path, part: str, kind: str, dtype: str
+) -> None:
+    """The MLP's output projection takes gelu(x) or x; a fix of one of its parts changes neither."""
+    config = configured(plain, "", dtype)
+    run = small_runs.start(tmp_path / "run", config)
+    ids = torch.randint(256, (4, 17), generator=torch.Generator().manual_seed(0))
+
+    def gradients() -> dict[str, Any]:
+        stepper = run.stepper
+        stepper.seed_dropout(0, 0)
+        with stepper.autocast():
+            loss = stepper.loss(
+                stepper.model.hidden(ids[:, :-1]), stepper.model.head, ids[:, 1:], stepper.model.vocabulary
+            )
+        loss.backward()
+        found = {
+            name: one.grad.clone() for name, one in stepper.model.named_parameters() if one.grad is not None
+        }
+        stepper.optimizer.zero_grad(set_to_none=True)
+        return found | {"loss": loss.detach()}
+
+    before = gradients()
+    fixes = RunFixes(run.stepper, f"{kind}:{part}")
+    after = gradients()
+    fixes.undo()
+    again = gradients()
+    tolerance = 1e-5 if dtype == "float32" else 0.03
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert float((after[name] - value).norm() / value.norm()) < tolerance, name
+        assert torch.equal(again[name], value)
+    assert type(run.stepper.model.blocks[0].mlp) is MLP
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("upcast:blocks.9", "CONFIG_NUMERICS_FIX: upcast:blocks.9 matches no module and no function; fix: did"),
+        ("small:blocks.0.norm1.gelu", "CONFIG_NUMERICS_FIX: small:blocks.0.norm1.gelu has no effect: blocks.0.norm1"),
+    ],
+)  # fmt: skip
+def test_a_fix_without_effect_ends_the_run(plain: Path, tmp_path: Path, words: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        small_runs.start(tmp_path / "run", configured(plain, words)).train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"NUMERICS_FIX": '"blocks.0"'}, "has 'blocks.0', which is no fix; fix: use KIND:PATTERN"),
+        ({"NUMERICS_FIX": '"cpu:a"', "SHARDED": "y"}, "and CONFIG_SHARDED=y exclude each other"),
+    ],
+)
+def test_a_wrong_setting_names_its_line(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Config.from_symbols(test_config.symbols(**changes))
+
+
+def test_the_setting_is_read_and_absent_in_older_configurations() -> None:
+    assert Config.from_symbols(test_config.symbols()).numerics_fix == ""
+    found = Config.from_symbols(test_config.symbols(NUMERICS_FIX='" upcast:a  cpu:b "'))
+    assert found.numerics_fix == "upcast:a cpu:b"
