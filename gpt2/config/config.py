@@ -114,10 +114,11 @@ class BatchConfig:
             )
         if micro and effective // ranks % micro:
             share = f"the {effective // ranks} sequences of a rank: " if ranks > 1 else ""
+            fix = f"{nearest(micro_batches(effective, ranks), micro)}, or 0 to let the planner choose"
+            if ranks > 1 and effective % micro == 0:  # a study's micro-batch does not change, its ranks may
+                fix += f"; in an existing study use CONFIG_RANKS={nearest(micro_batches(effective // micro, 1), ranks)}"
             raise symbols.error(
-                "MICRO_BATCH",
-                f"does not divide {share}CONFIG_EFFECTIVE_BATCH={effective}; fix: use "
-                f"{nearest(micro_batches(effective, ranks), micro)}, or 0 to let the planner choose",
+                "MICRO_BATCH", f"does not divide {share}CONFIG_EFFECTIVE_BATCH={effective}; fix: use {fix}"
             )
         return cls(effective, micro)
 

@@ -174,8 +174,6 @@ class Run:
             with self.observe_kernels():
                 result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
         except NotFiniteError as error:
-            if self.stepper.sharding:
-                raise
             numbers = self.window_numbers(self.iteration)
             raise self.faults.explain(error, self.stepper, ids_ET, self.iteration, numbers) from None
         self.iteration += 1
@@ -318,8 +316,8 @@ class Run:
         self.log.write_side_file("hellaswag.json", hellaswag_choices(score))
 
     def examine_model(self) -> None:
-        """Examine the trained model on the first validation windows."""
-        if self.examine is None or self.stepper.sharding or not ranks.first():
+        """Examine the trained model on the first validation windows. Ranks with sharded weights all do, in lockstep."""
+        if self.examine is None or not (ranks.first() or self.stepper.sharding):
             return
         self.stepper.clear_noise()
         ids_BT = torch.from_numpy(self.evaluator.windows[:EXAMINED_WINDOWS, :-1].astype("int64"))

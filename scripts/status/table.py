@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.artifacts import run_record
 from gpt2.system.progress import duration
-from study.executors.claims import STALE_SECONDS, Holder, is_locked, newest, read_holder, this_machine
+from study.executors.claims import (
+    BEAT_SECONDS,
+    STALE_SECONDS,
+    Holder,
+    is_locked,
+    newest,
+    read_holder,
+    this_machine,
+)
 from study.executors.run_files import last_step
 from study.records import plan_file
 from study.records.plan_file import Plan
@@ -17,6 +27,7 @@ from study.records.runs import EXPECTED, read_expected
 from study.stats.statistics import mean
 
 COLUMNS = ("run", "state", "progress", "loss", "tok/s", "host", "place")
+WATCH_SECONDS = 2 * BEAT_SECONDS  # a living holder on another machine changes its claim in this time
 
 
 @dataclass(frozen=True)
@@ -47,28 +58,51 @@ class RunStatus:
         )
 
 
-def is_alive(folder: Path, holder: Holder) -> bool:
-    """Return whether the holder of a run lives: by its flock on this machine, by the age of its claim elsewhere."""
-    if holder.done:
-        return False
-    if holder.machine == this_machine():
-        return is_locked(folder)
-    number, _ = newest(folder)
+def living(folders: Iterable[Path], sleep: Callable[[float], None] = time.sleep) -> set[Path]:
+    """Return the runs whose holder lives: by its flock on this machine, by the change of its claim elsewhere.
+
+    A claim that is recent by its file's time has changed. The others are watched for WATCH_SECONDS, all at once: the
+    clocks of two machines need not agree.
+    """
+    alive, watched = set(), {}
+    for folder in folders:
+        found = newest(folder)
+        holder = read_holder(found[1])
+        if holder is None or holder.done:
+            continue
+        if holder.machine == this_machine():
+            if is_locked(folder):
+                alive.add(folder)
+        elif is_recent(folder / f"claim.{found[0]:08d}"):
+            alive.add(folder)
+        else:
+            watched[folder] = found
+    if watched:
+        print(
+            f"{len(watched)} runs of other machines have old claims; watching them for {WATCH_SECONDS:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        sleep(WATCH_SECONDS)
+    return alive | {folder for folder, found in watched.items() if newest(folder) != found}
+
+
+def is_recent(claim: Path) -> bool:
+    """Return whether a claim has changed in the last STALE_SECONDS, by this machine's clock."""
     try:
-        age = time.time() - (folder / f"claim.{number:08d}").stat().st_mtime
-    except FileNotFoundError:
-        return False
-    return age < STALE_SECONDS
+        age = time.time() - claim.stat().st_mtime
+    except FileNotFoundError:  # a new holder has removed it
+        return True
+    return -BEAT_SECONDS < age < STALE_SECONDS
 
 
-def run_status(folder: Path, variant: str, plan: Plan | None) -> RunStatus:
-    """Read the state of one run."""
+def run_status(folder: Path, variant: str, plan: Plan | None, alive: bool) -> RunStatus:
+    """Read the state of one run. alive: whether a process executes it."""
     try:
         record = run_record.load(folder)
     except run_record.RecordError:
         record = None
     holder = read_holder(newest(folder)[1])
-    alive = holder is not None and is_alive(folder, holder)
     missing = "damaged" if (folder / "run.json").exists() else "waiting"
     state: str = "running" if alive else record.status if record else missing
     if state == "running" and not alive:
@@ -116,7 +150,11 @@ def read_status(study_dir: Path) -> tuple[list[RunStatus], Plan | None]:
     for folder in sorted((study_dir / "runs").glob("*/")):
         if folder.name not in names:
             names[folder.name] = folder.name.rstrip("0123456789")
-    return [run_status(study_dir / "runs" / name, variant, plan) for name, variant in names.items()], plan
+    folders = {name: study_dir / "runs" / name for name in names}
+    alive = living(folders.values())
+    return [
+        run_status(folders[name], variant, plan, folders[name] in alive) for name, variant in names.items()
+    ], plan
 
 
 def status_text(study_dir: Path) -> str:

@@ -29,6 +29,7 @@ from study.executors.child_process import EXIT_SUPERSEDED
 
 BEAT_SECONDS, STALE_SECONDS = 15.0, 120.0
 WATCH_SECONDS = 1.0  # between two looks at the claim of another machine
+OBSERVE_SECONDS = 5.0  # between two looks at a claim by a driver
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -101,6 +102,33 @@ def _flock(file: TextIO) -> bool:
     except OSError:
         return True
     return True
+
+
+class Observer:
+    """Whether another process executes a run, by the clock of this process: the claim of a living holder changes."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder, self._clock = folder, clock
+        self._claim, self._since, self._next = newest(folder), clock(), clock()
+
+    def is_alive(self) -> bool:
+        """Return False where the holder has ended, or its claim has not changed for STALE_SECONDS.
+
+        Reads the claim at most every OBSERVE_SECONDS.
+        """
+        now = self._clock()
+        if now < self._next:
+            return True
+        self._next = now + OBSERVE_SECONDS
+        found = newest(self.folder)
+        holder = read_holder(found[1])
+        if not found[1] or (holder and holder.done):
+            return False
+        if holder and holder.machine == this_machine():
+            return is_locked(self.folder)
+        if found != self._claim:
+            self._claim, self._since = found, now
+        return now - self._since < STALE_SECONDS
 
 
 class Claim:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from gpt2.config.batch import micro_batches
 from gpt2.hardware.cpu import SYS, cpu_threads, read_text
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.hardware.torch_devices import TorchDevices, list_in_child
@@ -18,10 +19,12 @@ class SlotsError(UserError, RuntimeError):
     """This machine has no place for that many runs at once."""
 
 
-def local_slots(wanted: int, resolved: ResolvedTarget, threads: int, ranks: int = 1) -> list[Slot]:
+def local_slots(
+    wanted: int, resolved: ResolvedTarget, threads: int, ranks: int = 1, effective: int = 1
+) -> list[Slot]:
     """Return `wanted` slots of this machine. 0: one per card; one on a CPU. threads: CONFIG_CPU_THREADS.
 
-    ranks: processes of a run; a run of several has the whole machine.
+    ranks: processes of a run; a run of several has the whole machine. effective: batch, which the ranks divide.
     One slot is the whole machine. SlotsError where there are too few cards of the study's kind, or too few cores.
     """
     if ranks > 1 and wanted > 1:
@@ -29,6 +32,8 @@ def local_slots(wanted: int, resolved: ResolvedTarget, threads: int, ranks: int 
             f"CONFIG_SLOTS={wanted} and CONFIG_RANKS={ranks}: a run of several processes uses the whole machine; "
             "fix: CONFIG_SLOTS=1 or CONFIG_RANKS=1"
         )
+    if ranks > 1 and resolved.device_type == "cpu":
+        require_cores(ranks, threads, effective, len(cores()))
     if wanted == 1 or ranks > 1 or (wanted == 0 and resolved.device_type == "cpu"):
         return [Slot("")]
     if resolved.device_type == "cpu":
@@ -46,6 +51,20 @@ def cores() -> list[frozenset[int]]:
         siblings = read_text(SYS / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         groups.setdefault(siblings or str(cpu), set()).add(cpu)
     return [frozenset(group) for group in groups.values()][: cpu_threads(0)]
+
+
+def require_cores(ranks: int, threads: int, effective: int, found: int) -> None:
+    """SlotsError where a machine with `found` cores has fewer than the threads of all ranks."""
+    need = ranks * max(threads, 1)
+    if need <= found:
+        return
+    asked = f"CONFIG_RANKS={ranks}" + (f" x CONFIG_CPU_THREADS={threads}" if threads else "")
+    fitting = [n for n in micro_batches(effective, 1) if n * max(threads, 1) <= found] or [1]
+    fewer = f", or in a new study CONFIG_CPU_THREADS={found // ranks}" if threads and ranks <= found else ""
+    raise SlotsError(
+        f"{asked} needs {need} cores, and {found} are available; a run with fewer cores than threads is many times "
+        f"slower; fix: use CONFIG_RANKS={', '.join(map(str, fitting[-4:]))}{fewer}"
+    )
 
 
 def cpu_slots(wanted: int, threads: int, found: list[frozenset[int]]) -> list[Slot]:

@@ -33,11 +33,15 @@ class MemoryPlanError(UserError, RuntimeError):
 
 
 class Predictions:
-    """Predict the peaks of variants on one target. Variants of one cost class share a prediction."""
+    """Predict the peaks of variants on one target. Variants of one cost class share a prediction.
 
-    def __init__(self, config: Config, resolved: ResolvedTarget) -> None:
+    processes: that share the device's memory: those of `runs` at once, and on a CPU the ranks of each.
+    """
+
+    def __init__(self, config: Config, resolved: ResolvedTarget, runs: int = 1) -> None:
         self.config, self.resolved = config, resolved
-        self.usable_bytes = int(resolved.memory_bytes * (1 - MARGIN))
+        self.processes = runs * (config.target.ranks if resolved.device_type == "cpu" else 1)
+        self.usable_bytes = int(resolved.memory_bytes * (1 - MARGIN) / self.processes)
         self._failed: dict[str, str] = {}  # cost class -> why it cannot be predicted
 
     def work_at(self, variant: Variant, micro: int) -> StepWorkload:
@@ -139,11 +143,13 @@ class Predictions:
 
     def _too_large(self, variant: Variant) -> str:
         model, device = self.config.model, self.resolved
+        shared = f" for {self.processes} processes" if self.processes > 1 else ""
+        fewer = ", or fewer CONFIG_RANKS or CONFIG_SLOTS" if shared else ""
         return (
             f"{variant.name} of size {model.size} with block size {model.block_size} needs "
             f"{self.peak_bytes(variant, 1) / GIB:.1f} GiB for one sequence; {device.device_name} has "
-            f"{device.memory_bytes / GIB:.1f} GiB, {MARGIN:.0%} of it reserved; fix: choose a smaller "
-            "CONFIG_GPT2_MODEL_* or CONFIG_GPT2_BLOCK_SIZE"
+            f"{device.memory_bytes / GIB:.1f} GiB{shared}, {MARGIN:.0%} of it reserved; fix: choose a smaller "
+            f"CONFIG_GPT2_MODEL_* or CONFIG_GPT2_BLOCK_SIZE{fewer}"
         )
 
 

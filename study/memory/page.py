@@ -56,13 +56,13 @@ def _unit(nbytes: float) -> tuple[int, str]:
     return next((row for row in UNITS if nbytes >= row[0]), UNITS[-1])
 
 
-def heading(resolved: ResolvedTarget, batch: BatchPlan, size: str, margin: float) -> str:
-    """The target, the model and the planned batch in one line."""
-    usable = resolved.memory_bytes * (1 - margin)
+def heading(resolved: ResolvedTarget, batch: BatchPlan, size: str, usable: int, margin: float) -> str:
+    """The target, the model and the planned batch in one line. usable: bytes of a process, without the margin."""
+    ranks, each = (f" x {batch.world_size} ranks", " a rank") if batch.world_size > 1 else ("", "")
     return (
         f"{resolved.target.name} ({resolved.device_name}, {resolved.memory_bytes / GIB:.2f} GiB, {resolved.dtype}): "
-        f"GPT-2 {size}, sequences of {batch.block_size}; plan: micro-batch {batch.micro} x {batch.accumulation} = "
-        f"{batch.effective} sequences; usable {usable / GIB:.2f} GiB, {margin:.0%} reserved"
+        f"GPT-2 {size}, sequences of {batch.block_size}; plan: micro-batch {batch.micro} x {batch.accumulation}{ranks} "
+        f"= {batch.effective} sequences; usable {usable / GIB:.2f} GiB{each}, {margin:.0%} reserved"
     )
 
 

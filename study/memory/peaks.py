@@ -47,7 +47,7 @@ def report_memory(
     variants = [variant(name, config.model, alternation) for name in names]
     predictions = Predictions(config, resolved)
     batch = predictions.choose_batch(variant(name, config.model, alternation) for name in study)
-    title = heading(resolved, batch, config.model.size, MARGIN)
+    title = heading(resolved, batch, config.model.size, predictions.usable_bytes, MARGIN)
     print(title, flush=True)
     rows = predict_rows(predictions, variants, batch.micro)
     if here:

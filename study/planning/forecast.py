@@ -15,7 +15,7 @@ from ra.names import is_control_arm
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from study.analysis.verdict import VERDICT_SEEDS
-from study.memory.micro_batch import MARGIN, MemoryPlanError, Predictions
+from study.memory.micro_batch import MemoryPlanError, Predictions
 from study.planning.past import PastStudy
 from study.records import plan_file
 from study.records.plan_file import LearningRates, Plan, PlanFileError
@@ -47,7 +47,7 @@ class Hours:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The predicted peak of the hungriest variant, or the reason why there is none. usable: bytes of the device."""
+    """The predicted peak of the hungriest variant, or the reason why there is none. usable: bytes of a process."""
 
     target: str
     usable: int
@@ -212,13 +212,11 @@ def _training(
 def _memory(
     symbols: Symbols, config: Config, settings: StudySettings, plan: Plan | None, resolved: ResolvedTarget
 ) -> PeakMemory:
-    predictions = Predictions(config, resolved)
+    at_once = max(settings.slots, 1) if resolved.device_type == "cpu" and settings.executor == "local" else 1
+    predictions = Predictions(config, resolved, at_once)
     alternation = AlternationSettings.from_symbols(symbols)
     variants = [variant(name, config.model, alternation) for name in settings.variants]
-    target, usable = (
-        f"{resolved.target.name} ({resolved.device_name})",
-        int(resolved.memory_bytes * (1 - MARGIN)),
-    )
+    target, usable = f"{resolved.target.name} ({resolved.device_name})", predictions.usable_bytes
     try:
         batch = predictions.choose_batch(variants, plan.batch if plan else None)
     except MemoryPlanError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import errno
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from gpt2.artifacts import run_record
 from gpt2.config.config import Config
 from gpt2.system import files
+from gpt2.system.ranks import EXIT_RANK_LOST
 from gpt2.system.read_files import DamagedFileError, read_text
 from gpt2.system.resource_errors import explain_full_disk
 from study.executors.child_process import (
@@ -31,6 +33,7 @@ from study.executors.child_process import (
     StopAsked,
     exit_text,
 )
+from study.executors.claims import Observer
 from study.executors.executor import Ended, Executor, Message, Progress, Started, Task
 from study.executors.run_files import last_step
 from study.records import plan_file
@@ -42,7 +45,9 @@ from study.runner.terminal import Terminal
 from study.sweep.run_list import RunList
 
 POLL_SECONDS = 1.0
-MOST_LOSSES = 3  # of a run with its machine, without a step between them
+MOST_LOSSES = 3  # of a run with its machine or with one of its ranks, without a step between them
+# Ends of a run of several ranks that need not repeat: one was killed or did not answer; NCCL's watchdog aborts.
+RANK_LOST = (EXIT_RANK_LOST, -signal.SIGKILL, -signal.SIGABRT)
 REPORT_SHARE = 0.05  # most of the time that reports may take while several runs train
 
 Run = tuple[str, int]  # variant, seed
@@ -79,7 +84,7 @@ class Dispatcher:
         self.directory = runs.directory
         self._active: dict[str, _Active] = {}
         self._waiting: deque[Run] = deque()
-        self._claimed: set[Run] = set()  # by processes of another driver
+        self._claimed: dict[Run, Observer] = {}  # by processes of another driver
         self._losses: dict[Run, tuple[int, int]] = {}  # run -> its last step, losses since then
         self._reported_at, self._report_seconds = time.monotonic(), 0.0
 
@@ -93,8 +98,11 @@ class Dispatcher:
         self._waiting.extend(pending)
         try:
             while self._waiting or self._active:
-                while self._waiting and len(self._active) < self.executor.slots() and not self.session.asked:
-                    run = self._waiting.popleft()
+                while len(self._active) < self.executor.slots() and not self.session.asked:
+                    run = next((run for run in self._waiting if not self._is_held(run)), None)
+                    if run is None:
+                        break
+                    self._waiting.remove(run)
                     if run in self._claimed and self.runs.is_done(*run):
                         self.terminal.estimate.left -= 1
                     else:
@@ -113,6 +121,10 @@ class Dispatcher:
             if note:
                 terminal.say(note)
         return self.plan
+
+    def _is_held(self, run: Run) -> bool:
+        """Return whether a process of another driver still executes the run."""
+        return run in self._claimed and self._claimed[run].is_alive()
 
     def _submit(self, run: Run) -> None:
         name, folder = run_record.run_name(*run), self.runs.folder(*run)
@@ -149,11 +161,12 @@ class Dispatcher:
             return
         if ended.status in (EXIT_CLAIMED, EXIT_SUPERSEDED):
             self.terminal.pause(name, f"{ended.message.removeprefix('error: ')}; waiting for it")
-            self._claimed.add(run)
+            self._claimed[run] = Observer(self.runs.folder(*run))
             self._waiting.append(run)
             return
-        if ended.status is None and self._may_repeat(run):
-            self.terminal.pause(name, "lost with its machine; retrying from its last checkpoint")
+        lost = self._loss(ended)
+        if lost and self._may_repeat(run):
+            self.terminal.pause(name, f"{lost}; retrying from its last checkpoint")
             self._submit(run)
             return
         reason = self.retry_reason(active, ended)
@@ -162,16 +175,25 @@ class Dispatcher:
             self._submit(run)
             return
         if ended.status not in (EXIT_FINISHED, EXIT_INTERRUPTED):
-            if ended.status is None:
+            if lost:
                 log = self.runs.folder(*run) / "log.txt"
-                reason = f"lost {MOST_LOSSES} times with its machine, without a step between them; see {log}"
-            else:
+                reason = f"{lost}, {MOST_LOSSES} times without a step between them; see {log}"
+            elif ended.status is not None:
                 reason = f"{exit_text(ended.status)}: {ended.message}"
             self.mark_failed(run, reason, active.before)
         self.terminal.end(name, outcome(self.runs.folder(*run)))
         if not active.trained_before and self.runs.status(*run) == "finished":
             self.check_speed(run, time.monotonic() - active.began)
         self._report()
+
+    def _loss(self, ended: Ended) -> str:
+        """Describe the loss of a run with its machine, or with one of its ranks; "" where it ended by itself."""
+        if ended.status is None:
+            return "lost with its machine"
+        if self.config.target.ranks == 1 or ended.status not in RANK_LOST:
+            return ""
+        words = ended.message.removeprefix("error: ").partition("; fix")[0]
+        return words if ended.status == EXIT_RANK_LOST else f"{exit_text(ended.status)}: {words}"
 
     def _may_repeat(self, run: Run) -> bool:
         """Return whether a lost run is retried: it has made steps, or was not lost MOST_LOSSES times."""

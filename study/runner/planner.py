@@ -55,8 +55,7 @@ def make_plan(
     examples: dict[str, str] = {}  # cost class: one of its variants
     for name, variant in variants.items():
         examples.setdefault(variant.cost_class, name)
-    shared = dataclasses.replace(resolved, memory_bytes=resolved.memory_bytes // copies)
-    predictions = Predictions(config, shared)
+    predictions = Predictions(config, resolved, copies)
     batch = predictions.choose_batch(variants.values(), existing)
     timings: dict[str, Timing] = {}
     if config.budget.max_time_seconds:

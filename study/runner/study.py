@@ -153,6 +153,8 @@ class Study:
         print(
             f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
         )
+        if self.settings.executor == "local":
+            self.executor()  # SlotsError before anything that takes long
         self.admit()
         directory = dataset.prepare(self.config.data, report=print)
         dataset.check_corpus(directory, self.config.model.block_size, report=print)
@@ -199,7 +201,9 @@ class Study:
             return RayExecutor(settings.ray_address, settings.slots, max(threads, 1) * ranks, gpus * ranks)
         return LocalExecutor(
             self.session,
-            local_slots(settings.slots, self.resolved, threads, self.config.target.ranks),
+            local_slots(
+                settings.slots, self.resolved, threads, self.config.target.ranks, self.config.batch.effective
+            ),
             lambda folder: ExperimentLoggers(folder, self.config.tracking),
         )
 

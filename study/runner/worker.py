@@ -137,7 +137,10 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
             return _time_steps(arguments, config, resolved, alternation, stop)
         refuse_another_card(arguments.study_dir, resolved)
         run = run_plan(arguments.study_dir, arguments.variant, arguments.seed)
-        require_free(resolved, run.predicted_bytes, free_bytes(resolved.device))
+        here = ranks.local("LOCAL_WORLD_SIZE", 1) if resolved.device_type == "cpu" else 1
+        require_free(
+            resolved, run.predicted_bytes and run.predicted_bytes * here, free_bytes(resolved.device)
+        )
         chosen = variant(arguments.variant, config.model, alternation)
         ignored = ignore.read(arguments.study_dir).ignored.get(arguments.variant, ())
         examine = functools.partial(examine_trained, ignored=ignored)

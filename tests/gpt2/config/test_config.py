@@ -317,6 +317,24 @@ def test_a_micro_batch_that_does_not_divide_the_effective_batch_is_refused_with_
     assert min(abs(value - micro) for value in near) == best
 
 
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(2, 64))
+def test_a_micro_batch_above_the_share_of_a_rank_is_refused_with_the_ranks_that_work(share, micro, ranks):
+    """The micro-batch of an existing study does not change, its ranks may."""
+    effective = share * ranks
+    changes = {"EFFECTIVE_BATCH": str(effective), "MICRO_BATCH": str(micro)}
+    if share % micro == 0:
+        assert Config.from_symbols(symbols(RANKS=str(ranks), **changes)).batch.micro == micro
+        return
+    message = refusal(RANKS=str(ranks), **changes)
+    assert f"does not divide the {share} sequences of a rank" in message
+    if effective % micro:
+        assert "CONFIG_RANKS=" not in message
+        return
+    named = message.split("in an existing study use CONFIG_RANKS=")[1].split(", ")
+    for value in named:
+        assert Config.from_symbols(symbols(RANKS=value, **changes)).batch.micro == micro
+
+
 def test_a_run_without_any_limit_is_refused():
     assert "give no budget" in refusal(GPT2_MAX_TIME="0")
     for name in ("GPT2_MAX_TOKENS", "GPT2_MAX_ITERS"):

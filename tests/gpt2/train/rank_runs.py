@@ -23,6 +23,7 @@ from gpt2.system import ranks
 from gpt2.system.signals import Stop
 from gpt2.train.step import Stepper
 from gpt2.train.trainer import Run
+from ra.admission.trained import examine_trained
 from ra.variants import variant
 from tests import small_runs
 
@@ -50,7 +51,7 @@ def start(spec: dict[str, Any]) -> Run:
     batch = plan_batch(EFFECTIVE, MICRO, ranks.world(), 16)
     plan = dataclasses.replace(run.plan, batch=batch, hellaswag=HELLASWAG)
     chosen = variant(spec.get("name", "B"), config.model, small_runs.ALTERNATION)
-    return Run(plan, run.config, run.resolved, chosen.parts, run.stop, shared=config)
+    return Run(plan, run.config, run.resolved, chosen.parts, run.stop, examine_trained, shared=config)
 
 
 def disturb(run: Run, action: str) -> None:

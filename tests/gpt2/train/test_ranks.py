@@ -31,6 +31,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "sharded-lens": {"sharded": True, "name": "LENS"},  # its learned scalars are of matrices
     "sharded-stop": {"sharded": True, "then": "stop"},
     "nan": {"then": "nan"},
+    "sharded-nan": {"sharded": True, "then": "nan"},
     "oom": {"then": "oom"},
     "data": {"then": "data"},
 }
@@ -145,6 +146,10 @@ def test_sharded_weights_give_the_numbers_of_whole_ones(alone: Path, two: Path) 
     close(two / "sharded", alone / "dropout")
     assert run_record.load(two / "sharded").hellaswag.items == 7
     assert of_rank(two, "sharded", 0) == of_rank(two, "sharded", 1)
+    for folder in (two / "sharded", alone / "dropout"):
+        admission = run_record.load(folder).admission
+        assert admission
+        assert admission.faults == ()
 
 
 def test_learned_scalars_of_sharded_matrices_are_recorded(alone: Path, two: Path) -> None:
@@ -190,9 +195,10 @@ def test_one_rank_writes_one_record_and_all_have_its_weights(two: Path) -> None:
     assert sum('"train"' in line for line in lines) == rank_runs.ITERATIONS
 
 
-def test_a_step_of_one_rank_that_is_not_finite_is_found_by_all(two: Path) -> None:
+@pytest.mark.parametrize("name", ["nan", "sharded-nan"])
+def test_a_step_of_one_rank_that_is_not_finite_is_found_by_all(two: Path, name: str) -> None:
     """Rank 1 has the micro-batches 4 to 7 of the effective batch, which are its sequences 8 to 15."""
-    one, other = (of_rank(two, "nan", rank) for rank in range(2))
+    one, other = (of_rank(two, name, rank) for rank in range(2))
     assert one == other
     assert one["error"].startswith("NotFiniteError: iteration 3: ")
     assert one["iteration"] == 3

@@ -9,8 +9,8 @@ import pytest
 
 from gpt2.config.batch import BatchPlan
 from gpt2.system import files
-from scripts.status.table import is_alive, status_text
-from study.executors.claims import Claim, claimed, newest, read_holder
+from scripts.status.table import WATCH_SECONDS, living, status_text
+from study.executors.claims import Claim, claimed
 from study.records import plan_file
 from study.records.plan_file import CostClass, Plan, PlanBudget, PlanRow
 from study.records.runs import EXPECTED, Expected
@@ -66,16 +66,25 @@ def test_a_run_whose_process_is_dead_does_not_run(study: Path) -> None:
     assert text.splitlines()[-1].startswith("nothing runs now; `make` continues (about 4m 10s with one")
 
 
-def test_a_run_of_another_machine_lives_as_long_as_its_claim_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("age", [300, -300])
+def test_a_run_of_another_machine_lives_as_long_as_its_claim_changes(
+    tmp_path: Path, age: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A claim with a recent file is not watched. For any other, the clocks of the two machines may differ."""
+    slept: list[float] = []
     claim = Claim(tmp_path, machine="elsewhere", sleep=lambda seconds: None)
     claim.take()
-    number, text = newest(tmp_path)
-    holder = read_holder(text)
-    assert holder
-    assert is_alive(tmp_path, holder)
-    old = time.time() - 300
-    os.utime(tmp_path / f"claim.{number:08d}", (old, old))
-    assert not is_alive(tmp_path, holder)
+    assert living([tmp_path], slept.append) == {tmp_path}
+    at = time.time() - age
+    os.utime(tmp_path / f"claim.{claim.number:08d}", (at, at))
+    assert slept == []
+    assert living([tmp_path], slept.append) == set()
+    assert living([tmp_path], lambda seconds: slept.append(seconds) or claim.beat()) == {tmp_path}  # type: ignore[func-returns-value]
+    assert slept == [WATCH_SECONDS] * 2
+    assert "1 runs of other machines have old claims; watching them for 30 s" in capsys.readouterr().err
+    claim.release()
+    assert living([tmp_path], slept.append) == set()
+    assert len(slept) == 2
 
 
 def test_a_run_with_a_damaged_record_is_not_shown_as_waiting(study: Path) -> None:

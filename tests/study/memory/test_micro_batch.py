@@ -51,6 +51,25 @@ def test_the_largest_divisor_at_which_every_variant_fits_is_chosen(config: Confi
     assert batch.micro * batch.accumulation == 512
 
 
+def test_on_a_cpu_the_runs_at_once_and_the_ranks_of_each_share_the_memory(config: Config) -> None:
+    """A card belongs to one rank; the memory of a CPU to all processes."""
+    cpu = ResolvedTarget(TARGETS["cpu"], "cpu", "a CPU", 140 * MIB, "float32", "math", None, None)
+    ranks = dataclasses.replace(config, target=dataclasses.replace(config.target, ranks=2))
+    planned = Predictions(ranks, cpu, 2)
+    room = int(35 * MIB * (1 - MARGIN))
+    assert on(ranks, 35).usable_bytes == planned.usable_bytes == room
+    assert Predictions(config, cpu).usable_bytes == int(140 * MIB * (1 - MARGIN))
+    (baseline,) = VARIANTS[:1]
+    micro = planned.choose_batch([baseline]).micro
+    assert planned.peak_bytes(baseline, micro) <= room < planned.peak_bytes(baseline, 2 * micro)
+    assert micro < Predictions(ranks, cpu).choose_batch([baseline]).micro
+    small = dataclasses.replace(cpu, memory_bytes=4 * MIB)
+    with pytest.raises(
+        MemoryPlanError, match=r"has 0\.0 GiB for 4 processes, .* fewer CONFIG_RANKS or CONFIG_SLOTS"
+    ):
+        Predictions(ranks, small, 2).choose_batch([baseline])
+
+
 def test_the_largest_micro_batch_fits_and_one_more_does_not(config: Config) -> None:
     predictions = on(config, 220)
     for each in VARIANTS[::3]:

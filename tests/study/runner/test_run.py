@@ -1,5 +1,8 @@
 """The record of a run after its process ended, however it ended."""
 
+import contextlib
+import dataclasses
+import json
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +15,9 @@ from gpt2.config.batch import BatchPlan
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system import files
-from study.executors.child_process import EXIT_OUT_OF_MEMORY
+from gpt2.system.ranks import EXIT_RANK_LOST
+from study.executors import claims
+from study.executors.child_process import EXIT_CLAIMED, EXIT_OUT_OF_MEMORY
 from study.executors.executor import Ended, Message, Started, Task
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanBudget, PlanRow
@@ -136,6 +141,87 @@ def test_runs_that_ran_out_of_memory_at_once_reduce_the_micro_batch_once(study: 
     assert executor.micros == [4, 4, 2, 2]
     assert plan.batch.micro == 2
     assert executor.closed == 1
+
+
+class OfRanks(FakeExecutor):
+    """The process of each submission makes `steps` steps more than the one before."""
+
+    steps, submitted = 0, 0
+
+    def submit(self, task: Task) -> None:
+        self.submitted += 1
+        line = {"event": "train", "iteration": self.steps * self.submitted, "loss": 4.0}
+        (task.folder / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
+        self.written = "interrupted" if self.statuses[0] else "finished"
+        super().submit(task)
+
+
+def with_ranks(study: Study, ranks: int) -> Study:
+    study.config = dataclasses.replace(
+        study.config, target=dataclasses.replace(study.config.target, ranks=ranks)
+    )
+    return study
+
+
+@pytest.mark.parametrize(
+    ("ranks", "status", "retried"),
+    [(2, EXIT_RANK_LOST, True), (2, -9, True), (2, -6, True), (2, -11, False), (2, 1, False), (1, -9, False)],
+)
+def test_a_run_that_lost_one_of_its_ranks_is_retried(
+    study: Study, ranks: int, status: int, retried: bool
+) -> None:
+    executor = OfRanks(study, [status, status, 0], None)
+    drive(with_ranks(study, ranks), executor)
+    assert executor.submitted == (3 if retried else 1)
+    assert study.runs.status("B", 0) == ("finished" if retried else "failed")
+
+
+def test_a_run_that_loses_a_rank_three_times_without_a_step_has_failed(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executor = OfRanks(study, [EXIT_RANK_LOST] * 5 + [0], None)
+    drive(with_ranks(study, 2), executor)
+    assert executor.submitted == dispatch.MOST_LOSSES == 3
+    error = run_record.load(study.runs.folder("B", 0)).error or ""
+    assert re.search("terminate called.*, 3 times without a step between them; see .*log.txt", error)
+    assert capsys.readouterr().out.count("retrying from its last checkpoint") == 2
+    executor = OfRanks(study, [EXIT_RANK_LOST] * 5 + [0], None)
+    executor.steps = 1
+    drive(study, executor)
+    assert executor.submitted == 6
+    assert study.runs.status("B", 0) == "finished"
+
+
+def test_a_run_of_another_driver_is_not_started_until_its_process_ended(
+    study: Study, monkeypatch: Any
+) -> None:
+    """The next run starts meanwhile."""
+    monkeypatch.setattr(claims, "OBSERVE_SECONDS", 0.0)
+    other = contextlib.ExitStack()
+    began: list[str] = []
+    polled = [0]
+
+    class Beside(FakeExecutor):
+        def submit(self, task: Task) -> None:
+            began.append(task.name)
+            super().submit(task)
+
+        def poll(self, seconds: float) -> list[Message]:
+            polled[0] += 1
+            if polled[0] == 20:
+                began.append("the other process ends")
+                other.close()
+            return super().poll(seconds)
+
+    study.runs.folder("B", 0).mkdir(parents=True)
+    other.enter_context(claims.claimed(study.runs.folder("B", 0)))
+    executor = Beside(study, [EXIT_CLAIMED, 0, 0], "finished")
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    files.write_json(study.runs.folder("B", 0) / "run.json", a_record("B", 0, 4.0) | {"status": "running"})
+    executor.written = None
+    driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None), 2))
+    assert began == ["B0", "B1", "the other process ends", "B0"]
+    assert executor.statuses == []
 
 
 def test_reports_take_a_small_part_of_the_time_while_others_train(study: Study, monkeypatch: Any) -> None:
