@@ -21,7 +21,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run plan extend report status verify compare diagnose record compare-records check-config pack-run \
+        data run plan extend report status verify compare diagnose trend record compare-records check-config pack-run \
         logp-diff attention evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
@@ -70,6 +70,9 @@ compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more 
 
 diagnose: setup-core  ## RUNS="results/a/runs/B0 results/b/runs/B0" [OUT=folder]: why two runs differ, and what is next
 	@$(INTERPRETER) -m scripts.diagnose
+
+trend: setup-core  ## RUNS="results/a/runs/B0 [results/b/runs/B0]" [OUT=folder]: monitored tensors over steps
+	@$(INTERPRETER) -m scripts.trend
 
 record: setup-core  ## RUN=results/x/runs/B0 STEP=40 [LEVEL=mix] [TASK=statistics] [OUT=]: replay a step and record it
 	@$(INTERPRETER) -m scripts.record

@@ -3,7 +3,7 @@
 compare -tp TARGET -gp GOLDEN -o OUT: compare two records (section 4.5). diagnose A B: diagnose two loss curves (section
 2.3). check-config: pack and compare the checklist of two machines (sections 2.1 and 4.8). logp-diff A B: compare
 log-probabilities of rollout and training (section 2.3.3.5).
-view -tp RECORD -o PAGE: the tree of one record (section 4.4).
+view -tp RECORD -o PAGE: the tree of one record (section 4.4). trend A [B]: trends of monitored tensors (section 4.7).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numerics.checklist.command import add_commands as add_checklist
 from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError
 from numerics.logp.command import add_commands as add_logp
+from numerics.trend.command import add_command as add_trend
 
 COMPARE = """
 Compare two records of numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json,
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     diagnosing.set_defaults(run=run_diagnose)
     add_checklist(commands)
     add_logp(commands)
+    add_trend(commands)
     view = commands.add_parser("view", description=VIEW, help="the tree of one record")
     view.add_argument("-tp", "--target_path", type=Path, required=True, help="the record: dump, step or rank")
     view.add_argument("-o", "--output_path", type=Path, default=Path("tree.html"), help="the page")

@@ -40,13 +40,8 @@ def main() -> int:
 
 
 def diagnose_runs(runs: Sequence[RunSide], out: Path | None) -> int:
-    folder = out or default_folder(runs)
-    if (
-        (folder / "runs").exists()
-        or (folder / "run.json").exists()
-        or (folder.exists() and not folder.is_dir())
-    ):
-        raise UserError(f"OUT={folder} is a study, a run or a file; fix: name a folder for the diagnosis")
+    folder = out or default_folder("diagnose", [run.path for run in runs], [run.label for run in runs])
+    refuse_results(folder)
     pair = pair_curves(runs[0].curve, runs[1].curve, None, max(run.epsilon for run in runs))
     checks, reason = run_checks(runs)
     diagnosis = diagnose(pair, same_settings(checks), run_scores(runs))
@@ -65,13 +60,23 @@ def diagnose_runs(runs: Sequence[RunSide], out: Path | None) -> int:
     return 0
 
 
-def default_folder(runs: Sequence[RunSide]) -> Path:
-    """Return results/diagnose-<a>-<b> for runs of a study; else diagnose-<a>-<b> beside the first run."""
-    names = [re.sub(r"[^A-Za-z0-9._]+", "-", run.label).strip("-.") for run in runs]
-    first = runs[0].path.resolve()
+def default_folder(command: str, paths: Sequence[Path], labels: Sequence[str]) -> Path:
+    """Return results/<command>-<a>-<b> for runs of a study; else <command>-<a>-<b> beside the first run."""
+    names = [re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-.") for label in labels]
+    first = paths[0].resolve()
     above = first.parents[2] if first.parent.name == "runs" else first.parent
     above = above.relative_to(Path.cwd()) if above.is_relative_to(Path.cwd()) else above
-    return above / "-".join(["diagnose", *names])
+    return above / "-".join([command, *names])
+
+
+def refuse_results(folder: Path) -> None:
+    """Refuse a study, a run or a file as the folder of results."""
+    if (
+        (folder / "runs").exists()
+        or (folder / "run.json").exists()
+        or (folder.exists() and not folder.is_dir())
+    ):
+        raise UserError(f"OUT={folder} is a study, a run or a file; fix: name another folder for the results")
 
 
 def compare_command(target: Path, golden: Path) -> str:

@@ -47,6 +47,7 @@ RUN_BY = {
     "report": "tests/study/report/test_build.py",
     "savedefconfig": "tests/kconfig/test_commands.py",
     "status": "tests/scripts/status/test_status_table.py",
+    "trend": "tests/scripts/trend/test_trend_command.py",
     "verify": "tests/study/records/test_integrity.py",
 }
 

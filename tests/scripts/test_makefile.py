@@ -24,6 +24,7 @@ VARIABLES = {
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
     "admit": ("VARIANT",),
     "diagnose": ("RUNS", "OUT"),
+    "trend": ("RUNS", "OUT"),
     "record": ("RUN", "STEP", "LEVEL", "TASK", "OUT"),
     "compare-records": ("A", "B", "OUT"),
     "check-config": ("A", "B", "OUT"),

@@ -223,5 +223,5 @@ def test_bad_input_is_one_line(
 
 def test_a_run_or_a_study_is_no_folder_of_results(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in (runs[0], runs[0].parents[1]):
-        with pytest.raises(UserError, match="name a folder for the diagnosis"):
+        with pytest.raises(UserError, match="name another folder for the results"):
             diagnose(monkeypatch, *runs[:2], out=folder)

@@ -1,0 +1,1 @@
+"""Trends of monitored tensors over steps: anomalies, their attribution, and a page. Needs numpy only."""

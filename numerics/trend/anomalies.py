@@ -1,0 +1,172 @@
+"""List the anomalies of a run: values that are not finite, and values that leave their history or a reference run.
+
+One statistic of a tensor is tested, so that one event is not counted many times: the norm; of attention its entropy and
+its largest logit; else the first of std, max. With a reference run a value is compared with the reference's value at
+the same step (`history.against`), so a step that is unusual in both runs is no anomaly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from numerics.trend.history import Flags, Floats, History, against, count_tests, history
+from numerics.trend.tables import BACKWARD, Monitored, Table, kind_order
+
+NOT_FINITE, HISTORY, REFERENCE = "not finite", "leaves its history", "differs from the reference"
+TESTED = {"attention": ("entropy", "logit_max"), "update_ratio": ("ratio",)}
+DEFAULT = ("norm", "std", "max")
+POSITIVE = ("norm", "std", "ratio", "entropy")
+Key = tuple[str, int, str]  # kind, rank, statistic
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """The first of successive steps at which one tensor is anomalous.
+
+    position: of the tensor in its table. units: signed deviation in medians; limit: of its size. steps: how many
+    recorded steps it lasts.
+    """
+
+    step: int
+    kind: str
+    rank: int
+    position: int
+    name: str
+    statistic: str
+    reason: str
+    value: float
+    expected: float
+    units: float
+    limit: float
+    steps: int
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """The place in the order of computation; backward begins at the last layer."""
+        place = -self.position if self.kind in BACKWARD else self.position
+        return self.step, kind_order(self.kind), place, self.rank
+
+
+@dataclass
+class Anomalies:
+    """Of one run: anomalies in the order of computation, all histories, and the number of tested values."""
+
+    found: list[Anomaly] = field(default_factory=list)
+    histories: dict[Key, History] = field(default_factory=dict)
+    tests: int = 0
+
+    @property
+    def first(self) -> Anomaly | None:
+        return self.found[0] if self.found else None
+
+
+def tested_statistics(table: Table) -> list[str]:
+    """Return the statistics of a table that are tested."""
+    names = TESTED.get(table.kind)
+    if names is None:
+        names = tuple(name for name in DEFAULT if name in table.values)[:1]
+    return [name for name in names if name in table.values]
+
+
+def find_anomalies(run: Monitored, reference: Monitored | None = None) -> Anomalies:
+    """Test every table of a run, against the reference where one is given and has the table."""
+    result = Anomalies()
+    columns = [(table, word) for table in run.tables.values() for word in tested_statistics(table)]
+    result.tests = sum(
+        count_tests(table.present & np.isfinite(table.values[word])) for table, word in columns
+    )
+    for table, word in columns:
+        key = (table.kind, table.rank, word)
+        values, positive = table.values[word], word in POSITIVE
+        finite = table.present & np.isfinite(values)
+        other = reference.tables.get(key[:2]) if reference else None
+        if reference is None:
+            result.histories[key] = history(values, finite, positive, result.tests)
+        elif other is not None and word in other.values:
+            base = aligned(other, other.values[word], table)
+            base_finite = np.isfinite(base)
+            envelope = history(base, base_finite, positive, result.tests)
+            result.histories[key] = against(values, base, finite & base_finite, envelope, positive)
+        result.found += _events(table, word, result.histories.get(key), other)
+    result.found.sort(key=lambda one: one.order)
+    return result
+
+
+def aligned(table: Table, values: Floats, like: Table) -> Floats:
+    """Return values (tensors, steps) of a table with the names and steps of another; NaN where they lack."""
+    found = np.full(like.present.shape, np.nan, dtype=np.float32)
+    places = {name: row for row, name in enumerate(table.names)}
+    rows = [(here, places[name]) for here, name in enumerate(like.names) if name in places]
+    _, columns, others = np.intersect1d(like.steps, table.steps, return_indices=True)
+    if rows and len(columns):
+        here, there = map(np.array, zip(*rows, strict=True))
+        found[np.ix_(here, columns)] = np.where(table.present, values, np.nan)[np.ix_(there, others)]
+    return found
+
+
+def not_finite(table: Table) -> Flags:
+    """Return where a tensor is not finite. Inf in every step is left out: it is a mask."""
+    nan, inf = (np.zeros(table.present.shape, dtype=bool) for _ in range(2))
+    for word, values in table.values.items():
+        if word in ("nan", "inf"):
+            target = nan if word == "nan" else inf
+            target |= values > 0
+        else:
+            inf |= np.isinf(values)
+            if "nan" not in table.values:
+                nan |= np.isnan(values)
+    inf &= table.present
+    always = np.all(inf | ~table.present, axis=1, keepdims=True)
+    return np.asarray((nan & table.present) | (inf & ~always))
+
+
+def _events(table: Table, word: str, found: History | None, other: Table | None) -> Iterator[Anomaly]:
+    """Yield the anomalies of one statistic. A table is checked for values that are not finite once."""
+    values = table.values[word]
+    if word == tested_statistics(table)[0]:
+        bad = not_finite(table)
+        if other is not None:
+            both = aligned(other, not_finite(other).astype(np.float32), table) > 0
+            bad &= ~both
+        for row, column, length in _starts(bad, table.present):
+            yield _anomaly(table, word, row, column, length, NOT_FINITE, found)
+    if found is not None:
+        reason = HISTORY if other is None else REFERENCE
+        for row, column, length in _starts(found.anomalous & np.isfinite(values), table.present):
+            yield _anomaly(table, word, row, column, length, reason, found)
+
+
+def _starts(flags: Flags, present: Flags) -> Iterator[tuple[int, int, int]]:
+    """Yield row, column and number of steps of each run of flags. Steps that are not present end no run."""
+    for row in np.flatnonzero(flags.any(axis=1)):
+        columns = np.flatnonzero(present[row])
+        marked = np.concatenate([[False], flags[row, columns], [False]]).astype(np.int8)
+        starts, ends = np.flatnonzero(np.diff(marked) == 1), np.flatnonzero(np.diff(marked) == -1)
+        for start, end in zip(starts, ends, strict=True):
+            yield int(row), int(columns[start]), int(end - start)
+
+
+def _anomaly(
+    table: Table, word: str, row: int, column: int, length: int, reason: str, found: History | None
+) -> Anomaly:
+    of: Mapping[str, float] = {
+        name: float(getattr(found, name)[row, column]) if found is not None else float("nan")
+        for name in ("expected", "units", "limits")
+    }
+    return Anomaly(
+        int(table.steps[column]),
+        table.kind,
+        table.rank,
+        row,
+        table.names[row],
+        word,
+        reason,
+        float(table.values[word][row, column]),
+        of["expected"],
+        of["units"],
+        of["limits"],
+        length,
+    )

@@ -1,0 +1,232 @@
+"""Say in plain words what the trends show, and what to do next. Each sentence is a fact of the other modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from numerics.trend.anomalies import HISTORY, NOT_FINITE, Anomalies, Anomaly, find_anomalies
+from numerics.trend.attribution import (
+    LOSS_FIRST,
+    LOSS_ONLY,
+    NORM_FIRST,
+    NORM_ONLY,
+    TOGETHER,
+    Attribution,
+    attribute,
+)
+from numerics.trend.history import ALARM
+from numerics.trend.ranks import Ranks, compare_ranks
+from numerics.trend.tables import Monitored
+
+Record = Callable[[Monitored, int], str]  # the command that records a step
+EMBEDDING = re.compile(r"(^|[._])(tok|token|pos|word)?_?(emb|embed|embedding|embeddings|wte|wpe)([._]|$)")
+SHOWN = 5  # tensors in a list
+
+
+@dataclass
+class Trend:
+    """All results of one run, or of a run against a reference."""
+
+    run: Monitored
+    reference: Monitored | None
+    anomalies: Anomalies
+    attribution: Attribution
+    ranks: Ranks
+    own: list[Anomalies] = field(
+        default_factory=list
+    )  # with a reference: of each run against its own history
+
+
+def analyse(run: Monitored, reference: Monitored | None = None) -> Trend:
+    """Find and attribute the anomalies of a run."""
+    found = find_anomalies(run, reference)
+    own = [find_anomalies(one) for one in (reference, run) if one] if reference else []
+    return Trend(run, reference, found, attribute(run, found, reference), compare_ranks(run), own)
+
+
+def sentences(trend: Trend) -> list[str]:
+    """Return the conclusion, the most important fact first."""
+    found = [_first(trend), _order(trend), _carrier(trend), *_ranks(trend.ranks)]
+    return [one for one in found if one]
+
+
+def next_commands(trend: Trend, record: Record) -> list[str]:
+    """Return what to do next."""
+    found, first = trend.attribution, trend.anomalies.first
+    runs = [one for one in (trend.reference, trend.run) if one]
+    steps: list[int | None] = [first.step] if first is not None else []
+    if first is not None and first.reason == NOT_FINITE:
+        pass
+    elif found.order in (NORM_FIRST, NORM_ONLY, TOGETHER):
+        steps = [found.norm_step]
+    elif found.order in (LOSS_FIRST, LOSS_ONLY):
+        steps = [found.loss_step]
+    return [record(run, step) for step in steps if step is not None for run in runs]
+
+
+def _first(trend: Trend) -> str:
+    first, tests = trend.anomalies.first, trend.anomalies.tests
+    if first is None:
+        than = f"{trend.run.name} does not leave the envelope of {trend.reference.name}" if trend.reference else (
+            "no tensor leaves its history"
+        )  # fmt: skip
+        rate = f"a clean run has an alarm with a probability of at most {ALARM:g}"
+        return f"No anomaly: {than} ({tests:,} values; {rate})"
+    count = len(trend.anomalies.found)
+    total = "1 anomaly" if count == 1 else f"{count:,} anomalies"
+    return f"First anomaly: {describe(first, bool(trend.run.ranks[1:]))}; {total} in all"
+
+
+def describe(one: Anomaly, with_rank: bool = False) -> str:
+    """Return one anomaly in words."""
+    where = f"step {one.step}, {one.kind} of {one.name}{f' on rank {one.rank}' if with_rank else ''}"
+    if one.reason == NOT_FINITE:
+        return f"{where} is not finite"
+    than = "its history expects" if one.reason == HISTORY else "the reference has"
+    return (
+        f"{where}: {one.statistic} {one.value:.4g} where {than} {one.expected:.4g} "
+        f"({abs(one.units):.3g} medians, limit {one.limit:.3g})"
+    )
+
+
+def _order(trend: Trend) -> str:
+    found = trend.attribution
+    than = " against the reference" if trend.reference else ""
+    match found.order:
+        case order if order == NORM_FIRST:
+            return (
+                f"The gradient norm is anomalous{than} from step {found.norm_step}, before the loss "
+                f"(step {found.loss_step}): look at gradients first"
+            )
+        case order if order == LOSS_FIRST:
+            return (
+                f"The loss is anomalous{than} from step {found.loss_step}, before the gradient norm "
+                f"(step {found.norm_step}): look at activations and weights first"
+            )
+        case order if order == TOGETHER:
+            return (
+                f"Loss and gradient norm are anomalous{than} from the same step, {found.norm_step}: its batch, or the "
+                "update of the step before"
+            )
+        case order if order == NORM_ONLY:
+            return f"The gradient norm is anomalous{than} from step {found.norm_step}; the loss is not"
+        case order if order == LOSS_ONLY:
+            return f"The loss is anomalous{than} from step {found.loss_step}; the gradient norm is not"
+    if trend.anomalies.found and (trend.run.losses or trend.run.norms):
+        return f"Neither the loss nor the gradient norm is anomalous{than}"
+    return ""
+
+
+def _carrier(trend: Trend) -> str:
+    found = trend.attribution
+    if not found.carriers or not found.carriers[0].share:
+        return ""
+    top = found.carriers[0]
+    layer, share = next(iter(found.layers.items()))
+    if found.anomalous:
+        steps = (
+            f"at the first {len(found.steps)} anomalous steps"
+            if len(found.steps) > 1
+            else f"at step {found.steps[0]}"
+        )
+    elif len(found.steps) == 1:
+        steps = f"at step {found.steps[0]}"
+    else:
+        steps = f"over all {len(found.steps)} common steps"
+    correlation = f", correlation with the total {top.correlation:.2f}" if top.correlation is not None else ""
+    text = (
+        f"{top.name} carries {100 * abs(top.share):.3g} % of the change of the squared gradient norm {steps}: its "
+        f"norm is {top.ratio:.3g} times the expected one{correlation}"
+    )
+    if layer != top.name.rpartition(".")[0] and abs(share) > abs(top.share) + 0.05:
+        text += f"; its layer {layer} carries {100 * abs(share):.3g} %" if top.name.startswith(layer) else (
+            f"; the layer {layer} carries {100 * abs(share):.3g} %"
+        )  # fmt: skip
+    if EMBEDDING.search(top.name):
+        text += (
+            ". In the guide's case 3.2.1.3 this was an embedding whose gradient was summed in bfloat16: sum it in "
+            "float32, or clip it by itself"
+        )
+    return text
+
+
+def _ranks(ranks: Ranks) -> list[str]:
+    found = []
+    if bad := ranks.not_finite:
+        names = ", ".join(map(str, bad.ranks))
+        which = f"only rank {names} of {ranks.count}" if len(bad.ranks) < ranks.count else "every rank"
+        found.append(
+            f"Before reduction {which} is not finite at step {bad.step}, in {bad.name} first: "
+            + (
+                "check the data and the device of this rank"
+                if len(bad.ranks) < ranks.count
+                else "no single rank is the cause"
+            )
+        )
+    for one in ranks.deviating:
+        found.append(
+            f"Rank {one.rank} has the {'largest' if one.largest else 'smallest'} gradient norm before reduction in "
+            f"{one.count} of {one.steps} steps, {one.ratio:.3g} times that of the other ranks "
+            f"(chance: {one.probability:.1g})"
+            + ("; of two ranks it cannot be known which is wrong" if ranks.count == 2 else "")
+        )
+    if ranks.mismatched:
+        names = ", ".join(list(ranks.mismatched)[:SHOWN])
+        worst = max(ranks.mismatched.values())
+        found.append(
+            f"The reduced gradient is not the {ranks.operation} of the ranks in {len(ranks.mismatched)} of "
+            f"{ranks.checked} tensors (mean off by {100 * worst:.3g} % in the median): {names}"
+        )
+    return found
+
+
+def as_json(trend: Trend, commands: list[str]) -> dict[str, Any]:
+    """Return what trend.json holds. Numbers that are not finite are null."""
+    found = trend.attribution
+    runs = [one for one in (trend.reference, trend.run) if one]
+    content: dict[str, Any] = _plain(
+        {
+            "schema": 1,
+            "runs": [
+                {"name": one.name, "path": str(one.path), "ranks": one.ranks, "notes": one.notes}
+                for one in runs
+            ],
+            "reference": trend.reference.name if trend.reference else None,
+            "alarm": ALARM,
+            "tested_values": trend.anomalies.tests,
+            "conclusion": sentences(trend),
+            "next": commands,
+            "order": found.order,
+            "loss_step": found.loss_step,
+            "gradient_norm_step": found.norm_step,
+            "attribution": {
+                "kind": found.kind or None,
+                "steps": found.steps,
+                "anomalous": found.anomalous,
+                "excess": found.excess,
+                "layers": found.layers,
+                "tensors": [vars(one) for one in found.carriers],
+            },
+            "ranks": {
+                "count": trend.ranks.count,
+                "not_finite": vars(trend.ranks.not_finite) if trend.ranks.not_finite else None,
+                "deviating": [vars(one) for one in trend.ranks.deviating],
+                "reduction": trend.ranks.operation or None,
+                "checked": trend.ranks.checked,
+                "mismatched": trend.ranks.mismatched,
+            },
+            "anomalies": [vars(one) for one in trend.anomalies.found],
+        }
+    )
+    return content
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
