@@ -6,7 +6,8 @@
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
-             VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD
+             VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
+             ON OFF FORMAT MONITOR
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -21,7 +22,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
-        data run plan extend report status verify compare diagnose trend record compare-records check-config pack-run \
+        data run plan extend report status verify compare diagnose monitor trend record compare-records check-config pack-run \
         logp-diff attention evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
@@ -76,6 +77,9 @@ trend: setup-core  ## RUNS="results/a/runs/B0 [results/b/runs/B0]" [OUT=folder]:
 
 record: setup-core  ## RUN=results/x/runs/B0 STEP=40 [LEVEL=mix] [TASK=statistics] [OUT=]: replay a step and record it
 	@$(INTERPRETER) -m scripts.record
+
+monitor: setup-core  ## RUN=results/x/runs/B0 [ON="grad:blocks.3"] [OFF=all] [FORMAT=parquet]: tables and triggers
+	@$(INTERPRETER) -m scripts.monitor
 
 compare-records: export COMPARE_A = $(value A)
 compare-records: export COMPARE_B = $(value B)

@@ -14,27 +14,35 @@ if TYPE_CHECKING:
     from numerics.errors import NumericsError
     from numerics.fixes.apply import fix
     from numerics.logp.diff import logp_diff
+    from numerics.monitor.monitor import Monitor, MonitorConfig
+    from numerics.monitor.trainer_mon import TrainerMon
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
     from numerics.seed import seed_all
 
 MODULES = {
     "ConfigChecker": "checklist.pack",
+    "Monitor": "monitor.monitor",
+    "MonitorConfig": "monitor.monitor",
     "NumericsError": "errors",
     "PrecisionDebugger": "debugger",
     "Recorder": "recorder",
     "RecorderConfig": "record_config",
     "fix": "fixes.apply",
+    "TrainerMon": "monitor.trainer_mon",
     "logp_diff": "logp.diff",
     "seed_all": "seed",
 }
 
 __all__ = [
     "ConfigChecker",
+    "Monitor",
+    "MonitorConfig",
     "NumericsError",
     "PrecisionDebugger",
     "Recorder",
     "RecorderConfig",
+    "TrainerMon",
     "fix",
     "logp_diff",
     "seed_all",

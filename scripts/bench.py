@@ -34,7 +34,7 @@ def main() -> int:
     old = [f"{name}=" for name in OLD_SWITCHES if name in make_variables()]
     if old:
         raise UserError(f"make bench takes no {' '.join(old)}; fix: make bench SUITE={'|'.join(NAMES[1:])}")
-    named = [name for name in ("numerics", "scale") if make_variables().get(name.upper()) == "1"]
+    named = [name for name in ("numerics", "scale", "monitor") if make_variables().get(name.upper()) == "1"]
     given_suite = ["--suite", named[0]] if named else []
     arguments = parser.parse_args(
         given_suite + command_arguments(("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES"))

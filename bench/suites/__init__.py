@@ -20,6 +20,7 @@ NAMES = (
     "numerics",
     "executors",
     "scale",
+    "monitor",
 )
 
 

@@ -31,7 +31,9 @@ from gpt2.system.read_files import DamagedFileError
 
 SCHEMA = 1
 SIDE_FILES = ("config", "metrics.jsonl", "validation_windows.json", "hellaswag.json")
-CHECKPOINTS = ("checkpoint", "stable")  # folders of a run: the newest states, and the state before the decay
+ANOMALY = "anomaly"
+# folders of a run: the newest states, the state before the decay, and those before a trigger of the monitor
+CHECKPOINTS = ("checkpoint", "stable", ANOMALY)
 
 Count = Annotated[int, Range(0)]
 Positive = Annotated[int, Range(1)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from gpt2.config.batch import micro_batches, nearest
 from gpt2.config.dotconfig import Symbols, read_symbols, split_words
 from gpt2.config.fix_words import numerics_fix
+from gpt2.config.monitor import NOT_MONITORED, MonitorSettings
 
 
 @dataclass(frozen=True)
@@ -352,6 +353,7 @@ class Config:
     checkpoint_seconds: int
     sha256: str
     numerics_fix: str = ""
+    monitor: MonitorSettings = NOT_MONITORED
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> Config:
@@ -367,6 +369,7 @@ class Config:
             checkpoint_seconds=symbols.integer("CHECKPOINT_SECONDS"),
             sha256=symbols.sha256,
             numerics_fix=numerics_fix(symbols),
+            monitor=MonitorSettings.from_symbols(symbols),
         )
 
 

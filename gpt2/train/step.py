@@ -21,6 +21,7 @@ from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.init import derive_seed, initialise, keyed_parts
 from gpt2.model.loss import chunk_loss, linear_cross_entropy
 from gpt2.model.transformer import GPT2, ModelParts
+from gpt2.numerics.observer import StepObserver
 from gpt2.system import ranks
 from gpt2.system.errors import UserError
 from gpt2.train import gradients
@@ -118,6 +119,7 @@ class Stepper:
         self.device = device
         self.dtype = dtype
         self.compile = compile
+        self.observer = StepObserver()
         self.loss: Loss = linear_cross_entropy
         if compile:  # the first step compiles it
             self.loss = functools.partial(linear_cross_entropy, chunk=torch.compile(chunk_loss))
@@ -186,12 +188,14 @@ class Stepper:
         micro_batches = ids_ET.split(self.batch.micro)
         first = ranks.rank() * len(micro_batches)
 
-        def backward(number: int) -> Tensor:
+        def backward(number: int, compiled: bool = True) -> Tensor:
             micro_ids = micro_batches[number]
             self.seed_dropout(iteration, first + number)
             with phase("forward"), self.autocast():
-                hidden = self._hidden(micro_ids[:, :-1].contiguous())
-                loss = self.loss(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
+                hidden_of = self._hidden if compiled else self.model.hidden
+                hidden = hidden_of(micro_ids[:, :-1].contiguous())
+                loss_of = self.loss if compiled else linear_cross_entropy
+                loss = loss_of(hidden, self.model.head, micro_ids[:, 1:], self.model.vocabulary)
             del hidden
             with phase("backward"):
                 (loss / self.batch.micro_batches).backward()
@@ -207,14 +211,22 @@ class Stepper:
             total = accumulate()
             with phase("optimizer"):
                 return self._apply(total, self.sharding.collect_gradients(total), iteration, iterations)
-        total = ranks.together(accumulate)
+        if self.compile and self.observer.watches_forward:  # hooks have no effect on compiled modules
+            with self.observer.forward(repeated=True):
+                for number in range(len(micro_batches)):
+                    backward(number, compiled=False)
+            self.optimizer.zero_grad(set_to_none=True)
+        with contextlib.nullcontext() if self.compile else self.observer.forward():
+            total = ranks.together(accumulate)
         with phase("optimizer"):
+            self.observer.unreduced()
             gradients.sum_over_ranks(self.parameters, total, self.tree)
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
             return self._apply(total, norm, iteration, iterations)
 
     def _apply(self, total: Tensor, norm: Tensor, iteration: int, iterations: int) -> StepResult:
         loss, gradient_norm = torch.stack([total / self.batch.micro_batches, norm.to(total.dtype)]).tolist()
+        self.observer.reduced(loss, gradient_norm)
         if not (abs(loss) < float("inf") and gradient_norm < float("inf")):  # False for NaN, too
             raise NotFiniteError(
                 f"iteration {iteration}: loss {loss}, gradient norm {gradient_norm}; fix: a smaller "
@@ -223,9 +235,11 @@ class Stepper:
         if gradient_norm + 1e-6 > 0.99 * self.settings.grad_clip > 0:  # below this norm torch's factor is 1
             updated = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grads_with_norm_(updated, self.settings.grad_clip, norm)
+        self.observer.clipped()
         rate = self.rate(iteration, iterations)
         set_learning_rate(self.optimizer, rate)
-        self.optimizer.step()
+        with self.observer.update():
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, gradient_norm, rate)
 

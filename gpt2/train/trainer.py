@@ -28,6 +28,7 @@ from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.numerics.fixes import RunFixes
+from gpt2.numerics.monitoring import start_monitor
 from gpt2.system import ranks
 from gpt2.system.failures import describe_failure
 from gpt2.system.signals import Interrupted, Stop
@@ -171,7 +172,7 @@ class Run:
             measured.restart()  # compiling and tuning kernels allocate memory that training does not
         began = self.clocks.read("train")
         try:
-            with self.observe_kernels():
+            with self.observe_kernels(), self.stepper.observer.step(self.iteration + 1):
                 result = self.stepper.step(ids_ET, self.iteration, self.plan.iterations, measured)
         except NotFiniteError as error:
             numbers = self.window_numbers(self.iteration)
@@ -229,6 +230,10 @@ class Run:
         )
         if ranks.first():
             truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
+        stepper = self.stepper
+        stepper.observer = start_monitor(
+            self.config.monitor, stepper.model, stepper.optimizer, plan.directory, self.iteration, self.note
+        )
         ranks.together(self.stop.check)
 
     def check_fits(self, loaded: checkpoint.Loaded) -> None:

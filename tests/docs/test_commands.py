@@ -40,6 +40,7 @@ RUN_BY = {
     "memory": "tests/scripts/test_memory.py",
     "menuconfig": "tests/kconfig/test_commands.py",
     "mrproper": "tests/scripts/dev/test_clean.py",
+    "monitor": "tests/scripts/monitor/test_monitor_command.py",
     "olddefconfig": "tests/kconfig/test_commands.py",
     "pack-run": "tests/scripts/pack_run/test_pack_run_command.py",
     "plan": "tests/scripts/plan/test_plan_command.py",

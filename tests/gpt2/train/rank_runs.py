@@ -1,7 +1,7 @@
 """Very small runs over several ranks: python -m tests.gpt2.train.rank_runs JSON, started by the rank launcher.
 
 JSON is a list of runs, made one after another: {"directory", "texts", "name", "dropout", "tree", "sharded", "often",
-"then"}. often: a checkpoint after every step.
+"monitor", "then"}. often: a checkpoint after every step. monitor: everything, every step.
 The numbers of every rank go to <directory>/rank<r>.json. `then`: "oom", "nan" or "stop" disturbs rank 1 at iteration 3;
 "data" gives it other data.
 """
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
+from gpt2.config.monitor import MonitorSettings
 from gpt2.system import ranks
 from gpt2.system.signals import Stop
 from gpt2.train.step import Stepper
@@ -51,7 +52,12 @@ def start(spec: dict[str, Any]) -> Run:
     batch = plan_batch(EFFECTIVE, MICRO, ranks.world(), 16)
     plan = dataclasses.replace(run.plan, batch=batch, hellaswag=HELLASWAG)
     chosen = variant(spec.get("name", "B"), config.model, small_runs.ALTERNATION)
-    return Run(plan, run.config, run.resolved, chosen.parts, run.stop, examine_trained, shared=config)
+    own = run.config
+    if spec.get("monitor"):
+        own = dataclasses.replace(
+            own, monitor=MonitorSettings(True, 1, ("all",), ("nan", "spike", "grad_norm"))
+        )
+    return Run(plan, own, run.resolved, chosen.parts, run.stop, examine_trained, shared=config)
 
 
 def disturb(run: Run, action: str) -> None:

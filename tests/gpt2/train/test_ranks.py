@@ -14,6 +14,7 @@ from gpt2.memory.prediction import predict
 from gpt2.memory.workload import StepWorkload
 from gpt2.system.rank_launcher import launch
 from gpt2.system.signals import Stop
+from numerics.monitor.tables import KINDS, read_table
 from ra.variants import variant
 from tests import small_runs
 from tests.gpt2.train import rank_runs
@@ -30,6 +31,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "sharded-resumed": {"sharded": True},  # from a whole model
     "sharded-lens": {"sharded": True, "name": "LENS"},  # its learned scalars are of matrices
     "sharded-stop": {"sharded": True, "then": "stop"},
+    "monitored": {"monitor": True},
     "nan": {"then": "nan"},
     "sharded-nan": {"sharded": True, "then": "nan"},
     "oom": {"then": "oom"},
@@ -114,6 +116,20 @@ def test_without_the_tree_losses_agree_to_float_rounding(alone: Path, two: Path)
         [loss for _, loss in other["losses"]], rel=1e-6
     )
     assert one["fingerprint"] == other["fingerprint"]
+
+
+def test_every_rank_monitors_its_gradients_before_and_after_the_reduction(two: Path) -> None:
+    assert same(outcome(two / "plain"), outcome(two / "monitored"))
+    before, after = (
+        [read_table(two / f"monitored/monitor/rank{rank}", kind) for rank in range(2)]
+        for kind in ("grad_unreduced", "grad_reduced")
+    )
+    assert after[0] == after[1]
+    assert [row.name for row in before[0].rows] == [row.name for row in after[0].rows]
+    mean = KINDS["grad_reduced"].index("mean")
+    assert before[0].rows[0].values != before[1].rows[0].values
+    for one, other, summed in zip(before[0].rows, before[1].rows, after[0].rows, strict=True):
+        assert one.values[mean] + other.values[mean] == pytest.approx(summed.values[mean], rel=1e-3, abs=1e-8)
 
 
 def test_the_number_of_ranks_may_change_at_a_resume(alone: Path, two: Path, texts: Path) -> None:

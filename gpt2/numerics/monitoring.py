@@ -1,0 +1,233 @@
+"""Monitor a run of the trainer: CONFIG_MONITOR.
+
+    <run>/monitor/rank<r>/       tables (numerics.monitor.tables)
+    <run>/monitor/control.json   targets that `make monitor` switched on
+    <run>/monitor/triggers.jsonl triggers that fired: {"step", "trigger", "reason", "checkpoint"}
+    <run>/monitor/caught/step<k>/rank<r>/   the tables of a step in which a trigger fired
+    <run>/anomaly/               the checkpoint before a trigger, from which `make record` replays the step
+
+Triggers are examined after the gradients are reduced and before the update, so gradients, weights and moments of the
+first wrong step are still there. A monitor that cannot write ends no run: it notes the reason and stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gpt2.artifacts import checkpoint
+from gpt2.artifacts.metrics_log import read_steps
+from gpt2.artifacts.run_record import ANOMALY
+from gpt2.config.monitor import MonitorSettings
+from gpt2.numerics.observer import StepObserver
+from gpt2.system import ranks
+from gpt2.system.errors import UserError
+from gpt2.system.resource_errors import out_of_memory
+from numerics.diagnose.spikes import RECENT, WINDOW
+from numerics.errors import NumericsError
+from numerics.monitor.control import ControlFile
+from numerics.monitor.monitor import Monitor, MonitorConfig
+from numerics.monitor.tables import TableWriter
+from numerics.monitor.triggers import TRIGGERED, Fired, Triggers, read_losses, read_triggers
+
+FOLDER, CAUGHT = "monitor", "caught"
+MOST_KEPT = 2  # checkpoints of anomalies
+MOST_NOTES = 3  # of triggers in run.json
+
+
+class RunMonitor(StepObserver):
+    """Watches the steps of one run on this rank."""
+
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        directory: Path,
+        note: Callable[[str], None],
+    ) -> None:
+        self.settings, self.directory, self.note = settings, directory, note
+        self.folder = directory / FOLDER
+        config = MonitorConfig(settings.targets, settings.interval, start=1)
+        try:
+            self.triggers = Triggers(settings.triggers, [read_losses(path) for path in settings.references])
+        except NumericsError as error:
+            raise UserError(f"CONFIG_MONITOR_REFERENCES: {error}") from error
+        self.monitor = Monitor(model, optimizer, config, self.folder, ranks.rank())
+        self.control = ControlFile(self.folder)
+        self.broken = False
+        self.fired: list[Fired] = []  # in the running step
+        self.windows: list[tuple[int, int]] = []  # steps in which everything is watched, of earlier processes
+        self.notes = 0
+
+    def resume(self, iteration: int) -> None:
+        """Drop the rows after `iteration`, which are written again, and recall the losses before it."""
+        with self._harmless():
+            self.monitor.writer.truncate(iteration)
+        steps = [
+            line for line in read_steps(self.directory / "metrics.jsonl").steps if line.iteration <= iteration
+        ]
+        for line in steps[-(WINDOW + RECENT) :]:
+            self.triggers.recall(line.iteration, line.loss, line.grad_norm)
+        after = self.settings.full_steps
+        found = read_triggers(self.folder)
+        # a step that went wrong is repeated from the checkpoint: everything of it is watched, from one step before
+        self.windows = [
+            (entry["step"] - 1, entry["step"] + after) for entry in found if entry["step"] > iteration
+        ]
+
+    # -- the points of a step
+
+    @contextlib.contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        self.fired = []
+        if self.broken:
+            yield
+            return
+        if self.control.poll() and ranks.first() and self.control.problem:
+            self.note(f"monitor: {self.control.problem}; the targets stay as they were")
+        self.monitor.extra = self.control.targets
+        self.monitor.begin(number)
+        if any(first <= number <= last for first, last in self.windows):
+            self.monitor.watch_everything(0)
+        try:
+            yield
+        finally:
+            with self._harmless():
+                self._finish(number)
+
+    @property
+    def watches_forward(self) -> bool:
+        return not self.broken and self.monitor.wants_forward
+
+    @contextlib.contextmanager
+    def forward(self, repeated: bool = False) -> Iterator[None]:
+        if self.broken:
+            yield
+            return
+        try:
+            with self.monitor.forward():
+                yield
+        except Exception as error:
+            if not (repeated and out_of_memory(error)):
+                raise
+            self._stop("activations need a second pass without torch.compile, which ran out of memory")
+
+    def unreduced(self) -> None:
+        if ranks.world() > 1:
+            self._gradients("grad_unreduced")
+
+    def reduced(self, loss: float, gradient_norm: float) -> None:
+        self.fired = self.triggers.observe(self.monitor.current, loss, gradient_norm)
+        if self.fired and not self.broken:
+            self.monitor.watch_everything(self.settings.full_steps)
+            self._report()
+        self._gradients("grad_reduced")
+        if any(fired.trigger == "nan" for fired in self.fired) and not self.broken:
+            self.monitor.weights()  # no update follows
+
+    def clipped(self) -> None:
+        self._gradients("grad_clipped")
+
+    def update(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.broken else self.monitor.update()
+
+    def _gradients(self, kind: str) -> None:
+        if not self.broken:
+            self.monitor.gradients(kind)
+
+    # -- files
+
+    def _finish(self, number: int) -> None:
+        rows = self.monitor.finish()
+        if not self.fired:
+            return
+        folder = self.folder / CAUGHT / f"step{number}" / f"rank{ranks.rank()}"
+        shutil.rmtree(folder, ignore_errors=True)  # of the same step in an earlier process
+        writer = TableWriter(folder, 1)
+        for kind, lines in rows.items():
+            writer.write(kind, number, lines)
+
+    def _report(self) -> None:
+        """Keep the newest checkpoint, and write the triggers of this step. The first rank does so."""
+        if not ranks.first():
+            return
+        step, reasons = self.fired[0].step, "; ".join(f"{one.trigger}: {one.reason}" for one in self.fired)
+        kept = None
+        with self._harmless():
+            kept = keep_checkpoint(self.directory)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / TRIGGERED).open("a", encoding="utf-8") as file:
+                for one in self.fired:
+                    entry = {"step": step, "trigger": one.trigger, "reason": one.reason, "checkpoint": kept}
+                    file.write(json.dumps(entry) + "\n")
+        self.notes += 1
+        if self.notes <= MOST_NOTES:
+            more = f"; further ones are in {FOLDER}/{TRIGGERED}" if self.notes == MOST_NOTES else ""
+            self.note(
+                f"monitor: step {step}: {reasons}; everything is monitored for {self.settings.full_steps} steps; "
+                f"replay it with make record RUN={self.directory} STEP={step}{more}"
+            )
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Stop the monitor after an error of its files, and not the run."""
+        try:
+            yield
+        except (NumericsError, OSError) as error:
+            self._stop(f"{error}".partition("; fix")[0])
+
+    def _stop(self, reason: str) -> None:
+        if not self.broken:
+            self.note(f"monitor: it stopped after step {self.monitor.current}: {reason}")
+        self.broken = True
+
+
+def keep_checkpoint(directory: Path) -> str | None:
+    """Link the newest checkpoint of a run into its folder of anomalies. Returns its path in the run; None without one.
+
+    It needs no space while the original exists. The first MOST_KEPT remain.
+    """
+    found = checkpoint.complete(directory / "checkpoint")
+    if not found:
+        return None
+    kept = directory / ANOMALY / found[-1].name
+    if kept.is_dir():
+        return f"{ANOMALY}/{kept.name}"
+    if len(checkpoint.complete(directory / ANOMALY)) >= MOST_KEPT:
+        return None
+    temporary = kept.with_name(f".{kept.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(found[-1], temporary, copy_function=_link)
+    temporary.rename(kept)
+    return f"{ANOMALY}/{kept.name}"
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
+
+
+def start_monitor(
+    settings: MonitorSettings,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    directory: Path,
+    iteration: int,
+    note: Callable[[str], None],
+) -> StepObserver:
+    """Return the monitor of a run that begins or resumes after `iteration`. Where it is off, it watches nothing."""
+    if not settings.enabled:
+        return StepObserver()
+    monitor = RunMonitor(settings, model, optimizer, directory, note)
+    monitor.resume(iteration)
+    return monitor

@@ -1,0 +1,1 @@
+"""Monitor a training run: statistics of weights, gradients, optimizer state and activations, section 4.6."""

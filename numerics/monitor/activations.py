@@ -1,0 +1,113 @@
+"""Watch the modules of a model during forward and backward: activations, their gradients, and attention calls.
+
+Hooks are installed for a monitored step only and change no result. Calls that backward recomputes (activation
+checkpointing) are not counted twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from numerics.describe import tensors_in
+from numerics.monitor.attention import AttentionCalls
+from numerics.monitor.statistics import Pending
+from numerics.monitor.targets import plain_name
+
+Wanted = Callable[[str, str], bool]  # (kind, name)
+
+
+class ActivationWatch:
+    """Adds the statistics of a step to `pending`. Enter `watching` around forward and backward.
+
+    One tensor is often the output of one module and the input of the next: it is read once, and both names have its
+    statistics.
+    """
+
+    def __init__(self, pending: Pending, wanted: Wanted) -> None:
+        self.pending, self.wanted = pending, wanted
+        self.within: list[str] = []  # paths of the modules that run, innermost last
+        self.calls: dict[str, int] = {}  # attention calls of a module, in this call of it
+        self._read: Any = WeakIdKeyDictionary()  # tensor -> (version, key)
+        self._hooked: Any = WeakIdKeyDictionary()  # tensor -> names of its gradient
+
+    @contextlib.contextmanager
+    def watching(self, root: nn.Module, attention: bool) -> Iterator[None]:
+        """Install hooks on every module, and remove them at the end. attention: whether to watch its calls."""
+        with contextlib.ExitStack() as stack:
+            for path, module in root.named_modules():
+                if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                    continue
+                for handle in self._hooks(plain_name(path), module):
+                    stack.callback(handle.remove)
+            if attention:
+                stack.enter_context(AttentionCalls(self._attention, self._counts))
+            self.within.clear()
+            yield
+
+    def _counts(self) -> bool:
+        """Return whether a call counts: not one that backward recomputes."""
+        return torch._C._current_graph_task_id() == -1
+
+    def _hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
+        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if self._counts():
+                self.within.append(path)
+                self.calls[path] = 0
+                self._observe(path, "input", tensors_in([list(args), kwargs]))
+
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self._counts():
+                if self.within:
+                    self.within.pop()
+                self._observe(path, "output", tensors_in(output))
+
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+        yield module.register_forward_hook(after, with_kwargs=True)
+
+    def _observe(self, path: str, side: str, tensors: Sequence[Tensor]) -> None:
+        for index, tensor in enumerate(tensors):
+            if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+                continue
+            name = f"{path}.{side}.{index}" if path else f"{side}.{index}"
+            if self.wanted("actv", name):
+                self._once(("actv", name), tensor)
+            gradient = f"{path}.{side}_grad.{index}" if path else f"{side}_grad.{index}"
+            if tensor.requires_grad and not tensor.is_leaf and self.wanted("actv_grad", gradient):
+                self._gradient(("actv_grad", gradient), tensor)
+
+    def _once(self, key: tuple[str, str], tensor: Tensor) -> None:
+        version, first = self._read.get(tensor, (None, None))
+        if first is not None and version == tensor._version and first[0] == key[0]:
+            self.pending.alias(key, first)
+            return
+        self._read[tensor] = (tensor._version, key)
+        self.pending.add([key], [tensor])
+
+    def _gradient(self, key: tuple[str, str], tensor: Tensor) -> None:
+        names = self._hooked.get(tensor)
+        if names is not None:
+            names.append(key)
+            return
+        mine = self._hooked[tensor] = [key]
+        pending = self.pending  # without this object, which holds the tensor
+
+        def hook(gradient: Tensor) -> None:
+            pending.add(mine[:1], [gradient])
+            for other in mine[1:]:
+                pending.alias(other, mine[0])
+
+        tensor.register_hook(hook)
+
+    def _attention(self, values: Tensor) -> None:
+        path = self.within[-1] if self.within else ""
+        number = self.calls.get(path, 0)
+        self.calls[path] = number + 1
+        name = f"{path}.sdpa.{number}" if path else f"sdpa.{number}"
+        if self.wanted("attention", name):
+            self.pending.add_values([("attention", name)], values[None])

@@ -1,0 +1,92 @@
+"""Entropy and largest logit of every call of scaled_dot_product_attention, computed beside the call.
+
+Scores are computed for a block of heads and queries at a time, so T x T of all heads is never in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+BLOCK = 2**22  # scores in memory at once: 16 MB
+ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+Report = Callable[[Tensor], None]
+
+
+class AttentionCalls(TorchFunctionMode):
+    """Report (entropy, largest logit, queries) of each call, a tensor (3,), before the call runs."""
+
+    def __init__(self, report: Report, watching: Callable[[], bool]) -> None:
+        super().__init__()
+        self.report, self.watching = report, watching
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention and self.watching():
+            call = dict(zip(ARGUMENTS, args, strict=False)) | given
+            with torch.no_grad(), torch.autocast(call["query"].device.type, enabled=False):
+                self.report(
+                    attention_statistics(
+                        call["query"],
+                        call["key"],
+                        call.get("attn_mask"),
+                        bool(call.get("is_causal", False)),
+                        call.get("scale"),
+                    )
+                )
+        return func(*args, **given)
+
+
+def attention_statistics(
+    query: Tensor, key: Tensor, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
+) -> Tensor:
+    """Return (mean entropy in nats, largest admitted logit, queries), (3,) float32, of one call.
+
+    query (..., H, T, D), key (..., G, S, D) where G divides H, mask broadcastable to (..., H, T, S): bool or added.
+    A query that may see nothing has entropy 0 and counts.
+    """
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    T, S = query.shape[-2], key.shape[-2]
+    repeats = query.shape[-3] // key.shape[-3] if query.dim() > 2 and key.dim() > 2 else 1
+    if repeats > 1:
+        key = key.repeat_interleave(repeats, -3)
+    query_NTD, key_NSD = query.reshape(-1, T, query.shape[-1]), key.reshape(-1, S, key.shape[-1])
+    if mask is not None:
+        mask = mask.expand(*query.shape[:-1], S).reshape(-1, T, S)
+    heads, rows = max(1, BLOCK // (T * S)), max(1, min(T, BLOCK // S))
+    total = torch.zeros((), device=query.device, dtype=torch.float32)
+    high = torch.full((), -math.inf, device=query.device, dtype=torch.float32)
+    for n in range(0, len(query_NTD), heads):
+        key_nDS = key_NSD[n : n + heads].float().transpose(1, 2)
+        for t in range(0, T, rows):
+            block = slice(t, t + rows)
+            scores = query_NTD[n : n + heads, block].float() @ key_nDS * scale
+            hidden = None
+            if causal:
+                last = torch.arange(t, min(t + rows, T), device=query.device)[:, None]
+                hidden = torch.arange(S, device=query.device) > last
+            elif mask is not None:
+                part = mask[n : n + heads, block]
+                hidden = ~part if part.dtype == torch.bool else part == -math.inf
+                if part.dtype != torch.bool:
+                    scores = scores + part.float().masked_fill(hidden, 0.0)
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, -math.inf)
+            high = torch.maximum(high, scores.amax())
+            probabilities = scores.softmax(-1)
+            weighted = probabilities * scores
+            if hidden is not None:  # 0 x -inf, and a row that sees nothing
+                weighted = weighted.masked_fill(hidden, 0.0)
+            normaliser = scores.logsumexp(-1)
+            entropy = normaliser - weighted.sum(-1)
+            total += torch.where(normaliser == -math.inf, torch.zeros_like(entropy), entropy).sum()
+    queries = query_NTD.shape[0] * T
+    return torch.stack([total / max(queries, 1), high, torch.full_like(high, queries)])

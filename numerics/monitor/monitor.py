@@ -1,0 +1,217 @@
+"""Watch the statistics of a training run, section 4.6.
+
+    monitor = Monitor(model, optimizer, MonitorConfig(targets=("grad", "param"), interval=10), Path("monitor_output"))
+    for step in range(1, steps + 1):
+        with monitor.step(step):            # writes the rows of the step at its end
+            loss = ...; loss.backward()
+            monitor.gradients("grad_reduced")
+            clip(...)
+            with monitor.update():
+                optimizer.step()
+
+Statistics are computed on the device and reach the host in one transfer a step. No number of the training changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from numerics.errors import NumericsError
+from numerics.monitor.activations import ActivationWatch
+from numerics.monitor.statistics import Moments, Pending, update_ratios
+from numerics.monitor.tables import KINDS, MOMENTS, STATISTICS, STEPS_PER_FILE, TableWriter
+from numerics.monitor.targets import Target, parse_targets, plain_name
+
+EVERYTHING = Target("all")
+FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during forward
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """What to watch. targets: see numerics.monitor.targets. interval: steps from one monitored step to the next.
+
+    start: the first monitored step. times: monitored steps in all. statistics: columns, some of tables.STATISTICS.
+    """
+
+    targets: tuple[str, ...] = ("grad", "param")
+    interval: int = 10
+    start: int = 0
+    times: int = 10**8
+    statistics: tuple[str, ...] = STATISTICS
+    digits: int = 9
+    steps_per_file: int = STEPS_PER_FILE
+
+    def __post_init__(self) -> None:
+        parse_targets(self.targets)
+        for name, least in (
+            ("interval", 1),
+            ("start", 0),
+            ("times", 0),
+            ("digits", 1),
+            ("steps_per_file", 1),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise NumericsError(f"{name} is {value!r}; fix: a whole number from {least}")
+        unknown = [name for name in self.statistics if name not in STATISTICS]
+        if unknown or not self.statistics:
+            raise NumericsError(
+                f"statistics are {list(self.statistics)}; fix: use some of {', '.join(STATISTICS)}"
+            )
+
+
+class Monitor:
+    """Statistics of one model on one rank, written to <folder>/rank<r>.
+
+    extra: targets of every step, beside those of the configuration; may change between steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        config: MonitorConfig | None = None,
+        folder: Path = Path("monitor_output"),
+        rank: int = 0,
+    ) -> None:
+        self.model, self.optimizer, self.config = model, optimizer, config or MonitorConfig()
+        self.parameters = [
+            (plain_name(name), parameter)
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ]
+        self.folder = folder / f"rank{rank}"
+        self.configure(self.config)
+        self.extra: tuple[Target, ...] = ()
+        self.now: tuple[Target, ...] = ()  # of the running step
+        self.current = 0
+        self.pending = Pending()
+        self.full_until = -1  # the last step in which everything is watched
+
+    # -- what to watch
+
+    def configure(self, config: MonitorConfig) -> None:
+        """Change what is watched, from the next step on."""
+        self.config, self.targets, self.collected = config, parse_targets(config.targets), 0
+        columns = {kind: config.statistics for kind in KINDS if KINDS[kind] == STATISTICS}
+        self.writer = TableWriter(self.folder, config.steps_per_file, columns, config.digits)
+
+    def begin(self, step: int) -> None:
+        """Choose the targets of a step."""
+        config = self.config
+        due = step >= config.start and (step - config.start) % config.interval == 0
+        due = due and self.collected < config.times
+        self.collected += due
+        chosen = [*(self.targets if due else ()), *self.extra]
+        self.now = (EVERYTHING,) if step <= self.full_until else tuple(chosen)
+        self.current, self.pending = step, Pending()
+
+    def watch_everything(self, steps: int) -> None:
+        """Watch everything in the rest of this step and in the `steps` steps after it."""
+        self.now = (EVERYTHING,)
+        self.full_until = max(self.full_until, self.current + steps)
+
+    def wants(self, kind: str, name: str = "") -> bool:
+        """Whether the running step includes a row; without a name, whether it includes any of the kind."""
+        return any(kind in target.kinds and (not name or target.wants(kind, name)) for target in self.now)
+
+    @property
+    def wants_forward(self) -> bool:
+        """Whether the running step needs hooks on the modules."""
+        return any(self.wants(kind) for kind in FORWARD)
+
+    # -- what a training loop calls
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Watch one step, and write its rows, also where it raises."""
+        self.begin(step)
+        try:
+            with self.forward():
+                yield
+        finally:
+            self.finish()
+
+    @contextlib.contextmanager
+    def forward(self) -> Iterator[None]:
+        """Watch modules and attention calls in forward and backward, where the step includes them."""
+        if not self.wants_forward:
+            yield
+            return
+        watch = ActivationWatch(self.pending, self.wants)
+        with watch.watching(self.model, self.wants("attention")):
+            yield
+
+    def gradients(self, kind: str) -> None:
+        """Read the gradients that the parameters have now, as a kind of tables.GRADIENTS."""
+        self.read(kind, [(name, parameter.grad) for name, parameter in self.parameters])
+
+    @contextlib.contextmanager
+    def update(self) -> Iterator[None]:
+        """Read weights, moments and the size of the update. Enter around optimizer.step()."""
+        ratios = [
+            (name, parameter) for name, parameter in self.parameters if self.wants("update_ratio", name)
+        ]
+        with torch.no_grad():
+            before = [local(parameter).clone() for _, parameter in ratios]
+        yield
+        if ratios:
+            with torch.no_grad():
+                values = update_ratios(before, [local(parameter) for _, parameter in ratios])
+            self.pending.add_values([("update_ratio", name) for name, _ in ratios], values[:, None])
+        self.weights()
+
+    def weights(self) -> None:
+        """Read the weights and Adam's moments as they are now."""
+        self.read("param", list(self.parameters))
+        state = self.optimizer.state if self.optimizer else {}
+        for kind in MOMENTS:
+            self.read(kind, [(name, state.get(p, {}).get(kind)) for name, p in self.parameters])
+
+    def read(self, kind: str, named: Sequence[tuple[str, Tensor | None]]) -> None:
+        """Add the statistics of named tensors as a kind, where the step includes them."""
+        found = [(name, tensor) for name, tensor in named if tensor is not None and self.wants(kind, name)]
+        self.pending.add([(kind, name) for name, _ in found], [local(tensor) for _, tensor in found])
+
+    def finish(self, write: bool = True) -> dict[str, list[tuple[str, Sequence[float]]]]:
+        """Transfer the statistics of the step and write its rows. Returns kind -> (name, values).
+
+        NumericsError where the folder cannot be written.
+        """
+        moments, values = self.pending.take()
+        rows: dict[str, list[tuple[str, Sequence[float]]]] = {}
+        for (kind, name), found in moments.items():
+            rows.setdefault(kind, []).append((name, [found.statistic(one) for one in self.config.statistics]))
+        for (kind, name), lines in values.items():
+            rows.setdefault(kind, []).append((name, _joined(kind, lines)))
+        self.now = ()
+        for kind, named in rows.items():
+            if write:
+                self.writer.write(kind, self.current, named)
+        return rows
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, a plain tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    found: Tensor = to_local() if to_local else tensor
+    return found
+
+
+def _joined(kind: str, lines: Sequence[Sequence[float]]) -> Sequence[float]:
+    """Join the values of several calls, one for each micro-batch."""
+    if kind != "attention":
+        return lines[-1][:1]
+    queries = sum(line[2] for line in lines)
+    entropy = sum(line[0] * line[2] for line in lines) / queries if queries else 0.0
+    highs = [line[1] for line in lines]
+    return (entropy, float("nan") if any(high != high for high in highs) else max(highs))
+
+
+__all__ = ["EVERYTHING", "Moments", "Monitor", "MonitorConfig", "local"]

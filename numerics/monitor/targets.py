@@ -1,0 +1,66 @@
+"""Which kinds of tensors and which modules a monitor watches: "grad:blocks.3", "param", "actv:blocks.*.mlp"."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from numerics.errors import NumericsError
+from numerics.monitor.tables import GRADIENTS, KINDS, MOMENTS
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "grad": GRADIENTS[:2],
+    "adam": MOMENTS,
+    "update": ("update_ratio",),
+    "all": tuple(KINDS),
+}
+WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DistributedDataParallel, torch.compile, FSDP
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind or group, and a path: its module or parameter, everything within it, or a pattern with * and ?."""
+
+    group: str
+    path: str = ""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return GROUPS.get(self.group, (self.group,))
+
+    def wants(self, kind: str, name: str) -> bool:
+        """Whether the target includes a row of the tables."""
+        if kind not in self.kinds:
+            return False
+        path = self.path
+        if not path or name == path or name.startswith(f"{path}."):
+            return True
+        return any(sign in path for sign in "*?[") and (
+            fnmatch.fnmatchcase(name, path) or fnmatch.fnmatchcase(name, f"{path}.*")
+        )
+
+    def __str__(self) -> str:
+        return f"{self.group}:{self.path}" if self.path else self.group
+
+
+def parse_targets(words: Iterable[str]) -> tuple[Target, ...]:
+    """Parse KIND or KIND:PATH. NumericsError names an unknown kind."""
+    found = []
+    for word in words:
+        group, _, path = word.partition(":")
+        if group not in GROUPS and group not in KINDS:
+            known = ", ".join([*GROUPS, *(kind for kind in KINDS)])
+            raise NumericsError(
+                f"{word!r} has the unknown kind {group!r}; fix: use KIND or KIND:PATH, KIND one of {known}"
+            )
+        found.append(Target(group, path))
+    return tuple(found)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a module or parameter without the wrappers around the model."""
+    parts = [part for part in name.split(".") if part not in WRAPPERS[1:]]
+    while len(parts) > 1 and parts[0] == WRAPPERS[0]:
+        parts = parts[1:]
+    return ".".join([] if parts == [WRAPPERS[0]] else parts)

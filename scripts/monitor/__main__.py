@@ -1,0 +1,95 @@
+"""`make monitor RUN=results/x/runs/B0 [ON="grad:blocks.3"] [OFF=all] [FORMAT=parquet]`: the monitor of one run.
+
+Without ON, OFF and FORMAT it prints the tables and the triggers. ON and OFF take effect at the next step of a run that
+trains with CONFIG_MONITOR=y. Needs no torch, except FORMAT=tensorboard.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpt2.artifacts import run_record
+from gpt2.config.dotconfig import read_symbols, split_words
+from gpt2.config.monitor import MonitorSettings
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from numerics.errors import NumericsError
+from numerics.monitor.control import change_control, read_control
+from numerics.monitor.export import export
+from numerics.monitor.tables import rank_folders, read_table, table_files
+from numerics.monitor.triggers import read_triggers
+
+USAGE = "make monitor RUN=results/STUDY/runs/NAME"
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    run_dir: Path = arguments.run
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir} is not a folder; fix: {USAGE}")
+    record, folder = run_record.load(run_dir), run_dir / "monitor"
+    settings = MonitorSettings.from_symbols(read_symbols(run_dir / "config"))
+    if not settings.enabled and not folder.is_dir():
+        raise UserError(
+            f"{record.run} trained without CONFIG_MONITOR=y, so it has no tables and reads no targets; fix: make "
+            "defconfig-... CONFIG_MONITOR=y"
+        )
+    try:
+        if arguments.format:
+            written = [
+                path for rank in rank_folders(folder).values() for path in export(rank, arguments.format)
+            ]
+            print(*(f"wrote {path}" for path in written), sep="\n")
+            return 0
+        if arguments.on or arguments.off:
+            change_control(folder, split_words(arguments.on), split_words(arguments.off))
+        print(*describe(record, settings, folder), sep="\n")
+    except NumericsError as error:
+        raise UserError(str(error)) from error
+    return 0
+
+
+def describe(record: run_record.RunRecord, settings: MonitorSettings, folder: Path) -> list[str]:
+    """Return the lines on the state, the tables of each rank, and the triggers."""
+    step = record.progress.iterations if record.progress else 0
+    extra = ", ".join(map(str, read_control(folder))) or "nothing"
+    lines = [
+        f"{record.run}: {record.status}, last saved at step {step}",
+        f"every {settings.interval} steps: {' '.join(settings.targets)}; every step: {extra}",
+    ]
+    if record.status == "finished":
+        lines.append("the run is finished: nothing more is monitored")
+    for rank, place in rank_folders(folder).items():
+        for kind in table_files(place):
+            table = read_table(place, kind)
+            steps = sorted({row.step for row in table.rows})
+            names = len({row.name for row in table.rows})
+            if steps:
+                lines.append(
+                    f"rank {rank}: {kind}: {names} tensors, {len(steps)} steps from {steps[0]} to {steps[-1]}"
+                )
+    for entry in read_triggers(folder):
+        kept = entry.get("checkpoint")
+        lines.append(
+            f"step {entry['step']}: {entry['trigger']}: {entry.get('reason')}; "
+            f"{f'checkpoint kept in {kept}' if kept else 'no checkpoint before it'}"
+        )
+        lines.append(f"    make record RUN={folder.parent} STEP={entry['step']}")
+    return lines
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the variables of make. UserError names a missing one."""
+    parser = argparse.ArgumentParser(prog="scripts.monitor")
+    for name in ("run", "on", "off", "format"):
+        parser.add_argument(f"--{name}", default="")
+    found = parser.parse_args(command_arguments(("RUN", "ON", "OFF", "FORMAT")))
+    if not found.run:
+        raise UserError(f"RUN is missing; fix: {USAGE}")
+    found.run = Path(found.run)
+    return found
+
+
+if __name__ == "__main__":
+    run_command(main)

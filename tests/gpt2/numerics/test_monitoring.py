@@ -1,0 +1,298 @@
+"""CONFIG_MONITOR: no bit of a run changes, a resume writes no step twice, and the first wrong step is caught."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.artifacts import checkpoint, run_record
+from gpt2.config.config import Config
+from gpt2.config.monitor import MonitorSettings
+from gpt2.numerics.monitoring import RunMonitor, keep_checkpoint
+from gpt2.system.errors import UserError
+from gpt2.train.step import NotFiniteError, Stepper
+from gpt2.train.trainer import Run
+from numerics.monitor.control import change_control
+from numerics.monitor.tables import KINDS, read_table, table_files
+from numerics.monitor.triggers import read_triggers
+from tests import small_runs
+from tests.small_runs import StopAfter, outcome, same, start
+
+TRIGGERS = ("nan", "spike", "grad_norm")
+EVERYTHING = MonitorSettings(True, 1, ("all",), TRIGGERS)
+DEFAULT = MonitorSettings(True, 10, ("grad", "param"), TRIGGERS, full_steps=2)
+
+
+def configuration(texts: Path, settings: MonitorSettings, iterations: int = 8, **options: Any) -> Config:
+    return dataclasses.replace(small_runs.configuration(texts, iterations, **options), monitor=settings)
+
+
+def rows(directory: Path, kind: str, rank: int = 0) -> list[Any]:
+    return list(read_table(directory / "monitor" / f"rank{rank}", kind).rows)
+
+
+def steps(directory: Path, kind: str) -> list[int]:
+    return sorted({row.step for row in rows(directory, kind)})
+
+
+def content(directory: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (directory / "monitor/rank0").iterdir()}
+
+
+@pytest.mark.parametrize(("name", "dropout"), [("B", 0.0), ("RALEARN", 0.2)])
+def test_no_bit_changes_and_a_resume_writes_no_step_twice(
+    tmp_path: Path, texts: Path, name: str, dropout: float
+) -> None:
+    plain = small_runs.configuration(texts, 8, dropout=dropout)
+    watched = dataclasses.replace(plain, monitor=EVERYTHING)
+    start(tmp_path / "plain", plain, name).train()
+    start(tmp_path / "watched", watched, name).train()
+    expected = outcome(tmp_path / "plain")
+    assert same(outcome(tmp_path / "watched"), expected)
+    assert set(table_files(tmp_path / "watched/monitor/rank0")) == set(KINDS) - {"grad_unreduced"}
+    assert steps(tmp_path / "watched", "actv_grad") == list(range(1, 9))
+    for check in (2, 7):
+        directory = tmp_path / f"stopped{check}"
+        start(directory, watched, name, StopAfter(check)).train()
+        start(directory, watched, name).train()
+        assert same(outcome(directory), expected)
+        assert content(directory) == content(tmp_path / "watched")
+
+
+def test_a_killed_run_repeats_the_steps_after_its_checkpoint_once(tmp_path: Path, texts: Path) -> None:
+    config = configuration(texts, EVERYTHING)
+    start(tmp_path / "whole", config).train()
+    run = start(tmp_path / "killed", config)
+    step = run.one_step
+
+    def killed(feed: Any) -> None:
+        step(feed)
+        if run.iteration == 3:
+            run.save()
+        if run.iteration == 6:
+            raise MemoryError("killed")
+
+    run.one_step = killed  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        run.train()
+    with (tmp_path / "killed/monitor/rank0/param_0-999.csv").open("a") as file:
+        file.write("0,token.weig")  # torn
+    assert steps(tmp_path / "killed", "param") == list(range(1, 7))
+    start(tmp_path / "killed", config).train()
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_a_clean_run_triggers_nothing_and_has_the_default_tables(tmp_path: Path, texts: Path) -> None:
+    start(tmp_path, configuration(texts, DEFAULT, 80)).train()
+    assert read_triggers(tmp_path / "monitor") == []
+    assert set(table_files(tmp_path / "monitor/rank0")) == {"grad_reduced", "param"}
+    assert steps(tmp_path, "param") == list(range(1, 81, 10))
+    assert not (tmp_path / "anomaly").exists()
+    model = start(tmp_path / "model", configuration(texts, DEFAULT)).stepper.model
+    assert len({row.name for row in rows(tmp_path, "param")}) == len(list(model.parameters()))
+
+
+Fault = Callable[[Stepper], Any]
+
+
+def scaled_gradient(stepper: Stepper) -> Any:
+    """The gradient of one weight is 1000 times too large in a step."""
+    return stepper.model.blocks[1].mlp.fc.weight.register_hook(lambda gradient: gradient * 1000)
+
+
+def wrong_output(stepper: Stepper) -> Any:
+    """A layer's output has the wrong sign and size in a step."""
+    return stepper.model.norm.register_forward_hook(lambda module, inputs, output: output * -30)
+
+
+def not_a_number(stepper: Stepper) -> Any:
+    return stepper.model.blocks[0].mlp.fc.register_forward_hook(
+        lambda module, inputs, output: output * float("nan")
+    )
+
+
+def inject(run: Run, fault: Fault, iteration: int) -> None:
+    """Inject a fault into one step of this process."""
+    plain = run.stepper.step
+
+    def step(ids_ET: Any, number: int, *rest: Any) -> Any:
+        handle = fault(run.stepper) if number + 1 == iteration else None
+        try:
+            return plain(ids_ET, number, *rest)
+        finally:
+            if handle:
+                handle.remove()
+
+    run.stepper.step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("fault", "trigger"), [(scaled_gradient, "grad_norm"), (wrong_output, "spike")])
+def test_the_first_wrong_step_is_caught_with_the_checkpoint_before_it(
+    tmp_path: Path, texts: Path, fault: Fault, trigger: str
+) -> None:
+    run = start(tmp_path, configuration(texts, DEFAULT, 30))
+    inject(run, fault, 25)
+    run.checkpoint_due = lambda: run.iteration in (20, 24, 26, 27, 28)  # type: ignore[method-assign]
+    assert run.train() == "finished"
+    found = read_triggers(tmp_path / "monitor")
+    assert (found[0]["step"], found[0]["checkpoint"]) == (25, "anomaly/00000024")
+    assert trigger in {entry["trigger"] for entry in found if entry["step"] == 25}
+    assert checkpoint.load(tmp_path / "anomaly/00000024").iteration == 24  # the run's own are newer
+    assert [path.name for path in checkpoint.complete(tmp_path / "checkpoint")] == ["00000030"]
+    assert steps(tmp_path, "grad_reduced")[:4] == [1, 11, 21, 25]
+    assert {25, 26, 27} <= set(steps(tmp_path, "exp_avg"))
+    assert {26, 27} <= set(steps(tmp_path, "actv"))
+    assert 24 not in steps(tmp_path, "param")
+    caught = read_table(tmp_path / "monitor/caught/step25/rank0", "grad_reduced").rows
+    assert {row.step for row in caught} == {25}
+    if fault is scaled_gradient:
+        assert max(caught, key=lambda row: row.values[0]).name == "blocks.1.mlp.fc.weight"
+    notes = run_record.load(tmp_path).notes
+    assert any(f"make record RUN={tmp_path} STEP=25" in note for note in notes)
+
+
+def test_a_nan_is_caught_before_the_run_ends_and_repeated_with_everything_on(
+    tmp_path: Path, texts: Path
+) -> None:
+    config = configuration(texts, DEFAULT, 12)
+    run = start(tmp_path, config)
+    run.checkpoint_due = lambda: run.iteration == 5  # type: ignore[method-assign]
+    inject(run, not_a_number, 8)
+    with pytest.raises(NotFiniteError):
+        run.train()
+    assert [
+        (one["step"], one["trigger"], one["checkpoint"]) for one in read_triggers(tmp_path / "monitor")
+    ] == [(8, "nan", "anomaly/00000005")]
+    caught = read_table(tmp_path / "monitor/caught/step8/rank0", "grad_reduced")
+    counts = {row.name: row.values[caught.columns.index("nan")] for row in caught.rows}
+    assert counts["blocks.0.mlp.fc.weight"] > 0
+    assert read_table(tmp_path / "monitor/caught/step8/rank0", "param").rows
+    assert start(tmp_path, config).train() == "finished"  # the fault was transient
+    assert steps(tmp_path, "actv") == [7, 8, 9, 10]
+    assert steps(tmp_path, "param") == [1, 7, 8, 9, 10, 11]
+    assert (tmp_path / "monitor/caught/step8/rank0").is_dir()
+    plain = small_runs.configuration(texts, 12)
+    start(tmp_path / "plain", plain).train()
+    assert same(outcome(tmp_path)[0], outcome(tmp_path / "plain")[0])
+
+
+def test_a_loss_outside_the_envelope_of_reference_runs_is_caught(tmp_path: Path, texts: Path) -> None:
+    plain = small_runs.configuration(texts, 60)
+    for seed in (1, 2):
+        start(tmp_path / f"B{seed}", plain, seed=seed).train()
+    references = tuple(tmp_path / f"B{seed}" for seed in (1, 2))
+    settings = dataclasses.replace(DEFAULT, triggers=("envelope",), references=references)
+    start(tmp_path / "clean", dataclasses.replace(plain, monitor=settings)).train()
+    assert read_triggers(tmp_path / "clean/monitor") == []
+    slow = dataclasses.replace(plain.optimizer, learning_rate=1e-5)
+    wrong = dataclasses.replace(plain, monitor=settings, optimizer=slow)
+    start(tmp_path / "wrong", wrong).train()
+    assert read_triggers(tmp_path / "wrong/monitor")[0]["trigger"] == "envelope"
+
+
+def test_targets_change_while_the_run_trains(tmp_path: Path, texts: Path) -> None:
+    run = start(tmp_path, configuration(texts, DEFAULT, 9))
+    step = run.one_step
+
+    def one_step(feed: Any) -> None:
+        changes = {3: (["exp_avg:blocks.1"], []), 5: ([], ["all"])}
+        if run.iteration in changes:
+            change_control(tmp_path / "monitor", *changes[run.iteration])
+        if run.iteration == 6:
+            (tmp_path / "monitor/control.json").write_text("{")
+        step(feed)
+
+    run.one_step = one_step  # type: ignore[method-assign]
+    run.train()
+    assert steps(tmp_path, "exp_avg") == [4, 5]
+    assert all(row.name.startswith("blocks.1.") for row in rows(tmp_path, "exp_avg"))
+    assert any("control.json is no JSON" in note for note in run_record.load(tmp_path).notes)
+
+
+def test_a_compiled_run_has_the_same_bits_and_its_activations(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    plain = small_runs.configuration(texts, 4, dropout=0.2)
+    plain = dataclasses.replace(plain, target=dataclasses.replace(plain.target, compile=True))
+    start(tmp_path / "plain", plain, "RALEARN").train()
+    start(tmp_path / "watched", dataclasses.replace(plain, monitor=EVERYTHING), "RALEARN").train()
+    assert same(outcome(tmp_path / "watched"), outcome(tmp_path / "plain"))
+    eager = dataclasses.replace(
+        plain, monitor=EVERYTHING, target=dataclasses.replace(plain.target, compile=False)
+    )
+    start(tmp_path / "eager", eager, "RALEARN").train()
+    for kind in ("actv", "attention"):
+        compiled, expected = (
+            {(row.name, row.step): row.values for row in rows(tmp_path / name, kind)}
+            for name in ("watched", "eager")
+        )
+        assert compiled.keys() == expected.keys()
+        first = [key for key in expected if key[1] == 1]
+        for key in first:
+            assert compiled[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-5), key
+
+
+def test_a_second_pass_without_memory_ends_the_monitor_and_not_the_run(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    config = configuration(texts, EVERYTHING, 3)
+    run = start(
+        tmp_path, dataclasses.replace(config, target=dataclasses.replace(config.target, compile=True))
+    )
+    forward = RunMonitor.forward
+
+    def fail(self: RunMonitor, repeated: bool = False) -> Any:
+        if repeated:
+            monkeypatch.setattr(run.stepper.model, "hidden", exhausted)
+        return forward(self, repeated)
+
+    hidden = run.stepper.model.hidden
+
+    def exhausted(*arguments: Any) -> Any:
+        monkeypatch.setattr(run.stepper.model, "hidden", hidden)
+        raise torch.OutOfMemoryError("injected")
+
+    monkeypatch.setattr(RunMonitor, "forward", fail)
+    assert run.train() == "finished"
+    (note,) = [note for note in run_record.load(tmp_path).notes if note.startswith("monitor")]
+    assert "ran out of memory" in note
+
+
+def test_a_monitor_that_cannot_write_ends_no_run(tmp_path: Path, texts: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "monitor").write_text("a file")
+    assert start(directory, configuration(texts, EVERYTHING, 4)).train() == "finished"
+    (note,) = [note for note in run_record.load(directory).notes if note.startswith("monitor")]
+    assert "it stopped after step 1" in note
+    start(tmp_path / "plain", small_runs.configuration(texts, 4)).train()
+    assert same(outcome(directory), outcome(tmp_path / "plain"))
+
+
+def test_at_most_two_checkpoints_are_kept(tmp_path: Path, texts: Path) -> None:
+    run = start(tmp_path, small_runs.configuration(texts, 6))
+    kept: list[str | None] = [keep_checkpoint(tmp_path)]
+    step = run.one_step
+
+    def one_step(feed: Any) -> None:
+        step(feed)
+        run.save()
+        kept.extend(keep_checkpoint(tmp_path) for _ in range(2))
+
+    run.one_step = one_step  # type: ignore[method-assign]
+    run.train()
+    assert kept[:7] == [None, *["anomaly/00000001"] * 2, *["anomaly/00000002"] * 2, None, None]
+
+
+def test_a_missing_reference_is_one_line(tmp_path: Path, texts: Path) -> None:
+    settings = dataclasses.replace(
+        DEFAULT, triggers=("envelope",), references=(tmp_path / "a", tmp_path / "b")
+    )
+    with pytest.raises(UserError, match=r"CONFIG_MONITOR_REFERENCES: .*/a cannot be read"):
+        start(tmp_path / "run", configuration(texts, settings)).train()
