@@ -18,7 +18,9 @@ GIVEN = {"SHAPE": "T", "ROUNDS": 9, "SECONDS": 1.0, "CASES": "B"}
 
 
 def test_every_module_of_the_suites_is_a_suite_under_its_name() -> None:
-    modules = {path.stem for path in (ROOT / "bench" / "suites").glob("*.py")} - {"__init__"}
+    folder = ROOT / "bench" / "suites"
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
     assert set(NAMES) == modules
     assert [suite.name for suite in SUITES] == list(NAMES)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.suites import monitor
+from bench.suites.monitor import measure as monitor
 from gpt2.train.step import StepResult
 from tests.bench.sessions import run_small
 

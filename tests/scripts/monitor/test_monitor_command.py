@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from gpt2.config.dotconfig import ConfigError
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system.errors import UserError
 from numerics.monitor.control import read_control
 from scripts.monitor import __main__ as command
 from tests import small_runs
+from tests.checkout import link_project
 from tests.kconfig_commands import run as configure
 
 DEFAULT = MonitorSettings(True, 10, ("grad", "param"), ("nan",))
@@ -40,8 +42,6 @@ def monitor(monkeypatch: pytest.MonkeyPatch, run: Path, symbols: str = "MONITOR=
 def test_state_tables_and_triggers_are_printed(
     trained: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tests.checkout import link_project
-
     link_project(elsewhere)
     assert monitor(monkeypatch, trained) == 0
     printed = capsys.readouterr().out
@@ -79,11 +79,6 @@ def test_state_tables_and_triggers_are_printed(
     ],
 )
 def test_a_wrong_setting_is_named(elsewhere: Path, text: str, message: str) -> None:
-    from gpt2.config.config import load_config
-    from gpt2.config.dotconfig import ConfigError
-    from tests.checkout import link_project
-
     link_project(elsewhere)
-    configure("defconfig", "gpt2-ra-ablation-smoke+cpu", "CONFIG_MONITOR=y", f"CONFIG_{text}")
     with pytest.raises(ConfigError, match=message):
-        load_config(".config")
+        configure("defconfig", "gpt2-ra-ablation-smoke+cpu", "CONFIG_MONITOR=y", f"CONFIG_{text}")

@@ -1,0 +1,5 @@
+"""The suite of the monitor."""
+
+from bench.suites.monitor.measure import SUITE
+
+__all__ = ["SUITE"]
