@@ -8,8 +8,8 @@
 
 The robust standard deviation is that of numerics.diagnose.spikes: the median absolute difference of successive values,
 as that of a normal distribution, over the last 64 steps. It is taken as at least LEAST_SCALE, however quiet a run is:
-0.02 nats of a loss, 0.25 of the logarithm of a norm, whose distribution has a long tail where batches are small: with
-K = 8 a norm counts from 7.4 times the median on.
+0.02 nats of a loss, 0.288 of the logarithm of a norm, whose distribution has a long tail where batches are small: with
+K = 8 a norm counts from 10 times the median on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from numerics.diagnose.spikes import LEAST, LIMIT, NORMAL, RECENT, WINDOW
 from numerics.errors import NumericsError
 
-LEAST_SCALE = {"spike": 0.02, "grad_norm": 0.25}
+LEAST_SCALE = {"spike": 0.02, "grad_norm": 0.288}
 DEFAULTS: Mapping[str, float] = {"nan": 0.0, "spike": LIMIT, "grad_norm": LIMIT, "envelope": 4.0}
 LEAST_ENVELOPE = 0.02  # nats
 TRIGGERED = "triggers.jsonl"  # of a run: {"step", "trigger", "reason", "checkpoint"}
