@@ -7,8 +7,7 @@ from pathlib import Path
 
 from gpt2.config.dotconfig import Symbols, split_words
 from numerics.errors import NumericsError
-from numerics.monitor.targets import parse_targets
-from numerics.monitor.triggers import parse_triggers
+from numerics.monitor.targets import parse_targets, parse_triggers
 
 
 @dataclass(frozen=True)

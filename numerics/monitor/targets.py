@@ -1,9 +1,10 @@
-"""Which kinds of tensors and which modules a monitor watches: "grad:blocks.3", "param", "actv:blocks.*.mlp"."""
+"""Which tensors a monitor watches, "grad:blocks.3" or "actv:blocks.*.mlp", and the words of its triggers, "spike:8"."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from numerics.errors import NumericsError
@@ -15,6 +16,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "update": ("update_ratio",),
     "all": tuple(KINDS),
 }
+# trigger (numerics.monitor.triggers) -> its limit by default
+TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0, "envelope": 4.0}
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")  # of DistributedDataParallel, torch.compile, FSDP
 
 
@@ -64,3 +67,19 @@ def plain_name(name: str) -> str:
     while len(parts) > 1 and parts[0] == WRAPPERS[0]:
         parts = parts[1:]
     return ".".join([] if parts == [WRAPPERS[0]] else parts)
+
+
+def parse_triggers(words: Sequence[str]) -> dict[str, float]:
+    """Parse NAME or NAME:K. NumericsError names one that cannot be used."""
+    found = {}
+    for word in words:
+        name, colon, factor = word.partition(":")
+        if name not in TRIGGERS:
+            raise NumericsError(f"{word!r} is no trigger; fix: use {', '.join(TRIGGERS)}, or NAME:K")
+        try:
+            found[name] = float(factor) if colon else TRIGGERS[name]
+        except ValueError:
+            found[name] = math.nan
+        if not (found[name] > 0 or name == "nan") or math.isinf(found[name]):
+            raise NumericsError(f"{word!r} has no number above 0 after the colon; fix: such as {name}:8")
+    return found

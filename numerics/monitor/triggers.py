@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from numerics.diagnose.spikes import LEAST, LIMIT, NORMAL, RECENT, WINDOW
+from numerics.diagnose.spikes import LEAST, NORMAL, RECENT, WINDOW
 from numerics.errors import NumericsError
+from numerics.monitor.targets import parse_triggers
 
 LEAST_SCALE = {"spike": 0.02, "grad_norm": 0.288}
-DEFAULTS: Mapping[str, float] = {"nan": 0.0, "spike": LIMIT, "grad_norm": LIMIT, "envelope": 4.0}
 LEAST_ENVELOPE = 0.02  # nats
 TRIGGERED = "triggers.jsonl"  # of a run: {"step", "trigger", "reason", "checkpoint"}
 
@@ -153,22 +153,6 @@ class Triggers:
                 reason = f"gradient norm {gradient_norm:.4g}, above {math.exp(bound):.4g}"
                 found.append(Fired("grad_norm", step, reason))
         return found
-
-
-def parse_triggers(words: Sequence[str]) -> dict[str, float]:
-    """Parse NAME or NAME:K. NumericsError names one that cannot be used."""
-    found = {}
-    for word in words:
-        name, colon, factor = word.partition(":")
-        if name not in DEFAULTS:
-            raise NumericsError(f"{word!r} is no trigger; fix: use {', '.join(DEFAULTS)}, or NAME:K")
-        try:
-            found[name] = float(factor) if colon else DEFAULTS[name]
-        except ValueError:
-            found[name] = math.nan
-        if not (found[name] > 0 or name == "nan") or math.isinf(found[name]):
-            raise NumericsError(f"{word!r} has no number above 0 after the colon; fix: such as {name}:8")
-    return found
 
 
 def read_losses(path: Path) -> dict[int, float]:

@@ -100,8 +100,8 @@ Fault = Callable[[Stepper], Any]
 
 
 def scaled_gradient(stepper: Stepper) -> Any:
-    """The gradient of one weight is 1000 times too large in a step."""
-    return stepper.model.blocks[1].mlp.fc.weight.register_hook(lambda gradient: gradient * 1000)
+    """The gradient of one weight is 100,000 times too large in a step."""
+    return stepper.model.blocks[1].mlp.fc.weight.register_hook(lambda gradient: gradient * 1e5)
 
 
 def wrong_output(stepper: Stepper) -> Any:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from numerics.errors import NumericsError
-from numerics.monitor.triggers import Triggers, parse_triggers, read_losses, read_triggers
+from numerics.monitor.targets import parse_triggers
+from numerics.monitor.triggers import Triggers, read_losses, read_triggers
 
 NAMES = ("nan", "spike", "grad_norm")
 
