@@ -7,7 +7,7 @@
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
-             ON OFF FORMAT MONITOR
+             ON OFF FORMAT MONITOR RECORD OTHER
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -23,7 +23,7 @@ endif
 
 .PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
         data run plan extend report status verify compare diagnose monitor trend record compare-records check-config pack-run \
-        logp-diff attention evaluate transfer grpo admit control memory bench card check faults clean mrproper
+        logp-diff oracle attention evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -98,6 +98,9 @@ pack-run: setup-core  ## RUN=results/x/runs/B0 [OUT=a.zip]: the checklist of a r
 
 logp-diff: setup-core  ## RUN=results/x/runs/B0 [THRESHOLD=0.01] [OUT=]: sample with a KV cache, compare with training
 	@$(INTERPRETER) -m scripts.logp_diff
+
+oracle: setup-core  ## [RECORD=results/x/records/B0/step40] [OTHER=oracle.json] [OUT=]: operations against float64
+	@$(INTERPRETER) -m scripts.oracle
 
 evaluate: setup-core  ## RUN=results/x/runs/B0 PLATFORM="bf16 int4" [MACHINE=w7900]: loss on other arithmetic
 	@$(INTERPRETER) -m scripts.evaluate

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numerics.logp.diff import logp_diff
     from numerics.monitor.monitor import Monitor, MonitorConfig
     from numerics.monitor.trainer_mon import TrainerMon
+    from numerics.oracle.check import check_operation
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
     from numerics.seed import seed_all
@@ -28,6 +29,7 @@ MODULES = {
     "PrecisionDebugger": "debugger",
     "Recorder": "recorder",
     "RecorderConfig": "record_config",
+    "check_operation": "oracle.check",
     "fix": "fixes.apply",
     "TrainerMon": "monitor.trainer_mon",
     "logp_diff": "logp.diff",
@@ -43,6 +45,7 @@ __all__ = [
     "Recorder",
     "RecorderConfig",
     "TrainerMon",
+    "check_operation",
     "fix",
     "logp_diff",
     "seed_all",

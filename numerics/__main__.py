@@ -2,7 +2,8 @@
 
 compare -tp TARGET -gp GOLDEN -o OUT: compare two records (section 4.5). diagnose A B: diagnose two loss curves (section
 2.3). check-config: pack and compare the checklist of two machines (sections 2.1 and 4.8). logp-diff A B: compare
-log-probabilities of rollout and training (section 2.3.3.5).
+log-probabilities of rollout and training (section 2.3.3.5). oracle RECORD: each operation of a step against float64 on
+the CPU (section 2.4.1).
 view -tp RECORD -o PAGE: the tree of one record (section 4.4). trend A [B]: trends of monitored tensors (section 4.7).
 """
 
@@ -20,6 +21,7 @@ from numerics.checklist.command import add_commands as add_checklist
 from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError
 from numerics.logp.command import add_commands as add_logp
+from numerics.oracle.command import add_commands as add_oracle
 from numerics.trend.command import add_command as add_trend
 
 COMPARE = """
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_checklist(commands)
     add_logp(commands)
     add_trend(commands)
+    add_oracle(commands)
     view = commands.add_parser("view", description=VIEW, help="the tree of one record")
     view.add_argument("-tp", "--target_path", type=Path, required=True, help="the record: dump, step or rank")
     view.add_argument("-o", "--output_path", type=Path, default=Path("tree.html"), help="the page")

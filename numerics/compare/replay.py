@@ -75,7 +75,7 @@ def replayed_error(
     """
     if call.backward:
         raise NotReplayableError("backward is judged side by side")
-    function, name = _layer(call) if call.is_module else _function(call)
+    function, name = layer_of(call) if call.is_module else function_of(call)
     if any(word in name for word in RANDOM) and any(value.plain is True for value in call.inputs.values()):
         raise NotReplayableError("random")
     weights = {place: value for place, value in (parameters or {}).items() if value.dtype}
@@ -106,7 +106,7 @@ def replayed_error(
     )
 
 
-def _function(call: Call) -> tuple[Any, str]:
+def function_of(call: Call) -> tuple[Any, str]:
     """Return a recorded function and its name."""
     group, _, name = call.path.partition(".")
     function = getattr(MODULES.get(group), name, None)
@@ -115,7 +115,7 @@ def _function(call: Call) -> tuple[Any, str]:
     return function, name
 
 
-def _layer(call: Call) -> tuple[Any, str]:
+def layer_of(call: Call) -> tuple[Any, str]:
     """Return what computes a layer of torch.nn from its parameters and inputs, and its name."""
     package, _, name = str(call.settings.get("class")).rpartition(".")
     kind: Any = getattr(sys.modules.get(package), name, None)
@@ -161,10 +161,10 @@ def _changed(loaded: Mapping[str, Tensor], relative: float, generator: torch.Gen
 def _run(function: Any, call: Call, changed: Mapping[str, Tensor]) -> list[Tensor]:
     """Call the function on tensors in float64."""
     args = [
-        _argument(part, str(index), changed) for index, part in enumerate(call.raw.get("input_args") or [])
+        argument(part, str(index), changed) for index, part in enumerate(call.raw.get("input_args") or [])
     ]
     kwargs = {
-        name: _argument(part, name, changed) for name, part in (call.raw.get("input_kwargs") or {}).items()
+        name: argument(part, name, changed) for name, part in (call.raw.get("input_kwargs") or {}).items()
     }
     try:
         with torch.no_grad():
@@ -174,16 +174,19 @@ def _run(function: Any, call: Call, changed: Mapping[str, Tensor]) -> list[Tenso
     return [_wide(tensor) for tensor in tensors_in(output)]
 
 
-def _argument(tree: Any, place: str, tensors: Mapping[str, Tensor]) -> Any:
+def argument(
+    tree: Any, place: str, tensors: Mapping[str, Tensor], floating: torch.dtype | None = torch.float64
+) -> Any:
+    """Return a recorded argument. tensors: by place. floating: in place of a floating dtype, where it is not None."""
     if tree is None:
         return None
     if isinstance(tree, list):
-        return tuple(_argument(part, f"{place}.{index}", tensors) for index, part in enumerate(tree))
+        return tuple(argument(part, f"{place}.{index}", tensors, floating) for index, part in enumerate(tree))
     if not isinstance(tree, dict):
         return tree
     kind = tree.get("type")
     if not isinstance(kind, str):
-        return {key: _argument(part, f"{place}.{key}", tensors) for key, part in tree.items()}
+        return {key: argument(part, f"{place}.{key}", tensors, floating) for key, part in tree.items()}
     if place in tensors:
         return tensors[place]
     value = tree.get("value")
@@ -197,7 +200,9 @@ def _argument(tree: Any, place: str, tensors: Mapping[str, Tensor]) -> Any:
         return ...
     if kind == "torch.dtype":
         found = getattr(torch, str(value).removeprefix("torch."))
-        return torch.complex128 if found.is_complex else torch.float64 if found.is_floating_point else found
+        if floating is None:
+            return found
+        return torch.complex128 if found.is_complex else floating if found.is_floating_point else found
     raise NotReplayableError(f"argument of type {kind}")
 
 

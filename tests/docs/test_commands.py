@@ -42,6 +42,7 @@ RUN_BY = {
     "mrproper": "tests/scripts/dev/test_clean.py",
     "monitor": "tests/scripts/monitor/test_monitor_command.py",
     "olddefconfig": "tests/kconfig/test_commands.py",
+    "oracle": "tests/scripts/oracle/test_oracle_command.py",
     "pack-run": "tests/scripts/pack_run/test_pack_run_command.py",
     "plan": "tests/scripts/plan/test_plan_command.py",
     "record": "tests/scripts/record/test_record_command.py",

@@ -30,6 +30,7 @@ VARIABLES = {
     "compare-records": ("A", "B", "OUT"),
     "check-config": ("A", "B", "OUT"),
     "logp-diff": ("RUN", "OUT", "THRESHOLD"),
+    "oracle": ("RECORD", "OTHER", "OUT"),
     "pack-run": ("RUN", "OUT"),
     "card": ("OUT", "CHECKS"),
     "extend": ("FACTOR", "UNDO"),

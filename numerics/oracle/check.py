@@ -1,0 +1,264 @@
+"""Check an operation: its device against float64 on the CPU, in the dtype of the call and in float32."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics.errors import NumericsError
+from numerics.oracle.extremes import extreme_checks
+from numerics.oracle.masks import misread_mask
+from numerics.oracle.measure import Measure, measure, measure_exact, spread
+from numerics.oracle.operation import (
+    GIVEN,
+    Computed,
+    Operation,
+    Reference,
+    compute,
+    converted,
+    reference,
+)
+from numerics.oracle.results import DEVICE, RECORDED_RUN, Check, Skipped
+
+Around = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass
+class Oracle:
+    """Checks operations on a device. around: a context of each run on the device. extremes: also on extreme values.
+
+    checks, skipped: what was found so far.
+    """
+
+    device: torch.device = field(default_factory=lambda: default_device())
+    around: Around = contextlib.nullcontext
+    extremes: bool = True
+    checks: list[Check] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    _tried: set[str] = field(default_factory=set)  # kinds of calls that were run on extreme values
+
+    def check(self, operation: Operation) -> list[Check]:
+        """Check one operation. Returns its checks, and adds them to `checks`; `skipped` has reasons."""
+        found: list[Check] = []
+        if operation.dtype is None:
+            self.skipped.append(Skipped(operation.name, operation.label, "no floating tensor"))
+            return found
+        if why := misread_mask(operation):
+            found.append(self._failed(operation, why))
+        try:
+            exact = reference(operation)
+        except Exception as error:  # torch raises many kinds
+            return [*found, *self._refused(operation, error, found)]
+        digest = digest_of(operation)
+        if operation.results:
+            done = Computed(list(operation.results), list(operation.passed))
+            found += _checks(operation, RECORDED_RUN, done, exact, digest)
+        if operation.on_device:
+            for how, changed in self._variants(operation):
+                try:
+                    done = self.run(changed)
+                    known = exact if changed is operation else reference(changed)
+                except Exception as error:
+                    reason = f"{how}: {type(error).__name__}: {error}".partition("\n")[0]
+                    self.skipped.append(Skipped(operation.name, operation.label, reason))
+                    continue
+                found += _checks(changed, how, done, known, digest)
+            if self.extremes and (kind := _kind(operation)) not in self._tried:
+                self._tried.add(kind)
+                found += extreme_checks(operation, self.run)
+        self.checks += found
+        return found
+
+    def run(self, operation: Operation) -> Computed:
+        """Run an operation on the device, forward and backward."""
+        with contextlib.ExitStack() as stack:
+            if operation.autocast:
+                stack.enter_context(torch.autocast(self.device.type, dtype=operation.autocast))
+            stack.enter_context(self.around())
+            return compute(operation, operation.function, lambda tensor: tensor.to(self.device))
+
+    def _variants(self, operation: Operation) -> Iterator[tuple[str, Operation]]:
+        yield DEVICE, operation
+        narrow = {tensor.dtype for tensor in operation.floating} | {operation.autocast}
+        if narrow & {torch.bfloat16, torch.float16}:
+            yield f"{DEVICE}, float32", _in_float32(operation)
+
+    def _failed(self, operation: Operation, why: str) -> Check:
+        measured = Measure(0, ratio=float("inf"), why=why)
+        return Check(
+            operation.name, operation.label, "forward", "arguments", "", DEVICE, operation.values, measured
+        )
+
+    def _refused(self, operation: Operation, error: Exception, found: list[Check]) -> list[Check]:
+        """Report a call that float64 refuses: a finding where the CPU refuses it in its dtype as well."""
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        try:
+            compute(operation, operation.reference or operation.function, lambda tensor: tensor)
+        except Exception:
+            if not found:
+                found.append(self._failed(operation, f"the CPU refuses these arguments: {reason}"))
+            self.checks += found
+            return []
+        self.skipped.append(Skipped(operation.name, operation.label, f"no float64: {reason}"))
+        self.checks += found
+        return []
+
+
+def check_operation(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
+    *,
+    reference: Callable[..., Any] | None = None,
+    received: Sequence[Tensor | None] | None = None,
+    device: str | torch.device | None = None,
+    name: str = "",
+    around: Around = contextlib.nullcontext,
+) -> list[Check]:
+    """Check an operation of your own against float64 on the CPU, forward and backward.
+
+    function: called on `inputs` and `options` on the device. inputs, options: tensors in the dtype to check, and plain
+    values. reference: a function of the same arguments that computes what `function` should; by default the function
+    itself, in float64. received: gradients of the results, random by default. device: by default the accelerator, else
+    the CPU. Returns one check for each result and gradient, and for each kind of extreme input; `wrong` says whether an
+    error is beyond what rounding allows (docs/oracle.md). NumericsError where the function cannot be run.
+    """
+    label = name or getattr(function, "__qualname__", type(function).__name__)
+    operation = Operation(label, label, function, tuple(inputs), dict(options or {}), reference)
+    oracle = Oracle(torch.device(device) if device else default_device(), around)
+    if received is None:
+        received = random_gradients(operation)
+    oracle.check(dataclasses.replace(operation, received=received, values=GIVEN))
+    if not oracle.checks:
+        reasons = "; ".join(dict.fromkeys(skip.reason for skip in oracle.skipped))
+        raise NumericsError(
+            f"{label} cannot be checked: {reasons}; fix: pass floating tensors that the function takes"
+        )
+    return oracle.checks
+
+
+def random_gradients(operation: Operation, seed: int = 0) -> list[Tensor | None] | None:
+    """Return normal gradients for the results of an operation; None where none can be differentiated."""
+    try:
+        results = compute(
+            dataclasses.replace(operation, received=None),
+            operation.reference or operation.function,
+            lambda x: x,
+        ).results
+    except Exception:  # `Oracle.check` reports it
+        return None
+    draws = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(result.shape, generator=draws).to(result.dtype) if result.is_floating_point() else None
+        for result in results
+    ]
+
+
+def default_device() -> torch.device:
+    """Return the accelerator of this machine, or the CPU."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device(found.type) if found is not None else torch.device("cpu")
+
+
+def digest_of(operation: Operation) -> str:
+    """Return a checksum of the call's tensors: equal on two machines where both checked the same values."""
+    total = 0
+    for tensor in [*operation.floating, *(part for part in operation.received or () if part is not None)]:
+        total = zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"
+
+
+def _checks(operation: Operation, how: str, done: Computed, known: Reference, digest: str) -> Iterator[Check]:
+    def check(direction: str, part: str, measured: Measure, dtype: torch.dtype) -> Check:
+        name = str(dtype).removeprefix("torch.")
+        return Check(
+            operation.name,
+            operation.label,
+            direction,
+            part,
+            name,
+            how,
+            operation.values,
+            measured,
+            known.derivation,
+            digest,
+        )
+
+    if len(done.results) != len(known.exact.results):
+        why = f"{len(done.results)} results, {len(known.exact.results)} in float64"
+        yield check("forward", "result", Measure(0, ratio=float("inf"), why=why), torch.float64)
+        return
+    for place, result in enumerate(done.results):
+        exact = known.exact.results[place]
+        if not result.is_floating_point() and not result.is_complex():
+            if len(known.rules) == 0:  # else a rounding error may change it
+                yield check("forward", f"result {place}", measure_exact(result.cpu(), exact), result.dtype)
+            continue
+        sigma = spread(exact, [sample.results[place] for sample in known.samples])
+        yield check(
+            "forward", f"result {place}", measure(result, exact, sigma, _real(result.dtype)), result.dtype
+        )
+    complete = all(
+        mine is not None
+        for mine, other in zip(done.gradients, known.exact.gradients, strict=False)
+        if other is not None
+    )
+    if how == RECORDED_RUN and not complete:
+        return  # one tensor that is passed twice has one recorded gradient
+    for place, (mine, other) in enumerate(zip(done.gradients, known.exact.gradients, strict=False)):
+        if mine is None or other is None:
+            continue
+        sigma = spread(other, [_present(sample.gradients[place], other) for sample in known.samples])
+        coarse = operation.autocast or mine.dtype
+        yield check("backward", f"gradient {place}", measure(mine, other, sigma, _real(coarse)), mine.dtype)
+
+
+def _present(gradient: Tensor | None, other: Tensor) -> Tensor:
+    return other if gradient is None else gradient
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+
+
+def _in_float32(operation: Operation) -> Operation:
+    """Return the operation on the same values in float32."""
+
+    def single(tensor: Tensor) -> Tensor:
+        return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+    return dataclasses.replace(
+        operation,
+        args=converted(list(operation.args), single),
+        kwargs=converted(dict(operation.kwargs), single),
+        received=None
+        if operation.received is None
+        else [None if part is None else single(part) for part in operation.received],
+        results=(),
+        passed=(),
+        autocast=None,
+    )
+
+
+def _kind(operation: Operation) -> str:
+    """Return what calls with equal behaviour on extreme values share."""
+
+    def described(value: Any) -> Any:
+        return converted(value, lambda tensor: (tensor.dtype, tensor.dim()))
+
+    return repr(
+        (
+            operation.label,
+            described(list(operation.args)),
+            described(dict(operation.kwargs)),
+            operation.autocast,
+        )
+    )

@@ -1,0 +1,171 @@
+"""Measure a result against float64: in units in the last place, and relative to what rounding allows.
+
+    allowed_i = ulp(y_i) / 2 + lambda (sigma_i + rms(sigma))        sigma: numerics.oracle.rounding
+    ratio     = max(max_i |x_i - y_i| / allowed_i, rms(x - y) / (rms(ulp) / 2 + lambda_1 rms(sigma)))
+
+with y in float64 and x the result. lambda = sqrt(2 ln(2 n / delta)) for n elements: by Hoeffding's inequality and the
+union bound, rounding alone exceeds it with a probability of at most delta. lambda_1 is that of one element. A ratio
+above 1 is wrong. rms(sigma) is there because sigma is measured from a few runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+DELTA = 1e-6  # probability that rounding alone is beyond the bound, for one tensor
+SLACK = 1 + 2.0**-20  # for the rounding of the reference itself
+EDGES = (
+    0.0,
+    0.5,
+    *(2.0**k for k in range(13)),
+)  # of the histogram, in units in the last place; above: the last bin
+
+
+@dataclass(frozen=True)
+class Measure:
+    """max_ulps, rms_ulps: of the error in units in the last place. distance: Euclidean, relative to the reference's.
+
+    ratio: of the error to what rounding allows. histogram: elements with an error up to each of EDGES, and above.
+    flushed: results that are zero where the reference is subnormal. why: in words, where the ratio is infinite.
+    """
+
+    elements: int
+    max_ulps: float = 0.0
+    rms_ulps: float = 0.0
+    distance: float = 0.0
+    ratio: float = 0.0
+    histogram: tuple[int, ...] = field(default=(), repr=False)
+    flushed: int = 0
+    why: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return self.ratio > 1
+
+
+def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the distance between neighbours of a dtype at values in float64."""
+    limits = torch.finfo(dtype)
+    _, exponent = torch.frexp(values)
+    spacing = torch.ldexp(torch.full_like(values, limits.eps), exponent.to(torch.float64) - 1)
+    return torch.where(values == 0, 0.0, spacing).clamp_(min=limits.tiny * limits.eps)
+
+
+def factor(elements: int) -> float:
+    """Return lambda, the number of standard deviations that rounding alone may reach."""
+    return math.sqrt(2 * math.log(2 * max(elements, 1) / DELTA))
+
+
+def spread(reference: Tensor, samples: Sequence[Tensor]) -> Tensor:
+    """Return sigma, the root mean square change of each element over the samples."""
+    if not samples:
+        return torch.zeros_like(reference)
+    changes = torch.stack([(sample - reference).square() for sample in samples])
+    return changes.nan_to_num(0.0, 0.0, 0.0).mean(0).sqrt()
+
+
+def measure(result: Tensor, reference: Tensor, sigma: Tensor, dtype: torch.dtype) -> Measure:
+    """Measure a result. reference, sigma: float64. dtype: that the kernel rounds its result to."""
+    if result.shape != reference.shape:
+        shapes = f"{list(result.shape)} against {list(reference.shape)}"
+        return Measure(
+            result.numel(), math.inf, math.inf, math.inf, math.inf, why=f"shape {shapes} in float64"
+        )
+    x, y = _parts(result), _parts(reference)
+    if not x.numel():
+        return Measure(0, histogram=(0,) * (len(EDGES) + 1))
+    sigma = sigma if sigma.shape == y.shape else _parts(sigma)
+    limits = torch.finfo(dtype)
+    usable = x.isfinite() & y.isfinite()
+    why = _bad_numbers(x, y, sigma, limits)
+    x, y, sigma = x[usable], y[usable], sigma[usable]
+    if not x.numel():
+        counts = (
+            (int(usable.numel()), *(0,) * len(EDGES))
+            if not why
+            else (0,) * len(EDGES) + (int(usable.numel()),)
+        )
+        return Measure(usable.numel(), ratio=math.inf if why else 0.0, why=why, histogram=counts)
+    error, unit = (x - y).abs(), ulp(y, dtype)
+    flushed = (x == 0) & (y != 0) & (y.abs() < limits.tiny)
+    floor = _rms(sigma)
+    allowed = unit / 2 * SLACK + factor(x.numel()) * (sigma + floor)
+    allowed += flushed * limits.tiny
+    highest = float((error / allowed).max())
+    typical = (
+        _rms(error[~flushed]) / (_rms(unit) / 2 * SLACK + factor(1) * floor)
+        if not bool(flushed.all())
+        else 0.0
+    )
+    ulps = error / unit
+    bins = torch.bucketize(ulps, torch.tensor(EDGES, dtype=torch.float64)).bincount(minlength=len(EDGES) + 1)
+    size = _rms(y)
+    return Measure(
+        usable.numel(),
+        float(ulps.max()),
+        _rms(ulps),
+        _rms(error) / size if size else (math.inf if bool(error.any()) else 0.0),
+        math.inf if why else max(highest, typical),
+        tuple(bins.tolist()),
+        int(flushed.sum()),
+        why,
+    )
+
+
+def measure_exact(result: Tensor, reference: Tensor) -> Measure:
+    """Measure integers and truth values, which have no rounding."""
+    if result.shape != reference.shape:
+        return Measure(
+            result.numel(), ratio=math.inf, why=f"shape {list(result.shape)} against {list(reference.shape)}"
+        )
+    wrong = int((result != reference).sum())
+    why = f"{wrong:,} of {result.numel():,} elements differ" if wrong else ""
+    return Measure(result.numel(), ratio=math.inf if wrong else 0.0, why=why)
+
+
+def _bad_numbers(x: Tensor, y: Tensor, sigma: Tensor, limits: torch.finfo) -> str:
+    """Say where x is NaN or infinite and y, rounded to the dtype, is not; or the other way round."""
+    bound = y.abs() - ulp(y.abs().clamp(max=limits.max), _dtype(limits)) / 2 - factor(y.numel()) * sigma
+    above = y.abs() + factor(y.numel()) * sigma + ulp(y.abs().clamp(max=limits.max), _dtype(limits))
+    may_overflow = (above >= limits.max) & ~y.isnan()
+    must_overflow = (bound > limits.max) & ~y.isnan()
+    parts = []
+    if count := int((x.isnan() & ~y.isnan()).sum()):
+        parts.append(f"{count:,} NaN where float64 has {_example(y[x.isnan() & ~y.isnan()])}")
+    if count := int((~x.isnan() & y.isnan()).sum()):
+        parts.append(
+            f"{count:,} numbers where float64 has NaN, such as {_example(x[~x.isnan() & y.isnan()])}"
+        )
+    infinite = x.isinf() & ~y.isnan() & ~((may_overflow | y.isinf()) & (x.sign() == y.sign()))
+    if count := int(infinite.sum()):
+        parts.append(f"{count:,} infinite where float64 has {_example(y[infinite])}")
+    finite = x.isfinite() & must_overflow
+    if count := int(finite.sum()):
+        parts.append(
+            f"{count:,} finite where float64 has {_example(y[finite])}, such as {_example(x[finite])}"
+        )
+    return "; ".join(parts)
+
+
+def _dtype(limits: torch.finfo) -> torch.dtype:
+    return getattr(torch, limits.dtype)  # type: ignore[no-any-return]
+
+
+def _example(values: Tensor) -> str:
+    return f"{float(values.flatten()[0]):.4g}"
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    """Return a flat float64 tensor; real and imaginary parts of complex numbers."""
+    tensor = tensor.detach().cpu()
+    tensor = torch.view_as_real(tensor.to(torch.complex128)) if tensor.is_complex() else tensor.double()
+    return tensor.flatten()
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt()) if values.numel() else 0.0

@@ -1,0 +1,182 @@
+"""The operations of a recorded step: its calls of functions, and of single layers of torch.nn."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numerics.compare.records import find_records, read_record
+from numerics.compare.replay import LARGEST, RANDOM, NotReplayableError, argument, function_of, layer_of
+from numerics.compare.table.step_record import Call, StepRecord, Value
+from numerics.functions import OVERWRITING
+from numerics.oracle.inputs import tensor_of
+from numerics.oracle.operation import GENERATED, RECORDED, Operation
+from numerics.oracle.results import Skipped
+from numerics.recorded_step import backward_name
+
+LOW = (torch.bfloat16, torch.float16)
+CONVERSIONS = ("to", "type", "type_as", "float", "half", "bfloat16", "double", "copy_")
+# Results depend on the order of writes where an index repeats, as a generated one does.
+ORDERED = ("scatter", "scatter_", "index_copy", "index_copy_", "index_put", "index_put_", "__setitem__")
+
+
+def operations(path: Path) -> Iterator[Operation | Skipped]:
+    """Yield the operations of a record (a dump, a step or a rank), or why one cannot be checked.
+
+    NumericsError where the record cannot be used.
+    """
+    found = find_records(path)
+    for place, folder in found.items():
+        record = read_record(folder)
+        prefix = f"{place}/" if len(found) > 1 else ""
+        functions = any(not call.is_module for call in record.calls.values())
+        for call in record.calls.values():
+            if call.backward:
+                continue
+            try:
+                operation = _operation(call, record, functions)
+            except NotReplayableError as reason:
+                yield Skipped(prefix + call.name, _label(call), str(reason))
+                continue
+            if operation:
+                yield dataclasses.replace(operation, name=prefix + call.name)
+
+
+def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | None:
+    """Return the operation of a call; None for a module that is no single layer, or whose functions were recorded."""
+    if call.is_module:
+        try:
+            compute, name = layer_of(call)
+        except NotReplayableError:
+            return None
+        recorded = all(
+            value.has_values for value in (*call.parameters.values(), *call.inputs.values()) if value.dtype
+        )
+        if functions and not (
+            recorded and all(value.has_values for value in call.outputs.values() if value.dtype)
+        ):
+            return None
+    else:
+        compute, name = function_of(call)
+    if _is_random(name, call):
+        raise NotReplayableError("random")
+    values = {**call.parameters, **call.inputs} if not call.is_module else call.inputs
+    used = [value for value in (*call.parameters.values(), *call.inputs.values()) if value.dtype]
+    if not any(value.floating for value in used):
+        raise NotReplayableError("no floating tensor")
+    if (size := _size(call, used)) > LARGEST:
+        raise NotReplayableError(f"large: {size:,} elements, over {LARGEST:,}")
+    is_recorded = all(value.has_values for value in used)
+    if not is_recorded and name in ORDERED:
+        raise NotReplayableError("a generated index may repeat")
+    tensors = {
+        place: tensor_of(value, f"{call.name} {place}") for place, value in values.items() if value.dtype
+    }
+    args: list[Any] = [
+        argument(part, str(place), tensors, None)
+        for place, part in enumerate(call.raw.get("input_args") or [])
+    ]
+    kwargs = {
+        key: argument(part, key, tensors, None) for key, part in (call.raw.get("input_kwargs") or {}).items()
+    }
+    ordered = [value for value in call.inputs.values() if value.dtype]
+    results = [value for value in call.outputs.values() if value.dtype]
+    if call.is_module:
+        state = {place: tensor_of(value, f"{call.name} {place}") for place, value in call.parameters.items()}
+        args = [state, *args]
+        ordered = [*call.parameters.values(), *ordered]
+    backward = record.calls.get(backward_name(call.name))
+    received = (
+        _by_place(backward.inputs, len(results), backward.name) if backward and backward.inputs else None
+    )
+    return Operation(
+        call.name,
+        _label(call),
+        compute,
+        args,
+        kwargs,
+        received=received,
+        wanted=[value.requires_grad is not False for value in ordered if value.floating],
+        values=RECORDED if is_recorded else GENERATED,
+        results=[tensor_of(value, "") for value in results] if _complete(results) and is_recorded else (),
+        passed=_passed(backward, ordered, call) if is_recorded else (),
+        autocast=_autocast(name, ordered, results),
+        on_device=not (call.is_module and functions),
+    )
+
+
+def _label(call: Call) -> str:
+    if not call.is_module:
+        return call.path
+    return f"layer {str(call.settings.get('class')).rpartition('.')[2] or call.type}"
+
+
+def _is_random(name: str, call: Call) -> bool:
+    if name in OVERWRITING - {"copy_", "fill_"}:
+        return True
+    if not any(word in name for word in RANDOM):
+        return False
+    plain = [value.plain for value in call.inputs.values() if not value.dtype]
+    plain += [call.settings.get("training"), call.settings.get("p")]
+    off = "dropout" in name and (
+        True not in plain or 0.0 in [part for part in plain if isinstance(part, float)]
+    )
+    return not off
+
+
+def _size(call: Call, used: list[Value]) -> int:
+    """Return the elements of a call; for attention, those of its scores."""
+    size = sum(value.count for value in used)
+    if call.path.endswith("scaled_dot_product_attention") and len(used) > 1 and len(used[0].shape) > 1:
+        size = max(size, math.prod(used[0].shape[:-1]) * used[1].shape[-2])
+    return size
+
+
+def _complete(values: list[Value]) -> bool:
+    return bool(values) and all(value.has_values for value in values)
+
+
+def _by_place(values: Mapping[str, Value], count: int, name: str) -> list[Tensor | None]:
+    """Return the gradients of `count` results."""
+    return [
+        tensor_of(values[str(place)], f"{name} {place}")
+        if str(place) in values and values[str(place)].dtype
+        else None
+        for place in range(count)
+    ]
+
+
+def _passed(backward: Call | None, ordered: list[Value], call: Call) -> list[Tensor | None]:
+    """Return the recorded gradients of the floating inputs; none for a layer, whose weights' gradients are a sum."""
+    if backward is None or call.is_module:
+        return []
+    found = [backward.outputs.get(str(place)) for place in range(len(ordered))]
+    return [
+        tensor_of(value, "") if value is not None and value.has_values else None
+        for value, given in zip(found, ordered, strict=True)
+        if given.floating
+    ]
+
+
+def _autocast(name: str, inputs: list[Value], results: list[Value]) -> torch.dtype | None:
+    """Return the dtype of autocast, where the dtype of the result shows that it was on."""
+    if name in CONVERSIONS:
+        return None
+    given, made = (
+        {getattr(torch, value.dtype.removeprefix("torch.")) for value in values if value.floating}
+        for values in (inputs, results)
+    )
+    low = [dtype for dtype in LOW if dtype in given | made]
+    if not low or not given or not made:
+        return None
+    usual = given.pop()
+    mixed = bool(given)
+    for dtype in given:
+        usual = torch.promote_types(usual, dtype)
+    return low[0] if made != {usual} or (mixed and "norm" in name) else None

@@ -1,0 +1,314 @@
+"""Show what the check of operations found: terminal, oracle.json and oracle.html."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from numerics.dump_files import write_json, writing
+from numerics.oracle.bounds import OTHER, RULES
+from numerics.oracle.measure import DELTA, EDGES
+from numerics.oracle.parties import GRADES, RESULTS, Party
+from numerics.oracle.results import (
+    EXACT,
+    NOTE,
+    ROUNDING,
+    VERDICTS,
+    WRONG,
+    Check,
+    Skipped,
+    as_json,
+    worst_first,
+)
+from pages.document import (
+    HTML,
+    TERMINAL,
+    Block,
+    BulletList,
+    Details,
+    Document,
+    Figure,
+    Note,
+    Only,
+    Paragraph,
+    Section,
+    Table,
+)
+from pages.markup import Code, ColorLabel, Text
+from pages.page import render_html
+from pages.plots import axis, figure
+
+COLORS = {WRONG: 7, NOTE: 5, ROUNDING: 1, EXACT: 2}
+MOST_ROWS, MOST_BARS = 12, 24  # in the terminal; in the figure
+MEANING = (
+    "wrong: the error is beyond what rounding allows, or the arguments are.",
+    "note: a fact about extreme inputs, such as flushing to zero.",
+    "rounding: within what rounding allows. exact: the nearest number of the dtype everywhere.",
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of a check. source: of the operations, in words. pairs: with a benchmark device; alone: without."""
+
+    device: str
+    source: str
+    checks: list[Check]
+    skipped: list[Skipped]
+    benchmark: str = ""
+    pairs: list[Party] = field(default_factory=list)
+    alone: int = 0
+
+    @property
+    def wrong(self) -> list[Check]:
+        return [check for check in worst_first(self.checks) if check.wrong]
+
+    @property
+    def verdict(self) -> str:
+        """Return "wrong", "rounding" or "exact": the worst of all checks."""
+        found = {check.verdict for check in self.checks} - {NOTE}
+        return next((verdict for verdict in VERDICTS if verdict in found), EXACT)
+
+
+def report_document(report: Report) -> Document:
+    """Return the document: the wrong operations first, then every check, the histogram and the table of bounds."""
+    checks = worst_first(report.checks)
+    counts = Counter(check.verdict for check in checks)
+    operations = len({check.name for check in checks})
+    numbers = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+    lines: list[Text] = [
+        f"{operations} operations, {len(checks)} checks: {numbers}.",
+        *(f"{count} runs skipped: {reason}" for reason, count in _reasons(report.skipped)),
+    ]
+    shown = checks if len(checks) <= MOST_ROWS else [*report.wrong[:MOST_ROWS]] or checks[:MOST_ROWS]
+    blocks: list[Block] = [
+        BulletList(lines),
+        Section("Wrong", [BulletList([_finding(check) for check in report.wrong[:MOST_ROWS]])]),
+        *_three_parties(report),
+        Only(
+            (TERMINAL,),
+            [
+                Section(
+                    f"Worst {len(shown)} checks" if len(shown) < len(checks) else "Checks", [_table(shown)]
+                )
+            ],
+        ),
+        Only(
+            (HTML,),
+            [
+                Section(
+                    "Error in units in the last place", [Figure("ulps", _histogram(checks)), Note(_CAPTION)]
+                ),
+                Section("Checks", [Note(" ".join(MEANING)), _table(checks, whole=True)]),
+                Details("What rounding allows: the table of operations", [_bounds()]),
+                Details("Skipped", [BulletList([f"{skip.name}: {skip.reason}" for skip in report.skipped])]),
+            ],
+        ),
+        Paragraph(next_step(report)),
+    ]
+    return Document(
+        f"Operations against float64: {report.verdict}", blocks, f"{report.device}; {report.source}"
+    )
+
+
+_CAPTION = (
+    "Share of the elements by the distance to float64. Up to 0.5: the nearest number of the dtype. Worst operations at "
+    "the top; a color is a share of one row."
+)
+
+
+def next_step(report: Report) -> str:
+    """Return what to do next."""
+    if not report.wrong:
+        return (
+            "Next: no operation is beyond rounding; compare two records, or watch the run with the monitor."
+        )
+    first = report.wrong[0]
+    return (
+        f"Next: replace {first.label} by small operations, compute it in float32, or move it to the CPU (section "
+        "2.4.2), and see whether the symptom vanishes."
+    )
+
+
+def _finding(check: Check) -> Text:
+    measured = check.measured
+    error = measured.why or (
+        f"{_number(measured.max_ulps)} units in the last place, {_number(measured.ratio)} times what rounding allows"
+    )
+    because = f" ({check.derivation})" if check.derivation else ""
+    return (
+        Code(check.name),
+        f", {check.direction}, {check.part}, {check.dtype}, {check.how}: {error}{because}",
+    )
+
+
+def _table(checks: Sequence[Check], whole: bool = False) -> Table:
+    headings = ["Operation", "Result", "Dtype", "Run", "Max ulp", "Error / allowed", "Verdict"]
+    rows: list[list[Text]] = [
+        [
+            Code(check.name) if whole else check.name,
+            check.part if check.direction == "forward" else f"{check.direction} {check.part}",
+            check.dtype,
+            check.how,
+            _number(check.measured.max_ulps),
+            _number(check.measured.ratio),
+            ColorLabel(check.verdict, COLORS[check.verdict]) if whole else check.verdict,
+        ]
+        for check in checks
+    ]
+    if not whole:
+        return Table(headings, rows, (1, 2, 3, 6))
+    for row, check in zip(rows, checks, strict=True):
+        row += [_number(check.measured.distance), check.measured.why or check.remark or check.derivation]
+    headings += ["Distance", "Why"]
+    return Table(headings, rows, (1, 2, 3, 6, 8), kinds=[check.verdict for check in checks], name="verdict")
+
+
+def _three_parties(report: Report) -> list[Block]:
+    if not report.benchmark:
+        return []
+    counts = Counter(pair.grade for pair in report.pairs)
+    words = ", ".join(f"{counts[grade]} {grade}" for grade in GRADES if counts[grade])
+    missing = f" {report.alone} checks have no partner with the same inputs." if report.alone else ""
+    rows: list[list[Text]] = [
+        [
+            pair.check.name,
+            f"{pair.check.direction} {pair.check.part}",
+            pair.check.how,
+            _number(pair.check.measured.distance),
+            _number(pair.other.measured.distance),
+            pair.grade,
+        ]
+        for pair in report.pairs
+    ]
+    headings = ["Operation", "Result", "Run", "This device", "Benchmark", "Gap"]
+    return [
+        Section(
+            "Three parties",
+            [
+                Paragraph(
+                    f"Euclidean distance to float64 on the CPU, relative: this device against {report.benchmark}. "
+                    f"{words or 'No common check'}.{missing}"
+                ),
+                Only((TERMINAL,), [Table(headings, rows[:MOST_ROWS], (1, 2, 5))]),
+                Only((HTML,), [Table(headings, rows, (1, 2, 5))]),
+            ],
+        )
+    ]
+
+
+def _bounds() -> Table:
+    return Table.of(
+        [*RULES, OTHER],
+        {
+            "Kind": lambda rule: rule.kind,
+            "Operations of torch.ops.aten": lambda rule: _shorten(rule.names),
+            "Error of the inputs, n = 1000": lambda rule: _number(rule.inputs(1000)),
+            "Error of the result, n = 1000": lambda rule: _number(rule.outputs(1000)),
+            "Why": lambda rule: rule.why,
+        },
+        (1, 4),
+    )
+
+
+def _histogram(checks: Sequence[Check]) -> dict[str, Any] | None:
+    """Return a heat map: the worst checks by row, units in the last place by column."""
+    listed = [check for check in checks if sum(check.measured.histogram)][:MOST_BARS]
+    if not listed:
+        return None
+    listed = listed[::-1]
+    names = [f"{check.name}, {check.part}, {check.how}" for check in listed]
+    shares = [
+        [count / sum(check.measured.histogram) for count in check.measured.histogram] for check in listed
+    ]
+    columns = ["0", *(f"≤ {edge:g}" for edge in EDGES[1:]), "more"]
+    data = {
+        "type": "heatmap",
+        "x": columns,
+        "y": names,
+        "z": [[math.log10(share) if share else None for share in row] for row in shares],
+        "customdata": shares,
+        "hovertemplate": "%{y}<br>%{x} ulp: %{customdata:.3%}<extra></extra>",
+        "colorscale": "Viridis",
+        "zmin": -6,
+        "zmax": 0,
+        "colorbar": {
+            "title": {"text": "share"},
+            "tickvals": [-6, -4, -2, 0],
+            "ticktext": ["1e-6", "1e-4", "1 %", "all"],
+        },
+    }
+    height = 120 + 22 * len(listed)
+    return figure(
+        [data],
+        height,
+        (360, 20, 10, 60),
+        {"margin": {"l": 120}},
+        xaxis=axis("units in the last place", type="category"),
+        yaxis={"automargin": True},
+    )
+
+
+def results_json(report: Report) -> dict[str, Any]:
+    """Return what oracle.json holds."""
+    counts = Counter(check.verdict for check in report.checks)
+    return {
+        "schema": 1,
+        "verdict": report.verdict,
+        "device": report.device,
+        "torch": torch.__version__,
+        "source": report.source,
+        "counts": {verdict: counts[verdict] for verdict in VERDICTS},
+        "delta": DELTA,
+        "histogram_edges_ulps": list(EDGES),
+        "benchmark": report.benchmark,
+        "three_parties": [
+            {
+                "name": pair.check.name,
+                "direction": pair.check.direction,
+                "part": pair.check.part,
+                "how": pair.check.how,
+                "distance": _finite(pair.check.measured.distance),
+                "benchmark_distance": _finite(pair.other.measured.distance),
+                "grade": pair.grade,
+            }
+            for pair in report.pairs
+        ],
+        "skipped": [
+            {"name": skip.name, "label": skip.label, "reason": skip.reason} for skip in report.skipped
+        ],
+        "rows": [as_json(check) for check in worst_first(report.checks)],
+    }
+
+
+def write_report(report: Report, folder: Path) -> list[Path]:
+    """Write oracle.json and oracle.html. Returns their paths."""
+    data, page = folder / RESULTS, folder / "oracle.html"
+    with writing(folder, "give another folder by -o"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(data, results_json(report))
+        page.write_text(render_html(report_document(report)), encoding="utf-8")
+    return [data, page]
+
+
+def _reasons(skipped: Sequence[Skipped]) -> list[tuple[str, int]]:
+    return Counter(skip.reason for skip in skipped).most_common(3)
+
+
+def _shorten(names: str) -> str:
+    words = names.split()
+    return " ".join([*words[:12], *["..."][: len(words) - 12 > 0]])
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "infinite"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
