@@ -30,11 +30,11 @@ aten = torch.ops.aten
 Kernel = Callable[..., Any]
 
 
-class FaultyDevice(TorchDispatchMode):
+class FaultyDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Replace kernels of torch.ops.aten on tensors of float32 and less, forward and backward."""
 
     def __init__(self, kernels: Mapping[str, Kernel]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = kernels
 
     def __torch_dispatch__(

@@ -101,7 +101,7 @@ def compute(
     backward = operation.received is not None
 
     def prepare(tensor: Tensor) -> Tensor:
-        changed = convert(tensor.detach())
+        changed: Tensor = convert(tensor.detach())
         if not _floats(tensor):
             return changed
         place = len(leaves)
@@ -149,7 +149,8 @@ class Reference:
 def reference(operation: Operation, samples: int = SAMPLES) -> Reference:
     """Compute an operation in float64 on the CPU. Attention is computed by its definition, not by a fused kernel."""
     function = operation.reference or operation.function
-    assert operation.dtype is not None
+    coarse = operation.dtype
+    assert coarse is not None
 
     if (
         function is torch.nn.functional.rms_norm
@@ -167,7 +168,6 @@ def reference(operation: Operation, samples: int = SAMPLES) -> Reference:
     tracing = Tracing()
     exact = run(tracing)
     trace = tracing.trace
-    coarse = operation.dtype
     others = [
         run(RoundingErrors(trace, coarse, seed, operation.autocast is not None)) for seed in range(samples)
     ]

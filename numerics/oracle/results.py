@@ -109,7 +109,5 @@ def from_json(row: Mapping[str, Any]) -> Check:
         why=str(row["why"]),
         **numbers,
     )
-    texts: list[Any] = [
-        str(row[name]) for name in ("name", "label", "direction", "part", "dtype", "how", "values")
-    ]
-    return Check(*texts, measured, str(row["derivation"]), str(row["digest"]), str(row["remark"]))
+    names = ("name", "label", "direction", "part", "dtype", "how", "values", "derivation", "digest", "remark")
+    return Check(measured=measured, **{name: str(row[name]) for name in names})
