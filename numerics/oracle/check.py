@@ -16,7 +16,6 @@ from torch import Tensor
 from numerics.errors import NumericsError
 from numerics.oracle.extremes import extreme_checks
 from numerics.oracle.masks import misread_mask
-from numerics.oracle.measure import Measure, measure, measure_exact, spread
 from numerics.oracle.operation import (
     GIVEN,
     Computed,
@@ -27,6 +26,7 @@ from numerics.oracle.operation import (
     reference,
 )
 from numerics.oracle.results import DEVICE, RECORDED_RUN, Check, Skipped
+from numerics.oracle.rounding_model.measure import Measure, measure, measure_exact, spread
 
 Around = Callable[[], AbstractContextManager[Any]]
 

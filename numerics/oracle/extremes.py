@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from numerics.oracle.measure import Measure, measure, spread
 from numerics.oracle.operation import Computed, Operation, Reference, converted, reference
 from numerics.oracle.results import Check
+from numerics.oracle.rounding_model.measure import Measure, measure, spread
 
 Run = Callable[[Operation], Computed]
 LARGEST = 1 << 20  # elements of an operation that is run on extreme inputs

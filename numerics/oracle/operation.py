@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numerics.describe import tensors_in
-from numerics.oracle.rounding import RoundingErrors, Tracing
+from numerics.oracle.rounding_model.errors import RoundingErrors, Tracing
 
 Change = Callable[[Tensor], Any]
 RECORDED, GENERATED, GIVEN = "recorded", "generated", "given"

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 
 from numerics.dump_files import write_json, writing
-from numerics.oracle.bounds import OTHER, RULES
-from numerics.oracle.measure import DELTA, EDGES
 from numerics.oracle.parties import GRADES, RESULTS, Party
 from numerics.oracle.results import (
     EXACT,
@@ -26,6 +24,8 @@ from numerics.oracle.results import (
     as_json,
     worst_first,
 )
+from numerics.oracle.rounding_model.bounds import OTHER, RULES
+from numerics.oracle.rounding_model.measure import DELTA, EDGES
 from pages.document import (
     HTML,
     TERMINAL,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numerics.oracle.measure import Measure
+from numerics.oracle.rounding_model.measure import Measure
 
 DEVICE, RECORDED_RUN = "device", "recorded"
 EXACT, ROUNDING, WRONG, NOTE = "exact", "rounding", "wrong", "note"

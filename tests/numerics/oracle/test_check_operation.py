@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from numerics import NumericsError, check_operation
-from numerics.oracle.measure import measure, ulp
 from numerics.oracle.operation import Operation, reference
 from numerics.oracle.results import Check
+from numerics.oracle.rounding_model.measure import measure, ulp
 from tests.numerics.oracle.correct_kernels import calls
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

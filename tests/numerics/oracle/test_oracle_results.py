@@ -16,11 +16,11 @@ from numerics import Recorder, RecorderConfig
 from numerics.__main__ import main
 from numerics.oracle.check import Oracle
 from numerics.oracle.gpt2_shapes import Shapes, gpt2_operations
-from numerics.oracle.measure import Measure
 from numerics.oracle.operation import Operation
 from numerics.oracle.parties import BOTH, LARGER, NOT_LARGER, OTHER_WRONG, WORSE, parties, read_results
 from numerics.oracle.report import Report, report_document, results_json, write_report
 from numerics.oracle.results import Check, as_json, from_json
+from numerics.oracle.rounding_model.measure import Measure
 from pages.document import render_terminal
 from pages.page import render_html
 

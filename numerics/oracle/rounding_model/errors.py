@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from numerics.describe import tensors_in
-from numerics.oracle.bounds import Rule, rule_of
+from numerics.oracle.rounding_model.bounds import Rule, rule_of
 
 MATMUL = {"highest": 0.0, "high": 2.0**-11, "medium": 2.0**-8}  # torch.set_float32_matmul_precision
 FLOAT32 = 2.0**-24

@@ -1,6 +1,6 @@
 """Measure a result against float64: in units in the last place, and relative to what rounding allows.
 
-    allowed_i = ulp(y_i) / 2 + lambda (sigma_i + rms(sigma))        sigma: numerics.oracle.rounding
+    allowed_i = ulp(y_i) / 2 + lambda (sigma_i + rms(sigma))        sigma: numerics.oracle.rounding_model.errors
     ratio     = max(max_i |x_i - y_i| / allowed_i, rms(x - y) / (rms(ulp) / 2 + lambda_1 rms(sigma)))
 
 with y in float64 and x the result. lambda = sqrt(2 ln(2 n / delta)) for n elements: by Hoeffding's inequality and the

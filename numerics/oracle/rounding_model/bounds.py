@@ -1,6 +1,6 @@
 """The table of operations: how rounding enters the result of a correct kernel, with its derivation or source.
 
-`rounding` applies the rows to the float64 reference. Sizes are in units of roundoff u of the dtype that a kernel
+`errors` applies the rows to the float64 reference. Sizes are in units of roundoff u of the dtype that a kernel
 computes with: 2^-24 (float32), also for bfloat16 and float16, except in rows with `in_dtype`.
 
     inputs    each element of an input has an independent relative error of this size
