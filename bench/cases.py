@@ -51,7 +51,7 @@ SHAPES = {
         Shape("124m-t256", 12, 12, 768, 256, ((PLAIN, 2), *((name, 2) for name in VARIANTS)), 0, 2),
         Shape("6x384-t256", 6, 6, 384, 256, ((PLAIN, 12), *((name, 12) for name in VARIANTS)), 0, 12),
     ),
-    "cuda": (
+    "card": (
         Shape(
             "124m-t1024", 12, 12, 768, 1024,
             ((PLAIN, 12), (PLAIN, 32), ("B", 12), *((name, 32) for name in VARIANTS), ("B", 64)),

@@ -85,7 +85,7 @@ class PlainStep:
         """ids_ET: (E, T+1) int64 on the device, E = accumulation x micro-batch -> mean loss in nats, on the device."""
         losses = []
         for ids_BT in torch.split(ids_ET, ids_ET.shape[0] // self.accumulation):
-            with torch.autocast("cuda", torch.bfloat16, enabled=self.on_gpu):
+            with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.on_gpu):
                 loss = self.run(ids_BT[:, :-1], ids_BT[:, 1:]) / self.accumulation
             loss.backward()
             losses.append(loss.detach())

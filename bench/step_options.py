@@ -26,7 +26,7 @@ def apply_options(stepper: Stepper, case: str) -> None:
 
 def head_chunk(rows: int, stepper: Stepper) -> None:
     """Hold logits of so many rows at once: larger products, more memory."""
-    loss.CHUNK_ROWS[torch.device(stepper.device).type] = rows
+    loss.CHUNK_ROWS["cpu" if stepper.device == "cpu" else "card"] = rows
 
 
 def float32_product(stepper: Stepper) -> None:

@@ -73,7 +73,7 @@ class SuiteResult:
 class Suite:
     """One question that `make bench SUITE=name` answers. It takes the options that it has a value for.
 
-    shape: meaning of SHAPE. rounds, seconds: defaults by kind of device ("cpu", "cuda").
+    shape: meaning of SHAPE. rounds, seconds: defaults by kind of device ("cpu", "card").
     """
 
     name: str
@@ -119,7 +119,7 @@ def run_suite(suite: Suite, given: Mapping[str, Any]) -> None:
     """
     suite.check(given)
     resolved = resolve.resolve(config.ANY_TARGET)
-    kind = resolved.device_type
+    kind = resolved.device_class
     defaults = {"ROUNDS": suite.rounds.get(kind, 0), "SECONDS": suite.seconds.get(kind, 0.0)}
     options = {name.lower(): value for name, value in (defaults | dict(given)).items()}
     session = Session(suite.name, resolved, **options)

@@ -120,6 +120,9 @@ class Worker:
         self.steps = settings.steps(len(self.train))
         self.divergence = Divergence()
         self.warned = False
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        self.device_type = accelerator.type if accelerator and accelerator.type != "mps" else "cpu"
+        self.device_module: Any = torch.get_device_module(self.device_type)
 
     def run(self) -> str:
         """Train to the end, a divergence, or a signal. Returns the status of the record."""
@@ -129,7 +132,7 @@ class Worker:
         previous = self._previous()
         checkpoint = self._last_checkpoint() if previous else None
         self.record = self._opening(model, previous, checkpoint)
-        self.bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        self.bf16 = self.device_type != "cpu" and self.device_module.is_bf16_supported()
         self.trainer = self._trainer(model)
         self.record = dataclasses.replace(self.record, arguments=plain_arguments(self.trainer.args))
         self._write(records.RUNNING)
@@ -182,7 +185,7 @@ class Worker:
                 self.divergence.observe(line["loss"], line["grad_norm"], line["reward"])
             self.started -= previous.seconds
             return dataclasses.replace(previous, step=step, evaluations=kept, seal=None)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+        device = platform.machine() if self.device_type == "cpu" else self.device_module.get_device_name()
         versions = {name: importlib.metadata.version(name) for name in PACKAGES}
         return GrpoRecord(
             run=run_name(self.arm, self.seed),
@@ -230,7 +233,7 @@ class Worker:
             learning_rate=settings.learning_rate,
             lr_scheduler_type="constant",
             bf16=self.bf16,
-            use_cpu=not torch.cuda.is_available(),
+            use_cpu=self.device_type == "cpu",
         )
         order = problem_order(len(self.train), self.steps, settings.prompts, self.seed)
         rows = [
@@ -278,7 +281,7 @@ class Worker:
             step,
             self.settings.response_tokens,
             self.settings.evaluate_batch,
-            functools.partial(torch.autocast, "cuda", torch.bfloat16)
+            functools.partial(torch.autocast, self.device_type, torch.bfloat16)
             if self.bf16
             else contextlib.nullcontext,
         )

@@ -47,9 +47,12 @@ def main() -> int:
         return step(stepper, ids_ET, iteration, *others)
 
     Stepper.step = disturbed_step  # type: ignore[method-assign,assignment]
-    for number in range(torch.cuda.device_count() if disturbance.memory_bytes else 0):
-        total = torch.cuda.get_device_properties(number).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(disturbance.memory_bytes / total, 1.0), number)
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device and disturbance.memory_bytes:
+        module = torch.get_device_module(device)
+        for number in range(module.device_count()):
+            total = module.get_device_properties(number).total_memory
+            module.set_per_process_memory_fraction(min(disturbance.memory_bytes / total, 1.0), number)
     return worker.main()
 
 

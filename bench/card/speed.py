@@ -22,7 +22,7 @@ Samples = dict[tuple[str, int], dict[str, Any]]
 
 def speed_checks(card: Card) -> Iterator[Check]:
     """Time each case in a new worker, then compare them. The goals are for a GPU."""
-    shape = SMALL if card.on_cpu else SHAPES["cuda"][0]
+    shape = SMALL if card.on_cpu else SHAPES["card"][0]
     micro = shape.plain_micro if card.on_cpu else planned_micro(card, shape)
     samples: Samples = {}
     with open_workers(persistent=False) as measure:

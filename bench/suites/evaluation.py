@@ -53,7 +53,7 @@ class EvaluatedShape(Shape):
 TINY = EvaluatedShape("tiny", 1, 1, 8, 64, micro=1, windows=2, items=3)  # for tests
 SHAPES = {
     "cpu": (EvaluatedShape("124m-t256", 12, 12, 768, 256, micro=2, windows=16, items=100), TINY),
-    "cuda": (EvaluatedShape("124m-t1024", 12, 12, 768, 1024, micro=32), TINY),
+    "card": (EvaluatedShape("124m-t1024", 12, 12, 768, 1024, micro=32), TINY),
 }
 
 
@@ -85,7 +85,7 @@ class Sample:
 
 def run(session: Session) -> SuiteResult:
     """Evaluate each variant once a round in a new worker, then time its training steps. Save after every evaluation."""
-    shape = find_shapes(SHAPES[session.resolved.device_type], session.shape)[0]
+    shape = find_shapes(SHAPES[session.resolved.device_class], session.shape)[0]
     with tempfile.TemporaryDirectory() as folder:
         config = configure_study(Path(folder), STUDY).config
     items = synthetic_items()
@@ -147,7 +147,7 @@ def evaluate_once(shape: EvaluatedShape, case: str, windows: int, items: list[he
     device, meter = resolved.device, PeakMeter(resolved.device)
     synchronise = device_synchroniser(device)
     precision: Callable[[], AbstractContextManager[Any]] = partial(autocast, device, resolved.dtype)
-    at_once = validation.EVALUATION_TOKENS[resolved.device_type]
+    at_once = validation.EVALUATION_TOKENS[resolved.device_class]
     batch = max(1, at_once // shape.block_size)
     size = (windows, shape.block_size + 1)
     ids = np.random.default_rng(0).integers(GPT2.size, size=size).astype(np.uint16)
@@ -226,6 +226,6 @@ SUITE = Suite(
     "seconds of HellaSwag and of a validation, and its share of training",
     run,
     shape="the first shape whose name contains this",
-    rounds={"cpu": 3, "cuda": 3},
-    seconds={"cpu": 6.0, "cuda": 6.0},
+    rounds={"cpu": 3, "card": 3},
+    seconds={"cpu": 6.0, "card": 6.0},
 )

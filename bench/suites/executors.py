@@ -35,9 +35,9 @@ from study.executors.slots import SlotsError, local_slots
 
 SHAPES = {
     "cpu": Sizes("6x384-t256", 6, 6, 384, 256),
-    "cuda": Sizes("124m-t1024", 12, 12, 768, 1024),
+    "card": Sizes("124m-t1024", 12, 12, 768, 1024),
 }
-SEQUENCES = {"cpu": (8, 2), "cuda": (256, 32)}  # of an update, of a micro-batch
+SEQUENCES = {"cpu": (8, 2), "card": (256, 32)}  # of an update, of a micro-batch
 OPTIMIZER = OptimizerConfig(6e-4, 0.1, 0.05, 0.1, 0.9, 0.95, 1e-8, 1.0)
 WARM_UP_STEPS, ITERATIONS = 2, 10**9
 RUNS, SLOTS = 10_000, 500  # of the simulated cluster
@@ -116,7 +116,7 @@ def warm_up(slot: Slot, kind: str) -> None:
 
 def measure_slots(session: Session, data: dict[str, Any]) -> ResultTable:
     """Measure one slot and two, in turns."""
-    kind = session.resolved.device_type
+    kind = session.resolved.device_class
     arranged = {count: local_slots(count, session.resolved, 0) for count in (1, 2)}
     samples: dict[int, list[list[float]]] = {count: [] for count in arranged}
     data["slots"] = {"shape": dataclasses.asdict(SHAPES[kind]), "tokens_per_second": samples}
@@ -180,6 +180,6 @@ SUITE = Suite(
     "tokens/s of 1 and 2 runs at once; cost of the driver on a simulated cluster",
     run,
     shape="slots or driver; both by default",
-    rounds={"cpu": 6, "cuda": 6},
-    seconds={"cpu": 10.0, "cuda": 10.0},
+    rounds={"cpu": 6, "card": 6},
+    seconds={"cpu": 10.0, "card": 10.0},
 )

@@ -27,7 +27,7 @@ SERIES = {  # kind of device -> what differs -> shapes
         "T": [shape_of(4, 256, T, 1) for T in LENGTHS],
         "size": [shape_of(*size, 256, 2) for size in ((2, 128), (4, 256), (6, 384), (12, 768))],
     },
-    "cuda": {
+    "card": {
         "T": [shape_of(12, 768, T, 4) for T in LENGTHS],
         "size": [shape_of(*size, 1024, 8) for size in ((12, 768), (24, 1024), (36, 1280))],
     },
@@ -45,7 +45,7 @@ COLUMNS: Columns = {
 
 def run(session: Session) -> SuiteResult:
     """Measure both series, or the one that SHAPE names. Save after every round."""
-    series = SERIES[session.resolved.device_type]
+    series = SERIES[session.resolved.device_class]
     if session.shape not in ("", *series):
         raise UserError(f"unknown part SHAPE={session.shape}; parts: {', '.join(series)}")
     data: dict[str, Any] = {}
@@ -83,6 +83,6 @@ SUITE = Suite(
     "time and memory by sequence length and by model size",
     run,
     shape="T (sequence length) or size (model size); both by default",
-    rounds={"cpu": 9, "cuda": 3},
-    seconds={"cpu": 0.5, "cuda": 6.0},
+    rounds={"cpu": 9, "card": 3},
+    seconds={"cpu": 0.5, "card": 6.0},
 )

@@ -47,7 +47,7 @@ class Shape(Sizes):
 TINY = Shape("tiny", 1, 2, 16, 16, 2, 4, 20, 1e-3)  # for tests
 SHAPES = {
     "cpu": (Shape("4x128-t128", 4, 4, 128, 128, 4, 8, 150, 1e-3), TINY),
-    "cuda": (Shape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4), TINY),
+    "card": (Shape("124m-t1024", 12, 12, 768, 1024, 12, 24, 300, 6e-4), TINY),
 }
 
 
@@ -70,7 +70,7 @@ class Comparison:
 
 def run(session: Session) -> SuiteResult:
     """Train ROUNDS seeds with both steps, in a worker. Save after every seed."""
-    shape = find_shapes(SHAPES[session.resolved.device_type], session.shape)[0]
+    shape = find_shapes(SHAPES[session.resolved.device_class], session.shape)[0]
     if not session.on_cpu and session.resolved.dtype != "bfloat16":
         raise UserError(
             f"the plain step needs bfloat16 on a GPU; this GPU trains in {session.resolved.dtype}; "
@@ -170,6 +170,6 @@ SUITE = Suite(
     run,
     shape="the first shape whose name contains this",
     cases="our step: B, the default, or B with options, such as B+bf16",
-    rounds={"cpu": 3, "cuda": 3},
+    rounds={"cpu": 3, "card": 3},
     least_rounds=2,
 )

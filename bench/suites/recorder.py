@@ -156,5 +156,5 @@ SUITE = Suite(
     "cost of recording a training step, and whether its numbers stay the same",
     run,
     shape="part of the shape's name: 124m-t256x2 or 124m-t256x1",
-    rounds={"cpu": 6, "cuda": 6},
+    rounds={"cpu": 6, "card": 6},
 )

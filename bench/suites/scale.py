@@ -50,7 +50,7 @@ class ScaledShape(Sizes):
 
 SHAPES = {
     "cpu": ScaledShape("6x384-t256", 6, 6, 384, 256, 8, 2),
-    "cuda": ScaledShape("124m-t1024", 12, 12, 768, 1024, 256, 32),
+    "card": ScaledShape("124m-t1024", 12, 12, 768, 1024, 256, 32),
 }
 
 
@@ -147,7 +147,7 @@ def run(session: Session) -> SuiteResult:
     cards = 0 if session.on_cpu else len([gpu for gpu in list_in_child().gpus if not gpu.integrated])
     if cards == 1:
         raise UserError("one card is not enough to measure several ranks; fix: use a machine with two")
-    shape = SHAPES[session.resolved.device_type]
+    shape = SHAPES[session.resolved.device_class]
     measured = arrangements(cards)
     samples: dict[str, list[float]] = {each.name: [] for each in measured}
     data = {"shape": dataclasses.asdict(shape), "cards": cards, "tokens_per_second": samples}
@@ -178,6 +178,6 @@ SUITE = Suite(
     "scale",
     "tokens/s of one run over 1, 2 and more processes, of runs at once, and the cost of the driver",
     run,
-    rounds={"cpu": 6, "cuda": 6},
-    seconds={"cpu": 10.0, "cuda": 10.0},
+    rounds={"cpu": 6, "card": 6},
+    seconds={"cpu": 10.0, "card": 10.0},
 )

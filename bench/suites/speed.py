@@ -68,7 +68,7 @@ def table(stage: Stage, rows: list[dict[str, Any]]) -> ResultTable:
 def run(session: Session) -> SuiteResult:
     """Measure the selected cases. Save after every round."""
     peak = session.resolved.target.peak_flops
-    shapes = find_shapes(SHAPES[session.resolved.device_type], session.shape)
+    shapes = find_shapes(SHAPES[session.resolved.device_class], session.shape)
     shapes = select_cases(shapes, session.cases.split())
     session.say(f"peak {f'{peak / 1e12:.0f} TFLOP/s' if peak else 'unknown'}")
     data: dict[str, Any] = {}
@@ -106,7 +106,7 @@ SUITE = Suite(
     shape="shapes whose name contains this, such as 124m",
     # On a GPU a new process loads torch and compiles in every turn, so the default is below the FEW rounds that an
     # interval needs: the brackets hold the range. ROUNDS=6 gives an interval.
-    rounds={"cpu": 6, "cuda": 3},
-    seconds={"cpu": 12.0, "cuda": 6.0},
+    rounds={"cpu": 6, "card": 3},
+    seconds={"cpu": 12.0, "card": 6.0},
     cases='such as "plain B RALEARN@32" (@: one micro-batch)',
 )

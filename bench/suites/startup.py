@@ -100,5 +100,5 @@ SUITE = Suite(
     "startup",
     "seconds from the start of a training process to its first step, by part",
     run,
-    rounds={"cpu": 5, "cuda": 5},
+    rounds={"cpu": 5, "card": 5},
 )

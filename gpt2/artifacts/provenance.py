@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FORMAT, ORDER = "the number format of matrix products", "the kernels or the order in which they sum"
 SETS = "the order of Python's sets of strings"
+OVERFLOW = "the result of an overflow: Inf, or a saturated number"
+TIMING = "the timing of operations, which hides overwritten memory"
 
 # environment variables that change a run's numbers without a trace in its configuration -> the aspect they change
 VARIABLES = {
@@ -39,6 +41,9 @@ VARIABLES = {
     "HCCL_DETERMINISTIC": ORDER,
     "LCCL_DETERMINISTIC": ORDER,
     "CLOSE_MATMUL_K_SHIFT": ORDER,
+    "INF_NAN_MODE_ENABLE": OVERFLOW,
+    "INF_NAN_MODE_FORCE_DISABLE": OVERFLOW,
+    "ASCEND_LAUNCH_BLOCKING": TIMING,
     "PYTHONHASHSEED": SETS,
     "TORCH_BLAS_PREFER_CUBLASLT": ORDER,
     "TORCH_BLAS_PREFER_HIPBLASLT": ORDER,

@@ -50,6 +50,8 @@ TARGETS = {
     "TARGET_W7900": "w7900",
     "TARGET_RTX4090": "rtx4090",
     "TARGET_MI300X": "mi300x",
+    "TARGET_910B": "910b",
+    "TARGET_910C": "910c",
     "TARGET_CPU": "cpu",
 }
 OPTIMIZER_NUMBERS = {  # field of OptimizerConfig -> symbol, interval

@@ -52,7 +52,7 @@ class Evaluator:
         self._block_size = windows.shape[1] - 1
         self.tokens = int(windows.shape[0]) * self._block_size
         self.text_bytes = len(tokenizer.decode_bytes(windows[:, 1:].ravel().tolist()))
-        self._batch_tokens = validation.EVALUATION_TOKENS[torch.device(device).type]
+        self._batch_tokens = validation.EVALUATION_TOKENS["cpu" if device == "cpu" else "card"]
 
     def due(self, tokens: int) -> bool:
         """Whether training passed a point of the token grid since the last evaluation (never at 0 tokens)."""
@@ -139,7 +139,7 @@ class Evaluator:
             self._batch_tokens //= 2
             self.note(f"evaluation ran out of memory; its batches now have {self._batch_tokens} tokens")
             if self.device != "cpu":
-                torch.cuda.empty_cache()
+                torch.get_device_module(self.device).empty_cache()
 
 
 def hellaswag_entry(score: hellaswag.HellaSwag) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import nn
 from gpt2.model.transformer import GPT2
 from gpt2.system import ranks
 
-EVALUATION_TOKENS = {"cpu": 4096, "cuda": 65536}  # per evaluation batch
+EVALUATION_TOKENS = {"cpu": 4096, "card": 65536}  # per evaluation batch
 
 
 @dataclass(frozen=True)

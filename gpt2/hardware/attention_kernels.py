@@ -32,7 +32,10 @@ TOLERANCE = {"float32": 1e-2, "bfloat16": 5e-2}
 LONGEST_CHECK = 2048  # tokens; the definition stores several matrices of T x T float32 numbers for each head
 # Up to this version cuDNN is wrong for lengths that 128 does not divide (pytorch/pytorch issue 169849).
 LAST_WRONG_CUDNN = 91500
-KERNEL = re.compile(r"_scaled_dot_product_(?:(flash|efficient|cudnn)_attention|attention_(math))")
+KERNEL = re.compile(
+    r"_scaled_dot_product_(?:(flash|efficient|cudnn)_attention|attention_(math))|npu_(fusion)_attention"
+)
+FUSED = ("flash", "efficient", "cudnn", "fusion")
 
 
 def kernel_order(resolved: ResolvedTarget) -> list[str]:
@@ -68,11 +71,12 @@ def attention_context(resolved: ResolvedTarget, dropout: float = 0.0) -> Abstrac
         "flash": SDPBackend.FLASH_ATTENTION,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "fusion": SDPBackend.OVERRIDEABLE,  # of a device outside torch's own
     }
     allowed = [kernels[name] for name in kernel_order(resolved)]
-    if resolved.device != "cpu":
+    if resolved.device_type == "cuda":
         set_default_order(resolved.device)
-    elif dropout > 0:
+    elif resolved.device == "cpu" and dropout > 0:
         allowed.append(SDPBackend.MATH)
     return sdpa_kernel(allowed, set_priority=True)
 
@@ -83,9 +87,10 @@ def check_attention(
     """Run forward and backward with the model's shapes and return the target with the kernel that ran.
 
     TargetError where no fused kernel supports the call, or where the result differs from the definition (compared
-    without dropout). The definition is computed in float64 on the CPU for one sequence of up to 64 tokens. A GPU also
-    runs two sequences of 200 tokens, which 128 does not divide, and two of the model's length, and computes their
-    definition in float32. Uses a separate random generator.
+    without dropout). The definition is computed in float64 on the CPU for one sequence of up to 64 tokens. A GPU or NPU
+    also runs two sequences of 200 tokens, which 128 does not divide, and two of the model's length, and computes their
+    definition in float32. Uses a separate random generator. torch_npu takes the T x T path without an error where its
+    fused kernel does not support a call; that is refused here.
     """
     import torch
 
@@ -98,6 +103,8 @@ def check_attention(
         shape = (B, min(block_size, longest), 3 * heads * head_size)
         qkv_BTC = torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype)
         found, kernel = _attend_fused(resolved, qkv_BTC, heads, dropout)
+        if kernel == "math" and device != "cpu":
+            raise _no_kernel(resolved, qkv_BTC, heads, "it took the T x T path")
         if not dropout:
             exact, _ = _attend(qkv_BTC.to(exact_device, exact_dtype), heads, _definition)
             _compare(resolved, f"{kernel} attention kernel's {{}} for {B} x {shape[1]} tokens", found, exact)
@@ -125,14 +132,18 @@ def _attend_fused(
     except RuntimeError as error:
         if out_of_memory(error) or device_fault(error):
             raise
-        heads_text = f"{heads} heads of {qkv_BTC.shape[2] // (3 * heads)}"
         reason = next(iter(reasons), str(error).strip().splitlines()[0])
-        raise TargetError(
-            f"{resolved.device_name}: no fused attention kernel supports {heads_text} in {resolved.dtype} (torch: "
-            f"{reason}); the T x T path is disabled; {_fix(resolved)}"
-        ) from error
-    kernels = [name for name in ("flash", "efficient", "cudnn") if f"{name}attention" in operation.lower()]
+        raise _no_kernel(resolved, qkv_BTC, heads, reason) from error
+    kernels = [name for name in FUSED if f"{name}attention" in operation.lower()]
     return found, kernels[0] if kernels else "math"
+
+
+def _no_kernel(resolved: ResolvedTarget, qkv_BTC: Tensor, heads: int, reason: str) -> TargetError:
+    heads_text = f"{heads} heads of {qkv_BTC.shape[2] // (3 * heads)}"
+    return TargetError(
+        f"{resolved.device_name}: no fused attention kernel supports {heads_text} in {resolved.dtype} (torch: "
+        f"{reason}); the T x T path is disabled; {_fix(resolved)}"
+    )
 
 
 def _attend(qkv_BTC: Tensor, heads: int, attention: Callable[..., Tensor]) -> tuple[list[Tensor], str]:
@@ -195,10 +206,15 @@ def record_kernels(target: dict[str, Any], note: Callable[[str], None]) -> Itera
 def kernels_of(operations: Iterable[str]) -> set[str]:
     """Return the attention kernels among names of torch operations."""
     found = (KERNEL.search(name) for name in operations)
-    return {match[1] or match[2] for match in found if match}
+    return {match[match.lastindex or 0] for match in found if match}
 
 
 def _fix(resolved: ResolvedTarget) -> str:
+    if resolved.target.kind == "npu":
+        return (
+            "fix: use an Ascend 910B or newer, or install another version of torch_npu (its fused kernel supports "
+            "head sizes up to 512)"
+        )
     needs = resolved.target.environment
     missing = " ".join(f"{name}={value}" for name, value in needs.items() if os.environ.get(name) != value)
     if missing:
@@ -238,12 +254,14 @@ def prepare_device(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
     heads, head_size = model.heads, model.width // model.heads
     resolved = resolve(config, devices=list_torch_devices())
     if resolved.device != "cpu":
-        torch.cuda.set_device(resolved.device)  # the default for torch calls that name no device
+        module = torch.get_device_module(resolved.device)
+        module.set_device(resolved.device)  # the default for torch calls that name no device
     resolved = check_attention(resolved, heads, head_size, model.block_size, model.dropout)
     if resolved.device == "cpu":
         here = 1 if config.cpu_threads else ranks.local("LOCAL_WORLD_SIZE", config.ranks)
         torch.set_num_threads(max(1, cpu_threads(config.cpu_threads) // here))
     else:
-        torch.cuda.empty_cache()  # of the check
-        torch.set_float32_matmul_precision("high")
+        module.empty_cache()  # of the check
+        if resolved.device_type == "cuda":  # TF32; an NPU's float32 products stay whole
+            torch.set_float32_matmul_precision("high")
     return resolved

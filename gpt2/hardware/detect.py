@@ -1,7 +1,8 @@
 """Detect the hardware without torch, fast enough for every `make defconfig`. Standard library only.
 
 nvidia-smi lists NVIDIA cards, or /proc/driver/nvidia where nvidia-smi is missing or hangs. The kernel's compute
-topology (/sys/class/kfd) lists AMD cards. Integrated GPUs are ignored. Memory is total memory, not free memory.
+topology (/sys/class/kfd) lists AMD cards, and npu-smi Ascend NPUs. Integrated GPUs are ignored. Memory is total memory,
+not free memory.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpt2.hardware import cpu
-from gpt2.hardware.cpu import PROC, SYS, read_integer, read_text
+from gpt2.hardware.ascend import list_npus
+from gpt2.hardware.cpu import DEV, PROC, SYS, read_integer, read_text
 from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError, match_target
 
-TIMEOUT_SECONDS = 8  # of nvidia-smi, which may need seconds to load the driver
+TIMEOUT_SECONDS = 8  # of a vendor's tool, which may need seconds to load the driver
 NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 QUERY = "--query-gpu=uuid,name,memory.total,mig.mode.current,driver_version"
 
@@ -39,12 +41,12 @@ Run = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Hardware:
-    """The device of a study. count: visible discrete GPUs of its kind, 0 for a CPU.
+    """The device of a study. count: visible discrete GPUs or NPUs of its kind, 0 for a CPU.
 
     memory_bytes: total, 0 where unknown. ignored: the skipped devices and tools, each with a reason in brackets.
     """
 
-    kind: str  # "cuda", "rocm" or "cpu"
+    kind: str  # "cuda", "rocm", "npu" or "cpu"
     name: str
     memory_bytes: int
     count: int
@@ -54,7 +56,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU in the driver's order. index: its number there; slices of a card (MIG) share it."""
+    """A GPU or NPU in the driver's order. index: its number there; slices of a card (MIG) share it."""
 
     kind: str
     index: int
@@ -93,9 +95,13 @@ def run_tool(command: Sequence[str]) -> str:
 
 
 def detect_hardware(
-    sys: Path = SYS, proc: Path = PROC, run: Run = run_tool, environment: Mapping[str, str] = os.environ
+    sys: Path = SYS,
+    proc: Path = PROC,
+    run: Run = run_tool,
+    environment: Mapping[str, str] = os.environ,
+    dev: Path = DEV,
 ) -> Hardware:
-    """Return the first visible discrete GPU (NVIDIA before AMD), else the CPU. A missing tool is no error."""
+    """Return the first visible discrete GPU or NPU (NVIDIA, AMD, Ascend), else the CPU. A missing tool is no error."""
     ignored: list[str] = []
     nvidia, nvidia_driver = _nvidia(proc, run, ignored)
     if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -106,7 +112,13 @@ def detect_hardware(
     amd = _visible(amd, ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), environment, ignored)
     ignored += [f"{card.name} (integrated)" for card in amd if card.integrated]
     amd = [card for card in amd if not card.integrated]
-    for cards, others, driver in ((nvidia, amd, nvidia_driver), (amd, [], _amd_driver(sys, proc))):
+    ascend, ascend_driver = _ascend(dev, run, ignored)
+    ascend = _visible(ascend, ("ASCEND_RT_VISIBLE_DEVICES",), environment, ignored)
+    for cards, others, driver in (
+        (nvidia, [*amd, *ascend], nvidia_driver),
+        (amd, ascend, _amd_driver(sys, proc)),
+        (ascend, [], ascend_driver),
+    ):
         if cards:
             ignored += [f"{card.name} (another vendor)" for card in others]
             first = cards[0]
@@ -152,6 +164,29 @@ def _fastest_first(cards: list[Card]) -> list[Card]:
     return [replace(card, index=new) for new, old in enumerate(order) for card in cards if card.index == old]
 
 
+def _tool_failure(tool: str, error: Exception) -> str:
+    """Return why a vendor's tool gave no answer."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"{tool} (no answer within {TIMEOUT_SECONDS} s)"
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = (error.output or "").strip().splitlines()
+        return f"{tool} ({lines[0] if lines else f'exit status {error.returncode}'})"
+    return f"{tool} ({getattr(error, 'strerror', error)})"
+
+
+# -- Ascend -----------------------------------------------------------------------------------------------------
+
+
+def _ascend(dev: Path, run: Run, ignored: list[str]) -> tuple[list[Card], str]:
+    """Return Ascend NPUs and the driver's version."""
+    try:
+        found, driver = list_npus(dev, run)
+    except (OSError, subprocess.SubprocessError) as error:
+        ignored.append(_tool_failure("npu-smi", error))
+        return [], ""
+    return [Card("npu", index, name, size, "") for index, (name, size) in enumerate(found)], driver
+
+
 # -- NVIDIA -----------------------------------------------------------------------------------------------------
 
 
@@ -162,13 +197,8 @@ def _nvidia(proc: Path, run: Run, ignored: list[str]) -> tuple[list[Card], str]:
             return _from_nvidia_smi(run([tool, QUERY, "--format=csv,noheader,nounits"]), tool, run)
         except FileNotFoundError:
             continue
-        except subprocess.TimeoutExpired:
-            ignored.append(f"nvidia-smi (no answer within {TIMEOUT_SECONDS} s)")
-        except subprocess.CalledProcessError as error:
-            lines = (error.output or "").strip().splitlines()
-            ignored.append(f"nvidia-smi ({lines[0] if lines else f'exit status {error.returncode}'})")
-        except OSError as error:
-            ignored.append(f"nvidia-smi ({error.strerror})")
+        except (OSError, subprocess.SubprocessError) as error:
+            ignored.append(_tool_failure("nvidia-smi", error))
         break
     return _from_proc(proc), ""
 

@@ -20,9 +20,14 @@ SMALLEST_SHARE = 0.9
 FUSED_CUDA = ("flash", "efficient", "cudnn")
 FUSED_HOPPER = ("cudnn", "flash", "efficient")
 FUSED_ROCM = ("flash", "efficient")  # both are AOTriton's
+FUSED_NPU = ("fusion",)  # torch_npu's npu_fusion_attention, which scaled_dot_product_attention calls
 # AOTriton's kernels for most Radeon cards are experimental; without this variable torch uses the T x T path instead.
 # torch reads the variable once, at the first attention call.
 AOTRITON = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
+# An overflow becomes Inf or NaN, as on every other device; without it an NPU may saturate.
+INF_NAN = {"INF_NAN_MODE_ENABLE": "1"}
+DEVICE_TYPES = {"cuda": "cuda", "rocm": "cuda", "npu": "npu", "cpu": "cpu"}  # kind -> torch's device type
+MSMODELING = "Huawei's device profiles (github.com/Ascend/msmodeling)"
 
 
 class TargetError(UserError, RuntimeError):
@@ -33,14 +38,14 @@ class TargetError(UserError, RuntimeError):
 class Target:
     """A row. memory_bytes is None where only the machine can report it; peak_flops is None without a single value.
 
-    patterns match a whole device name, ignoring case. attention: torch's allowed fused kernels in order of
-    preference. environment: variables to export before the training process starts. forms: (pattern, peak_flops,
+    patterns match a whole device name, ignoring case. attention: the allowed fused kernels in order of preference.
+    environment: variables to export before the training process starts. forms: (pattern, peak_flops,
     peak_source) of form factors with another peak.
     """
 
     name: str
     title: str
-    kind: str  # "cuda", "rocm" or "cpu"
+    kind: str  # "cuda", "rocm", "npu" or "cpu"
     memory_bytes: int | None = None
     peak_flops: float | None = None
     peak_source: str = "none: the card has no row, so no utilisation is reported"
@@ -155,6 +160,45 @@ _ROWS = (
         peak_source="AMD Instinct MI300X data sheet: bfloat16 matrix 1,307.4 TFLOPS (2,614.9 with sparsity)",
         patterns=(r"(AMD )?(Instinct )?MI300X( OAM| VF| HF)?",),
     ),
+    Target(
+        name="910b",
+        title="Huawei Ascend 910B 64 GB",
+        kind="npu",
+        memory_bytes=int(60.9 * GIB),
+        attention=FUSED_NPU,
+        peak_source="none: the peak of this grade of the 910B was not found, so no utilisation is reported",
+        patterns=(r"(Ascend ?)?910B(1|2|2C|3|4-1)",),
+        forms=(
+            (
+                r".*910B3",
+                294.9e12,
+                f"{MSMODELING}: ATLAS_800_A2_313T_64G, bfloat16 294.9 TFLOPS; 20 cores at 1.8 GHz",
+            ),
+            (
+                r".*910B2C",
+                353.9e12,
+                f"{MSMODELING}: ATLAS_800_A2_376T_64G, bfloat16 353.9 TFLOPS; 24 cores at 1.8 GHz",
+            ),
+        ),
+        environment=INF_NAN,
+    ),
+    Target(
+        name="910c",
+        title="Huawei Ascend 910C, one of its two dies with 64 GB",
+        kind="npu",
+        memory_bytes=int(60.9 * GIB),
+        attention=FUSED_NPU,
+        peak_source="none: the peak of this grade of the 910C was not found, so no utilisation is reported",
+        patterns=(r"(Ascend ?)?910_93\d\d", r"Ascend ?910"),  # torch_npu's name; npu-smi's
+        forms=(
+            (
+                r".*910_93[89]\d",
+                353.9e12,
+                f"{MSMODELING}: ATLAS_800_A3_752T_128G_DIE, bfloat16 353.9 TFLOPS a die of 24 cores",
+            ),
+        ),
+        environment=INF_NAN,
+    ),
     Target(name="generic-cuda", title="an NVIDIA GPU that the table lacks", kind="cuda"),
     Target(
         name="generic-rocm",
@@ -162,6 +206,13 @@ _ROWS = (
         kind="rocm",
         attention=FUSED_ROCM,
         environment=AOTRITON,
+    ),
+    Target(
+        name="generic-npu",
+        title="an Ascend NPU that the table lacks",
+        kind="npu",
+        attention=FUSED_NPU,
+        environment=INF_NAN,
     ),
     Target(
         name="cpu",
@@ -178,7 +229,7 @@ TARGETS = {row.name: row for row in _ROWS}
 def match_target(device_name: str, memory_bytes: int, kind: str) -> Target:
     """Return the row of a device by name and total memory (0: unknown), else the generic row of its kind.
 
-    kind: "cuda", "rocm" or "cpu". A slice of a card (MIG, a partition) gets the generic row.
+    kind: "cuda", "rocm", "npu" or "cpu". A slice of a card (MIG, a partition) gets the generic row.
     """
     if kind == "cpu":
         return TARGETS["cpu"]

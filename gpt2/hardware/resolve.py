@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2.hardware import cpu
 from gpt2.hardware.detect import Hardware, detect_hardware, detected_target_name
-from gpt2.hardware.gpu_specs import GIB, TARGETS, Target, TargetError, match_target
+from gpt2.hardware.gpu_specs import DEVICE_TYPES, GIB, TARGETS, Target, TargetError, match_target
 from gpt2.hardware.torch_devices import BFLOAT16_CAPABILITY, TorchDevice, TorchDevices, list_in_child
 from gpt2.system import ranks
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from gpt2.config.config import TargetConfig
 
 ALLOCATOR_VARIABLES = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"}
+BUILDS = {"cuda": "for NVIDIA GPUs", "rocm": "for AMD GPUs", "npu": "for NPUs", "cpu": "for CPUs only"}
+CANN_ENVIRONMENT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"  # its default place
 # ROCm's names for cards that it does not know
 NAMELESS = ("", "amd radeon graphics", "amd radeon(tm) graphics")
 
@@ -28,8 +30,8 @@ NAMELESS = ("", "amd radeon graphics", "amd radeon(tm) graphics")
 class ResolvedTarget:
     """A row of the table and its device.
 
-    device: torch's name ("cuda:0", "cpu"). memory_bytes: total. attention_backend: the expected fused kernel, after
-    check_attention the one that ran. driver and torch are None in a plan without the machine.
+    device: torch's name ("cuda:0", "npu:0", "cpu"). memory_bytes: total. attention_backend: the expected fused kernel,
+    after check_attention the one that ran. driver and torch are None in a plan without the machine.
     """
 
     target: Target
@@ -44,8 +46,13 @@ class ResolvedTarget:
 
     @property
     def device_type(self) -> str:
-        """Return torch's device type: "cpu", or "cuda" for NVIDIA and AMD cards."""
+        """Return torch's device type: "cpu", "npu", or "cuda" for NVIDIA and AMD cards."""
         return self.device.partition(":")[0]
+
+    @property
+    def device_class(self) -> str:
+        """Return "cpu", or "card" for every GPU and NPU: the key of tables of sizes."""
+        return "cpu" if self.device_type == "cpu" else "card"
 
 
 def resolve(
@@ -120,17 +127,31 @@ def _unusable(hardware: Hardware, devices: TorchDevices) -> str:
     """Explain why torch cannot use the GPU, with the fix."""
     found = f"{hardware.name} is present, but torch {devices.torch} cannot use it"
     if devices.kind != hardware.kind:
-        built = {"cuda": "for NVIDIA GPUs", "rocm": "for AMD GPUs", "cpu": "for CPUs only"}[devices.kind]
+        if hardware.kind == "npu":
+            return f"{found}: {_without_torch_npu(devices)}; {_USE_CPU}"
+        built = BUILDS[devices.kind]
         need = {"cuda": "CUDA", "rocm": "ROCm"}[hardware.kind]
         fix = f"install torch's {need} build into .venv, or name a Python that has it (make PYTHON=...)"
         return f"{found}: it was built {built}; fix: {fix}; {_USE_CPU}"
-    reason = devices.trouble or f"it was built with {devices.runtime}"
+    reason = devices.trouble or f"it was built {'for' if devices.kind == 'npu' else 'with'} {devices.runtime}"
     driver = f" (driver {hardware.driver})" if hardware.driver else ""
-    if devices.kind == "rocm":
+    if devices.kind == "npu":
+        fix = f"run `source {CANN_ENVIRONMENT}` and give this user access to /dev/davinci*"
+    elif devices.kind == "rocm":
         fix = "give this user access to /dev/kfd and /dev/dri/renderD*"
     else:
         fix = "install a driver that supports this torch"
     return f"{found}{driver}: {reason}; fix: {fix}; {_USE_CPU}"
+
+
+def _without_torch_npu(devices: TorchDevices) -> str:
+    """Explain why torch has no device "npu", with the fix."""
+    if devices.kind != "cpu":  # torch_npu refuses to load beside another accelerator
+        return f"it was built {BUILDS[devices.kind]}; fix: install torch's CPU build and torch_npu (docs/ascend.md)"
+    if devices.trouble:
+        return f"{devices.trouble}; fix: source {CANN_ENVIRONMENT} (docs/ascend.md)"
+    version = (devices.torch or "").partition("+")[0]
+    return f"torch_npu is not installed; fix: .venv/bin/python -m pip install torch-npu=={version} (docs/ascend.md)"
 
 
 def _ignored_gpus(hardware: Hardware) -> str:
@@ -163,19 +184,20 @@ def _resolve_gpu(
 ) -> ResolvedTarget:
     discrete = [other for other in devices.gpus if not other.integrated]
     dtype, backend, notes = _precision(config, device, row, devices.kind)
+    where = f"{DEVICE_TYPES[devices.kind]}:{device.index}"
     if row.memory_bytes is None:
         notes.append(
             f"the target table lacks {device.name}: torch reports {device.memory_bytes / GIB:.1f} GiB; the peak is "
             "unknown, so no utilisation is reported"
         )
     if len(discrete) > 1 and config.ranks == 1:
-        notes.append(f"a run uses one of {len(discrete)} GPUs: {device.name}, cuda:{device.index}")
+        cards = "NPUs" if devices.kind == "npu" else "GPUs"
+        notes.append(f"a run uses one of {len(discrete)} {cards}: {device.name}, {where}")
     ignored = [other.name for other in devices.gpus if other.integrated]
     if ignored:
         notes.append(f"integrated GPU ignored: {', '.join(ignored)}")
     driver = hardware.driver if hardware.kind == devices.kind else ""
     driver = f"{driver} ({devices.runtime})" if driver else devices.runtime
-    where = f"cuda:{device.index}"
     return ResolvedTarget(
         row, where, device.name, device.memory_bytes, dtype, backend, driver, devices.torch, _join(notes)
     )
@@ -193,7 +215,7 @@ def _precision(
             "fix: set CONFIG_DTYPE_AUTO=y, which selects float32 there"
         )
     dtype = config.dtype if config.dtype != "auto" else row.dtype if able else "float32"
-    if dtype != "float32":
+    if dtype != "float32" or kind == "npu":  # an NPU's fused kernel supports float32
         return dtype, row.attention_backend, []
     reason = "is configured" if able else "is used, since the card has no bfloat16"
     note = f"float32 {reason}; flash attention supports half precision only, so the efficient kernel is used"
@@ -217,10 +239,9 @@ def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
             )
         memory, title = hardware.memory_bytes, hardware.name
     dtype = row.dtype if config.dtype == "auto" else config.dtype
-    backend = "efficient" if dtype == "float32" else row.attention_backend
-    return ResolvedTarget(
-        row, "cuda:0", title, memory, dtype, backend, None, None, "planned without the card"
-    )
+    backend = "efficient" if dtype == "float32" and row.kind != "npu" else row.attention_backend
+    device = f"{DEVICE_TYPES[row.kind]}:0"
+    return ResolvedTarget(row, device, title, memory, dtype, backend, None, None, "planned without the card")
 
 
 def _join(notes: list[str | None]) -> str | None:

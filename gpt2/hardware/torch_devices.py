@@ -1,4 +1,4 @@
-"""List the GPUs that torch reports. Importing this module does not import torch.
+"""List the GPUs and NPUs that torch reports. Importing this module does not import torch.
 
 python -m gpt2.hardware.torch_devices      print them as JSON; started by `list_in_child`
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpt2.artifacts.typed_json import parse, to_plain
+from gpt2.hardware.ascend import is_torch_npu_installed, load_torch_npu
 from gpt2.hardware.detect import is_integrated
 from gpt2.hardware.gpu_specs import TargetError
 
@@ -21,7 +22,7 @@ BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA compute capability with bfloat1
 
 @dataclass(frozen=True)
 class TorchDevice:
-    """A GPU. memory_bytes: total memory, not free memory. capability: NVIDIA's compute capability."""
+    """A GPU or NPU. memory_bytes: total memory, not free memory. capability: NVIDIA's compute capability."""
 
     index: int
     name: str
@@ -32,9 +33,12 @@ class TorchDevice:
 
 @dataclass(frozen=True)
 class TorchDevices:
-    """The GPUs of a torch build. kind: the build's hardware; trouble: torch's warning about an unusable GPU."""
+    """The GPUs of a torch build. kind: the build's hardware; trouble: torch's warning about an unusable GPU.
 
-    kind: str  # "cuda", "rocm" or "cpu"
+    "npu" is a CPU build with torch_npu.
+    """
+
+    kind: str  # "cuda", "rocm", "npu" or "cpu"
     torch: str
     gpus: tuple[TorchDevice, ...] = ()
     runtime: str = ""
@@ -47,15 +51,29 @@ def list_torch_devices(torch: Any = None) -> TorchDevices:
         import torch
     hip, cuda = getattr(torch.version, "hip", None), getattr(torch.version, "cuda", None)
     kind = "rocm" if hip else "cuda" if cuda else "cpu"
+    runtime = f"HIP {hip}" if hip else f"CUDA {cuda}" if cuda else ""
+    module, trouble = torch.cuda, ""
+    if kind == "cpu":
+        npu, trouble = _load_npu()
+        if npu:
+            kind, module = "npu", torch.npu
+            runtime = f"torch_npu {npu}, CANN {module.utils.get_cann_version() or 'unknown'}"
     with warnings.catch_warnings(record=True) as caught:  # torch warns about a driver that is too old
         warnings.simplefilter("always")
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        devices = [_device(index, kind, torch.cuda.get_device_properties(index)) for index in range(count)]
+        count = module.device_count() if module.is_available() else 0
+        devices = [_device(index, kind, module.get_device_properties(index)) for index in range(count)]
     trouble = next(
-        (" ".join(str(warning.message).partition("(Triggered")[0].split()) for warning in caught), ""
+        (" ".join(str(warning.message).partition("(Triggered")[0].split()) for warning in caught), trouble
     )
-    runtime = f"HIP {hip}" if hip else f"CUDA {cuda}" if cuda else ""
     return TorchDevices(kind, str(torch.__version__), tuple(devices), runtime, trouble)
+
+
+def _load_npu() -> tuple[str | None, str]:
+    """Return torch_npu's version, None where it is absent or broken, and why it is broken."""
+    try:
+        return load_torch_npu(), ""
+    except (ImportError, OSError, RuntimeError) as error:
+        return None, f"torch_npu cannot be loaded: {' '.join(str(error).split())}"
 
 
 def _device(index: int, kind: str, properties: Any) -> TorchDevice:
@@ -63,7 +81,7 @@ def _device(index: int, kind: str, properties: Any) -> TorchDevice:
     flagged = bool(getattr(properties, "is_integrated", False))
     memory_bytes = int(properties.total_memory)
     integrated = kind == "rocm" and is_integrated(arch, memory_bytes, flagged)
-    capability = (int(properties.major), int(properties.minor))
+    capability = BFLOAT16_CAPABILITY if kind == "npu" else (int(properties.major), int(properties.minor))
     return TorchDevice(index, str(properties.name), memory_bytes, integrated, capability)
 
 
@@ -74,13 +92,14 @@ def list_in_child() -> TorchDevices:
     """
     import torch
 
-    if not (torch.version.hip or torch.version.cuda):
+    if not (torch.version.hip or torch.version.cuda or is_torch_npu_installed()):
         return list_torch_devices(torch)
     done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise TargetError(
-            f"torch {torch.__version__} cannot list the GPUs: {reason}; fix: check the driver (nvidia-smi, rocm-smi)"
+            f"torch {torch.__version__} cannot list the GPUs: {reason}; fix: check the driver (nvidia-smi, rocm-smi, "
+            "npu-smi info)"
         )
     return parse(TorchDevices, json.loads(done.stdout.splitlines()[-1]), "devices")
 

@@ -1,7 +1,7 @@
 """Measure the peak memory of one training step and one evaluation batch, by phase.
 
-On a GPU the numbers come from the allocator. On a CPU torch's profiler observes the allocator. That is too slow for a
-training run; gpt2.train.peak_memory measures runs.
+On a GPU or NPU the numbers come from the allocator. On a CPU torch's profiler observes the allocator. That is too slow
+for a training run; gpt2.train.peak_memory measures runs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ HISTORY = 1_000_000  # allocator events in a snapshot; a step of GPT-2 124M has 
 
 
 @contextmanager
-def snapshot(path: Path) -> Iterator[None]:
-    """Record every GPU allocation of the block with its stack; write a file for pytorch.org/memory_viz."""
-    torch.cuda.memory._record_memory_history(max_entries=HISTORY)
+def snapshot(path: Path, device: str) -> Iterator[None]:
+    """Record every allocation of the block on a GPU or NPU with its stack; write a file for pytorch.org/memory_viz."""
+    memory = torch.get_device_module(device).memory
+    memory._record_memory_history(max_entries=HISTORY)
     try:
         yield
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(path))
+        memory._dump_snapshot(str(path))
     finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
+        memory._record_memory_history(enabled=None)
 
 
 class AllocatorListener:
@@ -106,13 +107,13 @@ def load_libraries(work: StepWorkload) -> None:
 
 def measure(work: StepWorkload, device: str, snapshot_path: Path | None = None) -> Measured:
     """Run the work and measure it. Use a new process: on a CPU the resident set includes earlier memory."""
-    gpu = torch.device(device).type == "cuda"
+    gpu = torch.device(device).type != "cpu"
     if not gpu:
         load_libraries(work)
     meter = PeakMeter(device)
     stepper = work.prepare(device, work.compile)
     meter.restart()
-    with snapshot(snapshot_path) if gpu and snapshot_path else contextlib.nullcontext():
+    with snapshot(snapshot_path, device) if gpu and snapshot_path else contextlib.nullcontext():
         work.run(stepper, meter)
     if gpu:
         return Measured(meter.by_phase, {"all": meter.peaks()["reserved"]})

@@ -14,6 +14,9 @@ Assumptions for a GPU:
 - a compiled step allocates like an eager one, but its backward returns all weight gradients at once (see
   `hold_gradients`). torch.compile also fuses elementwise operations, so it needs less than predicted;
 - the CUDA context and memory that the allocator reserves beyond its peak are not counted. A plan leaves a margin.
+
+For an NPU: torch_npu's attention saves two statistics of eight float32 numbers per row and head, and a mask of 2048 x
+2048 bytes per call (`_NpuAttention`). Workspaces of CANN's operators are not counted; their sizes are not published.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,10 +40,17 @@ from gpt2.model import loss as loss_module
 from gpt2.model.transformer import GPT2
 from gpt2.train.step import Stepper, build_model
 
-GRANULARITY = {"cpu": 1, "cuda": 512, "rocm": 512}  # bytes; CUDACachingAllocator's kMinBlockSize
+GRANULARITY = {
+    "cpu": 1,
+    "cuda": 512,
+    "rocm": 512,
+    "npu": 512,
+}  # bytes; kMinBlockSize of the caching allocators
 # bytes that the matrix library allocates at its first matrix product: cuBLAS's largest default (Hopper; 8 MiB on older
 # devices), and hipBLASLt's
-WORKSPACE = {"cpu": 0, "cuda": 32 * 2**20, "rocm": 76 * 2**20}
+WORKSPACE = {"cpu": 0, "cuda": 32 * 2**20, "rocm": 76 * 2**20, "npu": 0}
+# of torch_npu's attention: numbers of statistics per row and head beyond the CPU kernel's one, and bytes of its mask
+NPU_STATISTICS, NPU_MASK = 2 * 8 - 1, 2048 * 2048
 
 
 # times the matrices of a layer, where ranks share out the weights: two gathered layers and the buffer of each, the
@@ -78,9 +89,9 @@ def _emulate_device(kind: str) -> Iterator[None]:
         yield
         return
     rows, devices = loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES
-    loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = {"cpu": rows["cuda"]}, set()
+    loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = {"cpu": rows["card"]}, set()
     try:
-        with _DropoutInKernel():
+        with _NpuAttention() if kind == "npu" else _DropoutInKernel():
             yield
     finally:
         loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = rows, devices
@@ -96,10 +107,42 @@ class _DropoutInKernel(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _NpuAttention(_DropoutInKernel):
+    """Let attention save what torch_npu's npu_fusion_attention saves besides the tensors of the CPU's kernel."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs)
+        return _Saved.apply(result) if func is F.scaled_dot_product_attention else result
+
+
+class _Saved(torch.autograd.Function):
+    """The identity of y_BHTD, with float32 statistics and a causal mask that are saved until its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, y_BHTD: Tensor) -> Tensor:
+        B, H, T, _ = y_BHTD.shape
+        statistics = y_BHTD.new_empty(B, H, T, NPU_STATISTICS, dtype=torch.float32)
+        ctx.save_for_backward(statistics, y_BHTD.new_empty(NPU_MASK, dtype=torch.bool))
+        return y_BHTD.view_as(y_BHTD)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def npu_attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
+    """Return the bytes of statistics and mask during attention's backward; `_Saved` releases its own before it."""
+    if "attention" not in operation.__name__ or "backward" not in operation.__name__:
+        return 0
+    B, H, T, _ = (int(size) for size in arguments[1].shape)
+    return B * H * T * NPU_STATISTICS * 4 + NPU_MASK
+
+
 def predict(work: StepWorkload) -> Prediction:
     """Predict peak memory of a workload without its device."""
     gpu = work.kind != "cpu"
-    tracker = AllocationTracker(GRANULARITY[work.kind], attention_workspace if gpu else None)
+    workspace = npu_attention_workspace if work.kind == "npu" else attention_workspace
+    tracker = AllocationTracker(GRANULARITY[work.kind], workspace if gpu else None)
     with FakeTensorMode(), _emulate_device(work.kind):
         timeline = track(work, tracker, "cpu", hold=work.compile)
         if work.sharded_over > 1:

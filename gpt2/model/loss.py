@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gpt2.model.cpu_linear import MIN_HEAD_WIDTH, onednn_matmul, use_cpu_kernels, use_onednn
 
-CHUNK_ROWS = {"cpu": 256, "cuda": 4096}  # rows of logits held at once; 512 is no faster on two CPU cores
+CHUNK_ROWS = {"cpu": 256, "card": 4096}  # rows of logits held at once; 512 is no faster on two CPU cores
 # rows converted to float32 at once where `chunk_loss` is not compiled, by bytes of a logit. A copy of few rows is small
 # beside bfloat16 logits; beside float32 logits it must be smaller
 FLOAT32_ROWS = {2: 1024, 4: 128, 8: 128}
@@ -46,7 +46,7 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _chunk_rows(x: Tensor) -> int:
-    return CHUNK_ROWS.get(x.device.type, 512)
+    return CHUNK_ROWS["cpu" if x.device.type == "cpu" else "card"]
 
 
 def _row_losses(logits_NV: Tensor, targets_N: Tensor, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:

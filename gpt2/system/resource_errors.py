@@ -1,6 +1,6 @@
 """Recognise errors of exhausted memory or disk, whichever library raises them, and name what is exhausted.
 
-torch raises OutOfMemoryError for CUDA and ROCm allocations, and plain RuntimeErrors for the CPU's allocator, for
+torch raises OutOfMemoryError for allocations on GPUs and NPUs, and plain RuntimeErrors for the CPU's allocator, for
 cuBLAS, hipBLAS and cuDNN, and for a file that it could not write.
 """
 
@@ -30,6 +30,9 @@ NO_COMPILER = re.compile(
     r"Failed to find C compiler|No working C\+\+ compiler|C\+\+ compile error|working triton installation|Python\.h|"
     r"Command '\['[^']*(?:cc|clang|\+\+)[\d.-]*'"
 )
+DEVICE_FAULT = re.compile(
+    r"\b(CUDA|HIP) error: (?!no kernel image|invalid device function)|\bNPU function error: "
+)
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -45,12 +48,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def device_fault(error: BaseException) -> bool:
-    """Whether this error or one of its causes is a fault of a GPU, and not that the build of torch lacks the GPU."""
-    return any(
-        isinstance(link, RuntimeError)
-        and re.search(r"\b(CUDA|HIP) error: (?!no kernel image|invalid device function)", str(link))
-        for link in chain(error)
-    )
+    """Whether this error or one of its causes is a fault of the device, and not that the build of torch lacks it."""
+    return any(isinstance(link, RuntimeError) and DEVICE_FAULT.search(str(link)) for link in chain(error))
 
 
 def explain_missing_compiler(error: BaseException) -> str:

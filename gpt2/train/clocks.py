@@ -119,11 +119,12 @@ class Clocks:
 
 def device_synchroniser(device: str) -> Callable[[], None]:
     """Return a function that waits for the device; it does nothing on a CPU."""
-    if not device.startswith("cuda"):
+    if device.startswith("cpu"):
         return lambda: None
     import torch
 
-    return torch.cuda.synchronize
+    synchronise: Callable[[], None] = torch.get_device_module(device).synchronize
+    return synchronise
 
 
 def work_clock(device_type: str, threads: int, synchronise: Callable[[], None]) -> Callable[[], float]:

@@ -1,7 +1,7 @@
 """Measure peak memory of a process, in total and by phase of a training step.
 
-On a GPU the numbers come from the allocator. On a CPU they are the resident set's high-water mark, reset at each phase
-through /proc/self/clear_refs where available. Memory of the interpreter and the libraries before the model is not
+On a GPU or NPU the numbers come from the allocator. On a CPU they are the resident set's high-water mark, reset at each
+phase through /proc/self/clear_refs where available. Memory of the interpreter and the libraries before the model is not
 counted as allocated.
 """
 
@@ -36,14 +36,16 @@ class PeakMeter:
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
         self.by_phase: dict[str, int] = {}
-        self._base = 0 if self.device.type == "cuda" else resident_bytes(peak=False)
+        # torch.cuda, torch.npu: the functions of the device's allocator
+        self._module = None if self.device.type == "cpu" else torch.get_device_module(self.device)
+        self._base = 0 if self._module else resident_bytes(peak=False)
         self._allocated = self._reserved = 0
 
     def _update(self) -> int:
         """Update the highest bytes. Returns the allocated peak since the last reset."""
-        if self.device.type == "cuda":
-            allocated = torch.cuda.max_memory_allocated(self.device)
-            reserved = torch.cuda.max_memory_reserved(self.device)
+        if self._module:
+            allocated = self._module.max_memory_allocated(self.device)
+            reserved = self._module.max_memory_reserved(self.device)
         else:
             reserved = resident_bytes(peak=True)
             allocated = max(reserved - self._base, 0)
@@ -53,8 +55,8 @@ class PeakMeter:
     def _reset(self) -> bool:
         """Reset the high-water mark; False if the system does not support it."""
         self._update()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if self._module:
+            self._module.reset_peak_memory_stats(self.device)
             return True
         try:
             CLEAR.write_text("5")  # see proc(5): resets VmHWM

@@ -42,7 +42,7 @@ from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import NotFiniteError, Stepper, StepResult
 
 OBSERVED_STEP = WARM_UP_STEPS - 1  # step of each process in which the profiler observes the attention kernel
-OBSERVED_DEVICES = ["cuda"]  # the CPU has one kernel, and the profiler's memory would count as the run's
+OBSERVED_DEVICES = ["card"]  # the CPU has one kernel, and the profiler's memory would count as the run's
 EXAMINED_WINDOWS = 2
 SAVE_SHARE = 0.02  # largest share of the time spent on checkpoints
 
@@ -197,7 +197,7 @@ class Run:
 
     def observe_kernels(self) -> AbstractContextManager[None]:
         """Return the context of a step; the attention kernels of the observed one are recorded."""
-        if self.steps_made != OBSERVED_STEP or self.resolved.device_type not in OBSERVED_DEVICES:
+        if self.steps_made != OBSERVED_STEP or self.resolved.device_class not in OBSERVED_DEVICES:
             return contextlib.nullcontext()
         return attention_kernels.record_kernels(self.log.record["target"], self.note)
 

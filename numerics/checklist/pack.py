@@ -141,11 +141,11 @@ def machine() -> dict[str, str]:
 
 
 def _device() -> str:
-    for kind in ("cuda", "npu", "xpu"):
-        device = getattr(torch, kind, None)
-        if device is not None and device.is_available():
-            return f"{device.device_count()} x {device.get_device_name(0)}"
-    return "CPU"
+    device = torch.accelerator.current_accelerator(check_available=True)
+    module: Any = torch.get_device_module(device) if device else None
+    if device is None or not hasattr(module, "get_device_name"):
+        return "CPU"
+    return f"{module.device_count()} x {module.get_device_name(0)}"
 
 
 def packages() -> dict[str, str]:

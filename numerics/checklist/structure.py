@@ -177,7 +177,9 @@ def random_states() -> dict[str, str]:
         "state of Python's random": digest(random.getstate()),
         "state of numpy": digest(_plain(numpy.random.get_state(legacy=False))),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        for number in range(torch.cuda.device_count()):
-            states[f"state of device {number}"] = tensor_digest(torch.cuda.get_rng_state(number))[:16]
+    device = torch.accelerator.current_accelerator(check_available=True)
+    module: Any = torch.get_device_module(device) if device else None
+    if device and getattr(module, "is_initialized", bool)():
+        for number in range(module.device_count()):
+            states[f"state of device {number}"] = tensor_digest(module.get_rng_state(number))[:16]
     return states

@@ -12,7 +12,11 @@ from gpt2.hardware.torch_devices import TorchDevices, list_in_child
 from gpt2.system.errors import UserError
 from study.executors.child_process import Slot
 
-VARIABLES = {"cuda": ("CUDA_VISIBLE_DEVICES",), "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")}
+VARIABLES = {
+    "cuda": ("CUDA_VISIBLE_DEVICES",),
+    "rocm": ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    "npu": ("ASCEND_RT_VISIBLE_DEVICES",),
+}
 
 
 class SlotsError(UserError, RuntimeError):

@@ -26,6 +26,8 @@ MARGIN = 0.10
 MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # tokens of a micro-batch beyond which a step is no faster
 _PREDICTIONS: dict[tuple[Any, ...], Prediction] = {}  # by everything that a prediction depends on
 MEMINFO = Path("/proc/meminfo")
+# the command that lists the processes of a device
+LISTED_BY = {"cuda": "nvidia-smi", "rocm": "rocm-smi --showpids", "npu": "npu-smi info", "cpu": "top"}
 
 
 class MemoryPlanError(UserError, RuntimeError):
@@ -158,7 +160,7 @@ def free_bytes(device: str) -> int | None:
     if device != "cpu":
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
+        return int(torch.get_device_module(device).mem_get_info(device)[0])
     text = MEMINFO.read_text() if MEMINFO.exists() else ""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return int(found.group(1)) * 1024 if found else None
@@ -168,7 +170,7 @@ def require_free(resolved: ResolvedTarget, need_bytes: int | None, free: int | N
     """MemoryPlanError if less than the run's predicted peak is free. The batch is not changed."""
     if need_bytes is None or free is None or free >= need_bytes:
         return
-    listed = {"cuda": "nvidia-smi", "rocm": "rocm-smi --showpids", "cpu": "top"}[resolved.target.kind]
+    listed = LISTED_BY[resolved.target.kind]
     raise MemoryPlanError(
         f"{resolved.device_name}: {free / GIB:.1f} of {resolved.memory_bytes / GIB:.1f} GiB are free, and the run "
         f"needs {need_bytes / GIB:.1f} GiB: another process uses the rest ({listed} lists them). The micro-batch "

@@ -208,7 +208,7 @@ def test_on_a_gpu_every_case_runs_the_same_step_and_on_a_cpu_one_of_its_micro_ba
         for shape in shapes:
             assert (PLAIN, shape.plain_micro) in shape.cases
             for _, micro in shape.cases:
-                assert shape.accumulation(micro) * micro == (192 if kind == "cuda" else micro)
+                assert shape.accumulation(micro) * micro == (192 if kind == "card" else micro)
 
 
 def test_the_plain_step_accumulates_as_nanogpt_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,9 @@ def test_memory_of_every_gpu_is_limited_to_a_share(monkeypatch: pytest.MonkeyPat
     class Properties:
         total_memory = 1000
 
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: Properties)
     monkeypatch.setattr(

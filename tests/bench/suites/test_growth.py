@@ -53,7 +53,7 @@ def test_a_single_length_shows_no_growth() -> None:
     assert notes_of([(8, 1.0)]) == []
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", ["cpu", "card"])
 def test_a_series_varies_one_thing_and_fits_its_heads(kind: str) -> None:
     lengths, sizes = growth.SERIES[kind]["T"], growth.SERIES[kind]["size"]
     assert [shape.block_size for shape in lengths] == [256, 512, 1024, 2048, 4096]
@@ -71,7 +71,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = dataclasses.replace(resolve.resolve(ANY_TARGET), device="cuda:0")
     monkeypatch.setattr(resolve, "resolve", lambda config: resolved)
     shapes = [Shape(f"2x16-t{T}", 2, 2, 16, T, CASES) for T in LENGTHS]
-    monkeypatch.setitem(growth.SERIES, "cuda", {"T": shapes, "size": [Shape("size", 2, 2, 16, 8, CASES)]})
+    monkeypatch.setitem(growth.SERIES, "card", {"T": shapes, "size": [Shape("size", 2, 2, 16, 8, CASES)]})
 
 
 def test_both_series_are_printed_and_saved_with_their_ratios(

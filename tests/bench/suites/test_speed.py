@@ -71,7 +71,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the suite run on a simulated GPU, with a small shape."""
     resolved = dataclasses.replace(resolve.resolve(ANY_TARGET), device="cuda:0")
     monkeypatch.setattr(resolve, "resolve", lambda config: resolved)
-    monkeypatch.setitem(SHAPES, "cuda", (GPU_SHAPE,))
+    monkeypatch.setitem(SHAPES, "card", (GPU_SHAPE,))
 
 
 def record_measurements(
@@ -120,7 +120,7 @@ def test_a_finished_bench_is_complete_and_explains_its_ratios(
     turns = record_measurements(monkeypatch, look)
     found = run_small(speed.SUITE, tmp_path, monkeypatch)
     (stage,) = found["stages"]
-    rounds, seconds = speed.SUITE.rounds["cuda"], speed.SUITE.seconds["cuda"]
+    rounds, seconds = speed.SUITE.rounds["card"], speed.SUITE.seconds["card"]
     assert turns == [(*case, seconds) for _ in range(rounds) for case in GPU_CASES]
     assert set(complete) == {False}
     assert found["complete"] is True

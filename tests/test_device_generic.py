@@ -1,0 +1,64 @@
+"""Code that means "the device" does not say cuda; torch.accelerator and torch.get_device_module(device) name any."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("aqn", "bench", "gpt2", "kconfig", "numerics", "pages", "ra", "rl", "scripts", "study")
+# file -> lines that mean CUDA or an NVIDIA or AMD card, and why
+ALLOWED = {
+    "aqn/apply.py": (1, "TF32 is a number format of NVIDIA cards"),
+    "bench/card/kernels.py": (1, "on CUDA and ROCm one kernel supports float32"),
+    "bench/card/studies.py": (3, "contexts on a GPU are CUDA's"),
+    "bench/suites/profile.py": (
+        1,
+        "the profiler has one activity for CUDA, another for devices outside torch",
+    ),
+    "gpt2/artifacts/provenance.py": (1, "the version of CUDA"),
+    "gpt2/artifacts/run_record.py": (1, "the version of CUDA"),
+    "gpt2/eval/validation.py": (3, "cuDNN's attention"),
+    "gpt2/hardware/attention_kernels.py": (2, "the order of CUDA's kernels, and TF32"),
+    "gpt2/hardware/detect.py": (4, "a kind of hardware"),
+    "gpt2/hardware/gpu_specs.py": (9, "a kind of hardware, and torch's device type of two kinds"),
+    "gpt2/hardware/resolve.py": (6, "a kind of hardware"),
+    "gpt2/hardware/torch_devices.py": (6, "the build of torch, and its module for NVIDIA and AMD cards"),
+    "gpt2/memory/prediction.py": (2, "a kind of hardware"),
+    "gpt2/memory/workload.py": (1, "a kind of hardware"),
+    "gpt2/system/ranks.py": (1, "torch's device type and its backend"),
+    "gpt2/train/peak_memory.py": (1, "a comment names both modules"),
+    "numerics/checklist/pack.py": (3, "the version of CUDA, and switches of cuBLAS and cuDNN"),
+    "numerics/seed.py": (1, "cuBLAS reads a variable when CUDA starts"),
+    "scripts/pack_run/__main__.py": (1, "the version of CUDA"),
+    "scripts/record/replay.py": (1, "the version of CUDA"),
+    "study/compare/checklist_rows.py": (1, "the version of CUDA"),
+    "study/executors/slots.py": (1, "a kind of hardware"),
+    "study/memory/micro_batch.py": (1, "a kind of hardware"),
+    "study/report/facts.py": (1, "the version of CUDA"),
+}
+FIX = "fix: torch.accelerator or torch.get_device_module(device); a line that means CUDA is listed in ALLOWED"
+
+
+def said() -> dict[str, list[str]]:
+    """Return file -> its lines that say cuda, as "number: text"."""
+    found: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if re.search("cuda", line):
+                    found.setdefault(path.relative_to(ROOT).as_posix(), []).append(
+                        f"{number}: {line.strip()}"
+                    )
+    return found
+
+
+def test_no_line_says_cuda_where_it_means_the_device() -> None:
+    lines = said()
+    unknown = {name: text for name, text in lines.items() if len(text) > ALLOWED.get(name, (0, ""))[0]}
+    assert not unknown, f"{unknown}; {FIX}"
+
+
+def test_the_list_of_allowed_lines_has_no_entry_that_is_not_needed() -> None:
+    lines = said()
+    assert {name: count for name, (count, _) in ALLOWED.items()} == {
+        name: len(lines.get(name, [])) for name in ALLOWED
+    }
