@@ -10,31 +10,34 @@ from typing import Any
 import pytest
 
 from gpt2.hardware import ascend, torch_devices
-from tests.faults.workplace import SETTINGS, STUDY
-from tests.small_runs import write_texts
+from gpt2.hardware.gpu_specs import TARGETS
+from tests.small_runs import outcome
 
 ROOT = Path(__file__).parents[3]
 FAKE = ROOT / "tests/fixtures/npu"
 
 
-def run_with_npu(*command: str, cwd: Path = ROOT, **extra: str) -> str:
+def run_with_npu(*command: str) -> str:
     """Run Python with the stand-in installed. Returns standard output."""
     path = os.pathsep.join([str(FAKE), str(ROOT)])
-    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RA_DETECTED": "cpu"} | extra
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **TARGETS["910b"].environment}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=env, cwd=ROOT)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
 
 
 STEPS = """
-import json, torch
+import dataclasses, json, os, sys, torch
+from pathlib import Path
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ANY_TARGET, ModelConfig, OptimizerConfig
 from gpt2.hardware.attention_kernels import attention_context, prepare_device
+from gpt2.hardware.gpu_specs import TargetError
 from gpt2.model import cpu_linear, loss
 from gpt2.train.clocks import device_synchroniser
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import Stepper
+from tests.small_runs import StopAfter, configuration, outcome, same, start, write_texts
 
 model = ModelConfig("test", 2, 2, 32, 16, 0.0, 50, 64)
 optimizer = OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, 1.0, "cosine", 0.2)
@@ -63,17 +66,36 @@ def compare(dtype, micro):
 found = {name: compare(*name.split()[:1], int(name.split()[1])) for name in ("float32 4", "float32 2", "bfloat16 4")}
 device_synchroniser(npu.device)()
 torch.manual_seed(7)
-print(json.dumps({"steps": found, "calls": sorted(set(torch_npu.calls)), "backend": npu.attention_backend,
-                  "device": npu.device, "dtype": npu.dtype, "row": npu.target.name, "note": npu.note,
-                  "seed": torch.npu.initial_seed(), "driver": npu.driver,
-                  "precision": torch.get_float32_matmul_precision(),
-                  "accelerator": str(torch.accelerator.current_accelerator(check_available=True))}))
+
+folder = Path(sys.argv[1])
+short = configuration(write_texts(folder / "texts"), 8)
+short = dataclasses.replace(short, target=dataclasses.replace(ANY_TARGET, dtype="float32"))
+with attention_context(npu):
+    start(folder / "whole", short).train()
+    stopped = start(folder / "parts", short, stop=StopAfter(9)).train()
+    continued = start(folder / "parts", short).train()
+record = json.loads((folder / "whole/run.json").read_text())
+
+os.environ["FAKE_NPU_ATTENTION"] = "math"
+try:
+    prepare_device(ANY_TARGET, model)
+except TargetError as error:
+    refusal = str(error)
+print(json.dumps({
+    "refusal": refusal, "stopped": stopped, "continued": continued, "record": record, "steps": found,
+    "equal": same(outcome(folder / "whole"), outcome(folder / "parts")), "calls": sorted(set(torch_npu.calls)),
+    "backend": npu.attention_backend, "device": npu.device, "dtype": npu.dtype, "row": npu.target.name,
+    "seed": torch.npu.initial_seed(), "driver": npu.driver, "precision": torch.get_float32_matmul_precision(),
+    "accelerator": str(torch.accelerator.current_accelerator(check_available=True)),
+}))
 """
 
 
 @pytest.fixture(scope="module")
-def steps() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run_with_npu("-c", STEPS).splitlines()[-1])
+def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("npu")
+    found: dict[str, Any] = json.loads(run_with_npu("-c", STEPS, str(folder)).splitlines()[-1])
+    found["folder"] = folder
     return found
 
 
@@ -103,35 +125,26 @@ def test_peak_memory_comes_from_the_allocator_of_the_npu(steps: dict[str, Any]) 
     assert "reset_peak_memory_stats" in steps["calls"]
 
 
-def test_a_study_trains_on_the_npu_and_records_it(tmp_path: Path) -> None:
-    texts = write_texts(tmp_path / "texts")
-    values = SETTINGS | {"DATASET_FILES": str(texts / "*.txt"), "GPT2_MAX_ITERS": "12"}
-    assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
-    from tests.checkout import link_project
-
-    link_project(tmp_path)
-    run_with_npu("-m", "scripts.kconfig", "defconfig", STUDY, *assignments, cwd=tmp_path)
-    run_with_npu("-m", "scripts.study", cwd=tmp_path)
-    record = json.loads((tmp_path / "results" / STUDY / "runs/B0/run.json").read_text())
-    assert record["status"] == "finished"
-    target = record["target"]
-    assert (target["name"], target["device"], target["dtype"]) == ("910b", "Ascend910B3", "bfloat16")
-    assert (target["attention_backend"], target["memory_bytes"]) == ("fusion", int(60.97 * 2**30))
+def test_a_run_on_the_npu_is_recorded_and_continues_to_the_same_numbers(steps: dict[str, Any]) -> None:
+    assert steps["stopped"] == "interrupted"
+    assert steps["continued"] == "finished"
+    assert steps["equal"]
+    # another machine has no torch_npu
+    assert "torch_npu" not in sys.modules
+    state, _, losses = outcome(steps["folder"] / "parts")
+    assert {tensor.device.type for tensor in state["model"].values()} == {"cpu"}
+    assert len(losses) == 8
+    target, memory = steps["record"]["target"], steps["record"]["memory"]
+    assert (target["name"], target["device"], target["dtype"]) == ("910b", "Ascend910B3", "float32")
+    observed = target["attention_backend"].split(" and ")  # in the stand-in, the CPU's kernel too
+    assert (observed, target["memory_bytes"]) == (["flash", "fusion"], int(60.97 * 2**30))
     assert target["driver"] == "torch_npu 2.13.0.post1, CANN 9.1.0"
-    assert 0 < record["memory"]["peak_allocated_bytes"] < 2**27
+    assert 0 < memory["peak_allocated_bytes"] < 2**24
+    assert steps["record"]["environment"]["variables"]["INF_NAN_MODE_ENABLE"] == "1"
 
 
-def test_an_npu_without_a_fused_kernel_is_refused() -> None:
-    script = """
-from gpt2.config.config import ANY_TARGET, ModelConfig
-from gpt2.hardware.attention_kernels import prepare_device
-from gpt2.hardware.gpu_specs import TargetError
-try:
-    prepare_device(ANY_TARGET, ModelConfig("test", 2, 2, 32, 16, 0.0, 50, 64))
-except TargetError as error:
-    print(error)
-"""
-    said = run_with_npu("-c", script, FAKE_NPU_ATTENTION="math")
+def test_an_npu_without_a_fused_kernel_is_refused(steps: dict[str, Any]) -> None:
+    said = steps["refusal"]
     assert said.startswith(
         "Ascend910B3: no fused attention kernel supports 2 heads of 16 in bfloat16 (torch: it took"
     )
