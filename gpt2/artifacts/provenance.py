@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 FORMAT, ORDER = "the number format of matrix products", "the kernels or the order in which they sum"
 SETS = "the order of Python's sets of strings"
-OVERFLOW = "the result of an overflow: Inf, or a saturated number"
+OVERFLOW = "the result of an overflow on an NPU: Inf, or a saturated number"
+SATURATION = "every overflow on an NPU into a saturated number"
 TIMING = "the timing of operations, which hides overwritten memory"
 
 # environment variables that change a run's numbers without a trace in its configuration -> the aspect they change
@@ -42,7 +43,7 @@ VARIABLES = {
     "LCCL_DETERMINISTIC": ORDER,
     "CLOSE_MATMUL_K_SHIFT": ORDER,
     "INF_NAN_MODE_ENABLE": OVERFLOW,
-    "INF_NAN_MODE_FORCE_DISABLE": OVERFLOW,
+    "INF_NAN_MODE_FORCE_DISABLE": SATURATION,
     "ASCEND_LAUNCH_BLOCKING": TIMING,
     "PYTHONHASHSEED": SETS,
     "TORCH_BLAS_PREFER_CUBLASLT": ORDER,

@@ -26,7 +26,10 @@ VARIABLES = {
     "ONEDNN_DEFAULT_FPMATH_MODE": FORMAT,
     "DNNL_DEFAULT_FPMATH_MODE": FORMAT,
     "ALLOW_FP32_TO_FP16": FORMAT,
-    "INF_NAN_MODE_ENABLE": (FATAL, "without it overflow saturates and no Inf or NaN appears"),
+    "INF_NAN_MODE_ENABLE": (
+        SUSPECT,
+        "without it an NPU may saturate and no Inf or NaN appear; a GPU needs none",
+    ),
     "INF_NAN_MODE_FORCE_DISABLE": (FATAL, "with it overflow saturates and no Inf or NaN appears"),
     "PYTHONHASHSEED": (SUSPECT, "sets iterate in another order: data can be shuffled differently"),
     "CUBLAS_WORKSPACE_CONFIG": ORDER,

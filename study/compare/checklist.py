@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from gpt2.artifacts.equivalent_code import COMPUTING, changed_code
-from gpt2.artifacts.provenance import FORMAT, VARIABLES
+from gpt2.artifacts.provenance import FORMAT, SATURATION, VARIABLES
 from gpt2.artifacts.run_record import FinishedRecord
 from numerics.checklist.checks import (
     EQUAL,
@@ -143,7 +143,7 @@ def _variables(studies: Sequence[Recorded]) -> list[Check]:
 
 def _variable_meaning(name: str) -> tuple[str, str]:
     changes = VARIABLES.get(name, FORMAT)
-    return FATAL if changes == FORMAT else HARMLESS, f"it changes {changes}"
+    return FATAL if changes in (FORMAT, SATURATION) else HARMLESS, f"it changes {changes}"
 
 
 def _code(studies: Sequence[Recorded]) -> list[Check]:
