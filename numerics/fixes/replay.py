@@ -26,7 +26,7 @@ def forked_rng(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
 
 
 def _accelerator(tensors: Sequence[Tensor]) -> str:
-    return next((one.device.type for one in tensors if one.device.type not in ("cpu", "meta")), "cuda")
+    return next((one.device.type for one in tensors if one.device.type not in ("cpu", "meta")), "cpu")
 
 
 def device_types(tensors: Sequence[Tensor]) -> list[str]:

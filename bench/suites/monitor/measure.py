@@ -161,5 +161,5 @@ SUITE = Suite(
     "cost of monitoring training steps, and whether their numbers stay the same",
     run,
     shape="part of the shape's name: 124m-t256x2 or 124m-t1024x2",
-    rounds={"cpu": 6, "cuda": 6},
+    rounds={"cpu": 6, "card": 6},
 )
