@@ -37,12 +37,13 @@ class PeakMeter:
         self.device = torch.device(device)
         self.by_phase: dict[str, int] = {}
         # torch.cuda, torch.npu: the functions of the device's allocator
-        self._module = None if self.device.type == "cpu" else torch.get_device_module(self.device)
+        self._module: Any = None if self.device.type == "cpu" else torch.get_device_module(self.device)
         self._base = 0 if self._module else resident_bytes(peak=False)
         self._allocated = self._reserved = 0
 
     def _update(self) -> int:
         """Update the highest bytes. Returns the allocated peak since the last reset."""
+        allocated: int
         if self._module:
             allocated = self._module.max_memory_allocated(self.device)
             reserved = self._module.max_memory_reserved(self.device)
