@@ -7,7 +7,7 @@
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
-             ON OFF FORMAT MONITOR RECORD OTHER
+             ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -21,9 +21,10 @@ override BARE := python3
 override SETUP := python3 -m scripts.dev.setup
 endif
 
-.PHONY: all help setup-base setup-core setup-main setup-dev menuconfig savedefconfig olddefconfig \
+.PHONY: all help setup-base setup-core setup-main setup-exchange setup-dev menuconfig savedefconfig olddefconfig \
         data run plan extend report status verify compare diagnose monitor trend record compare-records check-config pack-run \
-        logp-diff oracle attention evaluate transfer grpo admit control memory bench card check faults clean mrproper
+        logp-diff oracle attention sample export evaluate transfer grpo admit control memory bench card check \
+        faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -114,6 +115,12 @@ grpo: setup-main  ## Train a language model by GRPO with noise in the rollout (m
 attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEADS="0"]: attention maps of runs
 	@$(INTERPRETER) -m scripts.attention
 
+sample: setup-core  ## RUN=results/x/runs/B0 [PROMPT="if "] [TEMPERATURE=] [TOP_K=] [TOP_P=] [SEED=]: write texts
+	@$(INTERPRETER) -m scripts.sample
+
+export: setup-exchange  ## RUN=results/x/runs/B0 [OUT=folder]: a folder that transformers loads (GPT2LMHeadModel)
+	@$(INTERPRETER) -m scripts.export
+
 admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other faults (seconds)
 	@$(INTERPRETER) -m scripts.admit
 
@@ -141,5 +148,5 @@ clean:  ## Remove caches and prepared data, not results and .venv
 mrproper:  ## Remove .config and .venv as well [RESULTS=yes: and results]
 	@$(BARE) -m scripts.dev.clean caches data config venv
 
-setup-base setup-core setup-main setup-dev: setup-%:
+setup-base setup-core setup-main setup-exchange setup-dev: setup-%:
 	@$(SETUP) $*

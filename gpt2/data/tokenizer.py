@@ -127,7 +127,7 @@ def decode(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     return END_OF_TEXT.join(tokenizer.decode_bytes(part).decode(errors="replace") for part in parts)
 
 
-def _printable_bytes() -> dict[str, int]:
+def printable_bytes() -> dict[str, int]:
     """Map GPT-2's printable characters to bytes. A byte without a printable character uses U+0100 and up."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(plain)]
@@ -136,7 +136,7 @@ def _printable_bytes() -> dict[str, int]:
 
 def ranks(text: str) -> dict[bytes, int]:
     """Map token bytes to ids: the 256 bytes in GPT-2's order, then one id for each merge in vocab.bpe."""
-    byte_of = _printable_bytes()
+    byte_of = printable_bytes()
     table = {bytes([byte]): rank for rank, byte in enumerate(byte_of.values())}
     for line in text.split("\n")[1:]:
         if line:

@@ -12,7 +12,8 @@ one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,8 +126,51 @@ def _decoding(attention: object, layer: LayerCache, start: int) -> Iterator[None
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """How a token is drawn from the model's probabilities. ValueError for a value out of range.
+
+    temperature: divides the logits; 0 takes the most probable token. top_k: only the k most probable tokens; 0: all.
+    top_p: after that, only the smallest set of most probable tokens that together have at least this probability
+    (Holtzman et al. 2020, arXiv:1904.09751).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature {self.temperature} is no finite number from 0; fix: 0.8")
+        if self.top_k < 0:
+            raise ValueError(f"top_k {self.top_k} is below 0; fix: 0 (all tokens) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p {self.top_p} is not above 0 and at most 1; fix: 0.9")
+
+    def probabilities(self, logits_BV: Tensor) -> Tensor:
+        """Return the probabilities (B, V) from which a token is drawn, float32."""
+        logits_BV = logits_BV.float()
+        if self.temperature == 0.0:
+            return F.one_hot(logits_BV.argmax(-1), logits_BV.shape[-1]).float()
+        logits_BV = logits_BV / self.temperature
+        if 0 < self.top_k < logits_BV.shape[-1]:
+            least_B1 = logits_BV.topk(self.top_k).values[:, -1:]
+            logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -math.inf)
+        probabilities_BV = logits_BV.softmax(-1)
+        if self.top_p < 1.0:
+            sorted_BV, order_BV = probabilities_BV.sort(descending=True, stable=True)
+            before_BV = sorted_BV.cumsum(-1) - sorted_BV  # of the tokens that are more probable
+            kept_BV = torch.zeros_like(sorted_BV).scatter(-1, order_BV, (before_BV < self.top_p).float())
+            probabilities_BV = probabilities_BV * kept_BV
+            probabilities_BV = probabilities_BV / probabilities_BV.sum(-1, keepdim=True)
+        return probabilities_BV
+
+
+@dataclass(frozen=True)
 class Sample:
-    """Sampled tokens (B, new) and the log-probability of each at its step, (B, new) float32."""
+    """Sampled tokens (B, new), and the model's log-probability of each at its step, (B, new) float32, nats.
+
+    The log-probability is that of the model at temperature 1, whatever the drawing.
+    """
 
     tokens: Tensor
     log_probs: Tensor
@@ -134,19 +178,28 @@ class Sample:
 
 @torch.no_grad()
 def sample(
-    model: GPT2, prompt_BT: Tensor, new: int, generator: torch.Generator, cache: Cache | None = None
+    model: GPT2,
+    prompt_BT: Tensor,
+    new: int,
+    generators: Sequence[torch.Generator],
+    cache: Cache | None = None,
+    drawing: Drawing | None = None,
 ) -> Sample:
-    """Sample `new` tokens after each prompt. generator: on the CPU, so that every device draws the same numbers.
+    """Sample `new` tokens after each prompt. The tokens of a sequence do not depend on the others of the batch.
 
-    cache: prefill stores the prompt in it, then each step decodes one token. Without it every step reads all tokens.
+    generators: one for each prompt, on the CPU, so that every device draws the same numbers. cache: prefill stores the
+    prompt in it, then each step decodes one token. Without it every step reads all tokens.
     """
+    drawing = drawing or Drawing()
     ids_BT, tokens, log_probs = prompt_BT, [], []
     unread_BT = prompt_BT
     for _ in range(new):
-        log_B = logits(model, ids_BT if cache is None else unread_BT, cache)[:, -1].float().log_softmax(-1)
-        chosen_B1 = torch.multinomial(log_B.exp().cpu(), 1, generator=generator).to(log_B.device)
+        last_BV = logits(model, ids_BT if cache is None else unread_BT, cache)[:, -1].float()
+        rows = zip(drawing.probabilities(last_BV).cpu(), generators, strict=True)
+        drawn = [torch.multinomial(row_V, 1, generator=generator) for row_V, generator in rows]
+        chosen_B1 = torch.stack(drawn).to(last_BV.device)
         tokens.append(chosen_B1)
-        log_probs.append(log_B.gather(1, chosen_B1))
+        log_probs.append(last_BV.log_softmax(-1).gather(1, chosen_B1))
         ids_BT, unread_BT = torch.cat([ids_BT, chosen_B1], dim=1), chosen_B1
     return Sample(torch.cat(tokens, dim=1), torch.cat(log_probs, dim=1))
 

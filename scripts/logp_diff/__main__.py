@@ -53,7 +53,7 @@ def main() -> int:
     try:
         for number, prompt in enumerate(prompts.split(1)):
             cache.clear()
-            sampled = sample(model, prompt, new, torch.Generator().manual_seed(number), cache)
+            sampled = sample(model, prompt, new, [torch.Generator().manual_seed(number)], cache)
             rollout.append(sampled.log_probs)
             training.append(response_log_probs(model, prompt, sampled.tokens))
         found = logp_diff(torch.cat(rollout), torch.cat(training), threshold=given.threshold)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gpt2.model.init import initialise
-from gpt2.model.sampling import Cache, CacheError, logits, response_log_probs, sample
+from gpt2.model.sampling import Cache, CacheError, Drawing, logits, response_log_probs, sample
 from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
 from numerics import logp_diff
 from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
@@ -90,7 +90,7 @@ def rollout(kind: str, cache: Cache | None, prompts: int = 3) -> tuple[Tensor, T
         prompt = torch.randint(0, VOCABULARY, (1, 4), generator=torch.Generator().manual_seed(number))
         if cache is not None:
             cache.clear()
-        found = sample(model, prompt, 8, torch.Generator().manual_seed(number), cache)
+        found = sample(model, prompt, 8, [torch.Generator().manual_seed(number)], cache)
         sampled.append(found.log_probs)
         tokens.append(found.tokens)
         trained.append(response_log_probs(model, prompt, found.tokens))
@@ -107,6 +107,55 @@ def test_sampling_with_and_without_a_cache_agree_token_by_token(kind: str) -> No
         assert found.verdict == "within the threshold"
         assert found.first is None
     assert trained.std() > 0.3  # the tokens are not equally probable
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_draws_what_each_of_its_prompts_draws_alone(kind: str) -> None:
+    model, prompts = (
+        MODELS[kind],
+        torch.randint(0, VOCABULARY, (3, 4), generator=torch.Generator().manual_seed(5)),
+    )
+    seeds = (7, 8, 9)
+
+    def drawn(prompt: Tensor, *seeds: int) -> Tensor:
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return sample(model, prompt, 12, generators, Cache(), Drawing(0.8, 20, 0.95)).tokens
+
+    together = drawn(prompts, *seeds)
+    alone = [drawn(prompt[None], seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    assert torch.equal(together, torch.cat(alone))
+
+
+@given(
+    seed=st.integers(0, 999),
+    temperature=st.floats(0.05, 5.0),
+    top_k=st.integers(0, 60),
+    top_p=st.floats(0.01, 1.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_probabilities_are_those_of_transformers(
+    seed: int, temperature: float, top_k: int, top_p: float
+) -> None:
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits_BV = 3 * torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    expected = TemperatureLogitsWarper(temperature)(None, logits_BV)
+    expected = TopKLogitsWarper(top_k)(None, expected) if top_k else expected
+    expected = TopPLogitsWarper(top_p)(None, expected) if top_p < 1 else expected
+    found = Drawing(temperature, top_k, top_p).probabilities(logits_BV)
+    close = (found - expected.softmax(-1)).abs().amax(-1) < 1e-5
+    # where the sum of the kept tokens equals top_p to rounding, either side may keep one token more
+    sums = (logits_BV / temperature).softmax(-1).sort(descending=True).values.cumsum(-1)
+    at_the_edge = ((sums - top_p).abs() < 1e-5).any(-1)
+    assert bool((close | at_the_edge).all())
+
+
+def test_temperature_0_takes_the_most_probable_token_and_bad_values_are_errors() -> None:
+    logits_BV = torch.tensor([[0.0, 2.0, 1.0], [5.0, 2.0, 1.0]])
+    assert torch.equal(Drawing(0.0).probabilities(logits_BV), torch.tensor([[0.0, 1, 0], [1, 0, 0]]))
+    for bad in ((-1.0, 0, 1.0), (float("nan"), 0, 1.0), (1.0, -1, 1.0), (1.0, 0, 0.0), (1.0, 0, 1.1)):
+        with pytest.raises(ValueError, match="fix"):
+            Drawing(*bad)
 
 
 class Uncleared(Cache):
@@ -175,4 +224,4 @@ def test_nothing_but_the_command_imports_sampling() -> None:
     root = Path(__file__).parents[2]
     files = [path for top in ("gpt2", "aqn", "ra", "study", "scripts") for path in (root / top).rglob("*.py")]
     users = [path.parent.name for path in files if "gpt2.model.sampling" in path.read_text()]
-    assert users == ["logp_diff"]
+    assert sorted(users) == ["logp_diff", "sampling"]

@@ -22,6 +22,8 @@ VARIABLES = {
     "report": ("STUDY",),
     "compare": ("STUDIES", "OUT"),
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
+    "sample": ("RUN", "PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT"),
+    "export": ("RUN", "OUT"),
     "admit": ("VARIANT",),
     "diagnose": ("RUNS", "OUT"),
     "trend": ("RUNS", "OUT"),

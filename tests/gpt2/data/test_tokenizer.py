@@ -73,7 +73,7 @@ def test_known_texts_have_the_tokens_of_gpt2() -> None:
 
 def test_every_token_has_the_published_id() -> None:
     theirs = json.loads(published("gpt2_bpe/encoder.json").read_text())
-    byte_of = tokenizer._printable_bytes()
+    byte_of = tokenizer.printable_bytes()
     ours = tokenizer.ranks(tokenizer.VOCABULARY_FILE.read_text(encoding="utf-8"))
     del theirs["<|endoftext|>"]
     assert ours == {bytes(byte_of[c] for c in token): number for token, number in theirs.items()}

@@ -57,6 +57,7 @@ def test_every_target_for_the_user_has_a_comment() -> None:
         "setup-base",
         "setup-core",
         "setup-main",
+        "setup-exchange",
         "setup-dev",
         "all",
     }

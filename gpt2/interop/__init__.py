@@ -1,0 +1,1 @@
+"""Exchange with Hugging Face's transformers: weights, configuration and tokenizer files."""

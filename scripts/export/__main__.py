@@ -1,0 +1,36 @@
+"""`make export RUN=results/STUDY/runs/NAME [OUT=folder]`: a folder that transformers loads.
+
+python -m scripts.export RUN_DIR [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.export")
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args(command_arguments(("OUT",), paths="RUN"))
+    if len(given.runs) != 1:
+        raise UserError("RUN names no single run; fix: make export RUN=results/STUDY/runs/NAME")
+    export_environment()  # before torch is imported
+    from study.export.export import export_run
+
+    exported = export_run(given.runs[0], given.out)
+    print(f"{exported.run}: {'; '.join(exported.facts)}")
+    print(f"largest difference of a logit to the run: {exported.difference:.1e} of the largest logit")
+    print(
+        f"wrote {exported.folder}; load it with AutoModelForCausalLM.from_pretrained({str(exported.folder)!r})"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,80 @@
+"""`make export`: transformers loads the folder and computes the logits of the run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2.system.errors import UserError
+from scripts.export import __main__ as export
+from study.attention.inspect import load_run
+from study.export import export as exporting
+from tests.study.attention.test_inspect import a_run, config_file
+
+__all__ = ["config_file"]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["scripts.export", *arguments])
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    return export.main()
+
+
+@pytest.mark.parametrize("variant", ["B", "RAALL", "RAALT", "RA:1", "B+AQN=mild"])
+def test_transformers_loads_the_folder_and_has_the_logits_of_the_run(
+    variant: str,
+    tmp_path: Path,
+    config_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    run_dir = a_run(tmp_path / "x/runs", config_file, variant)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    assert call(monkeypatch, str(run_dir)) == 0
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    folder = tmp_path / "x/export" / run_dir.name
+    assert str(folder) in capsys.readouterr().out
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)
+    run = load_run(run_dir)
+    ids = torch.tensor([tokens("def f(x):\n    return x")["input_ids"]])
+    with torch.no_grad():
+        ours, other = run.model.eval()(ids), theirs(ids).logits
+    assert (ours - other).abs().max() < 1e-5 * ours.abs().max()
+    card = (folder / "README.md").read_text()
+    assert f"variant {variant}" in card.replace("\\", "")
+    assert ("exchanged" in card) is (variant in ("RAALL", "RAALT", "RA:1"))
+    assert call(monkeypatch, str(run_dir)) == 0  # a second export replaces the first
+
+
+def test_without_the_exchange_the_export_is_refused(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = a_run(tmp_path / "x/runs", config_file, "RAALL")
+    monkeypatch.setattr(exporting, "swap_query_and_key", lambda model, layers: None)
+    with pytest.raises(UserError, match="compute something else"):
+        call(monkeypatch, str(run_dir))
+    assert not (tmp_path / "x/export").exists()
+
+
+def test_what_cannot_be_exported_is_one_line_and_writes_nothing(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = a_run(tmp_path / "x/runs", config_file, "RALEARN")
+    with pytest.raises(UserError, match=r"RALEARN0: RALEARN is no GPT-2 of transformers; fix: RUN="):
+        call(monkeypatch, str(learned))
+    run = a_run(tmp_path / "x/runs", config_file, "B")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"has other content \(thesis.txt\); fix: OUT=an empty folder"):
+        call(monkeypatch, str(run), "--out", str(full))
+    assert [path.name for path in full.iterdir()] == ["thesis.txt"]
+    for arguments in ((), (str(tmp_path / "absent"),), (str(run), str(learned))):
+        with pytest.raises(UserError, match="fix: make"):
+            call(monkeypatch, *arguments)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(UserError, match="safetensors is not installed; fix"):
+        call(monkeypatch, str(run))
