@@ -7,7 +7,7 @@
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
-             ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER
+             ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER TIMES MINUTES
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -21,10 +21,10 @@ override BARE := python3
 override SETUP := python3 -m scripts.dev.setup
 endif
 
-.PHONY: all help setup-base setup-core setup-main setup-exchange setup-dev menuconfig savedefconfig olddefconfig \
-        data run plan extend report status verify compare diagnose monitor trend record compare-records check-config pack-run \
-        logp-diff oracle attention sample export evaluate transfer grpo admit control memory bench card check \
-        faults clean mrproper
+.PHONY: all help setup-base setup-core setup-main setup-exchange setup-dev menuconfig savedefconfig \
+        olddefconfig data run plan extend report status verify compare diagnose monitor trend record stress \
+        repeat compare-records check-config pack-run logp-diff oracle attention sample export evaluate transfer \
+        grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -81,6 +81,12 @@ record: setup-core  ## RUN=results/x/runs/B0 STEP=40 [LEVEL=mix] [TASK=statistic
 
 monitor: setup-core  ## RUN=results/x/runs/B0 [ON="grad:blocks.3"] [OFF=all] [FORMAT=parquet]: tables and triggers
 	@$(INTERPRETER) -m scripts.monitor
+
+repeat: setup-core  ## RUN=results/x/runs/B0 STEP=40 [TIMES=8] [OUT=]: is the step reproducible, and if not, why
+	@$(INTERPRETER) -m scripts.repeat
+
+stress: setup-core  ## MINUTES=10 [OUT=]: golden computations over and over, to find a faulty device
+	@$(INTERPRETER) -m scripts.stress
 
 compare-records: export COMPARE_A = $(value A)
 compare-records: export COMPARE_B = $(value B)

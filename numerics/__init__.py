@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numerics.oracle.check import check_operation
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
+    from numerics.repeat.step import repeat_step
     from numerics.seed import seed_all
 
 MODULES = {
@@ -33,6 +34,7 @@ MODULES = {
     "fix": "fixes.apply",
     "TrainerMon": "monitor.trainer_mon",
     "logp_diff": "logp.diff",
+    "repeat_step": "repeat.step",
     "seed_all": "seed",
 }
 
@@ -48,6 +50,7 @@ __all__ = [
     "check_operation",
     "fix",
     "logp_diff",
+    "repeat_step",
     "seed_all",
 ]
 

@@ -5,6 +5,8 @@ compare -tp TARGET -gp GOLDEN -o OUT: compare two records (section 4.5). diagnos
 log-probabilities of rollout and training (section 2.3.3.5). oracle RECORD: each operation of a step against float64 on
 the CPU (section 2.4.1).
 view -tp RECORD -o PAGE: the tree of one record (section 4.4). trend A [B]: trends of monitored tensors (section 4.7).
+repeat FILE.py:FUNCTION: is a step reproducible (section 2.3.2). stress: golden computations over and over, to find a
+faulty device (section 2.3.2.3).
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from numerics.errors import NumericsError
 from numerics.logp.command import add_commands as add_logp
 from numerics.oracle.command import add_commands as add_oracle
 from numerics.trend.command import add_command as add_trend
+from numerics.repeat.command import add_commands as add_repeat
+from numerics.stress.command import add_commands as add_stress
 
 COMPARE = """
 Compare two records of numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json,
@@ -63,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_logp(commands)
     add_trend(commands)
     add_oracle(commands)
+    add_repeat(commands)
+    add_stress(commands)
     view = commands.add_parser("view", description=VIEW, help="the tree of one record")
     view.add_argument("-tp", "--target_path", type=Path, required=True, help="the record: dump, step or rank")
     view.add_argument("-o", "--output_path", type=Path, default=Path("tree.html"), help="the page")

@@ -6,9 +6,10 @@ replayed step is compared with metrics.jsonl.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,18 +144,23 @@ class Replay:
             return iteration
         return 0
 
-    def record_step(self, recorder: Recorder) -> Outcome:
-        """Replay the steps before the chosen one, and record it."""
+    @contextlib.contextmanager
+    def at_step(self) -> Iterator[torch.Tensor]:
+        """Replay the steps before the chosen one. Yield its batch, in the context of a training step."""
         self.run.iteration = self.start
-        notes: list[str] = []
-        result = None
         with (
             attention_kernels.attention_context(self.resolved, self.config.model.dropout),
             self.run.feed() as feed,
         ):
             for iteration in range(self.start, self.step - 1):
-                self._check(iteration + 1, self.run.stepper.step(feed.get(), iteration, self.planned))
-            ids_ET = feed.get()
+                self.check(iteration + 1, self.run.stepper.step(feed.get(), iteration, self.planned))
+            yield feed.get()
+
+    def record_step(self, recorder: Recorder) -> Outcome:
+        """Replay the steps before the chosen one, and record it."""
+        notes: list[str] = []
+        result = None
+        with self.at_step() as ids_ET:
             try:
                 result = self._recorded(recorder, ids_ET, notes)
             except NotFiniteError as error:
@@ -173,20 +179,20 @@ class Replay:
         if stepper.compile:
             before = copy.deepcopy(stepper.state())
             compiled = stepper.step(ids_ET, self.step - 1, self.planned)
-            self._check(self.step, compiled)
+            self.check(self.step, compiled)
             stepper.load_state(before)
         recorder.iteration = self.step
         recorder.start(stepper.model)
         result = stepper.step(ids_ET, self.step - 1, self.planned, StopAtOptimizer(recorder))
         if before is None:
-            self._check(self.step, result)
+            self.check(self.step, result)
         else:
             notes.append(
                 f"step {self.step} is recorded without torch.compile: loss {result.loss!r}, compiled {compiled.loss!r}"
             )
         return result
 
-    def _check(self, step: int, result: StepResult) -> None:
+    def check(self, step: int, result: StepResult) -> None:
         """Compare a replayed step with the line of the run. The first difference is kept, and the recorded step's."""
         line = self.logged.get(step)
         if line is None:

@@ -47,11 +47,13 @@ RUN_BY = {
     "pack-run": "tests/scripts/pack_run/test_pack_run_command.py",
     "plan": "tests/scripts/plan/test_plan_command.py",
     "record": "tests/scripts/record/test_record_command.py",
+    "repeat": "tests/scripts/repeat/test_repeat_command.py",
     "report": "tests/study/report/test_build.py",
     "sample": "tests/scripts/sample/test_sample_command.py",
     "savedefconfig": "tests/kconfig/test_commands.py",
     "status": "tests/scripts/status/test_status_table.py",
     "trend": "tests/scripts/trend/test_trend_command.py",
+    "stress": "tests/scripts/stress/test_stress_command.py",
     "verify": "tests/study/records/test_integrity.py",
 }
 

@@ -29,6 +29,8 @@ VARIABLES = {
     "trend": ("RUNS", "OUT"),
     "record": ("RUN", "STEP", "LEVEL", "TASK", "OUT"),
     "monitor": ("RUN", "ON", "OFF", "FORMAT"),
+    "repeat": ("RUN", "STEP", "TIMES", "OUT"),
+    "stress": ("MINUTES", "OUT"),
     "compare-records": ("A", "B", "OUT"),
     "check-config": ("A", "B", "OUT"),
     "logp-diff": ("RUN", "OUT", "THRESHOLD"),

@@ -1,0 +1,85 @@
+"""Hash a tensor on its own device, without a transfer and without a sum whose order matters.
+
+    digest = sum over i of w_i x_i mod 2^64
+
+x_i are the bits of element i as an integer, w_i odd numbers that depend on i. Integer addition modulo 2^64 gives the
+same result in any order. One changed element always changes the digest, because an odd factor is invertible.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from numerics.describe import plain_values
+
+PART = 1 << 18  # elements that are hashed at once; their products need 2 MiB
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """Return the digest of the values in row-major order: an int64 scalar on the tensor's device."""
+    flat = bits_of(tensor)
+    if flat.device.type == "cpu":  # numpy takes a fifth of the time for small tensors
+        return torch.tensor(_digest_array(flat.numpy()))
+    weights = _weights(str(flat.device))
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for number, part in enumerate(flat.split(PART)):
+        total += (part.to(torch.int64) * weights[: len(part)]).sum() * _part_factor(number)
+    return total
+
+
+def _digest_array(flat: np.ndarray) -> int:
+    weights, total = _array_weights(), 0
+    for number, begin in enumerate(range(0, len(flat), PART)):
+        part = flat[begin : begin + PART].astype(np.int64, copy=False)
+        total += int(np.dot(part, weights[: len(part)])) * _part_factor(number)
+    return (total + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """Return the elements as integers of the same size, flat; complex numbers as pairs."""
+    values = plain_values(tensor)
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    flat = values.contiguous().reshape(-1)
+    return flat.view(INTEGERS[flat.element_size()])
+
+
+def resolve(digests: Sequence[Tensor]) -> list[int]:
+    """Return the numbers of digests, with one transfer a device."""
+    found = [0] * len(digests)
+    for device in {value.device for value in digests}:
+        here = [number for number, value in enumerate(digests) if value.device == device]
+        for number, value in zip(here, torch.stack([digests[n] for n in here]).tolist(), strict=True):
+            found[number] = value
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _weights(device: str) -> Tensor:
+    return torch.from_numpy(_array_weights()).to(device)
+
+
+@functools.cache
+def _array_weights() -> np.ndarray:
+    return _odd(np.arange(PART, dtype=np.uint64))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _part_factor(number: int) -> int:
+    return int(_odd(np.array([number + PART], dtype=np.uint64))[0])
+
+
+def _odd(numbers: np.ndarray) -> np.ndarray:
+    """Return odd 64-bit numbers by splitmix64, equal on every machine and version."""
+    with np.errstate(over="ignore"):
+        z = (numbers + np.uint64(1)) * _GOLDEN
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) | np.uint64(1)).view(np.int64)

@@ -1,0 +1,106 @@
+"""The document and the JSON of a repeated step."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numerics.dump_files import write_json, writing
+from numerics.repeat.conclude import Finding
+from pages.document import Block, BulletList, Document, Paragraph, Section, Table
+from pages.markup import Strong, Text
+from pages.page import render_html
+
+if TYPE_CHECKING:
+    from numerics.repeat.step import Repetition
+
+SCHEMA = 1
+
+
+def repetition_document(found: Repetition, title: str) -> Document:
+    conclusion = found.conclusion
+    blocks: list[Block] = [Paragraph(("Conclusion: ", Strong(conclusion.name, bad=conclusion.is_fault), "."))]
+    if not conclusion.findings:
+        total = sum(len(condition.traces) for condition in found.conditions.values())
+        blocks.append(
+            Paragraph(
+                f"All {total} repetitions have equal results to the bit. A fault that is rarer than that, or that "
+                "needs other conditions, is not excluded."
+            )
+        )
+    for number, finding in enumerate(conclusion.findings, 1):
+        blocks.append(Section(f"{number}. {finding.name}", _finding(finding)))
+    rows: list[list[Text]] = [
+        [
+            name,
+            str(condition.threads),
+            str(len(condition.traces)),
+            "equal" if condition.distinct == 1 else f"{condition.distinct} different",
+        ]
+        for name, condition in found.conditions.items()
+    ]
+    blocks.append(
+        Section("Conditions", [Table(["Condition", "Threads", "Repetitions", "Results"], rows, (3,))])
+    )
+    blocks.append(Section("Notes", [BulletList([*found.notes, *conclusion.notes])]))
+    return Document(title, blocks, f"{found.operations} operations in the step")
+
+
+def _finding(finding: Finding) -> list[Block]:
+    grade = "harmless" if finding.harmless else f"section {finding.section} of the guide"
+    return [
+        Paragraph(f"{finding.meaning} ({grade})"),
+        BulletList(list(finding.evidence)),
+        BulletList([f"try: {text}" for text in finding.suggestions]),
+    ]
+
+
+def as_json(found: Repetition) -> dict[str, Any]:
+    """Return plain data: conclusion, findings, conditions with the number of different traces, notes."""
+    return {
+        "schema": SCHEMA,
+        "conclusion": found.conclusion.name,
+        "fault": found.conclusion.is_fault,
+        "operations": found.operations,
+        "findings": [_plain(finding) for finding in found.conclusion.findings],
+        "conditions": {
+            name: {
+                "threads": condition.threads,
+                "repetitions": len(condition.traces),
+                "different": condition.distinct,
+            }
+            for name, condition in found.conditions.items()
+        },
+        "notes": [*found.notes, *found.conclusion.notes],
+    }
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    operation = finding.operation
+    return {
+        "name": finding.name,
+        "harmless": finding.harmless,
+        "section": finding.section,
+        "meaning": finding.meaning,
+        "evidence": list(finding.evidence),
+        "operation": operation
+        and {
+            "name": operation.name,
+            "phase": operation.phase,
+            "place": operation.place,
+            "source": operation.source,
+        },
+        "corruption": finding.corruption and dataclasses.asdict(finding.corruption),
+        "suggestions": list(finding.suggestions),
+    }
+
+
+def write_repetition(found: Repetition, folder: Path, title: str) -> list[Path]:
+    """Write repeat.json and repeat.html into the folder. Returns their paths."""
+    paths = [folder / "repeat.json", folder / "repeat.html"]
+    with writing(folder, "give another folder for the results"):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(paths[0], as_json(found))
+        paths[1].write_text(render_html(found.document(title)), encoding="utf-8")
+    return paths

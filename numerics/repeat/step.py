@@ -1,0 +1,92 @@
+"""Repeat a step under several conditions and conclude why it is not reproducible.
+
+found = repeat_step(step, state=(model, optimizer), times=8)
+print(found.text())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from numerics.errors import NumericsError
+from numerics.repeat.conclude import Conclusion, Tree
+from numerics.repeat.conditions import (
+    OBSERVED,
+    Condition,
+    Conditions,
+    Progress,
+    Step,
+    available_threads,
+)
+from pages.document import Document, render_terminal
+
+MOST_TIMES = 1000
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A repeated step: its conditions and the conclusion. notes: of the caller, beside those of the conclusion."""
+
+    conditions: Mapping[str, Condition]
+    conclusion: Conclusion
+    operations: int
+    notes: tuple[str, ...] = ()
+
+    def document(self, title: str = "Is the step reproducible?") -> Document:
+        from numerics.repeat.report import repetition_document
+
+        return repetition_document(self, title)
+
+    def text(self) -> str:
+        """Return the conclusion for a terminal."""
+        return render_terminal(self.document())
+
+    def to_json(self) -> dict[str, Any]:
+        from numerics.repeat.report import as_json
+
+        return as_json(self)
+
+
+def repeat_step(
+    step: Callable[[], Any] | Step,
+    state: Mapping[str, Any] | Sequence[Any] = (),
+    times: int = 8,
+    threads: int | None = None,
+    synchronise: Callable[[], object] | None = None,
+    others: Callable[[Conditions], Mapping[str, Condition]] | None = None,
+    progress: Progress | None = None,
+) -> Repetition:
+    """Repeat a step in this process and conclude.
+
+    Args:
+        step: runs one step; tensors that it returns are results. A Step has its state already.
+        state: objects with state_dict, restored before each repetition: the model, the optimizer.
+        times: repetitions of each condition, at least 2.
+        threads: of the CPU, beside one thread. By default torch's number, or all CPUs where torch has one thread.
+        synchronise: waits for all queued work; by default that of the accelerator.
+        others: returns conditions of other processes.
+        progress: receives condition, number of the repetition and their count.
+
+    NumericsError where `times` or a state cannot be used. The state of before is restored at the end.
+    """
+    if isinstance(times, bool) or not isinstance(times, int) or not 2 <= times <= MOST_TIMES:
+        raise NumericsError(f"times is {times!r}; fix: a number from 2 to {MOST_TIMES}")
+    if not isinstance(step, Step):
+        step = Step(step, state)
+    many = threads or (torch.get_num_threads() if torch.get_num_threads() > 1 else available_threads())
+    if synchronise is None and torch.accelerator.is_available():
+        synchronise = torch.accelerator.synchronize
+    conditions = Conditions(step, times, many, synchronise, progress)
+    try:
+        conditions.run()
+        if others:
+            conditions.found |= others(conditions)
+        conclusion = Tree(conditions.found, conditions.capture).walk()
+    finally:
+        step.restore()
+    operations = len(conditions.found[OBSERVED].traces[0].events)
+    return Repetition(conditions.found, conclusion, operations)

@@ -1,0 +1,109 @@
+"""The trace of a step: every operation in order of execution, with the digests of its inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+COMMUNICATION, OUTSIDE = "communication", "outside of modules"
+
+
+@dataclass(frozen=True)
+class Event:
+    """An operation that ran.
+
+    place: path of the module, or the parameter of a gradient. source: innermost line of the caller's code that torch
+    is called from. inputs, outputs: digests in the order of the arguments. writers: for each input the number of the
+    operation that wrote its memory last; -1 for memory from before the step. kinds: dtype and shape of the outputs,
+    sizes: elements of the inputs. unset: inputs in memory of torch.empty, whose elements may not all be written.
+    """
+
+    name: str
+    phase: str
+    place: str = ""
+    source: str = ""
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    writers: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    unset: tuple[int, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Return name, phase and place in one phrase, as in "aten.mm.default (forward, blocks.0.mlp.fc)"."""
+        where = ", ".join(part for part in (self.phase, self.place) if part)
+        return f"{self.name} ({where})" + (f" at {self.source}" if self.source else "")
+
+
+@dataclass(frozen=True)
+class Overwritten:
+    """Memory whose content changed between two operations, although no operation of the trace wrote it."""
+
+    writer: int
+    reader: int
+    input: int
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two live tensors that share bytes and are no views of one another. first, second: "name at address, size"."""
+
+    first: str
+    second: str
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One repetition. results: digest of each result by name. error: of a step that raised one; else empty."""
+
+    events: tuple[Event, ...]
+    results: dict[str, int] = field(default_factory=dict)
+    overwritten: tuple[Overwritten, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference of two traces.
+
+    kind: "output" (equal inputs, unequal output `position`), "input" (unequal input `position`, every output before
+    is equal), "operations" (another operation follows), "results" (operations agree, results do not), or "error".
+    event: the number of the operation; -1 for "results".
+    """
+
+    kind: str
+    event: int = -1
+    position: int = 0
+    text: str = ""
+
+
+def first_difference(one: Trace, other: Trace) -> Difference | None:
+    """Return the first difference in the order of execution; None where traces are equal."""
+    for number, (a, b) in enumerate(zip(one.events, other.events, strict=False)):
+        if a.name != b.name or len(a.inputs) != len(b.inputs):
+            return Difference("operations", number, 0, f"{a.title} in one repetition, {b.title} in another")
+        if a.inputs != b.inputs:
+            return Difference("input", number, _first(a.inputs, b.inputs))
+        if a.kinds != b.kinds and len(a.outputs) == len(b.outputs):
+            return Difference("operations", number, 0, f"{a.title} returns {a.kinds} and {b.kinds}")
+        if a.outputs != b.outputs:
+            return Difference("output", number, _first(a.outputs, b.outputs))
+    if one.error != other.error:
+        number = min(len(one.events), len(other.events))
+        return Difference("error", number, 0, one.error or other.error)
+    if len(one.events) != len(other.events):
+        number = min(len(one.events), len(other.events))
+        longer = max(one.events, other.events, key=len)
+        return Difference("operations", number, 0, f"{longer[number].title} runs in one of them only")
+    differing = [name for name, value in one.results.items() if other.results.get(name) != value]
+    differing += [name for name in other.results if name not in one.results]
+    return Difference("results", -1, 0, ", ".join(differing[:3])) if differing else None
+
+
+def _first(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

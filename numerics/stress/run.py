@@ -1,0 +1,237 @@
+"""Stress devices: elect golden digests, then repeat every kernel on each device alone and on all together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from numerics.errors import NumericsError
+from numerics.repeat.corruption import Corruption, analyse
+from numerics.stress.station import Batch, Deviation
+from numerics.stress.vote import elect
+from numerics.stress.worker import DeviceLostError, Worker
+
+ELECTION = 5  # repetitions before the golden digests are known
+START, ALONE, TOGETHER = "start", "alone", "together"
+LEAST_SECONDS, MOST_SECONDS = 0.02, 2.0  # of a batch
+MOST_REPETITIONS = 10_000  # of a batch
+MOST_SHAPES = 20  # deviations of a device whose values are analysed
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A deviating result. repetition: of the kernel on this device, from 1. seconds: since the start of the stress."""
+
+    device: str
+    kernel: str
+    mode: str
+    repetition: int
+    seconds: float
+    shape: Corruption | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.kernel}, {self.mode}, repetition {self.repetition}, after {self.seconds:.1f} s"
+        if self.shape is None:
+            return f"{text}: the values were not kept"
+        if not self.shape.count:
+            return f"{text}: the values are golden, the device computed another hash of them"
+        return f"{text}: {self.shape}"
+
+
+@dataclass
+class Outcome:
+    """The result of a stress.
+
+    faults: the deviating results of each device in order of time; devices without one have an empty list. counts:
+    (device, kernel, mode) -> repetitions. golden: kind -> kernel -> digest. odd: (kernel, device) that gave another
+    result in most repetitions. unresolved: kernels without a majority. lost: devices that ended or hung.
+    """
+
+    kinds: Mapping[str, str]
+    faults: dict[str, list[Fault]] = field(default_factory=dict)
+    counts: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    golden: dict[str, dict[str, int]] = field(default_factory=dict)
+    odd: list[tuple[str, str]] = field(default_factory=list)
+    unresolved: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    planned_seconds: float = 0.0
+    stopped: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def faulty(self) -> list[str]:
+        """Return the devices with a deviation, a constant other result, or no answer."""
+        odd = {device for _, device in self.odd}
+        return [name for name in self.kinds if self.faults.get(name) or name in odd or name in self.lost]
+
+    def repetitions(self, device: str) -> int:
+        return sum(count for (name, _, _), count in self.counts.items() if name == device)
+
+
+class Stress:
+    """workers: the devices. progress: receives the finished share and a text. stop: whether to end now."""
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        kernels: Sequence[str],
+        seconds: float,
+        progress: Progress | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        if not workers:
+            raise NumericsError("there is no device; fix: name one, such as --devices cpu")
+        self.workers, self.kernels, self.limit = list(workers), list(kernels), seconds
+        self.progress = progress or (lambda share, text: None)
+        self.stop = stop or (lambda: False)
+        self.outcome = Outcome({worker.name: worker.kind for worker in workers}, planned_seconds=seconds)
+        self.outcome.faults = {worker.name: [] for worker in workers}
+        self._began, self._epoch = time.monotonic(), time.time()
+        self._per_repetition: dict[str, float] = {}
+        self._outputs: dict[tuple[str, str], Tensor | None] = {}
+
+    def run(self) -> Outcome:
+        """Run until the time has passed or `stop` says so. Every kernel is run at least once to elect its digest."""
+        if not self.outcome.golden:
+            self.elect()
+        kernel, turn = 0, 0
+        while not self._ended() and self.workers:
+            name = self.kernels[kernel]
+            self._turn(name, turn)
+            turn += 1
+            if turn > len(self.workers) or len(self.workers) == 1:
+                kernel, turn = (kernel + 1) % len(self.kernels), 0
+        self.outcome.seconds = time.monotonic() - self._began
+        self.outcome.stopped = self.stop()
+        return self.outcome
+
+    # -- election
+
+    def elect(self) -> None:
+        """Run every kernel on all devices and take the results of the majority as golden."""
+        votes: dict[str, dict[str, list[int]]] = {}  # kernel -> device -> digests
+        for number, name in enumerate(self.kernels):
+            if self.stop():
+                break
+            self.progress(0.0, f"golden results: {name} ({number + 1} of {len(self.kernels)})")
+            for worker, batch in self._together(self.workers, name, ELECTION):
+                found = [value for value, count in batch.digests.items() for _ in range(count)]
+                votes.setdefault(name, {})[worker.name] = found
+                self._per_repetition[name] = max(
+                    self._per_repetition.get(name, 0.0), batch.seconds / ELECTION
+                )
+                self._count(worker, name, START, batch)
+        for kind in dict.fromkeys(self.outcome.kinds.values()):
+            members = [name for name, other in self.outcome.kinds.items() if other == kind]
+            self._elect_kind(kind, members, votes)
+        for worker in self.workers:
+            worker.request("elect", self.outcome.golden.get(worker.kind, {}))
+            worker.answer()
+
+    def _elect_kind(
+        self, kind: str, members: Sequence[str], votes: Mapping[str, Mapping[str, list[int]]]
+    ) -> None:
+        golden = self.outcome.golden.setdefault(kind, {})
+        for kernel, by_device in votes.items():
+            mine = {name: digests for name, digests in by_device.items() if name in members}
+            exact = kernel.startswith("memory: ")
+            election = elect(mine)
+            if exact:  # its result is known
+                golden[kernel] = 0
+            elif election.golden is None:
+                if mine:
+                    self.outcome.unresolved.append(f"{kernel} on {', '.join(mine)}")
+                continue
+            else:
+                golden[kernel] = election.golden
+            for name, digests in mine.items():
+                wrong = sum(value != golden[kernel] for value in digests)
+                if 2 * wrong > len(digests):
+                    self.outcome.odd.append((kernel, name))
+                elif wrong:
+                    seconds = time.monotonic() - self._began
+                    self.outcome.faults[name] += [Fault(name, kernel, START, ELECTION, seconds)] * wrong
+
+    # -- batches
+
+    def _turn(self, kernel: str, turn: int) -> None:
+        """Run a kernel on device number `turn` alone, after the last device on all together."""
+        share = min((time.monotonic() - self._began) / self.limit, 1.0) if self.limit else 1.0
+        alone = turn < len(self.workers)
+        chosen = [self.workers[turn]] if alone else self.workers
+        mode = ALONE if alone else TOGETHER
+        faulty = len(self.outcome.faulty)
+        found = f", {faulty} faulty" if faulty else ""
+        self.progress(share, f"{kernel}, {chosen[0].name if alone else 'all'} {mode}{found}")
+        per = max(self._per_repetition.get(kernel, LEAST_SECONDS), 1e-6)
+        parts = len(self.kernels) * (len(self.workers) + 1) * 4
+        target = min(max(self.limit / parts, LEAST_SECONDS), MOST_SECONDS)
+        repetitions = min(max(int(target / per), 1), MOST_REPETITIONS)
+        for worker, batch in self._together(chosen, kernel, repetitions):
+            before = self._done(worker.name, kernel)
+            self._count(worker, kernel, mode, batch)
+            for deviation in batch.deviations:
+                self._fault(worker, kernel, mode, before, deviation)
+
+    def _together(
+        self, chosen: Sequence[Worker], kernel: str, repetitions: int
+    ) -> list[tuple[Worker, Batch]]:
+        """Run a batch on all chosen devices at once. A device without an answer is left out from then on."""
+        asked: list[Worker] = []
+        found: list[tuple[Worker, Batch]] = []
+        for worker in list(chosen):
+            try:
+                worker.request("batch", kernel, repetitions)
+                asked.append(worker)
+            except DeviceLostError as error:
+                self._lose(worker, f"{kernel}: {error}")
+        for worker in asked:
+            try:
+                found.append((worker, worker.answer()))
+            except DeviceLostError as error:
+                self._lose(worker, f"{kernel}: {error}")
+        return found
+
+    def _lose(self, worker: Worker, reason: str) -> None:
+        self.outcome.lost[worker.name] = reason
+        self.workers = [other for other in self.workers if other is not worker]
+
+    def _done(self, device: str, kernel: str) -> int:
+        return sum(self.outcome.counts.get((device, kernel, mode), 0) for mode in (START, ALONE, TOGETHER))
+
+    def _count(self, worker: Worker, kernel: str, mode: str, batch: Batch) -> None:
+        key = worker.name, kernel, mode
+        self.outcome.counts[key] = self.outcome.counts.get(key, 0) + batch.repetitions
+
+    def _fault(self, worker: Worker, kernel: str, mode: str, before: int, deviation: Deviation) -> None:
+        faults = self.outcome.faults[worker.name]
+        shape = None
+        if deviation.output is not None and len(faults) < MOST_SHAPES:
+            good = self._golden_output(worker.kind, kernel)
+            shape = analyse(good, deviation.output) if good is not None else None
+        seconds = deviation.at - self._epoch
+        faults.append(Fault(worker.name, kernel, mode, before + deviation.repetition + 1, seconds, shape))
+
+    def _golden_output(self, kind: str, kernel: str) -> Tensor | None:
+        """Return the golden values from the first device of this kind that gives them."""
+        if (kind, kernel) not in self._outputs:
+            self._outputs[kind, kernel] = None
+            for worker in [worker for worker in self.workers if worker.kind == kind]:
+                try:
+                    worker.request("golden_output", kernel)
+                    output = worker.answer()
+                except DeviceLostError as error:
+                    self._lose(worker, f"{kernel}: {error}")
+                    continue
+                if output is not None:
+                    self._outputs[kind, kernel] = output
+                    break
+        return self._outputs[kind, kernel]
+
+    def _ended(self) -> bool:
+        return self.stop() or time.monotonic() - self._began >= self.limit

@@ -1,0 +1,130 @@
+"""A device under stress, in this process: it runs kernels and compares the digests of their results."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from numerics.repeat.digest import bits_of, digest
+from numerics.stress.kernels import Kernel, kernels
+
+MOST_OUTPUTS = 4  # deviating results of a batch that are returned with their values
+MOST_VALUES = 1 << 24  # elements of a returned result
+LARGE_BYTES = 1 << 26  # larger results are read one by one
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A simulated fault: each result has, with probability `rate`, one flipped bit at a random element."""
+
+    rate: float
+    bit: int
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A result that is not golden. at: seconds since the epoch. output: its values, on the CPU; None where dropped."""
+
+    repetition: int
+    at: float
+    digest: int
+    output: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Repetitions of a kernel on a device. digests: each different one with its count."""
+
+    kernel: str
+    repetitions: int
+    seconds: float
+    digests: dict[int, int]
+    deviations: list[Deviation] = field(default_factory=list)
+
+
+class Station:
+    """Runs kernels on one device. fault: a simulated one. golden: digest by kernel, once they are elected."""
+
+    def __init__(self, device: str, memory_bytes: int | None = None, fault: Flip | None = None) -> None:
+        self.device, self.fault = device, fault
+        self.kernels: dict[str, Kernel] = {
+            kernel.name: kernel for kernel in kernels(torch.device(device).type, memory_bytes)
+        }
+        self.golden: dict[str, int] = {name: 0 for name, kernel in self.kernels.items() if kernel.exact}
+        self._inputs: dict[str, tuple[Tensor, ...]] = {}
+        self._random = torch.Generator().manual_seed(fault.seed if fault else 0)
+
+    def result(self, name: str) -> Tensor:
+        """Run a kernel once."""
+        kernel = self.kernels[name]
+        if name not in self._inputs:
+            if kernel.exact:  # one buffer at a time: it may be a large part of the memory
+                self._inputs = {
+                    key: value for key, value in self._inputs.items() if not self.kernels[key].exact
+                }
+            self._inputs[name] = kernel.inputs(self.device)
+        with torch.no_grad():
+            output = kernel.run(*self._inputs[name])
+        return self._disturbed(output)
+
+    def batch(self, name: str, repetitions: int) -> Batch:
+        """Repeat a kernel. Results are read when the last one is computed, so that the device never waits."""
+        began = time.monotonic()
+        pending: list[tuple[int, float, Tensor, Tensor]] = []
+        digests: dict[int, int] = {}
+        deviations: list[Deviation] = []
+        for number in range(repetitions):
+            output = self.result(name)
+            pending.append((number, time.time(), digest(output), output))
+            if len(pending) == 8 or output.nbytes > LARGE_BYTES or number == repetitions - 1:
+                for repetition, at, value, kept in pending:
+                    found = int(value)
+                    digests[found] = digests.get(found, 0) + 1
+                    if name in self.golden and found != self.golden[name]:
+                        small = len(deviations) < MOST_OUTPUTS and kept.numel() <= MOST_VALUES
+                        deviations.append(Deviation(repetition, at, found, kept.cpu() if small else None))
+                pending.clear()
+        return Batch(name, repetitions, time.monotonic() - began, digests, deviations)
+
+    def golden_output(self, name: str, tries: int = 20) -> Tensor | None:
+        """Return a result whose digest is golden, on the CPU; None where this device gives none."""
+        for _ in range(tries):
+            output = self.result(name)
+            if output.numel() <= MOST_VALUES and int(digest(output)) == self.golden.get(name):
+                return output.cpu()
+        return None
+
+    def _disturbed(self, output: Tensor) -> Tensor:
+        fault = self.fault
+        if fault is None or float(torch.rand((), generator=self._random)) >= fault.rate:
+            return output
+        output = output.clone(memory_format=torch.contiguous_format)
+        index = int(torch.randint(output.numel(), (), generator=self._random))
+        bits = bits_of(output)
+        bits[index] ^= 1 << (fault.bit % (bits.element_size() * 8 - 1))
+        return output
+
+
+def device_kind(device: str) -> str:
+    """Return the model of the device and the version of torch: devices of one kind have equal results."""
+    kind = torch.device(device).type
+    if kind == "cpu":
+        name = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    else:
+        module = torch.get_device_module(kind)
+        name = str(module.get_device_name(torch.device(device).index or 0))
+    return f"{name}, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

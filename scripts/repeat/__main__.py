@@ -1,0 +1,174 @@
+"""`make repeat RUN=results/x/runs/B0 STEP=40 [TIMES=8]`: is this step reproducible, and if not, why?
+
+The run is replayed up to the step, as by `make record`. The step is then repeated from one state under several
+conditions, in this process and in fresh ones. The exit status is 0 where it is reproducible or differs by harmless
+rounding, else 1. The run's folder is only read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt2.artifacts import run_record
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from gpt2.system.progress import LiveLine
+from kconfig.arguments import command_arguments
+from scripts.record.__main__ import run_environment
+
+if TYPE_CHECKING:
+    import torch
+
+    from numerics.repeat.conditions import Step
+    from scripts.record.replay import Replay
+
+USAGE = "make repeat RUN=results/STUDY/runs/NAME STEP=40"
+MOST_TIMES = 1000
+
+
+def main(restart: bool = False) -> int:
+    """restart: whether to restart this process with the environment of the run."""
+    arguments = parse_arguments()
+    run_dir: Path = arguments.run
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir} is not a folder; fix: {USAGE}")
+    record = run_record.load(run_dir)
+    export_environment()  # before torch is imported
+    environment = run_environment(record)
+    if restart and environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    from numerics.errors import NumericsError
+    from scripts.record.replay import Replay
+
+    out = arguments.out or default_folder(run_dir, arguments.step)
+    if out.resolve().is_relative_to(run_dir.resolve()):
+        raise UserError(f"OUT={out} is in the run's folder, which stays as it is; fix: OUT=another folder")
+    replay = Replay(run_dir, record, arguments.step)
+    try:
+        if arguments.child:
+            return repeat_in_child(replay, arguments.child)
+        return repeat(replay, out, arguments.times, environment)
+    except NumericsError as error:
+        raise UserError(str(error)) from error
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the variables of make. UserError names a wrong one."""
+    parser = argparse.ArgumentParser(prog="scripts.repeat")
+    for name in ("run", "step", "out"):
+        parser.add_argument(f"--{name}", default="")
+    parser.add_argument("--times", default="8")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    found = parser.parse_args(command_arguments(("RUN", "STEP", "TIMES", "OUT")))
+    for name in ("run", "step"):
+        if not getattr(found, name):
+            raise UserError(f"{name.upper()} is missing; fix: {USAGE}")
+    for name, least, most in (("step", 0, None), ("times", 2, MOST_TIMES)):
+        text = getattr(found, name)
+        if not (
+            text.isascii() and text.isdigit() and int(text) >= least and int(text) <= (most or int(text))
+        ):
+            limits = f" from {least} to {most}" if most else " of a step"
+            raise UserError(f"{name.upper()}={text} is no number{limits}; fix: {USAGE}")
+    found.run, found.step, found.times = Path(found.run), int(found.step), int(found.times)
+    found.out = Path(found.out) if found.out else None
+    return found
+
+
+def default_folder(run_dir: Path, step: int) -> Path:
+    """Return results/STUDY/repeat/NAME/stepN, or repeat/NAME/stepN for a run outside a study."""
+    run = run_dir.resolve()
+    study = run_dir.parent.parent if run.parent.name == "runs" else Path()
+    return study / "repeat" / run.name / f"step{step}"
+
+
+def repeat(replay: Replay, out: Path, times: int, environment: dict[str, str]) -> int:
+    """Replay the steps before, repeat the step, print and write the conclusion."""
+    import torch
+
+    from numerics.repeat.processes import fresh_conditions
+    from numerics.repeat.report import write_repetition
+    from numerics.repeat.step import Repetition, repeat_step
+
+    out.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the replay
+    name = f"{replay.record.run}, step {replay.step}"
+    print(f"{name} of {replay.planned}: {replay.step - 1 - replay.start} steps before it", flush=True)
+    with LiveLine() as line, replay.at_step() as ids_ET, tempfile.TemporaryDirectory() as folder:
+        state = Path(folder) / "state.pt"
+        torch.save({"state": replay.run.stepper.state(), "ids": ids_ET.cpu()}, state)
+        command = [
+            sys.executable, "-m", "scripts.repeat", f"--run={replay.run_dir}", f"--step={replay.step}",
+            "--child", str(state),
+        ]  # fmt: skip
+        found = repeat_step(
+            step_of(replay, ids_ET, replay.check),
+            times=times,
+            others=lambda conditions: fresh_conditions(command, conditions, environment),
+            progress=lambda condition, done, total: line.update(
+                f"{name}: {condition}, {done + 1} of {total}", done / total
+            ),
+        )
+    notes = [f"not equal to the run: {text}" for text in replay.differences]
+    notes += [f"possible reason: {text}" for text in replay.reasons()] if replay.differences else []
+    if replay.checked and not replay.differences:
+        notes.append(
+            f"{replay.checked} replayed steps equal metrics.jsonl in loss and gradient norm, to the bit"
+        )
+    if replay.differences and not found.conclusion.findings:
+        notes.append(
+            "the step is reproducible here and differs from the run; next: make stress, on the run's machine"
+        )
+    if replay.run.stepper.compile:
+        notes.append("observed repetitions ran without torch.compile")
+    found = Repetition(found.conditions, found.conclusion, found.operations, tuple(notes))
+    print(found.text())
+    for path in write_repetition(found, out, f"Is {name} reproducible?"):
+        print(f"wrote {path}")
+    return int(found.conclusion.is_fault)
+
+
+def step_of(replay: Replay, ids_ET: torch.Tensor, check: Callable[[int, Any], None] | None = None) -> Step:
+    """Return the step of the run with its state. check: receives the number and the result of the first repetition."""
+    import torch
+
+    from gpt2.train.step import NotFiniteError
+    from numerics.repeat.conditions import Step
+
+    stepper, pending = replay.run.stepper, [check] if check else []
+
+    def run() -> list[torch.Tensor]:
+        try:
+            result = stepper.step(ids_ET, replay.step - 1, replay.planned)
+        except NotFiniteError:  # the gradients are results as well
+            return []
+        if pending:
+            pending.pop()(replay.step, result)
+        return [torch.tensor([result.loss, result.gradient_norm], dtype=torch.float64)]
+
+    return Step(run, {"": stepper.model, "optimizer": stepper.optimizer})
+
+
+def repeat_in_child(replay: Replay, arguments: list[str]) -> int:
+    """Repeat the step in a fresh process, from the state that the first process saved."""
+    import torch
+
+    from gpt2.hardware import attention_kernels
+    from numerics.repeat.processes import child
+
+    file, *rest = arguments
+    saved = torch.load(file, map_location=replay.run.stepper.device, weights_only=True)
+    replay.run.stepper.load_state(saved["state"])
+    with attention_kernels.attention_context(replay.resolved, replay.config.model.dropout):
+        child(step_of(replay, saved["ids"].to(replay.run.device)), *rest)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(functools.partial(main, restart=True))

@@ -1,0 +1,67 @@
+"""`make stress MINUTES=10 [OUT=folder]`: find a faulty device by results that must be equal to the bit.
+
+Every accelerator takes part, of a rank under torchrun its own one; without accelerators CONFIG_RANKS processes of the
+CPU. Ctrl-C ends it with the report so far. The exit status is 1 where a device deviates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from gpt2.config.config import optional_integer
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from gpt2.system.progress import LiveLine, duration
+from kconfig.arguments import command_arguments
+from numerics.errors import NumericsError
+
+USAGE = "make stress MINUTES=10"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.stress")
+    parser.add_argument("--minutes", default="10")
+    parser.add_argument("--out", default="")
+    given = parser.parse_args(command_arguments(("MINUTES", "OUT")))
+    try:
+        minutes = float(given.minutes)
+    except ValueError as error:
+        raise UserError(f"MINUTES={given.minutes} is no number; fix: {USAGE}") from error
+    export_environment()  # before torch is imported
+    from numerics.stress.command import stress_devices
+
+    began = time.monotonic()
+    line = LiveLine()
+
+    def progress(share: float, text: str) -> None:
+        left = 60 * minutes - (time.monotonic() - began)
+        line.update(f"{share:4.0%}  {text}  {duration(left)} left", share)
+
+    try:
+        line.start("starting")
+        return stress_devices(
+            minutes,
+            Path(given.out) if given.out else Path("results") / "stress",
+            processes=configured_ranks(),
+            progress=progress,
+            say=line.say,
+            ended=line.stop,
+        )
+    except NumericsError as error:
+        raise UserError(str(error)) from error
+    finally:
+        line.stop()
+
+
+def configured_ranks() -> int:
+    """Return CONFIG_RANKS of .config; 1 without the file."""
+    if not Path(".config").exists():
+        return 1
+    return optional_integer(read_symbols(".config"), "RANKS", 1)
+
+
+if __name__ == "__main__":
+    run_command(main)
