@@ -24,9 +24,9 @@ from numerics.diagnose.command import DESCRIPTION, add_arguments, run_diagnose
 from numerics.errors import NumericsError
 from numerics.logp.command import add_commands as add_logp
 from numerics.oracle.command import add_commands as add_oracle
-from numerics.trend.command import add_command as add_trend
 from numerics.repeat.command import add_commands as add_repeat
 from numerics.stress.command import add_commands as add_stress
+from numerics.trend.command import add_command as add_trend
 
 COMPARE = """
 Compare two records of numerics.Recorder or msProbe, and write OUT/compare_result.csv, OUT/compare.json,
