@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numerics.dump_files import write_json, writing
-from numerics.repeat.conclude import Finding
-from pages.document import Block, BulletList, Document, Paragraph, Section, Table
+from numerics.repeat.conclude import Conclusion, Finding
+from numerics.repeat.conditions import Condition
+from pages.document import Block, BulletList, Document, Paragraph, Section, Table, render_terminal
 from pages.markup import Strong, Text
 from pages.page import render_html
 
-if TYPE_CHECKING:
-    from numerics.repeat.step import Repetition
-
 SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A repeated step: its conditions and the conclusion. notes: of the caller, beside those of the conclusion."""
+
+    conditions: Mapping[str, Condition]
+    conclusion: Conclusion
+    operations: int
+    notes: tuple[str, ...] = ()
+
+    def document(self, title: str = "Is the step reproducible?") -> Document:
+        return repetition_document(self, title)
+
+    def text(self) -> str:
+        """Return the conclusion for a terminal."""
+        return render_terminal(self.document())
 
 
 def repetition_document(found: Repetition, title: str) -> Document:

@@ -7,13 +7,12 @@ print(found.text())
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from numerics.errors import NumericsError
-from numerics.repeat.conclude import Conclusion, Tree
+from numerics.repeat.conclude import Tree
 from numerics.repeat.conditions import (
     OBSERVED,
     Condition,
@@ -22,33 +21,9 @@ from numerics.repeat.conditions import (
     Step,
     available_threads,
 )
-from pages.document import Document, render_terminal
+from numerics.repeat.report import Repetition
 
 MOST_TIMES = 1000
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """A repeated step: its conditions and the conclusion. notes: of the caller, beside those of the conclusion."""
-
-    conditions: Mapping[str, Condition]
-    conclusion: Conclusion
-    operations: int
-    notes: tuple[str, ...] = ()
-
-    def document(self, title: str = "Is the step reproducible?") -> Document:
-        from numerics.repeat.report import repetition_document
-
-        return repetition_document(self, title)
-
-    def text(self) -> str:
-        """Return the conclusion for a terminal."""
-        return render_terminal(self.document())
-
-    def to_json(self) -> dict[str, Any]:
-        from numerics.repeat.report import as_json
-
-        return as_json(self)
 
 
 def repeat_step(

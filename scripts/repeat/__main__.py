@@ -94,8 +94,8 @@ def repeat(replay: Replay, out: Path, times: int, environment: dict[str, str]) -
     import torch
 
     from numerics.repeat.processes import fresh_conditions
-    from numerics.repeat.report import write_repetition
-    from numerics.repeat.step import Repetition, repeat_step
+    from numerics.repeat.report import Repetition, write_repetition
+    from numerics.repeat.step import repeat_step
 
     out.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the replay
     name = f"{replay.record.run}, step {replay.step}"

@@ -15,7 +15,7 @@ from numerics.repeat import conclude
 from numerics.repeat.conclude import Finding
 from numerics.repeat.conditions import Step, run_once
 from numerics.repeat.observe import Observer
-from numerics.repeat.step import Repetition
+from numerics.repeat.report import Repetition
 from numerics.repeat.trace import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, Trace
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
