@@ -20,15 +20,21 @@ NUMBERS = "the undisturbed numbers; no process left"
 
 def same_numbers(bench: Bench, place: Workplace, names: tuple[str, ...] = ("B0",)) -> bool:
     """Whether the runs have the numbers of an undisturbed study on this machine, and no process is left."""
-    seeds = {"SEEDS": "2"} if "B1" in names else {}
+    seeds = {"SEEDS": f"{len(names)}"} if len(names) > 1 else {}
     good = all(place.numbers(name) == bench.undisturbed(name, **seeds) for name in names)
     return good and not place.orphans()
 
 
-def arrays(place: Workplace, run: str = "B0") -> int:
-    """The number of times that a run was submitted to Slurm."""
-    files = (place.study / "slurm").glob("*.tasks.json")
-    return sum(run in [task["name"] for task in json.loads(path.read_text())] for path in files)
+def arrays(place: Workplace) -> list[list[str]]:
+    """The runs of each array that was submitted to Slurm, in order."""
+    files = sorted((place.study / "slurm").glob("*.tasks.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = ([task["name"] for task in json.loads(path.read_text())] for path in files)
+    return [names for names in found if (place.study / "runs" / names[0]).exists()]
+
+
+def claims(place: Workplace, names: tuple[str, ...]) -> list[int]:
+    """The number of processes that trained each run."""
+    return [newest(place.run_dir(name))[0] for name in names]
 
 
 @contextmanager
@@ -53,6 +59,29 @@ def one_of_two(bench: Bench) -> str:
     return outcome(good and same_numbers(bench, place, ("B0", "B1")), expected, f"{states} {output[-300:]}")
 
 
+FOUR = ("B0", "B1", "B2", "B3")
+NO_FLOCK = "without a common flock it "
+HELPS = f"a second `make` is refused; {NO_FLOCK}trains other runs; each run is trained once, to {NUMBERS}"
+
+
+@fault("two drivers of one study, two runs at once each", HELPS)
+def local_drivers(bench: Bench) -> str:
+    place = bench.workplace(SLOTS="2", SEEDS="4")
+    slow = injected(None, slower=0.3)
+    first = place.start(**slow)
+    wait_for(lambda: min(place.steps("B0"), place.steps("B1")) > 3)
+    refused = place.command("scripts.study")
+    (place.study / "lock").unlink()  # as on two machines, where neither sees the other's flock
+    second = place.start(**slow)
+    outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in (first, second)]
+    good = refused.returncode == 1 and f"is being run by process {first.pid}" in refused.stdout
+    good = good and [first.returncode, second.returncode] == [0, 0] and claims(place, FOUR) == [1] * 4
+    good = good and "executes this run; waiting for it" in outputs[1] and "B2" in outputs[1]
+    helped = sum("perplexity" in line and "] B" in line for line in outputs[1].splitlines())
+    good = good and 0 < helped < 4 and same_numbers(bench, place, FOUR)
+    return outcome(good, HELPS, f"{refused.stdout[-200:]} {claims(place, FOUR)} {helped} {outputs[1][-900:]}")
+
+
 LIMITED = f"the job saves, is requeued and ends at {NUMBERS}"
 
 
@@ -67,7 +96,7 @@ def time_limit(bench: Bench) -> str:
         )
         done = place.command("scripts.study", **cluster.environment, **injected(None, slower=3.0))
         processes, submitted = newest(place.run_dir())[0], arrays(place)
-        good = not done.returncode and submitted == 1 and processes > 1 and same_numbers(bench, place)
+        good = not done.returncode and submitted == [["B0"]] and processes > 1 and same_numbers(bench, place)
     return outcome(good, LIMITED, f"submitted {submitted} processes {processes} {done.stdout[-600:]}")
 
 
@@ -101,9 +130,47 @@ def two_drivers(bench: Bench) -> str:
         process.communicate()
         done = place.command("scripts.study", **cluster.environment, **slow)
         good = during.returncode == 1 and "is being run by process" in during.stdout
-        good = good and not done.returncode and arrays(place, "B0") == arrays(place, "B1") == 1
+        good = good and not done.returncode and arrays(place) == [["B0", "B1"]]
         good = good and same_numbers(bench, place, ("B0", "B1"))
     return outcome(good, ATTACHED, f"{during.stdout[-200:]} {arrays(place)} {done.stdout[-600:]}")
+
+
+FOLLOWS = f"{NO_FLOCK}follows the same jobs; no run is submitted twice; both end at {NUMBERS}"
+
+
+@fault("Slurm: a second `make` beside the first", FOLLOWS)
+def slurm_drivers(bench: Bench) -> str:
+    with slurm(bench, SEEDS="2") as (cluster, place):
+        slow = injected(None, slower=0.5)
+        first = place.start(**cluster.environment, **slow)
+        wait_for(lambda: min(place.steps("B0"), place.steps("B1")) > 3)
+        (place.study / "lock").unlink()
+        second = place.start(**cluster.environment, **slow)
+        outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in (first, second)]
+        good = [first.returncode, second.returncode] == [0, 0] and arrays(place) == [["B0", "B1"]]
+        good = good and claims(place, ("B0", "B1")) == [1, 1] and same_numbers(bench, place, ("B0", "B1"))
+    return outcome(good, FOLLOWS, f"{arrays(place)} {claims(place, ('B0', 'B1'))} {outputs[1][-900:]}")
+
+
+ARRAY = f"one array; the killed task alone is submitted again; each run ends at {NUMBERS}"
+
+
+@fault("Slurm: an array of four runs, and SIGKILL of one task", ARRAY)
+def array(bench: Bench) -> str:
+    """The task leaves no exit.json, as after a power cut."""
+    with slurm(bench, SEEDS="4") as (cluster, place):
+        process = place.start(**cluster.environment, **injected(None, slower=0.5))
+        wait_for(lambda: min(map(place.steps, FOUR)) > 8)
+        at_once = cluster.run("squeue", "--noheader", "--array", "--states=RUNNING", "-o", "%i").split()
+        task, run = "tasks.json 2", "scripts.train results/gpt2-ra-ablation-smoke B 2"
+        for number, named in ((signal.SIGSTOP, task), (signal.SIGKILL, run), (signal.SIGKILL, task)):
+            place.send(number, named)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+        numbers = {name.partition("_")[0] for name in at_once}
+        good = not process.returncode and len(at_once) == 4 and len(numbers) == 1
+        good = good and arrays(place) == [[*FOUR], ["B2"]] and claims(place, FOUR) == [1, 1, 2, 1]
+        good = good and "lost with its machine" in output and same_numbers(bench, place, FOUR)
+    return outcome(good, ARRAY, f"{at_once} {arrays(place)} {claims(place, FOUR)} {output[-900:]}")
 
 
 CANCELLED = f"the run saves and is not repeated; `make` ends at {NUMBERS}"
@@ -185,9 +252,9 @@ def ray_cut_off(bench: Bench) -> str:
         wait_for(lambda: place.steps() > 8)
         cluster.remove_node(busy_node(nodes, place), allow_graceful=False)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-        claims = newest(place.run_dir())[0]
-        good = not process.returncode and claims > 1 and same_numbers(bench, place)
-    return outcome(good, CUT_OFF, f"claims {claims} {output[-900:]}")
+        processes = newest(place.run_dir())[0]
+        good = not process.returncode and processes > 1 and same_numbers(bench, place)
+    return outcome(good, CUT_OFF, f"processes {processes} {output[-900:]}")
 
 
 DRIVERLESS = f"its run saves and ends with it; `make` ends at {NUMBERS}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.harness import Bench, fault, outcome
-from tests.faults.signals import KILLED, SAME, after_resuming
+from tests.faults.signals import SAME, after_resuming
 from tests.faults.workplace import PATIENCE_SECONDS, Workplace, wait_for
 
 TWO = {"RANKS": "2"}
@@ -58,42 +58,37 @@ def term_to_one(bench: Bench) -> str:
     return resumed(bench, place, "interrupted and saved" if good else f"{status} {output[-300:]}")
 
 
-def killed(bench: Bench, name: str) -> str:
-    place, _, output = signalled(bench, signal.SIGKILL, name)
-    record = place.record()
-    named = "killed by SIGKILL" in str(record["error"])
-    return resumed(bench, place, f"{record['status']}{', killed by SIGKILL' if named else output[-300:]}")
+RETRIED = "named, and retried from the last checkpoint; ends at the undisturbed numbers; no process left"
 
 
-@fault("two ranks: SIGKILL of the first", KILLED)
+def retried(bench: Bench, number: int, name: str, reason: str, **changes: str) -> str:
+    """Lose a process of the run. The same `make` names the reason, retries the run and ends it."""
+    place, status, output = signalled(bench, number, name, **changes)
+    named = any(
+        reason in line and "; retrying from its last checkpoint" in line for line in output.splitlines()
+    )
+    same = not status and place.numbers() == bench.undisturbed(**TWO)
+    return outcome(named and same and not place.orphans(), RETRIED, f"{status} {output[-600:]}")
+
+
+@fault("two ranks: SIGKILL of the first", RETRIED)
 def kill_first(bench: Bench) -> str:
-    return killed(bench, "0")
+    return retried(bench, signal.SIGKILL, "0", "rank 0 was ended by SIGKILL")
 
 
-@fault("two ranks: SIGKILL of the second", KILLED)
+@fault("two ranks: SIGKILL of the second", RETRIED)
 def kill_second(bench: Bench) -> str:
-    return killed(bench, "1")
+    return retried(bench, signal.SIGKILL, "1", "rank 1 was ended by SIGKILL")
 
 
-@fault("two ranks: SIGKILL of their launcher", KILLED)
+@fault("two ranks: SIGKILL of their launcher", RETRIED)
 def kill_launcher(bench: Bench) -> str:
-    return killed(bench, LAUNCHER)
+    return retried(bench, signal.SIGKILL, LAUNCHER, "killed by SIGKILL")
 
 
-HANGS = "failed after CONFIG_RANKS_TIMEOUT; `make` ends at the undisturbed numbers; no process left"
-
-
-@fault("two ranks: one hangs (SIGSTOP)", HANGS)
+@fault("two ranks: one hangs (SIGSTOP)", RETRIED)
 def hangs(bench: Bench) -> str:
-    place, _, output = signalled(bench, signal.SIGSTOP, "1", RANKS_TIMEOUT="5")
-    record = place.record()
-    named = "CONFIG_RANKS_TIMEOUT" in str(record["error"])
-    before = f"{record['status']} after {'CONFIG_RANKS_TIMEOUT' if named else output[-300:]}"
-    found = place.make()
-    same = place.numbers() == bench.undisturbed(**TWO)
-    left = place.orphans() or "no process"
-    ends = f"ends at {'the undisturbed' if same else 'OTHER'} numbers"
-    return f"{before}; `make` {ends if not found.returncode else found.stdout[-300:]}; {left} left"
+    return retried(bench, signal.SIGSTOP, "1", "CONFIG_RANKS_TIMEOUT", RANKS_TIMEOUT="5")
 
 
 def refused(bench: Bench, action: str, message: str) -> str:
@@ -123,10 +118,19 @@ FALLS = "all go on with micro-batch 1, effective batch 4, and end at the numbers
 
 @fault("two ranks: one runs out of memory", FALLS)
 def out_of_memory(bench: Bench) -> str:
-    place = bench.workplace(**TWO)
+    return exhausted(bench, **TWO)
+
+
+@fault("two ranks with sharded weights: one runs out of memory", FALLS)
+def out_of_memory_sharded(bench: Bench) -> str:
+    return exhausted(bench, **TWO, SHARDED="y", COMPILE="n")
+
+
+def exhausted(bench: Bench, **changes: str) -> str:
+    place = bench.workplace(**changes)
     injection: dict[str, Any] = {"place": "forward", "rank": 1, "action": "oom", "above": 1, "times": 0}
     done = place.make(injection)
     batch = place.record()["batch"]
     exact = not done.returncode and (batch["micro"], batch["accumulation"], batch["effective"]) == (1, 2, 4)
-    same = place.numbers() == bench.undisturbed(**TWO, MICRO_BATCH="1")
+    same = place.numbers() == bench.undisturbed(**changes, MICRO_BATCH="1")
     return outcome(exact and same, FALLS, f"exact {exact}, same {same}, {done.stdout[-300:]}")
