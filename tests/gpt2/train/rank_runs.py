@@ -1,7 +1,9 @@
-"""Very small runs over several ranks: python -m tests.gpt2.train.rank_runs JSON, started by the rank launcher.
+"""Very small runs over several ranks: python -m tests.gpt2.train.rank_runs JSON.
 
-JSON is a list of runs, made one after another: {"directory", "texts", "name", "dropout", "tree", "sharded", "often",
-"monitor", "then"}. often: a checkpoint after every step. monitor: everything, every step.
+JSON has the runs of each number of ranks, made one after another: {"2": [{"directory", "texts", "name", "dropout",
+"tree", "sharded", "often", "monitor", "then"}]}. often: a checkpoint after every step. monitor: everything, every step.
+The ranks are forked from one process that has loaded torch and computed nothing, since loading it takes longer than
+the runs.
 The numbers of every rank go to <directory>/rank<r>.json. `then`: "oom", "nan" or "stop" disturbs rank 1 at iteration 3;
 "data" gives it other data.
 """
@@ -11,17 +13,21 @@ import dataclasses
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer loads it
 from torch.distributed.tensor import DTensor
 
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system import ranks
+from gpt2.system.rank_launcher import free_port
 from gpt2.system.signals import Stop
+from gpt2.train import sharding  # noqa: F401  (loaded before the fork)
 from gpt2.train.step import Stepper
 from gpt2.train.trainer import Run
 from ra.admission.trained import examine_trained
@@ -84,10 +90,34 @@ def disturb(run: Run, action: str) -> None:
     run.stepper.step = step.__get__(run.stepper)  # type: ignore[method-assign]
 
 
-def main() -> None:
-    """Make the runs of the argument."""
+def main() -> int:
+    """Make the runs of the argument; return 1 if a rank failed."""
+    return max(max(fork(int(world), specs)) for world, specs in json.loads(sys.argv[1]).items())
+
+
+def fork(world: int, specs: list[dict[str, Any]]) -> list[int]:
+    """Make the runs in `world` forked processes; return their exit statuses."""
+    port, children = free_port(), []
+    for rank in range(world):
+        child = os.fork()
+        if not child:
+            numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+            os.environ |= {name: str(value) for name, value in numbers.items()}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            status = 1
+            try:
+                make_runs(specs)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(status)
+        children.append(child)
+    return [abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children]
+
+
+def make_runs(specs: list[dict[str, Any]]) -> None:
+    """Make the runs as one of several ranks."""
     torch.set_num_threads(1)
-    specs = json.loads(sys.argv[1])
     ranks.join("cpu", 60)
     for spec in specs:
         run = start(spec)
@@ -116,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

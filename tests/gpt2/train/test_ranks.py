@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,6 @@ from gpt2.artifacts import run_record
 from gpt2.config.batch import BatchError, plan_batch, plan_for
 from gpt2.memory.prediction import predict
 from gpt2.memory.workload import StepWorkload
-from gpt2.system.rank_launcher import launch
-from gpt2.system.signals import Stop
 from numerics.monitor.tables import KINDS, read_table
 from ra.variants import variant
 from tests import small_runs
@@ -45,16 +44,6 @@ def specs(root: Path, texts: Path, names: list[str]) -> list[dict[str, Any]]:
     return [SPECS[name] | {"directory": str(root / name), "texts": str(texts)} for name in names]
 
 
-def run_ranks(world: int, root: Path, texts: Path, names: list[str]) -> None:
-    words = [
-        sys.executable,
-        "-m",
-        "tests.gpt2.train.rank_runs",
-        json.dumps(specs(root, texts, names)),
-    ]
-    assert launch(world, words, Stop()) == 0
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
     """Return the folder of the runs of one process."""
@@ -68,16 +57,27 @@ def alone(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
-    """Return the folder of the runs of two ranks."""
-    root = tmp_path_factory.mktemp("two")
-    for spec in specs(root, texts, ["resumed", "sharded-resumed"]):
+def several(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> tuple[Path, Path]:
+    """Return the folders of the runs of two and of four ranks."""
+    two, four = tmp_path_factory.mktemp("two"), tmp_path_factory.mktemp("four")
+    for spec in specs(two, texts, ["resumed", "sharded-resumed"]):
         run = rank_runs.start(spec)
         run.stop = StopAfter(5)
         assert run.train() == "interrupted"
         assert 0 < run.iteration < rank_runs.ITERATIONS
-    run_ranks(2, root, texts, list(SPECS))
-    return root
+    runs = {2: specs(two, texts, list(SPECS)), 4: specs(four, texts, ["tree"])}
+    subprocess.run([sys.executable, "-m", "tests.gpt2.train.rank_runs", json.dumps(runs)], check=True)
+    return two, four
+
+
+@pytest.fixture(scope="module")
+def two(several: tuple[Path, Path]) -> Path:
+    return several[0]
+
+
+@pytest.fixture(scope="module")
+def four(several: tuple[Path, Path]) -> Path:
+    return several[1]
 
 
 def of_rank(root: Path, name: str, rank: int) -> dict[str, Any]:
@@ -100,13 +100,10 @@ def test_two_ranks_have_the_numbers_of_one_to_the_bit_in_the_tree(alone: Path, t
     assert scores(alone / name) == scores(two / name)
 
 
-def test_four_ranks_have_the_numbers_of_one_to_the_bit_in_the_tree(
-    alone: Path, tmp_path: Path, texts: Path
-) -> None:
-    run_ranks(4, tmp_path, texts, ["tree"])
-    assert same(outcome(alone / "tree"), outcome(tmp_path / "tree"))
-    assert scores(alone / "tree") == scores(tmp_path / "tree")
-    assert run_record.load(tmp_path / "tree").batch == run_record.Batch(16, 2, 2, 4, 16)
+def test_four_ranks_have_the_numbers_of_one_to_the_bit_in_the_tree(alone: Path, four: Path) -> None:
+    assert same(outcome(alone / "tree"), outcome(four / "tree"))
+    assert scores(alone / "tree") == scores(four / "tree")
+    assert run_record.load(four / "tree").batch == run_record.Batch(16, 2, 2, 4, 16)
 
 
 def test_without_the_tree_losses_agree_to_float_rounding(alone: Path, two: Path) -> None:

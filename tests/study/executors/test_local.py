@@ -3,43 +3,96 @@
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpt2.config.config import Config, load_config
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware.resolve import resolve
+from gpt2.system.signals import Stop
+from gpt2.train.trainer import Run
+from ra.variants import variant
+from scripts.status.table import status_text
+from study.admission import ignore
+from study.executors.executor import Message
+from study.executors.local import LocalExecutor
 from study.runner.status_text import beside_note
-from tests.faults.workplace import PATIENCE_SECONDS, Workplace, injected, wait_for, write_stories
+from study.runner.study import Study
+from study.runner.worker import run_plan
+from tests.faults.workplace import Workplace, injected, write_stories
+from tests.small_runs import ALTERNATION
 
-SETTINGS = {"VARIANTS": "B", "SEEDS": "2", "GPT2_MAX_ITERS": "20"}
+RUNS = ("B0", "B1")
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    """Return a study of two runs at once, which is driven in this process. The variant is not examined."""
+    texts = write_stories(tmp_path / "texts")
+    place = Workplace(tmp_path / "two", texts, SLOTS="2", SEEDS="2", GPT2_MAX_ITERS="20")
+    monkeypatch.chdir(place.folder)
+    for name, value in place.environment(TORCHINDUCTOR_AUTOGRAD_CACHE="0").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Study, "admit", lambda study: ignore.write(study.directory, {}))
+    monkeypatch.setattr(Study, "inspect_attention", lambda study: None)
+    return place
+
+
+def make(monkeypatch: pytest.MonkeyPatch, during: Any = None) -> int:
+    """Run `make` in this process. during: called after each look at the runs."""
+    plain = LocalExecutor.poll
+
+    def poll(executor: LocalExecutor, seconds: float) -> Sequence[Message]:
+        found = plain(executor, 0.1)
+        if during:
+            during()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalExecutor, "poll", poll)
+        return Study(read_symbols(Path(".config")), Path(".config").read_text()).run()
+
+
+def train_alone(study_dir: Path, name: str, config: Config) -> None:
+    """Make a run of the study's plan in this process."""
+    chosen = variant("B", config.model, ALTERNATION)
+    plan = run_plan(study_dir, "B", int(name[1:]))
+    run = Run(plan, chosen.configure(config), resolve(config.target), chosen.parts, Stop(), shared=config)
+    assert run.train() == "finished"
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
-def test_two_slots_have_the_numbers_of_one_to_the_bit(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("one_thread")
+def test_two_slots_have_the_numbers_of_one_to_the_bit(
+    two: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The study with two slots is interrupted while both train. Both save, and the next `make` continues them."""
-    texts = write_stories(tmp_path / "texts")
-    one = Workplace(tmp_path / "one", texts, **SETTINGS)
-    done = one.command("scripts.study")
-    assert done.returncode == 0, done.stdout
-    assert "at once" not in done.stdout
-    two = Workplace(tmp_path / "two", texts, SLOTS="2", **SETTINGS)
-    process = two.start(**injected(None, slower=0.3))
-    wait_for(lambda: min(two.steps("B0"), two.steps("B1")) > 2)
-    two.send(signal.SIGSTOP, "scripts.train")  # not over before the next command has started
-    status = two.command("scripts.status", MAKEFLAGS=f"-- STUDY={two.study}").stdout
-    assert [line.split()[:2] for line in status.splitlines()[2:4]] == [["B0", "running"], ["B1", "running"]]
-    assert "slot 0" in status.splitlines()[2]
-    assert "slot 1" in status.splitlines()[3]
-    two.send(signal.SIGCONT, "scripts.train")
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 130, output
+    seen: list[str] = []
+
+    def interrupt() -> None:
+        if not seen and min(map(two.steps, RUNS)) > 2:
+            seen.extend(status_text(two.study).splitlines())
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        for name, value in injected(None, slower=0.3).items():
+            patch.setenv(name, value)
+        assert make(monkeypatch, interrupt) == 130
+    rows = [line.split() for line in seen[2:4]]
+    assert [row[:2] for row in rows] == [["B0", "running"], ["B1", "running"]]
+    assert [row[-2:] for row in rows] == [["slot", "0"], ["slot", "1"]]
     assert not two.orphans()
-    assert [two.status(name) for name in ("B0", "B1")] == ["interrupted"] * 2
-    assert output.count("stopped, saved") == 2
-    done = two.command("scripts.study")
-    assert done.returncode == 0, done.stdout
-    assert "2 of 2 runs pending, 2 at once" in done.stdout
-    assert "all runs are finished" in two.command("scripts.status").stdout
-    for name in ("B0", "B1"):
-        assert two.numbers(name) == one.numbers(name)
+    assert [two.status(name) for name in RUNS] == ["interrupted"] * 2
+    assert capfd.readouterr().out.count("stopped, saved") == 2
+    assert make(monkeypatch) == 0
+    assert "2 of 2 runs pending, 2 at once" in capfd.readouterr().out
+    assert "all runs are finished" in status_text(two.study)
     assert beside_note(2) in json.loads((two.study / "report.json").read_text())["notes"]
+    together = [two.numbers(name) for name in RUNS]
+    for name in RUNS:
+        two.run_dir(name).rename(tmp_path / name)
+        train_alone(two.study, name, load_config(".config"))
+    assert together == [two.numbers(name) for name in RUNS]

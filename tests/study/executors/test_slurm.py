@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts.run_record import Target
+from gpt2.artifacts.typed_json import to_plain
 from gpt2.config.batch import BatchPlan
+from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import resolve, target_record
+from gpt2.system import files
 from gpt2.system.errors import UserError
 from study.executors import slurm
 from study.executors.child_process import EXIT_INTERRUPTED, Event
@@ -20,10 +23,12 @@ from study.executors.run_files import Exit, read_exit, write_exit
 from study.executors.slurm import SlurmError, SlurmExecutor
 from study.records import plan_file
 from study.records.plan_file import Plan, PlanBudget, PlanRow
+from study.runner.study import Study
 from study.runner.worker import refuse_another_card
-from tests.faults.workplace import Workplace, injected, wait_for, write_stories
+from tests.faults.workplace import Workplace, wait_for
 from tests.small_runs import configuration
 from tests.study.executors import fake_slurm
+from tests.study.sample_records import a_record
 
 
 class Clock:
@@ -118,7 +123,7 @@ def test_nothing_is_lost_while_squeue_fails(cluster: Path, clock: Clock, tmp_pat
     built.submit(a_task(tmp_path, "B0"))
     poll(built)
     (cluster / "squeue.fails").touch()
-    assert poll(built, 600.0) == []
+    assert poll(built, 120.0) == []
     (cluster / "squeue.fails").unlink()
     set_state(cluster, "RUNNING", 0)
     assert poll(built) == [Started("B0", "1_0 on node0")]
@@ -184,17 +189,23 @@ time.sleep(600)
 """
 
 
+def with_worker(folder: Path, code: str, **changes: str) -> Workplace:
+    """Return a configured study whose training process is this code."""
+    place = Workplace(folder / "place", folder, **changes)
+    (place.folder / "scripts").unlink()
+    (place.folder / "scripts").mkdir()
+    (place.folder / "scripts" / "train.py").write_text(code)
+    return place
+
+
 @pytest.mark.parametrize(("number", "requeued"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
 def test_before_the_time_limit_a_run_saves_and_its_job_is_requeued(
     cluster: Path, tmp_path: Path, number: int, requeued: bool
 ) -> None:
     """SIGTERM, from scancel, ends it for good."""
-    place = Workplace(tmp_path / "place", write_stories(tmp_path / "texts"))
+    place = with_worker(tmp_path, WORKER)
     place.study.mkdir(parents=True)
     (place.study / "config").write_text((place.folder / ".config").read_text())
-    (place.folder / "scripts").unlink()
-    (place.folder / "scripts").mkdir()
-    (place.folder / "scripts" / "train.py").write_text(WORKER)
     run = place.run_dir()
     tasks = [
         {"name": "B0", "arguments": [str(place.study), "B", "0"], "folder": str(run), "log": str(run / "log")}
@@ -228,18 +239,54 @@ def _ready(place: Workplace) -> bool:
     return False
 
 
-def test_a_study_whose_driver_is_killed_ends_with_one_submission(cluster: Path, tmp_path: Path) -> None:
-    place = Workplace(tmp_path / "place", write_stories(tmp_path / "texts"), EXECUTOR_SLURM="y")
-    slow = injected(None) | {"SLURM_FAKE_RUN": "1"}
-    process = place.start(**slow)
-    wait_for(lambda: place.steps() > 3)
-    process.kill()
-    process.communicate()
-    done = place.command("scripts.study", SLURM_FAKE_RUN="1")
-    assert done.returncode == 0, done.stdout
-    assert place.status() == "finished"
-    arrays = [path for path in (place.study / "slurm").glob("*.json") if "B0" in path.read_text()]
-    assert len(arrays) == 1
+ON_NODE = """
+import json, shutil, sys, time
+from pathlib import Path
+study, variant, seed, *options = sys.argv[1:]
+if "--resolve" in options:
+    print(json.dumps({"event": "resolved", "target": json.loads(Path("target.json").read_text())}), flush=True)
+else:
+    folder = Path(study, "runs", variant + seed)
+    with (folder / "processes").open("a") as processes:
+        processes.write("x")
+    while not Path("go").exists():
+        time.sleep(0.02)
+    shutil.copy(f"{folder.name}.json", folder / "run.json")
+"""
+
+
+def test_a_study_whose_driver_is_killed_ends_with_one_submission(
+    cluster: Path, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are stand-ins. tests/faults kills a real driver, with a real Slurm."""
+    place = with_worker(tmp_path, ON_NODE, EXECUTOR_SLURM="y", SEEDS="2")
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setenv("SLURM_FAKE_RUN", "1")
+    study = Study(read_symbols(Path(".config")), Path(".config").read_text())
+    target = resolve(study.config.target)
+    files.write_json(place.folder / "target.json", to_plain(target))
+    for seed in (0, 1):
+        files.write_json(place.folder / f"B{seed}.json", a_record("B", seed, 4.0))
+    study.directory.mkdir(parents=True)
+    assert study.resolved == target  # by a node
+    first = SlurmExecutor(study.directory, 0, "", lambda: clock.now, clock.sleep)
+    for name in ("B0", "B1"):
+        folder = place.run_dir(name)
+        folder.mkdir(parents=True)
+        first.submit(Task(name, (str(study.directory), "B", name[1:]), folder, folder / "log.txt"))
+    first.poll(1.0)
+    del first  # its driver is killed
+    (place.folder / "go").touch()
+    monkeypatch.setattr(study, "report", lambda: None)
+    plan = Plan(
+        batch=BatchPlan(4, 2, 2, 1, 16),
+        budget=PlanBudget(0, 0, 40),
+        variants={"B": PlanRow("standard", 40, 2560)},
+    )
+    study.execute_pending(plan_file.write(study.directory, plan))
+    assert [place.status(name) for name in ("B0", "B1")] == ["finished"] * 2
+    assert [(place.run_dir(name) / "processes").read_text() for name in ("B0", "B1")] == ["x"] * 2
+    assert len(calls(cluster, "sbatch")) == 2  # of the device and of the runs
     assert not place.orphans()
 
 
