@@ -22,6 +22,7 @@ from ra.names import (
     PATTERNS,
     VariantError,
     custom_variants,
+    definitions,
     files_with,
     published_variants,
     reciprocal_layers,
@@ -62,9 +63,7 @@ class Arm:
     @property
     def meaning(self) -> tuple[object, ...]:
         """Equal for two arms that train the same model in the same way, such as RMS and B+NORM=rms."""
-        defined = {
-            part for part in ("attention", "recipe", *PARTS.values()) if self.attention in files_with(part)
-        }
+        defined = definitions(self.attention) & {"attention", "recipe", *PARTS.values()}
         attention = BASELINE if defined and "attention" not in defined else self.attention
         parts = dict.fromkeys(defined & set(PARTS.values()), self.attention) | dict(self.parts)
         recipe_of = self.attention if "recipe" in defined else ""

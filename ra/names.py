@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -58,20 +59,29 @@ def known_variants() -> list[str]:
 def files_with(part: str) -> list[str]:
     """List the variants whose file defines the function `part`, as far as its text shows."""
     return [
-        name for name in [*published_variants(), *custom_variants()] if part in _definitions(source(name))
+        name
+        for name in [*published_variants(), *custom_variants()]
+        if part in _definitions(source(name).read_bytes())
     ]
 
 
-def _definitions(path: Path) -> set[str]:
-    """Return the names of functions, classes and variables of a file; none where it has a syntax error."""
+def definitions(name: str) -> frozenset[str]:
+    """Return the names of functions, classes and variables that the file of a variant defines; none without a file."""
+    filed = name in published_variants() or name in custom_variants()
+    return _definitions(source(name).read_bytes()) if filed else frozenset()
+
+
+@functools.lru_cache(maxsize=256)
+def _definitions(text: bytes) -> frozenset[str]:
+    """Parse a file; nothing where it has a syntax error."""
     try:
-        body = ast.parse(path.read_bytes()).body
+        body = ast.parse(text).body
     except (SyntaxError, ValueError):
-        return set()
+        return frozenset()
     names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     targets += [node.target for node in body if isinstance(node, ast.AnnAssign)]
-    return names | {target.id for target in targets if isinstance(target, ast.Name)}
+    return frozenset(names | {target.id for target in targets if isinstance(target, ast.Name)})
 
 
 def _file_variants(folder: Path) -> list[str]:
