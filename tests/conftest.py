@@ -1,15 +1,26 @@
 """Fixtures of all tests."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from tests import process_defaults  # noqa: F401  (before any test loads torch)
+from tests import (
+    process_defaults,  # noqa: F401  (before any test loads torch)
+    shared_folder,
+)
 
 settings.register_profile("untimed", deadline=None)  # the time of an example depends on the machine
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = tmp_path_factory.getbasetemp()
+    session = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ[shared_folder.VARIABLE] = str(session / "shared")
 
 
 @pytest.fixture

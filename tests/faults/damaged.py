@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.faults.harness import Bench, fault, outcome
-from tests.faults.workplace import Workplace, wait_for
+from tests.faults.workplace import Workplace
 
 CONTINUES = "named and moved into damaged/; ends at the undisturbed numbers"
 
@@ -39,54 +39,40 @@ def continues(bench: Bench, place: Workplace, damage: Callable[[Path], None], *p
     )
 
 
-def interrupted(bench: Bench) -> Workplace:
-    place = bench.workplace()
-    place.make({"place": "step", "at": 20, "action": "TERM"})
-    wait_for(lambda: not place.orphans())
-    assert place.record()["status"] == "interrupted"
-    return place
-
-
-def finished(bench: Bench) -> Workplace:
-    place = bench.workplace()
-    place.make()
-    return place
-
-
 @fault("a byte above 0x7f in run.json, in config and in plan.json of an interrupted study", CONTINUES)
 def byte_in_study(bench: Bench) -> str:
-    place = interrupted(bench)
+    place = bench.interrupted()
     paths = (place.run_dir() / "run.json", place.study / "config", place.study / "plan.json")
     return continues(bench, place, byte_above_0x7f, *paths)
 
 
 @fault("a FIFO in place of run.json of a finished run", CONTINUES, quick=True)
 def fifo_as_record(bench: Bench) -> str:
-    place = finished(bench)
+    place = bench.finished()
     return continues(bench, place, fifo, place.run_dir() / "run.json")
 
 
 @fault("100,000 brackets in run.json of a finished run", CONTINUES)
 def brackets_in_record(bench: Bench) -> str:
-    place = finished(bench)
+    place = bench.finished()
     return continues(bench, place, brackets, place.run_dir() / "run.json")
 
 
 @fault("100,000 brackets in plan.json of an interrupted study", CONTINUES)
 def brackets_in_plan(bench: Bench) -> str:
-    place = interrupted(bench)
+    place = bench.interrupted()
     return continues(bench, place, brackets, place.study / "plan.json")
 
 
 @fault("100,000 brackets in plan.json of a finished study", CONTINUES)
 def brackets_in_plan_of_finished(bench: Bench) -> str:
-    place = finished(bench)
+    place = bench.finished()
     return continues(bench, place, brackets, place.study / "plan.json")
 
 
 @fault("a flipped digit in the clocks of an interrupted run.json", CONTINUES)
 def digit_of_clock(bench: Bench) -> str:
-    place = interrupted(bench)
+    place = bench.interrupted()
     record = place.run_dir() / "run.json"
     flip_digit(record, b'"train": ')
     done = place.make()

@@ -97,7 +97,7 @@ def shrunk(bench: Bench) -> str:
 OTHER_DATA = "refused, naming data and validation; with the texts as they were, the undisturbed numbers"
 
 
-@fault("texts that change between two `make` of one run", OTHER_DATA, quick=True)
+@fault("texts that change between two `make` of one run", OTHER_DATA)
 def changed_texts(bench: Bench) -> str:
     texts = write_stories(bench.folder / "changing")
     place = bench.workplace(DATA_DIR="data", DATASET_FILES=str(texts / "*.txt"))

@@ -60,7 +60,7 @@ def hup_in_training(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "step", "at": 22, "action": "HUP"})
 
 
-@fault("SIGTERM in the middle of an accumulation", WITHIN, quick=True)
+@fault("SIGTERM in the middle of an accumulation", WITHIN)
 def term_in_accumulation(bench: Bench) -> str:
     return stopped_then_resumed(bench, {"place": "accumulation", "at": 23, "action": "TERM"})
 
@@ -123,7 +123,7 @@ def kill_in_accumulation(bench: Bench) -> str:
     return killed(bench, {"place": "accumulation", "at": 29, "action": "kill"})
 
 
-@fault("SIGKILL while a checkpoint is written", KILLED, quick=True)
+@fault("SIGKILL while a checkpoint is written", KILLED)
 def kill_in_save(bench: Bench) -> str:
     return killed(bench, {"place": "save", "at": 24, "action": "kill"})
 
@@ -143,9 +143,9 @@ def power_cut(bench: Bench) -> str:
     return after_resuming(bench, place, f"record says {place.status()}")
 
 
-@fault("two SIGTERMs, a SIGHUP and a first SIGINT", WITHIN, quick=True)
+@fault("two SIGTERMs, a SIGHUP and a first SIGINT in the middle of an accumulation", WITHIN, quick=True)
 def two_terms(bench: Bench) -> str:
-    return stopped_then_resumed(bench, {"place": "step", "at": 20, "action": "TERM HUP TERM INT"})
+    return stopped_then_resumed(bench, {"place": "accumulation", "at": 20, "action": "TERM HUP TERM INT"})
 
 
 @fault(

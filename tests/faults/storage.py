@@ -34,7 +34,7 @@ def damaged(bench: Bench, harm: Callable[[Path], None], expected: str = PREVIOUS
     )
 
 
-@fault("a flipped bit in the newest checkpoint", PREVIOUS, quick=True)
+@fault("a flipped bit in the newest checkpoint", PREVIOUS)
 def flipped_bit(bench: Bench) -> str:
     def harm(path: Path) -> None:
         content = bytearray((path / "state.pt").read_bytes())

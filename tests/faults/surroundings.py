@@ -36,7 +36,7 @@ def tracked(bench: Bench, behaviour: str) -> str:
     return outcome(good, UNCHANGED, f"same {same} whole {whole} left {left} {done.stdout[-300:]}")
 
 
-@fault("a tracker that refuses", UNCHANGED, quick=True)
+@fault("a tracker that refuses", UNCHANGED)
 def tracker_refuses(bench: Bench) -> str:
     return tracked(bench, "refuse")
 
@@ -111,7 +111,6 @@ def no_hub(bench: Bench) -> str:
 @fault(
     "a HellaSwag source that does not answer",
     "recorded as absent with the reason; the study ends",
-    quick=True,
 )
 def no_hellaswag(bench: Bench) -> str:
     place = bench.workplace(HELLASWAG="y", HELLASWAG_FILE="")

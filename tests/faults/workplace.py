@@ -15,6 +15,7 @@ from typing import Any
 
 from gpt2.artifacts import run_record
 from tests.checkout import link_project
+from tests.shared_folder import data_folder
 from tests.small_runs import write_texts
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ class Workplace:
         return self.study / "runs" / name
 
     def configure(self, **changes: str) -> None:
-        values = SETTINGS | {"DATASET_FILES": str(self.texts / "*.txt")} | changes
+        values = SETTINGS | data_folder() | {"DATASET_FILES": str(self.texts / "*.txt")} | changes
         assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
         done = self.command("scripts.kconfig", "defconfig", f"{STUDY}+cpu", *assignments)
         assert done.returncode == 0, done.stdout

@@ -16,6 +16,7 @@ from gpt2.config.config import ANY_TARGET
 from gpt2.hardware.resolve import resolve
 from gpt2.train.step import Stepper
 from study.runner import worker
+from tests.shared_folder import data_folder
 
 SMALL = {
     "VARIANTS": "B",
@@ -34,7 +35,7 @@ def card(tmp_path: Path) -> Card:
 
 def test_a_study_is_stopped_by_its_training_process(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "")  # restored after the test
-    values = studies.COMMON | SMALL | {"DATA_DIR": str(card.folder / "data")}
+    values = studies.COMMON | SMALL | data_folder()
     arguments = (card.folder / studies.STOPPED, studies.SPECIFICATIONS[True], values, Disturbance(stop_at=2))
     assert studies.start_study(*arguments, starts=1) == [130]
     with pytest.raises(NotRunError, match="the stopped run of B is interrupted: no error"):

@@ -25,6 +25,7 @@ from study.transfer.matrix import build_transfer, counted_runs
 from study.transfer.records import PlatformRecord, elsewhere, read, write
 from tests.faults.workplace import STUDY, Workplace, write_stories
 from tests.hellaswag_items import FIXTURE
+from tests.shared_folder import data_folder
 
 SETTINGS = {
     "SEEDS": "3",
@@ -39,9 +40,11 @@ NPU = "Ascend 910B3"
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    place = Workplace(
-        tmp_path_factory.mktemp("place"), write_stories(tmp_path_factory.mktemp("texts")), **SETTINGS
-    )
+    texts = write_stories(tmp_path_factory.mktemp("texts"))
+    place = Workplace(tmp_path_factory.mktemp("place"), texts, DATA_DIR="data", **SETTINGS)
+    shared = Path(data_folder()["DATA_DIR"])
+    shared.mkdir(parents=True, exist_ok=True)
+    (place.folder / "data").symlink_to(shared)
     assert place.command("scripts.study").returncode == 0
     return place
 

@@ -18,6 +18,7 @@ from gpt2.hardware.gpu_specs import GIB, TargetError
 from gpt2.hardware.torch_devices import TorchDevice, TorchDevices
 from scripts import report
 from study.memory import peaks
+from tests.shared_folder import data_folder
 
 H200 = TorchDevices(
     "cuda", "2.13.0+cu130", (TorchDevice(0, "NVIDIA H200", 140 * GIB, False, (9, 0)),), "CUDA 13.0"
@@ -79,7 +80,7 @@ def test_a_study_its_report_and_its_memory_open_no_context(
 ) -> None:
     with pytest.raises(AssertionError, match="get_device_properties"):
         torch_devices.list_torch_devices()  # the fake is effective
-    study = configure_study(tmp_path, "gpt2-ra-ablation-smoke", DATA_DIR=str(tmp_path / "data"), **SMALL)
+    study = configure_study(tmp_path, "gpt2-ra-ablation-smoke", **SMALL, **data_folder())
     assert study.run() == 0  # its training processes find the CPU of this machine
     assert study.resolved.device_name == "NVIDIA H200"
     monkeypatch.setattr("sys.argv", ["report", str(study.directory)])
