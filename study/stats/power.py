@@ -51,8 +51,15 @@ def exaggeration(noncentrality: float, dof: int, level: float = LEVEL) -> float:
 
 def _limits(effect: float, dof: float, level: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the limits of the test above and below, from the effect, in standard errors: one for each of CHANCES."""
-    limit = t_quantile(1 - level, dof) * np.sqrt(special.chdtri(dof, CHANCES) / dof)
+    limit = _limit(dof, level)
     return limit - effect, limit + effect
+
+
+@functools.lru_cache(maxsize=8)
+def _limit(dof: float, level: float) -> NDArray[np.float64]:
+    """Return the limit of |T| in standard errors, for each of CHANCES of the spread."""
+    limit: NDArray[np.float64] = t_quantile(1 - level, dof) * np.sqrt(special.chdtri(dof, CHANCES) / dof)
+    return limit
 
 
 @functools.cache

@@ -96,14 +96,14 @@ def excluded(bench: Bench, name: str, before: bytes, message: str, fix: Callable
     """Change a digit in a file of a finished run, report, verify, apply the fix and run `make`."""
     place = bench.finished()
     flip_digit(place.run_dir() / name, before)
-    output = [place.command(f"scripts.{command}") for command in ("report", "verify")]
+    output = [place.here(f"scripts.{command}") for command in ("report", "verify")]
     named = all(message in " ".join(done.stdout.split()) and "fix: restore" in done.stdout for done in output)
     counted = "0 of 1 runs counted" in (place.study / "report.md").read_text()
     codes = [done.returncode for done in output]
     fix(place)
     done = place.make()
     same = done.returncode == 0 and place.numbers() == bench.undisturbed()
-    verified = place.command("scripts.verify").returncode == 0
+    verified = place.here("scripts.verify").returncode == 0
     return outcome(
         named and counted and codes == [0, 1] and same and verified,
         EXCLUDED,

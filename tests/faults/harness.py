@@ -91,7 +91,7 @@ class Bench:
         key = json.dumps([fault, changes], sort_keys=True)
         if key not in self._studies:
             place = self.workplace(**changes)
-            done = place.make(fault) if fault else place.command("scripts.study")
+            done = place.make(fault) if fault else place.here("scripts.study")
             assert done.returncode == (130 if fault else 0), done.stdout
             self._studies[key] = place
         return self._studies[key]

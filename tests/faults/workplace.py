@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from gpt2.artifacts import run_record
 from tests.checkout import link_project
@@ -56,7 +61,7 @@ class Workplace:
     def configure(self, **changes: str) -> None:
         values = SETTINGS | data_folder() | {"DATASET_FILES": str(self.texts / "*.txt")} | changes
         assignments = [f"CONFIG_{name}={value}" for name, value in values.items()]
-        done = self.command("scripts.kconfig", "defconfig", f"{STUDY}+cpu", *assignments)
+        done = self.here("scripts.kconfig", "defconfig", f"{STUDY}+cpu", *assignments)
         assert done.returncode == 0, done.stdout
 
     def environment(self, **extra: str) -> dict[str, str]:
@@ -82,6 +87,34 @@ class Workplace:
         process = self.start(*arguments, prefix=prefix, **extra)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
         return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+    def here(self, module: str, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end in this process, without the seconds in which a process loads torch.
+
+        The training processes that it starts are processes. Returns its status and its output.
+        """
+        output = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+        folder, words, variables, threads = Path.cwd(), sys.argv, dict(os.environ), torch.get_num_threads()
+        status: Any = 0
+        try:
+            os.chdir(self.folder)
+            sys.argv = [module, *arguments]
+            _set_environment(self.environment(**extra))
+            with (
+                warnings.catch_warnings(action="ignore", category=RuntimeWarning),  # it was imported before
+                contextlib.redirect_stdout(output),
+                contextlib.redirect_stderr(output),
+            ):
+                runpy.run_module(module, run_name="__main__")
+        except SystemExit as ended:
+            status = ended.code
+        finally:
+            os.chdir(folder)
+            sys.argv = words
+            _set_environment(variables)
+            torch.set_num_threads(threads)
+        output.seek(0)
+        return subprocess.CompletedProcess([module, *arguments], status, output.read())
 
     def make(self, fault: dict[str, Any] | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
         """Run `make` with a fault injected into its training processes."""
@@ -154,6 +187,11 @@ class Workplace:
                 continue
             if here:
                 yield int(path.name), words
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def injected(fault: dict[str, Any] | None, slower: float = 0.05) -> dict[str, str]:

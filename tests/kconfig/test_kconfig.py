@@ -55,7 +55,9 @@ def test_environment_variables_of_the_kernel_build_have_no_effect(monkeypatch):
 def test_every_defconfig_and_fragment_survives_savedefconfig(base, detected, tmp_path, monkeypatch):
     monkeypatch.setenv("RA_DETECTED", detected)
     original = commands.DEFCONFIGS
-    for index, spec in enumerate([base, *(f"{base}+{fragment}" for fragment in FRAGMENTS)]):
+    # a fragment other than cpu names its target, so the detected one gives no default
+    fragments = FRAGMENTS if detected == "cpu" else ["cpu"]
+    for index, spec in enumerate([base, *(f"{base}+{fragment}" for fragment in fragments)]):
         monkeypatch.setattr(commands, "DEFCONFIGS", original)
         text = defconfig(spec=spec)
         assert f'CONFIG_DETECTED="{detected}"' in text

@@ -1,6 +1,7 @@
 """Test every variant under torch.compile: one graph, the eager numbers, and a minimal backward."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -93,6 +94,7 @@ def test_a_compiled_variant_is_one_graph_and_gives_the_eager_loss_and_gradients(
     assert grouped == ([True, False, True] if "every" in kind else [name.startswith(LEARNED)])
 
 
+@functools.cache
 def graphs_of(name: str, kind: str, iteration: int = 0) -> dict[str, torch.fx.Graph]:
     """Return the forward and backward graphs of torch.compile's partitioner, before kernel fusion."""
     graphs: dict[str, torch.fx.Graph] = {}

@@ -76,7 +76,7 @@ def test_a_compiled_backward_holds_all_weight_gradients_and_the_accumulated_ones
     kind=st.sampled_from(["cpu", "cuda", "rocm", "npu"]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_the_kinds_of_memory_at_the_peak_add_up_and_include_weights_and_optimizer_state(
     micro: int, layers: int, kind: str, dtype: str
 ) -> None:

@@ -38,7 +38,7 @@ def test_an_exceeded_memory_limit_is_out_of_memory() -> None:
         "resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
         "held = []\n"
         "try:\n"
-        "    while True: held.append(torch.ones(64 << 20))\n"
+        "    while True: held.append(torch.empty(64 << 20))\n"
         "except Exception as error:\n"
         "    print(out_of_memory(error))\n"
     )

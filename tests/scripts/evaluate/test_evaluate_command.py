@@ -20,7 +20,7 @@ PLATFORMS = ["bf16", "int8", "int2", "foreign:0", "foreign:0.1"]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     texts = write_stories(tmp_path_factory.mktemp("texts"))
     place = Workplace(tmp_path_factory.mktemp("place"), texts, **SETTINGS)
-    assert place.command("scripts.study").returncode == 0
+    assert place.here("scripts.study").returncode == 0
     faulty_copies(place.study / "runs/RALEARN0", place.study)
     return place
 
@@ -43,15 +43,16 @@ def faulty_copies(run: Path, folder: Path) -> None:
 
 
 def evaluate(place: Workplace, platforms: str, run: str = "RALEARN0") -> tuple[int, str]:
-    done = place.command("scripts.evaluate", str(place.study / "runs" / run), "--platform", platforms)
+    done = place.here("scripts.evaluate", str(place.study / "runs" / run), "--platform", platforms)
     return done.returncode, done.stdout
 
 
 def test_a_run_is_evaluated_on_every_platform_and_its_files_are_unchanged(place: Workplace) -> None:
     folder = place.study / "runs/RALEARN0"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    status, printed = evaluate(place, " ".join(PLATFORMS))
-    assert status == 0, printed
+    done = place.command("scripts.evaluate", str(folder), "--platform", " ".join(PLATFORMS))
+    printed = done.stdout
+    assert done.returncode == 0, printed
     assert {path: path.read_bytes() for path in before} == before
     found = {name: read(folder, name) for name in ["fp32", *PLATFORMS]}
     home, loss = found["fp32"], run_record.load(folder).validation

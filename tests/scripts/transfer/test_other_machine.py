@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     shared = Path(data_folder()["DATA_DIR"])
     shared.mkdir(parents=True, exist_ok=True)
     (place.folder / "data").symlink_to(shared)
-    assert place.command("scripts.study").returncode == 0
+    assert place.here("scripts.study").returncode == 0
     return place
 
 

@@ -24,19 +24,20 @@ PLATFORMS = "int8 int2 foreign:0 foreign:0.02 foreign:0.2"
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     texts = write_stories(tmp_path_factory.mktemp("texts"))
     place = Workplace(tmp_path_factory.mktemp("place"), texts, **SETTINGS)
-    done = place.command("scripts.study")
+    done = place.here("scripts.study")
     assert done.returncode == 0, done.stdout
     return place
 
 
 def transfer(place: Workplace, *arguments: str) -> tuple[int, str]:
-    done = place.command("scripts.transfer", *arguments)
+    done = place.here("scripts.transfer", *arguments)
     return done.returncode, done.stdout
 
 
 def test_every_run_is_evaluated_judged_and_shown_and_nothing_is_repeated(place: Workplace) -> None:
-    status, printed = transfer(place, str(place.study), "--platforms", PLATFORMS)
-    assert status == 0, printed
+    done = place.command("scripts.transfer", str(place.study), "--platforms", PLATFORMS)
+    printed = done.stdout
+    assert done.returncode == 0, printed
     content = json.loads((place.study / "transfer.json").read_text())
     names = ["fp32", *PLATFORMS.split()]
     rows = {(row["run"], row["platform"]): row["loss"] for row in content["matrix"]}

@@ -198,12 +198,12 @@ def test_out_of_memory_during_timing_selects_the_next_divisor_for_all(config: Co
 
     def time_steps(name: str, batch: BatchPlan, seconds: float) -> Timing:
         tried.append((name, batch.micro))
-        if name == "RALEARN" and batch.micro > 4:
+        if name == "RALEARN" and batch.micro > 8:
             raise DoesNotFitError("out of memory")
         return timing(2.0)
 
     batch = make(config, tmp_path, time_steps).batch
-    assert batch.micro == 4
+    assert batch.micro == 8
     assert batch.micro * batch.accumulation == 512
     assert [micro for _, micro in tried] == sorted((micro for _, micro in tried), reverse=True)
 

@@ -1,4 +1,4 @@
-"""`make` with a very small model in real processes. For its faults see tests/faults."""
+"""`make` with a very small model and real training processes. For its faults see tests/faults."""
 
 import json
 from pathlib import Path
@@ -33,15 +33,16 @@ def configure(place: Workplace, **changes: str) -> None:
 
 
 def run(place: Workplace, *arguments: str, expect: int) -> str:
-    done = place.command(*arguments)
+    done = place.here(*arguments)
     assert done.returncode == expect, done.stdout
     return done.stdout
 
 
 def test_a_study_runs_writes_its_report_and_a_second_make_runs_nothing(place: Workplace) -> None:
     configure(place, VARIANTS="B")
-    first = run(place, "scripts.study", expect=0)
-    assert "CPU study" in first.splitlines()[0]
+    first = place.command("scripts.study")
+    assert first.returncode == 0, first.stdout
+    assert "CPU study" in first.stdout.splitlines()[0]
     study = place.study
     assert place.status("B0") == "finished"
     for name in ("config", "run.json", "metrics.jsonl", "memory.json", "log.txt", "checkpoint"):
@@ -51,7 +52,7 @@ def test_a_study_runs_writes_its_report_and_a_second_make_runs_nothing(place: Wo
     assert "nothing to run: all 1 runs" in second
     assert (study / "runs/B0/run.json").read_bytes() == before
     # a job that waited in a cluster's queue while the run was finished elsewhere
-    run(place, "scripts.train", str(study), "B", "0", expect=0)
+    assert place.command("scripts.train", str(study), "B", "0").returncode == 0
     assert (study / "runs/B0/run.json").read_bytes() == before
     # a further session with another seed and another variant: the finished run is unchanged
     configure(place, SEEDS="2")

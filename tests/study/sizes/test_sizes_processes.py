@@ -22,7 +22,7 @@ def test_two_sizes_run_stop_continue_and_are_reported(
     # the larger size cannot start: the smaller one is finished all the same
     (results / "s-mini").mkdir(parents=True)
     (results / "s-mini" / "config").write_text("CONFIG_GPT2_HARD_LIMIT=1\n")
-    refused = place.command("scripts.study")
+    refused = place.here("scripts.study")
     assert refused.returncode == 1
     assert "s-mini has another configuration" in refused.stdout
     assert "s-mini has no judged run yet" in (results / "s" / "sizes.md").read_text()
@@ -37,10 +37,10 @@ def test_two_sizes_run_stop_continue_and_are_reported(
         counts[size] = record.parameters
         assert record.status == "finished"
     assert [(row["size"], row["parameters"]) for row in rows] == [*counts.items()]
-    again = place.command("scripts.study")
+    again = place.here("scripts.study")
     assert again.returncode == 0
     assert again.stdout.count("nothing to run") == 2
     page = (results / "s" / "sizes.html").read_bytes()
     (results / "s" / "sizes.html").unlink()
-    assert place.command("scripts.report").returncode == 0
+    assert place.here("scripts.report").returncode == 0
     assert (results / "s" / "sizes.html").read_bytes() == page

@@ -29,7 +29,7 @@ def place(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace
 
 
 def run(place: Workplace) -> str:
-    done = place.command("scripts.study")
+    done = place.here("scripts.study")
     assert done.returncode == 0, done.stdout
     return done.stdout
 
