@@ -17,6 +17,7 @@ from numerics.compare.records import rank_folders
 from numerics.diagnose.pair import LOSS, Place
 from numerics.diagnose.rules import (
     DOWNSTREAM,
+    DRIFT,
     NONE,
     NOT_REPRODUCIBLE,
     OVERFLOW,
@@ -55,6 +56,7 @@ class Situation:
     """What is known beside the curves. checks: all rows; None where no checklist was made, for the reason unchecked.
 
     compare: (target, golden) -> the command that compares two records. first: the step number of the first step.
+    monitored: what the monitor files of the runs show, in sentences; None where there are none.
     """
 
     sides: tuple[Side, Side]
@@ -66,6 +68,7 @@ class Situation:
     )
     check_command: str = ""
     first: int = 0
+    monitored: Callable[[], Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ def walk(diagnosis: Diagnosis, situation: Situation) -> Flow:
     flow.steps.append(Step("Symptom", found.symptom.section, DONE, f"{found.symptom.name}: {found.evidence}"))
     blocked = _checklist(flow, situation)
     flow.steps.append(Step("First differing step", "2.3.1.2", DONE, differing(diagnosis)))
+    if situation.monitored is not None and found.symptom.name in (SPIKES, OVERFLOW, DRIFT):
+        flow.steps.append(Step("Monitor", "4.6", DONE, ". ".join(situation.monitored())))
     if diagnosis.unequal is None and found.symptom.name == NONE:
         return flow
     if blocked:

@@ -2,7 +2,7 @@
 
 A tensor's share: the excess of its squared norm over the expected one, as a part of the sum of all such sizes. Squared
 norms of tensors add up to that of the model. Expected is the history of the run, or the reference at the same step.
-Correlation: of the tensor's and the model's deviations over all tested steps, on a log scale (Pearson).
+Correlation: of the tensor's and the model's deviations on a log scale (Pearson), at the AROUND steps before and after.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from numerics.trend.tables import Monitored, Table
 NORM_FIRST, LOSS_FIRST, TOGETHER = "gradient norm first", "loss first", "same step"
 NORM_ONLY, LOSS_ONLY, NEITHER = "gradient norm only", "loss only", "neither"
 GRADIENTS = ("grad_reduced", "grad_unreduced", "grad_clipped")  # preferred first: before clipping
+AROUND = 64  # steps before the first chosen one and after it that correlations are computed from
 SHARED_STEPS = 16  # anomalous steps that shares are computed from
 Doubles = NDArray[np.float64]
 
@@ -159,7 +160,9 @@ def _shares(
     excess = squares - expectations
     whole = float(np.abs(excess).sum())
     result.excess = float(excess.sum() / max(expectations.sum(), 1e-300))
-    correlations = _correlations(values, expected, usable)
+    near = np.zeros(len(usable), dtype=bool)
+    near[max(0, columns[0] - AROUND) : columns[0] + AROUND + 1] = True
+    correlations = _correlations(values, expected, usable & near if len(chosen) <= SHARED_STEPS else usable)
     for row, name in enumerate(table.names):
         share = float(excess[row] / whole) if whole else 0.0
         ratio = math.sqrt(squares[row] / expectations[row]) if expectations[row] > 0 else math.inf

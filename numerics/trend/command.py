@@ -82,9 +82,13 @@ def show(runs: Sequence[Monitored], folder: Path, record: Record) -> list[str]:
     return terminal_lines(trend, commands, written, notes)
 
 
+def trend_files(folder: Path) -> list[Path]:
+    return [folder / "trend.json", folder / "trend.html"]
+
+
 def write_trend(trend: Trend, commands: Sequence[str], folder: Path) -> tuple[list[Path], list[str]]:
     """Write trend.json and trend.html into the folder. Returns their paths, and notes."""
-    paths = [folder / "trend.json", folder / "trend.html"]
+    paths = trend_files(folder)
     with writing(folder, "give another folder for the results"):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(paths[0], as_json(trend, list(commands)))

@@ -17,12 +17,14 @@ from numerics.trend.attribution import (
     Attribution,
     attribute,
 )
-from numerics.trend.history import ALARM
+from numerics.trend.history import ALARM, BEFORE, LEAST
 from numerics.trend.ranks import Ranks, compare_ranks
 from numerics.trend.tables import Monitored
 
 Record = Callable[[Monitored, int], str]  # the command that records a step
-EMBEDDING = re.compile(r"(^|[._])(tok|token|pos|word)?_?(emb|embed|embedding|embeddings|wte|wpe)([._]|$)")
+EMBEDDING = re.compile(
+    r"(^|[._])((tok|token|pos|position|word)?_?(emb|embed|embedding|embeddings)|token|wte|wpe)([._]|$)"
+)
 SHOWN = 5  # tensors in a list
 
 
@@ -69,6 +71,12 @@ def next_commands(trend: Trend, record: Record) -> list[str]:
 
 def _first(trend: Trend) -> str:
     first, tests = trend.anomalies.first, trend.anomalies.tests
+    if first is None and not tests:
+        steps = max(len(table.steps) for table in trend.run.tables.values())
+        return (
+            f"Nothing is tested: the tables have at most {steps} steps, and a history needs {BEFORE + LEAST}; fix: "
+            "monitor more steps (CONFIG_MONITOR_INTERVAL=1)"
+        )
     if first is None:
         than = f"{trend.run.name} does not leave the envelope of {trend.reference.name}" if trend.reference else (
             "no tensor leaves its history"

@@ -76,8 +76,12 @@ const drawPanel = panel => {
   const [context, whole, scale] = fit(panel.canvas, rows * height + AXIS);
   context.clearRect(0, 0, whole, rows * height + AXIS);
   const width = whole - gutter, wide = Math.max(1, Math.round(width * scale)), line = Math.max(1, Math.round(height * scale));
-  if (!panel.image || panel.image.width !== wide || panel.image.height !== rows * line) panel.image = new ImageData(wide, rows * line);
-  paint(panel.map, new Uint32Array(panel.image.data.buffer), wide, line);
+  const drawn = [panel.map.id, from, to, relative, wide, line, colors.missing].join();
+  if (panel.drawn !== drawn) { // a move of the chosen cell alone keeps the image
+    if (!panel.image || panel.image.width !== wide || panel.image.height !== rows * line) panel.image = new ImageData(wide, rows * line);
+    paint(panel.map, new Uint32Array(panel.image.data.buffer), wide, line);
+    panel.drawn = drawn;
+  }
   context.putImageData(panel.image, Math.round(gutter * scale), 0);
   context.font = `11px ${colors.font}`;
   if (gutter > 20) labels(context, height, gutter);

@@ -23,7 +23,7 @@ from pages.page import html_file, script_json
 
 HERE = Path(__file__).parent
 SCRIPTS = ("cells.js", "draw.js", "controls.js")
-CELLS = 6_000_000  # of all maps: two codes of 16 bits each
+CELLS = 4_000_000  # of all maps: two codes of 16 bits each
 LISTED = 300  # anomalies on the page
 TRAINING, VALUE, UNITS = "training", "value", "deviation"
 FIRST, SECOND, DIFFERENCE = 0, 1, 2  # sides of a map

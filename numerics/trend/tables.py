@@ -1,7 +1,8 @@
 """Read the files of a monitor: `<run>/monitor/rank<r>/<kind>_<first>-<last>.csv` or .parquet, and those of msProbe.
 
 Columns: vpp_stage, name, step, [micro_step,] and statistics. msProbe's folders are `<time>-rank<r>-<number>`; older
-versions of it name the second column module_name or param_name, and statistics of activations `input.norm`.
+versions of it name the second column module_name or param_name, and statistics of activations `input.norm`. A Parquet
+file beside the CSV file of the same name is left out.
 Of a row that was written twice, as by a resumed run, the last one counts.
 """
 
@@ -107,6 +108,8 @@ def read_monitor(
             if match and (not kinds or match[1] in kinds):
                 files.setdefault(match[1], []).append((int(match[2]), file))
         for kind, parts in files.items():
+            tables_of = {file.stem for _, file in parts if file.suffix == ".csv"}
+            parts = [one for one in parts if one[1].suffix == ".csv" or one[1].stem not in tables_of]
             table = _read_table(kind, rank, [file for _, file in sorted(parts)], statistics, found.notes)
             if table is not None:
                 found.tables[kind, rank] = table

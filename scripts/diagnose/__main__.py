@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpt2.system.errors import UserError, run_command
@@ -18,6 +18,10 @@ from numerics.diagnose.pair import pair_curves
 from numerics.diagnose.rules import diagnose
 from numerics.diagnose.write import terminal_lines, write_diagnosis
 from numerics.errors import NumericsError
+from numerics.trend.command import read_runs as read_monitors
+from numerics.trend.command import record_command, trend_files, write_trend
+from numerics.trend.conclusion import analyse, next_commands, sentences
+from numerics.trend.tables import Monitored, has_monitor
 from scripts.diagnose.runs import (
     RunSide,
     read_runs,
@@ -53,11 +57,41 @@ def diagnose_runs(runs: Sequence[RunSide], out: Path | None) -> int:
         reason,
         f"diff {shlex.quote(str(runs[0].path / 'config'))} {shlex.quote(str(runs[1].path / 'config'))}",
         first=1,
+        monitored=monitored(runs, folder),
     )
     flow = walk(diagnosis, situation)
     written = write_diagnosis(diagnosis, flow, situation, folder)
+    written += [path for path in trend_files(folder) if any(step.title == "Monitor" for step in flow.steps)]
     print(*terminal_lines(diagnosis, flow, written), sep="\n")
     return 0
+
+
+def monitored(runs: Sequence[RunSide], folder: Path) -> Callable[[], Sequence[str]] | None:
+    """Return a function that attributes the anomalies of the second run, or of the only one with monitor files."""
+    watched = [run for run in runs if run.record is not None and has_monitor(run.path)]
+    if not watched:
+        return None
+
+    def sentences_of() -> Sequence[str]:
+        try:
+            read = read_monitors(
+                [run.path for run in watched], [run.label for run in watched], [None] * len(watched)
+            )
+            trend = analyse(read[-1], read[0] if len(read) > 1 else None)
+            write_trend(trend, next_commands(trend, record_step), folder)
+        except NumericsError as error:
+            return [f"the monitor files cannot be used: {error}"]
+        alone = [] if len(read) > 1 else [f"only {read[0].name} has monitor files"]
+        return [*alone, *sentences(trend), "trend.html has the maps"]
+
+    return sentences_of
+
+
+def record_step(run: Monitored, step: int) -> str:
+    """Return the command that records a step of a run of this repository; else how a script does."""
+    if not (run.path / "run.json").exists():
+        return record_command(run, step)
+    return f"make record {shlex.quote(f'RUN={run.path}')} STEP={step}"
 
 
 def default_folder(command: str, paths: Sequence[Path], labels: Sequence[str]) -> Path:

@@ -6,16 +6,15 @@ python -m scripts.trend RUN_DIR [RUN_DIR] [--out FOLDER].
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
 from numerics.errors import NumericsError
-from numerics.trend.command import read_runs, record_command, show
-from numerics.trend.tables import Monitored, has_monitor
-from scripts.diagnose.__main__ import default_folder, refuse_results
+from numerics.trend.command import read_runs, show
+from numerics.trend.tables import has_monitor
+from scripts.diagnose.__main__ import default_folder, record_step, refuse_results
 from study.compare.load import labels
 
 USAGE = 'fix: make trend RUNS="results/a/runs/B0 [results/b/runs/B0]"'
@@ -48,13 +47,6 @@ def show_trend(paths: Sequence[Path], out: Path | None) -> int:
     runs = read_runs(paths, names, [None] * len(paths))
     print(*show(runs, folder, record_step), sep="\n")
     return 0
-
-
-def record_step(run: Monitored, step: int) -> str:
-    """Return the command that records a step of a run of this repository; else how a script does."""
-    if not (run.path / "run.json").exists():
-        return record_command(run, step)
-    return f"make record {shlex.quote(f'RUN={run.path}')} STEP={step}"
 
 
 if __name__ == "__main__":

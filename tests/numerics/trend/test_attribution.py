@@ -100,7 +100,7 @@ def test_gradients_of_an_embedding_in_bfloat16_are_named(
 ) -> None:
     """The case 3.2.1.3 of the guide: a model in float32 against one whose embedding sums its gradients in bfloat16."""
     for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        train(tmp_path / name, steps=40, dtype=dtype, length=256)
+        train(tmp_path / name, steps=25, dtype=dtype, length=256)
     out = tmp_path / "out"
     assert main(["trend", str(tmp_path / "float32"), str(tmp_path / "bfloat16"), "-o", str(out)]) == 0
     printed = capsys.readouterr().out
