@@ -71,6 +71,16 @@ def require_cores(ranks: int, threads: int, effective: int, found: int) -> None:
     )
 
 
+def threads_notice(resolved: ResolvedTarget, threads: int, found: int) -> str:
+    """Return a notice where one process has more threads than the `found` cores; else ""."""
+    if resolved.device_type != "cpu" or threads <= found:
+        return ""
+    return (
+        f"notice: CONFIG_CPU_THREADS={threads}, but {found} cores are available: runs are slower than with {found} "
+        f"threads; to use {found}, start a new study with CONFIG_CPU_THREADS={found}"
+    )
+
+
 def cpu_slots(wanted: int, threads: int, found: list[frozenset[int]]) -> list[Slot]:
     """Return slots of equally many cores. found: the logical CPUs of each core."""
     each = len(found) // wanted

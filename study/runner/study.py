@@ -41,7 +41,7 @@ from study.executors.child_process import (
 from study.executors.executor import Executor, Task, run_tasks
 from study.executors.local import LocalExecutor
 from study.executors.ray_tasks import RayExecutor
-from study.executors.slots import local_slots
+from study.executors.slots import cores, local_slots, threads_notice
 from study.executors.slurm import SlurmExecutor
 from study.records import plan_file
 from study.records.hellaswag_scores import ItemsFile
@@ -155,6 +155,9 @@ class Study:
         )
         if self.settings.executor == "local":
             self.executor()  # SlotsError before anything that takes long
+            notice = threads_notice(resolved, self.config.target.cpu_threads, len(cores()))
+            if notice:
+                print(notice)
         self.admit()
         directory = dataset.prepare(self.config.data, report=print)
         dataset.check_corpus(directory, self.config.model.block_size, report=print)

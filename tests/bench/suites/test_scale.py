@@ -1,19 +1,34 @@
 """The suite of scale: every arrangement is timed in every round, by processes that train together."""
 
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.suite import SuiteResult
 from bench.suites import scale
+from gpt2.system import ranks
 from tests.bench.sessions import run_small
 
 SMALL = scale.ScaledShape("small", 2, 2, 16, 8, 4, 1)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_one_and_two_ranks_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """One rank is this process, which has loaded torch."""
+    plain = scale.Arrangement.open
+
+    def opened(arrangement: scale.Arrangement, shape: scale.ScaledShape) -> Any:
+        if arrangement.ranks > 1:
+            return plain(arrangement, shape)
+        return contextlib.nullcontext(lambda seconds: scale.time_rank(0, 0, arrangement, shape, seconds))
+
+    for name in (*ranks.VARIABLES, "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")  # time_rank sets them
+    monkeypatch.setattr(scale.Arrangement, "open", opened)
     monkeypatch.setattr(scale, "SHAPES", {"cpu": SMALL})
     monkeypatch.setattr(
         scale, "arrangements", lambda cards: (scale.BASELINE, scale.Arrangement("2 ranks", 2))

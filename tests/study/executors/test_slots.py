@@ -8,7 +8,15 @@ import pytest
 from gpt2.config.config import Config
 from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.hardware.torch_devices import TorchDevice, TorchDevices
-from study.executors.slots import SlotsError, card_slots, cores, cpu_slots, local_slots, require_cores
+from study.executors.slots import (
+    SlotsError,
+    card_slots,
+    cores,
+    cpu_slots,
+    local_slots,
+    require_cores,
+    threads_notice,
+)
 from tests.small_runs import configuration
 
 CORES = [frozenset({core, core + 8}) for core in range(8)]
@@ -61,6 +69,14 @@ def test_ranks_with_more_threads_than_cores_are_refused_with_the_numbers_that_wo
         SlotsError, match=f"needs {ranks * max(threads, 1)} cores, and 8 are.*fix: use {fix}$"
     ):
         require_cores(ranks, threads, effective, 8)
+
+
+def test_one_process_with_more_threads_than_cores_is_noticed(
+    cpu: ResolvedTarget, card: ResolvedTarget
+) -> None:
+    """It is not refused: the numbers of an existing study depend on its threads."""
+    assert "CONFIG_CPU_THREADS=9, but 8 cores are available" in threads_notice(cpu, 9, 8)
+    assert not any((threads_notice(cpu, 8, 8), threads_notice(cpu, 0, 8), threads_notice(card, 9, 8)))
 
 
 def test_slots_have_equally_many_cores_and_share_none() -> None:
