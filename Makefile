@@ -7,7 +7,7 @@
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
-             ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER TIMES MINUTES
+             PORT ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER TIMES MINUTES
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -22,7 +22,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-dev menuconfig savedefconfig \
-        olddefconfig data run plan extend report status verify compare diagnose monitor trend record stress \
+        olddefconfig data run plan extend report status serve verify compare diagnose monitor trend record stress \
         repeat compare-records check-config pack-run logp-diff oracle attention sample export evaluate transfer \
         grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
@@ -63,6 +63,9 @@ report: setup-core  ## Rebuild the report from the records [STUDY=results/x; wit
 
 status: setup-core  ## State, progress and host of every run, also while they run [STUDY=results/x]
 	@$(INTERPRETER) -m scripts.status
+
+serve: setup-core  ## Watch a study in a browser on this machine: curves, memory, time left [STUDY=results/x] [PORT=8765]
+	@$(INTERPRETER) -m scripts.serve
 
 verify: setup-core  ## Check records, side files and checkpoints against their checksums [STUDY=results/x]
 	@$(INTERPRETER) -m scripts.verify
