@@ -64,7 +64,7 @@ report: setup-core  ## Rebuild the report from the records [STUDY=results/x; wit
 status: setup-core  ## State, progress and host of every run, also while they run [STUDY=results/x]
 	@$(INTERPRETER) -m scripts.status
 
-serve: setup-core  ## Watch a study in a browser on this machine: curves, memory, time left [STUDY=results/x] [PORT=8765]
+serve: setup-core  ## Watch a study in a browser on this machine: curves, time left [STUDY=results/x] [PORT=8765]
 	@$(INTERPRETER) -m scripts.serve
 
 verify: setup-core  ## Check records, side files and checkpoints against their checksums [STUDY=results/x]

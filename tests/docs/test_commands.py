@@ -51,6 +51,7 @@ RUN_BY = {
     "report": "tests/study/report/test_build.py",
     "sample": "tests/scripts/sample/test_sample_command.py",
     "savedefconfig": "tests/kconfig/test_commands.py",
+    "serve": "tests/scripts/serve/test_serve_command.py",
     "status": "tests/scripts/status/test_status_table.py",
     "trend": "tests/scripts/trend/test_trend_command.py",
     "stress": "tests/scripts/stress/test_stress_command.py",
