@@ -77,6 +77,8 @@ def test_every_defconfig_and_fragment_survives_savedefconfig(base, detected, tmp
         ("cpu", f"{STUDY}+a100-40g", False),
         ("a100-40g", f"{STUDY}+cpu", True),
         ("cpu", f"{STUDY}+cpu", True),
+        ("910b", STUDY, False),
+        ("cpu", f"{STUDY}+910c", False),
     ],
 )
 def test_the_scale_follows_the_configured_or_the_detected_target(detected, spec, cpu, monkeypatch):
@@ -88,7 +90,9 @@ def test_the_scale_follows_the_configured_or_the_detected_target(detected, spec,
     assert config.model.size == ("mini" if cpu else "124m")
     assert config.data.dataset == ("embedded" if cpu else "fineweb-edu")
     assert config.batch.effective == (4 if cpu else 512)
-    assert config.target.compile is not cpu
+    on_npu = "910" in detected + spec
+    assert config.target.compile is not (cpu or on_npu)
+    assert ("CONFIG_ON_NPU=y" in Path(".config").read_text()) is on_npu
 
 
 def test_the_effective_batch_is_the_same_on_every_gpu_target():

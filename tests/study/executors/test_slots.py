@@ -110,6 +110,8 @@ def test_each_slot_has_a_card_of_its_own(card: ResolvedTarget) -> None:
     assert [slot.environment for slot in found] == [{"CUDA_VISIBLE_DEVICES": str(n)} for n in (0, 1)]
     found = card_slots(2, card, devices(A100, A100, kind="rocm"), {"CUDA_VISIBLE_DEVICES": "5, 7"})
     assert [slot.environment for slot in found] == [{"CUDA_VISIBLE_DEVICES": n} for n in ("5", "7")]
+    found = card_slots(2, card, devices(A100, A100, kind="npu"), {"ASCEND_RT_VISIBLE_DEVICES": "4,6"})
+    assert [slot.environment for slot in found] == [{"ASCEND_RT_VISIBLE_DEVICES": n} for n in ("4", "6")]
     found = card_slots(2, card, devices(A100, A100, kind="rocm"), {})
     assert [slot.environment for slot in found] == [{"HIP_VISIBLE_DEVICES": str(n)} for n in (0, 1)]
 
