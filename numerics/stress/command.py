@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("stress", description=DESCRIPTION, help="find a faulty device")
     parser.add_argument("-m", "--minutes", type=float, default=10.0)
     parser.add_argument("-o", "--output_path", type=Path, default=Path("stress"), help="folder of results")
-    parser.add_argument("-d", "--devices", nargs="+", help="torch's names, such as cpu cpu; default: all of the accelerator")
+    parser.add_argument("-d", "--devices", nargs="+", help="torch's names, such as cpu cpu; default: all")
     parser.add_argument("--memory", type=int, metavar="MiB", help="of the memory patterns on a device")
     parser.add_argument(
         "--simulate",
