@@ -101,7 +101,9 @@ class RayExecutor:
 
     def poll(self, seconds: float) -> Sequence[Message]:
         references = [followed.reference for followed in self._followed.values()]
-        gone, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
+        gone = []
+        if references:  # none, while another driver's processes execute all runs that are left
+            gone, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
         look = self._clock() >= self._look_at
         if look:
             self._look_at = self._clock() + LOOK_SECONDS

@@ -48,6 +48,7 @@ class FakeRay(ModuleType):
         return lambda function: Remote()
 
     def wait(self, references: list[int], num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+        assert 0 < num_returns <= len(references)  # else Ray raises ValueError
         done = [reference for reference in references if reference in self.gone]
         return done, [reference for reference in references if reference not in self.gone]
 
@@ -106,6 +107,12 @@ def test_a_run_starts_with_its_claim_and_ends_with_its_exit_file(ray: FakeRay, t
     write_exit(tmp_path / "B0", Exit(4, "words", "note", {"event": "timing", "peak_bytes": 5}))
     ray.gone.add(0)
     assert poll(built) == [Ended("B0", 4, "words", "note", Event("timing", peak_bytes=5))]
+
+
+def test_a_driver_without_tasks_waits(ray: FakeRay) -> None:
+    built, clock = executor(ray)
+    assert poll(built, 3) == []
+    assert clock.now == 3.0
 
 
 def test_a_task_without_an_exit_file_was_lost(ray: FakeRay, tmp_path: Path) -> None:
