@@ -20,6 +20,15 @@ from numerics.oracle.operation import GENERATED, RECORDED, Operation
 from numerics.oracle.results import Skipped
 from numerics.recorded_step import backward_name
 
+
+def linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, after: str, *settings: Any) -> Tensor:
+    """Compute oneDNN's linear layer, which takes no float64."""
+    if after != "none":
+        raise NotReplayableError(f"no definition of {after} after a linear layer")
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+REFERENCES = {"mkldnn._linear_pointwise": linear_pointwise}  # of operations that take no float64
 LOW = (torch.bfloat16, torch.float16)
 CONVERSIONS = ("to", "type", "type_as", "float", "half", "bfloat16", "double", "copy_")
 # Results depend on the order of writes where an index repeats, as a generated one does.
@@ -63,7 +72,7 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
         ):
             return None
     else:
-        compute, name = function_of(call)
+        compute, name = _function(call)
     if _is_random(name, call):
         raise NotReplayableError("random")
     values = {**call.parameters, **call.inputs} if not call.is_module else call.inputs
@@ -101,6 +110,7 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
         compute,
         args,
         kwargs,
+        reference=REFERENCES.get(name),
         received=received,
         wanted=[value.requires_grad is not False for value in ordered if value.floating],
         values=RECORDED if is_recorded else GENERATED,
@@ -109,6 +119,14 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
         autocast=_autocast(name, ordered, results),
         on_device=not (call.is_module and functions),
     )
+
+
+def _function(call: Call) -> tuple[Any, str]:
+    """Return a function of torch, or an operation of torch.ops such as "mkldnn._linear_pointwise", and its name."""
+    name = call.path.removeprefix("Torch.")
+    space, _, operation = name.partition(".")
+    found = getattr(getattr(torch.ops, space, None), operation, None) if name in REFERENCES else None
+    return (found, name) if found is not None else function_of(call)
 
 
 def _label(call: Call) -> str:

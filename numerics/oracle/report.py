@@ -47,6 +47,8 @@ from pages.plots import axis, figure
 COLORS = {WRONG: 7, NOTE: 5, ROUNDING: 1, EXACT: 2}
 MOST_ROWS, MOST_BARS = 12, 24  # in the terminal; in the figure
 MEANING = (
+    "Units: the Euclidean distance to float64, relative, in machine epsilons of the dtype. Max ulp: the largest "
+    "distance of one element in units in the last place, which is large where float64 has almost 0.",
     "wrong: the error is beyond what rounding allows, or the arguments are.",
     "note: a fact about extreme inputs, such as flushing to zero.",
     "rounding: within what rounding allows. exact: the nearest number of the dtype everywhere.",
@@ -86,26 +88,18 @@ def report_document(report: Report) -> Document:
         f"{operations} operations, {len(checks)} checks: {numbers}.",
         *(f"{count} runs skipped: {reason}" for reason, count in _reasons(report.skipped)),
     ]
-    shown = checks if len(checks) <= MOST_ROWS else [*report.wrong[:MOST_ROWS]] or checks[:MOST_ROWS]
     blocks: list[Block] = [
         BulletList(lines),
         Section("Wrong", [BulletList([_finding(check) for check in report.wrong[:MOST_ROWS]])]),
         *_three_parties(report),
-        Only(
-            (TERMINAL,),
-            [
-                Section(
-                    f"Worst {len(shown)} checks" if len(shown) < len(checks) else "Checks", [_table(shown)]
-                )
-            ],
-        ),
+        Section("Operations", [_by_operation(checks)]),
         Only(
             (HTML,),
             [
                 Section(
                     "Error in units in the last place", [Figure("ulps", _histogram(checks)), Note(_CAPTION)]
                 ),
-                Section("Checks", [Note(" ".join(MEANING)), _table(checks, whole=True)]),
+                Section("Checks", [Note(" ".join(MEANING)), _table(checks)]),
                 Details("What rounding allows: the table of operations", [_bounds()]),
                 Details("Skipped", [BulletList([f"{skip.name}: {skip.reason}" for skip in report.skipped])]),
             ],
@@ -139,7 +133,7 @@ def next_step(report: Report) -> str:
 def _finding(check: Check) -> Text:
     measured = check.measured
     error = measured.why or (
-        f"{_number(measured.max_ulps)} units in the last place, {_number(measured.ratio)} times what rounding allows"
+        f"{_number(check.units)} units of rounding, {_number(measured.ratio)} times what rounding allows"
     )
     because = f" ({check.derivation})" if check.derivation else ""
     return (
@@ -148,26 +142,43 @@ def _finding(check: Check) -> Text:
     )
 
 
-def _table(checks: Sequence[Check], whole: bool = False) -> Table:
-    headings = ["Operation", "Result", "Dtype", "Run", "Max ulp", "Error / allowed", "Verdict"]
+def _by_operation(checks: Sequence[Check]) -> Table:
+    """List each function with its worst check. checks: the worst first."""
+    worst: dict[str, Check] = {}
+    for check in checks:
+        worst.setdefault(check.label, check)
+    return Table.of(
+        list(worst.values()),
+        {
+            "Operation": lambda check: check.label.rpartition(".")[2],
+            "Units": lambda check: _number(check.units),
+            "Error / allowed": lambda check: _number(check.measured.ratio),
+            "Worst result": lambda check: (
+                f"{check.direction} {check.part}, {check.how.removeprefix('device, ')}"
+            ),
+            "Verdict": lambda check: check.verdict,
+        },
+        (3, 4),
+    )
+
+
+def _table(checks: Sequence[Check]) -> Table:
+    headings = ["Call", "Result", "Dtype", "Run", "Units", "Max ulp", "Error / allowed", "Verdict", "Why"]
     rows: list[list[Text]] = [
         [
-            Code(check.name) if whole else check.name,
-            check.part if check.direction == "forward" else f"{check.direction} {check.part}",
+            Code(check.call),
+            check.part,
             check.dtype,
             check.how,
+            _number(check.units),
             _number(check.measured.max_ulps),
             _number(check.measured.ratio),
-            ColorLabel(check.verdict, COLORS[check.verdict]) if whole else check.verdict,
+            ColorLabel(check.verdict, COLORS[check.verdict]),
+            check.measured.why or check.remark or check.derivation,
         ]
         for check in checks
     ]
-    if not whole:
-        return Table(headings, rows, (1, 2, 3, 6))
-    for row, check in zip(rows, checks, strict=True):
-        row += [_number(check.measured.distance), check.measured.why or check.remark or check.derivation]
-    headings += ["Distance", "Why"]
-    return Table(headings, rows, (1, 2, 3, 6, 8), kinds=[check.verdict for check in checks], name="verdict")
+    return Table(headings, rows, (1, 2, 3, 7, 8), kinds=[check.verdict for check in checks], name="verdict")
 
 
 def _three_parties(report: Report) -> list[Block]:
@@ -178,16 +189,15 @@ def _three_parties(report: Report) -> list[Block]:
     missing = f" {report.alone} checks have no partner with the same inputs." if report.alone else ""
     rows: list[list[Text]] = [
         [
-            pair.check.name,
-            f"{pair.check.direction} {pair.check.part}",
-            pair.check.how,
+            pair.check.call,
+            f"{pair.check.part}, {pair.check.how}",
             _number(pair.check.measured.distance),
             _number(pair.other.measured.distance),
             pair.grade,
         ]
         for pair in report.pairs
     ]
-    headings = ["Operation", "Result", "Run", "This device", "Benchmark", "Gap"]
+    headings = ["Operation", "Result", "This device", "Benchmark", "Gap"]
     return [
         Section(
             "Three parties",
@@ -196,8 +206,8 @@ def _three_parties(report: Report) -> list[Block]:
                     f"Euclidean distance to float64 on the CPU, relative: this device against {report.benchmark}. "
                     f"{words or 'No common check'}.{missing}"
                 ),
-                Only((TERMINAL,), [Table(headings, rows[:MOST_ROWS], (1, 2, 5))]),
-                Only((HTML,), [Table(headings, rows, (1, 2, 5))]),
+                Only((TERMINAL,), [Table(headings, rows[:MOST_ROWS], (1, 4))]),
+                Only((HTML,), [Table(headings, rows, (1, 4))]),
             ],
         )
     ]
@@ -223,7 +233,7 @@ def _histogram(checks: Sequence[Check]) -> dict[str, Any] | None:
     if not listed:
         return None
     listed = listed[::-1]
-    names = [f"{check.name}, {check.part}, {check.how}" for check in listed]
+    names = [f"{check.call}, {check.part}, {check.how}" for check in listed]
     shares = [
         [count / sum(check.measured.histogram) for count in check.measured.histogram] for check in listed
     ]

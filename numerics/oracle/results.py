@@ -11,6 +11,7 @@ from numerics.oracle.rounding_model.measure import Measure
 
 DEVICE, RECORDED_RUN = "device", "recorded"
 EXACT, ROUNDING, WRONG, NOTE = "exact", "rounding", "wrong", "note"
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 VERDICTS = (WRONG, NOTE, ROUNDING, EXACT)
 
 
@@ -50,6 +51,16 @@ class Check:
         return EXACT if self.measured.max_ulps <= 0.5 * (1 + 2.0**-20) else ROUNDING
 
     @property
+    def units(self) -> float:
+        """Return the Euclidean distance to float64, relative, in units of rounding: machine epsilons of the dtype."""
+        return self.measured.distance / EPSILON.get(self.dtype, 1.0)
+
+    @property
+    def call(self) -> str:
+        """Return the call as in "Functional.gelu.0 backward"."""
+        return f"{self.name.removesuffix('.forward').replace('.forward.', '.')} {self.direction}"
+
+    @property
     def key(self) -> tuple[str, ...]:
         """Return what the same check of another machine shares."""
         return self.name, self.direction, self.part, self.dtype, self.how
@@ -58,8 +69,8 @@ class Check:
     def text(self) -> str:
         """Return the check in one line."""
         measured = self.measured
-        numbers = f"{measured.max_ulps:.3g} ulp, {measured.ratio:.3g} of what rounding allows"
-        return f"{self.name}, {self.direction}, {self.part}, {self.how}: {measured.why or numbers}"
+        numbers = f"{self.units:.3g} units of rounding, {measured.ratio:.3g} of what rounding allows"
+        return f"{self.call}, {self.part}, {self.how}: {measured.why or numbers}"
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def measure(result: Tensor, reference: Tensor, sigma: Tensor, dtype: torch.dtype
             else (0,) * len(EDGES) + (int(usable.numel()),)
         )
         return Measure(usable.numel(), ratio=math.inf if why else 0.0, why=why, histogram=counts)
-    error, unit = (x - y).abs(), ulp(y, dtype)
+    error, unit = (x - y).abs(), ulp(y, dtype).clamp_(min=1e-300)  # half a unit of float64 may be 0
     flushed = (x == 0) & (y != 0) & (y.abs() < limits.tiny)
     floor = _rms(sigma)
     allowed = unit / 2 * SLACK + factor(x.numel()) * (sigma + floor)
@@ -170,4 +170,7 @@ def _parts(tensor: Tensor) -> Tensor:
 
 
 def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    return (
+        largest * float((values / largest).square().mean().sqrt()) if largest else 0.0
+    )  # squares may underflow

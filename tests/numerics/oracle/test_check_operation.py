@@ -217,6 +217,13 @@ def test_the_derivation_names_the_rows_and_the_length_of_the_sums() -> None:
     assert "addmm: matrix product and sum, n = 96" in checks[0].derivation
 
 
+def test_float64_and_zeros_are_measured() -> None:
+    for x in (draw(4, 5).double(), torch.zeros(4, 5, dtype=torch.float64), torch.zeros(4, 5)):
+        checks = check_operation(lambda x: x * 3, [x])
+        assert wrong(checks) == []
+        assert {check.verdict for check in checks} <= {"exact", "note"}
+
+
 def test_the_same_inputs_have_the_same_digest_and_results() -> None:
     first, second = (check_operation(F.gelu, [draw(4, 8)]) for _ in range(2))
     assert [check.measured for check in first] == [check.measured for check in second]
