@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import zlib
 
@@ -13,9 +14,14 @@ from numerics.compare.table.measure import load
 from numerics.compare.table.step_record import Value
 
 
-def tensor_of(value: Value, name: str) -> Tensor:
-    """Return the recorded tensor, or a generated one of the same shape, dtype and range. name: seeds the numbers."""
-    return load(value) if value.has_values else generated(value, name)
+def tensor_of(value: Value, name: str, rows: int | None = None) -> Tensor:
+    """Return the recorded tensor, or a generated one of the same shape, dtype and range.
+
+    name: seeds the numbers. rows: the first of them alone.
+    """
+    if value.has_values:
+        return load(value)[:rows] if rows else load(value)
+    return generated(dataclasses.replace(value, shape=(rows, *value.shape[1:])) if rows else value, name)
 
 
 def generated(value: Value, name: str) -> Tensor:

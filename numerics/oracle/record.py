@@ -18,6 +18,7 @@ from numerics.functions import OVERWRITING
 from numerics.oracle.inputs import tensor_of
 from numerics.oracle.operation import GENERATED, RECORDED, Operation
 from numerics.oracle.results import Skipped
+from numerics.oracle.slices import FirstRows, first_rows
 from numerics.recorded_step import backward_name
 
 
@@ -79,13 +80,17 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
     used = [value for value in (*call.parameters.values(), *call.inputs.values()) if value.dtype]
     if not any(value.floating for value in used):
         raise NotReplayableError("no floating tensor")
-    if (size := _size(call, used)) > LARGEST:
-        raise NotReplayableError(f"large: {size:,} elements, over {LARGEST:,}")
+    size = _size(call, used)
+    rows = first_rows(name, call, size, LARGEST)
+    if rows is None:
+        raise NotReplayableError(f"large: over {LARGEST:,} elements")
     is_recorded = all(value.has_values for value in used)
     if not is_recorded and name in ORDERED:
         raise NotReplayableError("a generated index may repeat")
     tensors = {
-        place: tensor_of(value, f"{call.name} {place}") for place, value in values.items() if value.dtype
+        place: tensor_of(value, f"{call.name} {place}", rows.of_input(value))
+        for place, value in values.items()
+        if value.dtype
     }
     args: list[Any] = [
         argument(part, str(place), tensors, None)
@@ -102,8 +107,9 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
         ordered = [*call.parameters.values(), *ordered]
     backward = record.calls.get(backward_name(call.name))
     received = (
-        _by_place(backward.inputs, len(results), backward.name) if backward and backward.inputs else None
+        _by_place(backward.inputs, results, backward.name, rows) if backward and backward.inputs else None
     )
+    has_results = is_recorded and _complete(results) and all(map(rows.has_result, results))
     return Operation(
         call.name,
         _label(call),
@@ -114,8 +120,8 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
         received=received,
         wanted=[value.requires_grad is not False for value in ordered if value.floating],
         values=RECORDED if is_recorded else GENERATED,
-        results=[tensor_of(value, "") for value in results] if _complete(results) and is_recorded else (),
-        passed=_passed(backward, ordered, call) if is_recorded else (),
+        results=[tensor_of(value, "", rows.of_result(value)) for value in results] if has_results else (),
+        passed=_passed(backward, ordered, call) if is_recorded and rows.count is None else (),
         autocast=_autocast(name, ordered, results),
         on_device=not (call.is_module and functions),
     )
@@ -160,13 +166,16 @@ def _complete(values: list[Value]) -> bool:
     return bool(values) and all(value.has_values for value in values)
 
 
-def _by_place(values: Mapping[str, Value], count: int, name: str) -> list[Tensor | None]:
-    """Return the gradients of `count` results."""
+def _by_place(
+    values: Mapping[str, Value], results: list[Value], name: str, rows: FirstRows
+) -> list[Tensor | None]:
+    """Return the gradients of the results, of their first rows alone where `rows` says so."""
+    found = [values.get(str(place)) for place in range(len(results))]
     return [
-        tensor_of(values[str(place)], f"{name} {place}")
-        if str(place) in values and values[str(place)].dtype
+        tensor_of(value, f"{name} {place}", rows.of_result(value))
+        if value is not None and value.dtype
         else None
-        for place in range(count)
+        for place, value in enumerate(found)
     ]
 
 

@@ -42,7 +42,7 @@ from pages.document import (
 )
 from pages.markup import Code, ColorLabel, Text
 from pages.page import render_html
-from pages.plots import axis, figure
+from pages.plots import figure
 
 COLORS = {WRONG: 7, NOTE: 5, ROUNDING: 1, EXACT: 2}
 MOST_ROWS, MOST_BARS = 12, 24  # in the terminal; in the figure
@@ -88,11 +88,16 @@ def report_document(report: Report) -> Document:
         f"{operations} operations, {len(checks)} checks: {numbers}.",
         *(f"{count} runs skipped: {reason}" for reason, count in _reasons(report.skipped)),
     ]
+    notes = [check for check in checks if check.verdict == NOTE]
     blocks: list[Block] = [
         BulletList(lines),
         Section("Wrong", [BulletList([_finding(check) for check in report.wrong[:MOST_ROWS]])]),
         *_three_parties(report),
         Section("Operations", [_by_operation(checks)]),
+        Section(
+            "Notes",
+            [BulletList([f"{check.call}, {check.how}: {check.remark}" for check in notes[:MOST_ROWS]])],
+        ),
         Only(
             (HTML,),
             [
@@ -112,8 +117,8 @@ def report_document(report: Report) -> Document:
 
 
 _CAPTION = (
-    "Share of the elements by the distance to float64. Up to 0.5: the nearest number of the dtype. Worst operations at "
-    "the top; a color is a share of one row."
+    "Share of the elements by the distance to float64 in units in the last place, the worst calls at the top. Up to "
+    "0.5: the nearest number of the dtype."
 )
 
 
@@ -229,7 +234,9 @@ def _bounds() -> Table:
 
 def _histogram(checks: Sequence[Check]) -> dict[str, Any] | None:
     """Return a heat map: the worst checks by row, units in the last place by column."""
-    listed = [check for check in checks if sum(check.measured.histogram)][:MOST_BARS]
+    listed = [check for check in checks if sum(check.measured.histogram) and check.values != "extreme"][
+        :MOST_BARS
+    ]
     if not listed:
         return None
     listed = listed[::-1]
@@ -260,7 +267,7 @@ def _histogram(checks: Sequence[Check]) -> dict[str, Any] | None:
         height,
         (360, 20, 10, 60),
         {"margin": {"l": 120}},
-        xaxis=axis("units in the last place", type="category"),
+        xaxis={"type": "category"},
         yaxis={"automargin": True},
     )
 

@@ -12,7 +12,7 @@ from numerics.oracle.rounding_model.measure import Measure
 DEVICE, RECORDED_RUN = "device", "recorded"
 EXACT, ROUNDING, WRONG, NOTE = "exact", "rounding", "wrong", "note"
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-VERDICTS = (WRONG, NOTE, ROUNDING, EXACT)
+VERDICTS = (WRONG, ROUNDING, EXACT, NOTE)
 
 
 @dataclass(frozen=True)

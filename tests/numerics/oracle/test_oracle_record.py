@@ -118,6 +118,27 @@ def test_a_layer_with_another_forward_is_found_without_a_second_run(tmp_path: Pa
     assert {check.label for check in checks if check.wrong} == {"layer GELU"}
 
 
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_of_a_large_call_the_first_rows_are_checked(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small_record(tmp_path, level="L1", task=task)
+    whole, none = {check.label for check in checked(path)[0]}, "large: over 400 elements"
+    monkeypatch.setattr("numerics.oracle.record.LARGEST", 400)
+    checks, skipped = checked(path)
+    assert [check.text for check in checks if check.wrong] == []
+    assert whole - {check.label for check in checks} == {
+        skip.label for skip in skipped if skip.reason == none
+    }
+    linear = [check for check in checks if check.label == "Functional.linear" and check.how == "device"]
+    assert (linear[0].measured.elements, linear[0].values) == (
+        80,
+        "recorded" if task == "tensor" else "generated",
+    )
+    recorded = {check.label for check in checks if check.how == "recorded"}
+    assert ("Functional.linear" in recorded) == (task == "tensor")
+
+
 def test_a_folder_without_a_record_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(NumericsError, match=r"has no dump\.json; fix:"):
         list(operations(tmp_path))
