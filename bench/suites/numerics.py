@@ -1,4 +1,4 @@
-"""Judge `python -m numerics compare` by injected faults and clean pairs: `make bench SUITE=numerics`."""
+"""Judge `python -m numerics compare` and `oracle` by injected faults and clean pairs: `make bench SUITE=numerics`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 
 import torch
 
-from bench.numerics import clean, msprobe
+from bench.numerics import clean, msprobe, oracle_faults
 from bench.numerics.corpus import MODES, Answer, Corpus, cases
 from bench.numerics.faults import FAULTS, Fault
+from bench.numerics.oracle_faults import OracleFault
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import ResultTable
 from gpt2.system.errors import UserError
 
+SHARED = "faults that two runs share, named by oracle"
 Judge = Callable[[Corpus, Fault, str, str], Answer]
 
 
@@ -26,7 +28,8 @@ def run(session: Session) -> SuiteResult:
         ("faults", _named(FAULTS, session.cases), Corpus.answer),
         ("clean pairs", _named(clean.CLEAN, session.cases), clean.answer),
     )
-    if not any(listed for _, listed, _ in parts):
+    shared = [fault for fault in oracle_faults.ORACLE_FAULTS if session.cases in fault.name]
+    if not shared and not any(listed for _, listed, _ in parts):
         raise UserError(f"no fault and no clean pair has {session.cases!r} in its name")
     answers: dict[str, list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -41,8 +44,13 @@ def run(session: Session) -> SuiteResult:
             session.save(
                 {name: [dataclasses.asdict(one) for one in found] for name, found in answers.items()}
             )
+        if shared:
+            answers[SHARED] = [
+                oracle_faults.answer(Path(folder), fault, mode) for fault in shared for mode in fault.modes
+            ]
     data = {name: [dataclasses.asdict(one) for one in found] for name, found in answers.items()}
     tables = [_table(title, listed, answers[title]) for title, listed, _ in parts if listed]
+    tables += [_table(SHARED, shared, answers[SHARED])] if shared else []
     return SuiteResult(data, tuple(tables), tuple(_count(name, found) for name, found in answers.items()))
 
 
@@ -50,7 +58,7 @@ def _named(faults: Sequence[Fault], part: str) -> list[Fault]:
     return [fault for fault in faults if part in fault.name]
 
 
-def _table(title: str, faults: Sequence[Fault], answers: Sequence[Answer]) -> ResultTable:
+def _table(title: str, faults: Sequence[Fault | OracleFault], answers: Sequence[Answer]) -> ResultTable:
     """List the right answers of each fault by mode, over the models that it applies to."""
     cells = []
     for fault in faults:
@@ -59,13 +67,15 @@ def _table(title: str, faults: Sequence[Fault], answers: Sequence[Answer]) -> Re
             mine = [answer.right for answer in answers if (answer.fault, answer.mode) == (fault.name, mode)]
             counts.append(f"{sum(mine)} of {len(mine)}")
         theirs = [answer for answer in answers if answer.fault == fault.name]
-        if msprobe.program():
+        if title != SHARED and msprobe.program():
             flagged = sum(bool(answer.msprobe) for answer in theirs)
             right = sum(answer.msprobe_right for answer in theirs)
             refused = sum(answer.msprobe_refused for answer in theirs)
             counts.append(f"{flagged}, {right} of {len(theirs)}{f', {refused} refused' if refused else ''}")
-        cells.append((fault.name, fault.case or "-", fault.answer or fault.verdict, *counts))
-    head = (title, "guide", "expected", *MODES, *(["msProbe: flagged, right"] if msprobe.program() else []))
+        expected = fault.answer or (fault.verdict if isinstance(fault, Fault) else "")
+        cells.append((fault.name, fault.case or "-", expected, *counts))
+    flags = ["msProbe: flagged, right"] if msprobe.program() and title != SHARED else []
+    head = (title, "guide", "expected", *MODES, *flags)
     return ResultTable(f"right answers, by what was recorded: {title}", head, tuple(cells), ())
 
 
@@ -78,7 +88,7 @@ def _count(title: str, answers: Sequence[Answer]) -> str:
         right = [name for name in names if all(answer.right for answer in here if answer.fault == name)]
         pairs = sum(answer.right for answer in here)
         parts.append(f"{mode} {len(right)} of {len(names)} ({pairs} of {len(here)} comparisons)")
-        if msprobe.program():
+        if msprobe.program() and title != SHARED:
             parts.append(f"msProbe {sum(answer.msprobe_right for answer in here)} of {len(here)} comparisons")
     return f"{title} answered rightly by every model: {', '.join(parts)}"
 
