@@ -7,7 +7,8 @@
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
-             PORT ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER TIMES MINUTES
+             PORT ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER AGAINST SYMPTOM \
+             OVER TIMES MINUTES
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -22,9 +23,9 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-dev menuconfig savedefconfig \
-        olddefconfig data run plan extend report status serve verify compare diagnose monitor trend record stress \
-        repeat compare-records check-config pack-run logp-diff oracle attention sample export evaluate transfer \
-        grpo admit control memory bench card check faults clean mrproper
+        olddefconfig data run plan extend report status serve verify compare diagnose monitor trend record bisect \
+        stress repeat compare-records check-config pack-run logp-diff oracle attention sample export evaluate \
+        transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -90,6 +91,9 @@ repeat: setup-core  ## RUN=results/x/runs/B0 STEP=40 [TIMES=8] [OUT=]: is the st
 
 stress: setup-core  ## MINUTES=10 [OUT=]: golden computations over and over, to find a faulty device
 	@$(INTERPRETER) -m scripts.stress
+
+bisect: setup-core  ## RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [STEP=40] [OVER=modules]: find a culprit
+	@$(INTERPRETER) -m scripts.bisect
 
 compare-records: export COMPARE_A = $(value A)
 compare-records: export COMPARE_B = $(value B)

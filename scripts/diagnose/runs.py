@@ -113,10 +113,10 @@ def read_runs(paths: Sequence[Path]) -> list[RunSide]:
             runs = sorted(run.name for run in (path / "runs").iterdir() if run.is_dir())
             example = path / "runs" / (runs or ["B0"])[0]
             raise UserError(f"{path} is a study; fix: name one of its runs, such as {example}")
-    return [_read(path, label) for path, label in zip(paths, labels(paths), strict=True)]
+    return [read_run(path, label) for path, label in zip(paths, labels(paths), strict=True)]
 
 
-def _read(path: Path, label: str) -> RunSide:
+def read_run(path: Path, label: str) -> RunSide:
     if not (path / "run.json").exists():
         return RunSide(path, label, read_curve(path, label))
     record = run_record.load(path)

@@ -57,7 +57,10 @@ class Outcome:
 class Replay:
     """A run, ready to be replayed up to `step`, which counts from 1 as in metrics.jsonl."""
 
-    def __init__(self, run_dir: Path, record: run_record.RunRecord, step: int) -> None:
+    def __init__(
+        self, run_dir: Path, record: run_record.RunRecord, step: int, from_start: bool = False
+    ) -> None:
+        """from_start: from the initial weights, not from the nearest checkpoint."""
         planned = check_step(record, run_dir, step)
         assert record.batch
         assert record.target
@@ -96,7 +99,7 @@ class Replay:
             line.iteration: line for line in read_steps(run_dir / "metrics.jsonl").steps
         }
         self.skipped: list[str] = []
-        self.start = self._load_nearest()
+        self.start = 0 if from_start else self._load_nearest()
         self.differences: list[str] = []
         self.checked = 0
 

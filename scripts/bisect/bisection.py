@@ -1,0 +1,141 @@
+"""The searches of a bisection, in the order of their cost, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpt2.system.errors import UserError
+from numerics.bisect.journal import Journal
+from scripts.bisect.modules import search_modules, search_phases
+from scripts.bisect.play import Player
+from scripts.bisect.session import Result, Session, default_folder, identity
+from scripts.bisect.settings import search_settings
+from scripts.bisect.steps import search_steps
+from scripts.bisect.symptoms import DIFFERS, NAN, Symptom, find_symptom
+from scripts.bisect.write import write_bisection
+from scripts.diagnose.runs import RunSide, read_run
+from scripts.record.replay import Replay
+from study.compare.load import labels
+
+
+def bisect_run(given: argparse.Namespace) -> int:
+    paths = [path for path in (given.run, given.against) if path]
+    names = labels(paths) if len(paths) > 1 else [given.run.name]
+    sides = [read_run(path, name) for path, name in zip(paths, names, strict=True)]
+    run, against = sides[0], sides[1] if len(sides) > 1 else None
+    symptom = find_symptom(run, against, given.step, given.symptom)
+    folder = given.out or default_folder(given.run, "bisect")
+    print(f"{run.label}: {symptom.text}", flush=True)
+    session = start(run, symptom, folder, against, from_start=False)
+    wanted = given.over or ("settings", "steps", "phases", "modules")
+    results: list[Result] = []
+    if "settings" in wanted and against is not None:
+        results += _settings(run, against, symptom, session)
+    explained = any(result.found for result in results) and not given.over
+    if "steps" in wanted and against is not None and not explained:
+        results.append(_steps(run, against, session))
+    if not explained and {"phases", "modules"} & {*wanted}:
+        session, more = _parts(session, run, symptom, wanted, (folder, against))
+        results += more
+    counts = (session.journal.asked, session.journal.reused)
+    written = write_bisection(folder, run.label, against.label if against else "", symptom, results, counts)
+    for result in results:
+        print(f"{result.name}: {result.text} ({result.replays} replays)")
+    for result in results:
+        if result.fix:
+            print(
+                f'next: CONFIG_NUMERICS_FIX="{result.fix}" trains with the fix; make record records the step'
+            )
+    print(f"journal: {counts[0]} replays computed, {counts[1]} answers of it used again")
+    print(*(f"wrote {path}" for path in written), sep="\n")
+    return 0
+
+
+def start(
+    run: RunSide, symptom: Symptom, folder: Path, against: RunSide | None, *, from_start: bool
+) -> Session:
+    """Load the run before its symptom, and open the journal."""
+    assert run.record
+    replay = Replay(run.path, run.record, symptom.step, from_start)
+    print(*replay.skipped, sep="\n", end="\n" if replay.skipped else "")
+    others = {"against": against.record.config_sha256 if against and against.record else None}
+    journal = Journal(
+        folder / f"journal-{replay.start}.jsonl", identity(run.record, symptom, replay.start, others)
+    )
+    session = Session(
+        run.path,
+        run.record,
+        symptom.from_start(run, replay.start),
+        Player.of_replay(replay),
+        journal,
+    )
+    origin = f"the checkpoint at {replay.start}" if replay.start else "the initial weights"
+    print(f"replays: {symptom.step - replay.start} steps from {origin}", flush=True)
+    return session
+
+
+def _settings(run: RunSide, against: RunSide, symptom: Symptom, session: Session) -> list[Result]:
+    assert run.record
+    assert against.record
+    records = (run.record, against.record)
+    found = search_settings((run.path, against.path), records, symptom.from_start(run, 0), session.journal)
+    return [found] if found else [Result("settings", "no setting of training differs")]
+
+
+def _steps(run: RunSide, against: RunSide, session: Session) -> Result:
+    assert against.record
+    last = session.symptom.step
+    try:
+        other = Player.of_replay(Replay(against.path, against.record, last))
+        if other.start != session.player.start:
+            other = Player.of_replay(Replay(against.path, against.record, last, from_start=True))
+    except UserError as error:
+        print(f"{against.label} is not replayed: {str(error).partition('; fix')[0]}")
+        return search_steps((run.path, against.path), (session.player, None), last)
+    player = session.player
+    if other.start != player.start:
+        assert run.record
+        player = Player.of_replay(Replay(run.path, run.record, last, from_start=True))
+    return search_steps((run.path, against.path), (player, other), last)
+
+
+def _parts(
+    session: Session,
+    run: RunSide,
+    symptom: Symptom,
+    wanted: tuple[str, ...],
+    place: tuple[Path, RunSide | None],
+) -> tuple[Session, list[Result]]:
+    """Search phases and modules: from the nearest checkpoint, then from the initial weights if that gives nothing."""
+    if not session.shows():
+        if session.player.start == 0:
+            raise UserError(_not_shown(run, symptom))
+        print("the replay from the checkpoint does not show the symptom")
+        session = start(run, symptom, *place, from_start=True)
+        if not session.shows():
+            raise UserError(_not_shown(run, symptom))
+    results = [search_phases(session)] if "phases" in wanted else []
+    if "modules" not in wanted:
+        return session, results
+    device = session.player.run.device
+    kinds = ("upcast", "small") if device == "cpu" else ("upcast", "small", "cpu")
+    found = search_modules(session, kinds)
+    if not found.found and session.player.start:
+        print("no module explains it from the checkpoint, whose weights may show the fault already")
+        session = start(run, symptom, *place, from_start=True)
+        found = search_modules(session, kinds) if session.shows() else found
+    return session, [*results, found]
+
+
+def _not_shown(run: RunSide, symptom: Symptom) -> str:
+    if symptom.kind == DIFFERS:
+        return (
+            f"a replay of {run.label} here does not differ from the other run, so the difference is of the machine or "
+            f"its libraries, or not reproducible; fix: make repeat RUN={run.path} STEP={symptom.step}"
+        )
+    what = "is finite" if symptom.kind == NAN else "has no spike"
+    return (
+        f"a replay of {run.label} up to step {symptom.step} {what}, so the symptom is not reproducible here; fix: "
+        f"make repeat RUN={run.path} STEP={symptom.step}"
+    )

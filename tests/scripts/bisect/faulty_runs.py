@@ -1,0 +1,101 @@
+"""Very small runs with a fault, as scripts.train makes them. The faults are custom attentions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt2.artifacts import run_record
+from gpt2.config.batch import plan_batch
+from gpt2.config.config import Config
+from gpt2.config.dotconfig import read_symbols
+from gpt2.hardware import attention_kernels
+from gpt2.train.run_plan import RunPlan
+from gpt2.train.step import NotFiniteError
+from gpt2.train.trainer import Run
+from ra import names
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from tests import small_runs
+from tests.checkout import link_project
+from tests.kconfig_commands import run as configure
+
+ROOT = Path(__file__).parents[3]
+STEPS = 6
+SETTINGS = {
+    "GPT2_MAX_ITERS": STEPS, "GPT2_BLOCK_SIZE": 16, "EFFECTIVE_BATCH": 4, "MICRO_BATCH": 2, "EVAL_TOKENS": 64,
+    "HELLASWAG": "n", "TOKENIZER_BYTES": "y", "DATASET_FILES": "texts/*.txt", "CPU_THREADS": 1,
+    "LEARNING_RATE": "1e-3",
+}  # fmt: skip
+HALF = """
+import torch
+from gpt2.model.transformer import CausalSelfAttention
+
+
+class Half(CausalSelfAttention):
+    '''Sums squares in float16 from step 4 on: 64 terms of 2e4 overflow.'''
+
+    layer, first = 0, 10**9
+
+    def begin_step(self, iteration):
+        self.wrong = iteration >= self.first
+
+    def attend(self, q, k, v):
+        y = super().attend(q, k, v)
+        if getattr(self, "wrong", False):
+            large = (y * 0 + 140).half()
+            y = y * (large.square().sum(-1, keepdim=True) / 2e4 / y.shape[-1]).to(y.dtype)
+        return y
+
+
+def attention(layer, spec):
+    module = Half(spec.width, spec.heads, spec.dropout)
+    module.first = 3 if layer == 1 else 10**9
+    return module
+"""
+
+
+@contextlib.contextmanager
+def workplace(folder: Path, **sources: str) -> Iterator[Path]:
+    """A folder with the project, texts and custom variants, in which a test runs. sources: name of a file -> text."""
+    patch = pytest.MonkeyPatch()
+    link_project(folder)
+    small_runs.write_texts(folder / "texts")
+    (folder / "custom").mkdir()
+    for name, text in sources.items():
+        (folder / "custom" / f"{name}.py").write_text(text)
+    patch.chdir(folder)
+    patch.setenv("RA_DETECTED", "cpu")
+    patch.delenv("MAKEFLAGS", raising=False)
+    patch.setattr(names, "CUSTOM_FOLDER", folder / "custom")
+    patch.setattr("ra.custom.__path__", [str(folder / "custom")])
+    patch.setattr("sys.dont_write_bytecode", True)
+    threads = torch.get_num_threads()
+    yield folder
+    torch.set_num_threads(threads)
+    patch.undo()
+
+
+def train(arm: str, study: str, **settings: str) -> Path:
+    """Train a run of an arm; it may end where it is not finite. Returns its folder."""
+    given = (f"CONFIG_{symbol}={value}" for symbol, value in (SETTINGS | settings).items())
+    configure("defconfig", "gpt2-ra-ablation-smoke+cpu", *given)
+    symbols = read_symbols(".config")
+    config = Config.from_symbols(symbols)
+    run_dir = Path(f"results/{study}/runs") / run_record.run_name(arm, 0)
+    run_dir.mkdir(parents=True)
+    (run_dir / "config").write_text(Path(".config").read_text())
+    resolved = attention_kernels.prepare_device(config.target, config.model)
+    batch = plan_batch(config.batch.effective, 2, 1, config.model.block_size)
+    plan = RunPlan(run_dir, run_dir.name, arm, 0, config.budget.max_iterations, batch)
+    chosen = variant(arm, config.model, AlternationSettings.from_symbols(symbols))
+    with (
+        contextlib.suppress(NotFiniteError),
+        attention_kernels.attention_context(resolved, config.model.dropout),
+    ):
+        Run(plan, chosen.configure(config), resolved, chosen.parts, small_runs.Stop(), shared=config).train()
+    return run_dir
