@@ -24,6 +24,7 @@ endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-dev menuconfig savedefconfig \
         olddefconfig data run plan extend report status serve verify compare diagnose monitor trend record bisect \
+        shrink \
         stress repeat compare-records check-config pack-run logp-diff oracle attention sample export evaluate \
         transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
@@ -94,6 +95,9 @@ stress: setup-core  ## MINUTES=10 [OUT=]: golden computations over and over, to 
 
 bisect: setup-core  ## RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [STEP=40] [OVER=modules]: find a culprit
 	@$(INTERPRETER) -m scripts.bisect
+
+shrink: setup-core  ## RUN=results/x/runs/B0 [SYMPTOM=nan]: the smallest model and batch that show a symptom
+	@$(INTERPRETER) -m scripts.shrink
 
 compare-records: export COMPARE_A = $(value A)
 compare-records: export COMPARE_B = $(value B)

@@ -41,6 +41,7 @@ MODELS = {
     "GPT2_MODEL_774M": ("774m", 36, 20, 1280),
     "GPT2_MODEL_1558M": ("1558m", 48, 25, 1600),
 }
+CUSTOM_MODEL = "GPT2_MODEL_CUSTOM"  # layers, heads and width of symbols of their own
 TARGETS = {
     "TARGET_AUTO": "auto",
     "TARGET_A100_40G": "a100-40g",
@@ -78,7 +79,7 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One of MODELS. block_size: tokens of a sequence. dropout: probability."""
+    """One of MODELS, or "custom". block_size: tokens of a sequence. dropout: probability."""
 
     size: str
     layers: int
@@ -93,7 +94,9 @@ class ModelConfig:
     def from_symbols(cls, symbols: Symbols) -> ModelConfig:
         block_size, dropout = symbols.integer("GPT2_BLOCK_SIZE"), symbols.number("GPT2_DROPOUT", "[0, 1)")
         ids = vocabulary(symbols)
-        return cls(*MODELS[symbols.choice(MODELS)], block_size, dropout, ids.size, ids.padded)
+        chosen = symbols.choice((*MODELS, CUSTOM_MODEL))
+        size = _custom_size(symbols) if chosen == CUSTOM_MODEL else MODELS[chosen]
+        return cls(*size, block_size, dropout, ids.size, ids.padded)
 
 
 @dataclass(frozen=True)
@@ -378,6 +381,16 @@ class Config:
 def load_config(path: Path | str) -> Config:
     """Load the .config at `path`. ConfigError names the first fault."""
     return Config.from_symbols(read_symbols(path))
+
+
+def _custom_size(symbols: Symbols) -> tuple[str, int, int, int]:
+    """Return name, layers, heads and width of a custom model. ConfigError where the heads do not divide the width."""
+    layers, heads, width = (symbols.integer(name) for name in ("GPT2_LAYERS", "GPT2_HEADS", "GPT2_WIDTH"))
+    if not (layers and heads and width) or width % heads:
+        raise symbols.error(
+            "GPT2_WIDTH", f"is no multiple of CONFIG_GPT2_HEADS={heads}; fix: use {64 * heads}"
+        )
+    return "custom", layers, heads, width
 
 
 def vocabulary(symbols: Symbols) -> Vocabulary:

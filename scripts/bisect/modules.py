@@ -8,6 +8,7 @@ from torch import nn
 
 from gpt2.numerics.fixes import LOSS
 from numerics.bisect.search import smallest_set
+from numerics.fixes.units import units
 from scripts.bisect.play import FROZEN, PHASES, SGD, UNFUSED
 from scripts.bisect.session import Result, Session
 from scripts.bisect.symptoms import DIFFERS
@@ -60,26 +61,13 @@ def _first_phase(session: Session) -> str:
     return phases.get(found or "", "forward or backward")
 
 
-def units(model: nn.Module) -> list[str]:
-    """Return the modules that a search starts with: those within each layer, those outside of layers, and the loss."""
-    found: list[str] = []
-    for name, child in model.named_children():
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
-            for number, layer in child.named_children():
-                inner = [part for part, _ in layer.named_children()]
-                found += [f"{name}.{number}.{part}" for part in inner] or [f"{name}.{number}"]
-        else:
-            found.append(name)
-    return [*found, LOSS]
-
-
 def search_modules(session: Session, kinds: Sequence[str]) -> Result:
     """Find the smallest set of modules that, fixed, makes the symptom vanish; with the first kind that can."""
     before = session.journal.asked
     model = session.player.run.stepper.model
     rows: list[tuple[str, str]] = []
     for kind in kinds:
-        items = [f"{kind}:{path}" for path in units(model)]
+        items = [f"{kind}:{path}" for path in [*units(model), LOSS]]
         found = smallest_set(items, lambda words: not session.shows(" ".join(words)))
         if found is None:
             rows.append((f"all modules {KIND_TEXTS[kind]}", "symptom"))

@@ -17,7 +17,15 @@ from study.records.runs import PENDING, Run, read_expected, read_runs
 from study.stats.statistics import mean, noise_floor, standard_deviation
 from study.sweep.tuning import judged_at_best
 
-SAME = ("GPT2_MODEL_", "DATASET_", "TOKENIZER_", "GPT2_BLOCK_SIZE")  # model and data
+SAME = (
+    "GPT2_MODEL_",
+    "DATASET_",
+    "TOKENIZER_",
+    "GPT2_BLOCK_SIZE",
+    "GPT2_LAYERS",
+    "GPT2_HEADS",
+    "GPT2_WIDTH",
+)  # model and data
 SHAPES_NOISE = ("EFFECTIVE_BATCH", "GPT2_MAX_ITERS", "GPT2_MAX_TIME", "GPT2_MAX_TOKENS", "LEARNING_RATE")
 LEAST_SEEDS = 3  # of an arm's differences, below which they give no noise of their own
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpt2.config.config import MODELS, Config
+from gpt2.config.config import CUSTOM_MODEL, MODELS, Config
 from gpt2.config.dotconfig import SET, UNSET, ConfigError, Symbols, parse_lines, quote
 from study.runner.settings import StudySettings, symbol_of
 
@@ -45,7 +45,7 @@ def size_text(text: str, name: str, size: str) -> str:
     changed = {"STUDY_NAME": f"CONFIG_STUDY_NAME={quote(name)}", "SIZES": 'CONFIG_SIZES=""'}
     changed |= {
         symbol: f"CONFIG_{symbol}=y" if symbol == chosen else f"# CONFIG_{symbol} is not set"
-        for symbol in MODELS
+        for symbol in (*MODELS, CUSTOM_MODEL)
     }
 
     def line(old: str) -> str:

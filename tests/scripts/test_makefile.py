@@ -32,6 +32,7 @@ VARIABLES = {
     "monitor": ("RUN", "ON", "OFF", "FORMAT"),
     "repeat": ("RUN", "STEP", "TIMES", "OUT"),
     "stress": ("MINUTES", "OUT"),
+    "shrink": ("RUN", "STEP", "SYMPTOM", "OUT"),
     "bisect": ("RUN", "AGAINST", "STEP", "SYMPTOM", "OVER", "OUT"),
     "compare-records": ("A", "B", "OUT"),
     "check-config": ("A", "B", "OUT"),

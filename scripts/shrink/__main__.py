@@ -1,0 +1,55 @@
+"""`make shrink RUN=results/x/runs/B0 [SYMPTOM=nan]`: the smallest configuration that still shows the symptom of a run.
+
+Layers, heads, width, sequence length and batch are reduced one after the other (section 2.2.4). Each trial trains from
+the initial weights up to the step of the symptom; its answer is in journal.jsonl, so that a second call continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from pathlib import Path
+
+from gpt2.artifacts import run_record
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import command_arguments
+from scripts.bisect.__main__ import check_run
+from scripts.record.__main__ import run_environment
+
+USAGE = "make shrink RUN=results/STUDY/runs/NAME [SYMPTOM=nan]"
+
+
+def main(restart: bool = False) -> int:
+    """restart: whether to restart this process with the environment of the run."""
+    given = parse_arguments()
+    environment = run_environment(run_record.load(given.run))
+    export_environment()  # before torch is imported
+    if restart and environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    from numerics.errors import NumericsError
+    from scripts.shrink.shrinking import shrink_run
+
+    try:
+        folder: Path | None = given.out
+        return shrink_run(given.run, given.step, given.symptom, folder)
+    except NumericsError as error:
+        raise UserError(str(error)) from error
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the variables of make. UserError names a wrong one."""
+    parser = argparse.ArgumentParser(prog="scripts.shrink")
+    for name in ("run", "step", "symptom", "out"):
+        parser.add_argument(f"--{name}", default="")
+    found = parser.parse_args(command_arguments(("RUN", "STEP", "SYMPTOM", "OUT")))
+    check_run(found, USAGE)
+    if found.symptom == "differs":
+        raise UserError("SYMPTOM=differs is of two runs; fix: SYMPTOM=nan or SYMPTOM=spike")
+    return found
+
+
+if __name__ == "__main__":
+    run_command(functools.partial(main, restart=True))

@@ -1,0 +1,11 @@
+"""Faults that only a search over fixes or settings can name."""
+
+import pytest
+
+from bench.numerics.bisect_faults import BISECT_FAULTS, BisectFault, answer
+
+
+@pytest.mark.parametrize("fault", BISECT_FAULTS, ids=lambda fault: fault.name)
+def test_the_smallest_set_is_the_fault(fault: BisectFault) -> None:
+    found = answer(fault)
+    assert found.right, found.found

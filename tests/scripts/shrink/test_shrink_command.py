@@ -1,0 +1,87 @@
+"""`make shrink` finds the smallest sizes that show the symptom, and writes a configuration that shows it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.config.config import load_config
+from gpt2.config.dotconfig import read_symbols
+from gpt2.system.errors import UserError
+from kconfig import commands
+from scripts.bisect import play
+from scripts.shrink import __main__ as command
+from study.runner.settings import StudySettings
+from tests.scripts.bisect.faulty_runs import HALF, train, workplace
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with workplace(tmp_path_factory.mktemp("place"), half=HALF) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def overflowing(place: Path) -> Path:
+    return train("HALF", "half", GPT2_MODEL_MINI="y", GPT2_BLOCK_SIZE="32", GPT2_MODEL_TINY="n")
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
+    words = [f"--{name}={value}" for name, value in given.items()]
+    monkeypatch.setattr("sys.argv", ["scripts.shrink", *words])
+    assert command.main() == 0
+
+
+def test_a_killed_search_continues_to_the_smallest_sizes_and_they_show_the_symptom(
+    overflowing: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault is in layer 1, so two layers are needed. It overflows with the fewest channels of a head, too."""
+    played, count = play.Player.play, 0
+
+    def kill(*args: Any, **options: Any) -> play.Played:
+        nonlocal count
+        count += 1
+        if count > 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return played(*args, **options)
+
+    child = os.fork()
+    if not child:
+        monkeypatch.setattr(play.Player, "play", kill)
+        shrink(monkeypatch, run=overflowing)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    folder = overflowing.parents[1] / "shrink/HALF0"
+    assert len((folder / "journal.jsonl").read_text().splitlines()) == 1 + 3
+    shrink(monkeypatch, run=overflowing)
+    printed = capsys.readouterr().out
+    assert (
+        "smallest: 2 layers, 1 heads, width 8, 16 tokens, batch 1; at first 4 layers, 4 heads, width 128"
+        in printed
+    )
+    assert f"next: cp {folder / 'defconfig'} .config && make olddefconfig && make" in printed
+    Path(".config").write_text((folder / "defconfig").read_text())
+    commands.olddefconfig()
+    config, study = load_config(".config"), StudySettings.from_symbols(read_symbols(".config"))
+    assert (config.model.layers, config.model.heads, config.model.width) == (2, 1, 8)
+    assert (study.name, study.variants) == ("shrink-HALF0", ("HALF",))
+    lines = (folder / "journal.jsonl").read_text().splitlines()
+    assert int(re.search(r"journal: (\d+) trials computed", printed)[1]) == len(lines) - 1 - 3
+
+
+def test_a_run_without_the_symptom_is_refused(
+    place: Path, overflowing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, message in (
+        ({"symptom": "differs"}, "SYMPTOM=differs is of two runs; fix: SYMPTOM=nan or SYMPTOM=spike"),
+        ({"symptom": "spike"}, "HALF0 shows no symptom: a loss spike"),
+        ({"run": "nowhere"}, "RUN=nowhere is no folder of a run; fix: make shrink RUN="),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            shrink(monkeypatch, **({"run": overflowing} | given))
