@@ -11,6 +11,7 @@ import pytest
 from gpt2.artifacts import checkpoint, run_record
 from study.transfer.records import gap, read
 from tests.faults.workplace import Workplace, write_stories
+from tests.study.in_process import train
 
 SETTINGS = {"VARIANTS": "RALEARN", "GPT2_MAX_ITERS": "12", "MICRO_BATCH": "0", "EVAL_INTERVAL_TOKENS": "256"}
 PLATFORMS = ["bf16", "int8", "int2", "foreign:0", "foreign:0.1"]
@@ -20,7 +21,7 @@ PLATFORMS = ["bf16", "int8", "int2", "foreign:0", "foreign:0.1"]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     texts = write_stories(tmp_path_factory.mktemp("texts"))
     place = Workplace(tmp_path_factory.mktemp("place"), texts, **SETTINGS)
-    assert place.here("scripts.study").returncode == 0
+    assert train(place).returncode == 0
     faulty_copies(place.study / "runs/RALEARN0", place.study)
     return place
 

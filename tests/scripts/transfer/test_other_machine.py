@@ -26,6 +26,7 @@ from study.transfer.records import PlatformRecord, elsewhere, read, write
 from tests.faults.workplace import STUDY, Workplace, write_stories
 from tests.hellaswag_items import FIXTURE
 from tests.shared_folder import data_folder
+from tests.study.in_process import train
 
 SETTINGS = {
     "SEEDS": "3",
@@ -45,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     shared = Path(data_folder()["DATA_DIR"])
     shared.mkdir(parents=True, exist_ok=True)
     (place.folder / "data").symlink_to(shared)
-    assert place.here("scripts.study").returncode == 0
+    assert train(place).returncode == 0
     return place
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from gpt2.artifacts import run_record
 from tests.faults.workplace import Workplace, write_stories
+from tests.study.in_process import train
 
 SETTINGS = {
     "VARIANTS": "B B+AQN=strong",
@@ -24,7 +25,7 @@ PLATFORMS = "int8 int2 foreign:0 foreign:0.02 foreign:0.2"
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     texts = write_stories(tmp_path_factory.mktemp("texts"))
     place = Workplace(tmp_path_factory.mktemp("place"), texts, **SETTINGS)
-    done = place.here("scripts.study")
+    done = train(place)
     assert done.returncode == 0, done.stdout
     return place
 

@@ -1,0 +1,56 @@
+"""`make` with its training in this process, without the seconds in which a process loads torch.
+
+For tests of what follows a study. Tests of training processes are in tests/study/runner and tests/faults.
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from gpt2.system.signals import Stop
+from study.executors.executor import Ended, Message, Started, Task
+from study.runner import worker
+from study.runner.study import Study
+from tests.faults.workplace import Workplace
+
+
+class InProcessExecutor:
+    """Executes each task when it is submitted."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+
+    def slots(self) -> int:
+        return 1
+
+    def submit(self, task: Task) -> None:
+        with (
+            task.log.open("a") as log,
+            contextlib.redirect_stdout(log),
+            contextlib.redirect_stderr(log),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(sys, "argv", ["scripts.train", *task.arguments])
+            patch.setattr(Stop, "install", lambda stop, parent=0: stop)  # the signals are those of the tests
+            status = worker.main()
+        self._messages += [Started(task.name), Ended(task.name, status)]
+
+    def poll(self, seconds: float) -> Sequence[Message]:
+        found, self._messages = self._messages, []
+        return found
+
+    def stop(self, name: str) -> None:
+        raise AssertionError(f"{name} has ended")
+
+    def close(self) -> str:
+        return ""
+
+
+def train(place: Workplace) -> subprocess.CompletedProcess[str]:
+    """Run `make` in a workplace. Returns its status and its output."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Study, "executor", lambda study: InProcessExecutor())
+        return place.here("scripts.study")
