@@ -103,8 +103,9 @@ class Dispatcher:
                     if run is None:
                         break
                     self._waiting.remove(run)
-                    if run in self._claimed and self.runs.is_done(*run):
+                    if self.runs.is_done(*run):
                         self.terminal.estimate.left -= 1
+                        self.terminal.say(f"{run_record.run_name(*run)} was finished by another driver")
                     else:
                         self._submit(run)
                 for message in self.executor.poll(POLL_SECONDS):

@@ -70,17 +70,19 @@ def local_drivers(bench: Bench) -> str:
     slow = injected(None, slower=0.3)
     first = place.start(**slow)
     wait_for(lambda: min(place.steps("B0"), place.steps("B1")) > 3)
-    place.send(signal.SIGSTOP, "scripts.train")  # not over before the second driver has looked at them
+    place.send(signal.SIGSTOP, "scripts.train")  # not over before the second driver has made the others
     refused = place.command("scripts.study")
     (place.study / "lock").unlink()  # as on two machines, where neither sees the other's flock
     second = place.start(**slow)
-    wait_for(lambda: min(place.steps("B2"), place.steps("B3")) > 3)
+    wait_for(lambda: [place.status("B2"), place.status("B3")] == ["finished"] * 2)
     place.send(signal.SIGCONT, "scripts.train")
     outputs = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in (first, second)]
     good = refused.returncode == 1 and f"is being run by process {first.pid}" in refused.stdout
     good = good and [first.returncode, second.returncode] == [0, 0] and claims(place, FOUR) == [1] * 4
-    words = "executes this run; waiting for it"
-    good = good and all(words in output for output in outputs) and same_numbers(bench, place, FOUR)
+    others = [(n, output) for output, runs in zip(outputs, ((2, 3), (0, 1)), strict=True) for n in runs]
+    good = good and all(f"B{n} was finished by another driver" in output for n, output in others)
+    good = good and outputs[1].count("executes this run; waiting for it") == 2
+    good = good and same_numbers(bench, place, FOUR)
     return outcome(good, HELPS, f"{refused.stdout[-200:]} {claims(place, FOUR)} {outputs} ")
 
 

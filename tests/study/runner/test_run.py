@@ -104,7 +104,15 @@ def test_a_process_that_died_before_its_end_has_failed(study: Study, status: str
 
 
 def test_a_record_older_than_the_process_does_not_show_its_end(study: Study) -> None:
-    assert ended(study, -6, None, before="finished")["status"] == "failed"
+    folder = study.runs.folder("B", 0)
+    folder.mkdir(parents=True)
+    files.write_json(folder / "run.json", a_record("B", 0, 4.0))
+    executor = FakeExecutor(study, [], None)
+    driver = Dispatcher(study.runs, study.config, study.config_text, executor, study.session, lambda: None)
+    driver.mark_failed(("B", 0), "a reason", before="")
+    assert study.runs.status("B", 0) == "finished"
+    driver.mark_failed(("B", 0), "a reason", before=dispatch.record_text(folder))
+    assert study.runs.status("B", 0) == "failed"
 
 
 def test_a_variant_with_a_result_or_a_checkpoint_protects_its_source(study: Study) -> None:
@@ -222,6 +230,29 @@ def test_a_run_of_another_driver_is_not_started_until_its_process_ended(
     driver.execute([("B", 0), ("B", 1)], PLAN, Terminal(Estimate(2, None), 2))
     assert began == ["B0", "B1", "the other process ends", "B0"]
     assert executor.statuses == []
+
+
+def test_a_run_that_another_driver_has_finished_is_not_started(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Beside(FakeExecutor):
+        def submit(self, task: Task) -> None:
+            super().submit(task)
+            study.runs.folder("B", 1).mkdir(parents=True)
+            files.write_json(study.runs.folder("B", 1) / "run.json", a_record("B", 1, 4.0))
+
+    terminal = Terminal(Estimate(2, None), 2)
+    driver = Dispatcher(
+        study.runs,
+        study.config,
+        study.config_text,
+        Beside(study, [0], "finished"),
+        study.session,
+        lambda: None,
+    )
+    driver.execute([("B", 0), ("B", 1)], PLAN, terminal)
+    assert terminal.estimate.left == 0
+    assert "B1 was finished by another driver" in capsys.readouterr().out
 
 
 def test_reports_take_a_small_part_of_the_time_while_others_train(study: Study, monkeypatch: Any) -> None:
