@@ -35,6 +35,8 @@ UNOBSERVED_WRITE = "memory changed between operations"
 UNINITIALISED = "uninitialised memory"
 THREAD_ORDER = "order of sums among threads"
 THREAD_RACE = "race between threads"
+FIXED_THREADS = "reproducible with a fixed number of threads"
+THREAD_RESULT = "the number of threads changes the result"
 RANDOM = "random operation"
 NOT_DETERMINISTIC = "non-deterministic operation"
 IN_OPERATION = "memory fault or hardware fault in an operation"
@@ -331,13 +333,13 @@ class Tree:
         )
         if shape and shape.change == ROUNDING:
             self._add(
-                THREAD_ORDER, evidence, "Each number of threads is reproducible. Another number splits sums "
+                FIXED_THREADS, evidence, "Each number of threads is reproducible. Another number splits sums "
                 "otherwise, and the difference is rounding.", "2.3.2.2", harmless=True, operation=event,
                 corruption=shape, suggestions=("the same OMP_NUM_THREADS on both sides of a comparison",),
             )  # fmt: skip
         else:
             self._add(
-                THREAD_RACE if event else UNNAMED, evidence, "The number of threads changes the result by more than "
+                THREAD_RESULT, evidence, "The number of threads changes the result by more than "
                 "rounding, or the values were not captured.", "2.3.2.2", operation=event, corruption=shape,
                 suggestions=tuple(alternatives(event.name)) if event else (),
             )  # fmt: skip

@@ -83,12 +83,15 @@ class Stress:
         seconds: float,
         progress: Progress | None = None,
         stop: Callable[[], bool] | None = None,
+        most_repetitions: int = MOST_REPETITIONS,
     ) -> None:
+        """most_repetitions: of a batch."""
         if not workers:
             raise NumericsError("there is no device; fix: name one, such as --devices cpu")
         self.workers, self.kernels, self.limit = list(workers), list(kernels), seconds
         self.progress = progress or (lambda share, text: None)
         self.stop = stop or (lambda: False)
+        self.most_repetitions = most_repetitions
         self.outcome = Outcome({worker.name: worker.kind for worker in workers}, planned_seconds=seconds)
         self.outcome.faults = {worker.name: [] for worker in workers}
         self._began, self._epoch = time.monotonic(), time.time()
@@ -171,7 +174,7 @@ class Stress:
         per = max(self._per_repetition.get(kernel, LEAST_SECONDS), 1e-6)
         parts = len(self.kernels) * (len(self.workers) + 1) * 4
         target = min(max(self.limit / parts, LEAST_SECONDS), MOST_SECONDS)
-        repetitions = min(max(int(target / per), 1), MOST_REPETITIONS)
+        repetitions = min(max(int(target / per), 1), self.most_repetitions)
         for worker, batch in self._together(chosen, kernel, repetitions):
             before = self._done(worker.name, kernel)
             self._count(worker, kernel, mode, batch)

@@ -135,20 +135,23 @@ def repeat(replay: Replay, out: Path, times: int, environment: dict[str, str]) -
 
 
 def step_of(replay: Replay, ids_ET: torch.Tensor, check: Callable[[int, Any], None] | None = None) -> Step:
-    """Return the step of the run with its state. check: receives the number and the result of the first repetition."""
+    """Return the step of the run with its state. check: receives the number and the result of the first
+    repetition with as many threads as the run.
+    """
     import torch
 
     from gpt2.train.step import NotFiniteError
     from numerics.repeat.conditions import Step
 
     stepper, pending = replay.run.stepper, [check] if check else []
+    threads = torch.get_num_threads()  # of the run
 
     def run() -> list[torch.Tensor]:
         try:
             result = stepper.step(ids_ET, replay.step - 1, replay.planned)
         except NotFiniteError:  # the gradients are results as well
             return []
-        if pending:
+        if pending and torch.get_num_threads() == threads:
             pending.pop()(replay.step, result)
         return [torch.tensor([result.loss, result.gradient_norm], dtype=torch.float64)]
 

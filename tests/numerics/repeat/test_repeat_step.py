@@ -264,7 +264,7 @@ def test_an_operation_that_differs_with_several_threads_alone_and_by_rounding_is
     found = repeated(change)
     assert not found.conclusion.is_fault, found.text()
     named = first(found)
-    assert (named.name, named.harmless) == (conclude.THREAD_ORDER, True)
+    assert (named.name, named.harmless) == (conclude.FIXED_THREADS, True)
     assert named.operation
     assert "thread_sum" in named.operation.name
 

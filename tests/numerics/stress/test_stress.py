@@ -49,15 +49,10 @@ def stressed(faults: Sequence[Flip | None], turns: int = 40, names: Sequence[str
         ThreadWorker(f"device {number}", Station("cpu", MEMORY, fault)) for number, fault in enumerate(faults)
     ]
     try:
-        return Stress(workers, names, 3600.0, None, Rounds(len(names) + turns)).run()
+        return Stress(workers, names, 3600.0, None, Rounds(len(names) + turns), 5).run()
     finally:
         for worker in workers:
             worker.close()
-
-
-@pytest.fixture(autouse=True)
-def short_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("numerics.stress.run.MOST_REPETITIONS", 5)
 
 
 @pytest.mark.parametrize("bit", [3, 26])
@@ -105,10 +100,10 @@ def test_a_device_that_is_always_wrong_in_the_same_way_is_odd() -> None:
 
     stations = [Station("cpu", MEMORY), Wrong("cpu", MEMORY), Station("cpu", MEMORY)]
     workers = [ThreadWorker(f"device {number}", station) for number, station in enumerate(stations)]
-    outcome = Stress(workers, NAMES, 3600.0, None, Rounds(10)).run()
+    outcome = Stress(workers, NAMES, 3600.0, None, Rounds(10), 5).run()
     assert outcome.odd == [(NAMES[0], "device 1")]
     assert outcome.faulty == ["device 1"]
-    two = Stress(workers[:2], NAMES, 3600.0, None, Rounds(10)).run()
+    two = Stress(workers[:2], NAMES, 3600.0, None, Rounds(10), 5).run()
     assert two.faulty == []
     assert two.unresolved == [f"{NAMES[0]} on device 0, device 1"]
     for worker in workers:
@@ -135,7 +130,7 @@ def test_a_device_without_an_answer_is_reported_and_the_others_continue() -> Non
         Dying("device 0", Station("cpu", MEMORY)),
         *(ThreadWorker(f"device {n}", Station("cpu", MEMORY)) for n in (1, 2)),
     ]
-    outcome = Stress(workers, NAMES, 3600.0, None, Rounds(len(NAMES) + 40)).run()
+    outcome = Stress(workers, NAMES, 3600.0, None, Rounds(len(NAMES) + 40), 5).run()
     for worker in workers:
         worker.close()
     assert outcome.faulty == ["device 0"]
