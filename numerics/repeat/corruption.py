@@ -241,7 +241,7 @@ def _rounding(good: Tensor, largest: float | None, terms: int) -> str:
     scale = float(np.max(values, initial=0.0, where=np.isfinite(values)))
     if largest > torch.finfo(good.dtype).eps * scale * math.sqrt(max(terms, 1)):
         return ""
-    return f"the differences are of the size of rounding in sums of {terms} terms"
+    return f"the differences are of the size of rounding in sums of at most {terms} terms"
 
 
 def _values(tensor: Tensor) -> np.ndarray:

@@ -53,7 +53,7 @@ def repetition_document(found: Repetition, title: str) -> Document:
             name,
             str(condition.threads),
             str(len(condition.traces)),
-            "equal" if condition.distinct == 1 else f"{condition.distinct} different",
+            "-" if len(condition.traces) < 2 else _results(condition.distinct),
         ]
         for name, condition in found.conditions.items()
     ]
@@ -62,6 +62,10 @@ def repetition_document(found: Repetition, title: str) -> Document:
     )
     blocks.append(Section("Notes", [BulletList([*found.notes, *conclusion.notes])]))
     return Document(title, blocks, f"{found.operations} operations in the step")
+
+
+def _results(distinct: int) -> str:
+    return "equal" if distinct == 1 else f"{distinct} different"
 
 
 def _finding(finding: Finding) -> list[Block]:

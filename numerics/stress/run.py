@@ -118,23 +118,29 @@ class Stress:
     def elect(self) -> None:
         """Run every kernel on all devices and take the results of the majority as golden."""
         votes: dict[str, dict[str, list[int]]] = {}  # kernel -> device -> digests
+        kept: dict[tuple[str, str], dict[int, Tensor | None]] = {}
         for number, name in enumerate(self.kernels):
             if self.stop():
                 break
             self.progress(0.0, f"golden results: {name} ({number + 1} of {len(self.kernels)})")
             for worker, batch in self._together(self.workers, name, ELECTION):
-                found = [value for value, count in batch.digests.items() for _ in range(count)]
-                votes.setdefault(name, {})[worker.name] = found
+                votes.setdefault(name, {})[worker.name] = list(batch.digests)
                 self._per_repetition[name] = max(
                     self._per_repetition.get(name, 0.0), batch.seconds / ELECTION
                 )
                 self._count(worker, name, START, batch)
+                known = {each.digest: each.output for each in batch.deviations}  # of exact kernels
+                kept[name, worker.name] = {**known, **batch.outputs}
         for kind in dict.fromkeys(self.outcome.kinds.values()):
             members = [name for name, other in self.outcome.kinds.items() if other == kind]
             self._elect_kind(kind, members, votes)
-        for worker in self.workers:
-            worker.request("elect", self.outcome.golden.get(worker.kind, {}))
-            worker.answer()
+        for worker in list(self.workers):
+            try:
+                worker.request("elect", self.outcome.golden.get(worker.kind, {}))
+                worker.answer()
+            except DeviceLostError as error:
+                self._lose(worker, f"election: {error}")
+        self._election_faults(votes, kept)
 
     def _elect_kind(
         self, kind: str, members: Sequence[str], votes: Mapping[str, Mapping[str, list[int]]]
@@ -156,9 +162,28 @@ class Stress:
                 wrong = sum(value != golden[kernel] for value in digests)
                 if 2 * wrong > len(digests):
                     self.outcome.odd.append((kernel, name))
-                elif wrong:
+
+    def _election_faults(
+        self,
+        votes: Mapping[str, Mapping[str, list[int]]],
+        kept: Mapping[tuple[str, str], Mapping[int, Tensor | None]],
+    ) -> None:
+        """Add the deviating results of the election, of devices whose other results are golden."""
+        kinds = self.outcome.kinds
+        for kernel, by_device in votes.items():
+            for name, digests in by_device.items():
+                golden = self.outcome.golden[kinds[name]].get(kernel)
+                if golden is None or (kernel, name) in self.outcome.odd:
+                    continue
+                for number, value in enumerate(digests, 1):
+                    if value == golden:
+                        continue
+                    bad = kept[kernel, name].get(value)
+                    good = self._golden_output(kinds[name], kernel) if bad is not None else None
+                    shape = analyse(good, bad) if good is not None and bad is not None else None
                     seconds = time.monotonic() - self._began
-                    self.outcome.faults[name] += [Fault(name, kernel, START, ELECTION, seconds)] * wrong
+                    fault = Fault(name, kernel, START, number, seconds, shape)
+                    self.outcome.faults[name].append(fault)
 
     # -- batches
 
@@ -209,7 +234,7 @@ class Stress:
 
     def _count(self, worker: Worker, kernel: str, mode: str, batch: Batch) -> None:
         key = worker.name, kernel, mode
-        self.outcome.counts[key] = self.outcome.counts.get(key, 0) + batch.repetitions
+        self.outcome.counts[key] = self.outcome.counts.get(key, 0) + len(batch.digests)
 
     def _fault(self, worker: Worker, kernel: str, mode: str, before: int, deviation: Deviation) -> None:
         faults = self.outcome.faults[worker.name]

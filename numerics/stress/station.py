@@ -39,13 +39,16 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Batch:
-    """Repetitions of a kernel on a device. digests: each different one with its count."""
+    """Repetitions of a kernel on a device. digests: in the order of the repetitions.
+
+    outputs: where several digests differ and none is golden yet, the first values of each, on the CPU.
+    """
 
     kernel: str
-    repetitions: int
+    digests: tuple[int, ...]
     seconds: float
-    digests: dict[int, int]
     deviations: list[Deviation] = field(default_factory=list)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Station:
@@ -77,20 +80,28 @@ class Station:
         """Repeat a kernel. Results are read when the last one is computed, so that the device never waits."""
         began = time.monotonic()
         pending: list[tuple[int, float, Tensor, Tensor]] = []
-        digests: dict[int, int] = {}
         deviations: list[Deviation] = []
+        outputs: dict[int, Tensor] = {}
+        order: list[int] = []
         for number in range(repetitions):
             output = self.result(name)
             pending.append((number, time.time(), digest(output), output))
             if len(pending) == 8 or output.nbytes > LARGE_BYTES or number == repetitions - 1:
                 for repetition, at, value, kept in pending:
                     found = int(value)
-                    digests[found] = digests.get(found, 0) + 1
+                    order.append(found)
+                    if (
+                        name not in self.golden
+                        and len(outputs) < MOST_OUTPUTS
+                        and kept.numel() <= MOST_VALUES
+                    ):
+                        outputs.setdefault(found, kept.cpu())
                     if name in self.golden and found != self.golden[name]:
                         small = len(deviations) < MOST_OUTPUTS and kept.numel() <= MOST_VALUES
                         deviations.append(Deviation(repetition, at, found, kept.cpu() if small else None))
                 pending.clear()
-        return Batch(name, repetitions, time.monotonic() - began, digests, deviations)
+        outputs = outputs if len(set(order)) > 1 else {}
+        return Batch(name, tuple(order), time.monotonic() - began, deviations, outputs)
 
     def golden_output(self, name: str, tries: int = 20) -> Tensor | None:
         """Return a result whose digest is golden, on the CPU; None where this device gives none."""

@@ -7,7 +7,6 @@ CPU. Ctrl-C ends it with the report so far. The exit status is 1 where a device 
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
 from gpt2.config.config import optional_integer
@@ -33,12 +32,10 @@ def main() -> int:
     export_environment()  # before torch is imported
     from numerics.stress.command import stress_devices
 
-    began = time.monotonic()
     line = LiveLine()
 
     def progress(share: float, text: str) -> None:
-        left = 60 * minutes - (time.monotonic() - began)
-        line.update(f"{share:4.0%}  {text}  {duration(left)} left", share)
+        line.update(f"{share:4.0%}  {text}  {duration(60 * minutes * (1 - share))} left", share)
 
     try:
         line.start("starting")

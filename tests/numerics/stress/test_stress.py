@@ -164,7 +164,7 @@ def test_every_kernel_of_the_cpu_is_deterministic_and_patterns_are_zero() -> Non
     station = Station("cpu", MEMORY)
     for name, kernel in station.kernels.items():
         batch = station.batch(name, 3)
-        assert len(batch.digests) == 1, name
+        assert len(set(batch.digests)) == 1, name
         assert batch.deviations == []
         assert not kernel.exact or set(batch.digests) == {0}
     assert len({kernel.name for kernel in kernels("cpu")}) == len(kernels("cpu"))
