@@ -46,13 +46,17 @@ class ActivationWatch:
                 for handle in self._hooks(plain_name(path), module):
                     stack.callback(handle.remove)
             if attention:
-                stack.enter_context(AttentionCalls(self._attention, self._counts))
+                stack.enter_context(AttentionCalls(self._attention, self._in_model))
             self.within.clear()
             yield
 
     def _counts(self) -> bool:
         """Return whether a call counts: not one that backward recomputes."""
         return torch._C._current_graph_task_id() == -1
+
+    def _in_model(self) -> bool:
+        """Return whether a module of the model runs, and counts."""
+        return bool(self.within) and self._counts()
 
     def _hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -105,7 +109,7 @@ class ActivationWatch:
         tensor.register_hook(hook)
 
     def _attention(self, values: Tensor) -> None:
-        path = self.within[-1] if self.within else ""
+        path = self.within[-1]
         number = self.calls.get(path, 0)
         self.calls[path] = number + 1
         name = f"{path}.sdpa.{number}" if path else f"sdpa.{number}"

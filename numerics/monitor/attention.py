@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-BLOCK = 2**22  # scores in memory at once: 16 MB
+BLOCK = {"cpu": 2**18}  # scores at once: 1 MB, which fits in the cache
+DEVICE_BLOCK = 2**24  # on another device: 64 MB
+HIDDEN = -1e30  # the score of what the mask hides: finite, so that 0 x HIDDEN is 0
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 Report = Callable[[Tensor], None]
 
@@ -61,32 +63,30 @@ def attention_statistics(
     query_NTD, key_NSD = query.reshape(-1, T, query.shape[-1]), key.reshape(-1, S, key.shape[-1])
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], S).reshape(-1, T, S)
-    heads, rows = max(1, BLOCK // (T * S)), max(1, min(T, BLOCK // S))
+    block_size = BLOCK.get(query.device.type, DEVICE_BLOCK)
+    heads, rows = max(1, block_size // (T * S)), max(1, min(T, block_size // S))
     total = torch.zeros((), device=query.device, dtype=torch.float32)
-    high = torch.full((), -math.inf, device=query.device, dtype=torch.float32)
+    high = torch.full((), HIDDEN, device=query.device, dtype=torch.float32)
     for n in range(0, len(query_NTD), heads):
         key_nDS = key_NSD[n : n + heads].float().transpose(1, 2)
         for t in range(0, T, rows):
             block = slice(t, t + rows)
-            scores = query_NTD[n : n + heads, block].float() @ key_nDS * scale
-            hidden = None
+            scores = torch.matmul(query_NTD[n : n + heads, block].float() * scale, key_nDS)
             if causal:
                 last = torch.arange(t, min(t + rows, T), device=query.device)[:, None]
-                hidden = torch.arange(S, device=query.device) > last
+                scores.masked_fill_(torch.arange(S, device=query.device) > last, HIDDEN)
             elif mask is not None:
                 part = mask[n : n + heads, block]
-                hidden = ~part if part.dtype == torch.bool else part == -math.inf
-                if part.dtype != torch.bool:
-                    scores = scores + part.float().masked_fill(hidden, 0.0)
-            if hidden is not None:
-                scores = scores.masked_fill(hidden, -math.inf)
-            high = torch.maximum(high, scores.amax())
-            probabilities = scores.softmax(-1)
-            weighted = probabilities * scores
-            if hidden is not None:  # 0 x -inf, and a row that sees nothing
-                weighted = weighted.masked_fill(hidden, 0.0)
-            normaliser = scores.logsumexp(-1)
-            entropy = normaliser - weighted.sum(-1)
-            total += torch.where(normaliser == -math.inf, torch.zeros_like(entropy), entropy).sum()
+                if part.dtype == torch.bool:
+                    scores.masked_fill_(~part, HIDDEN)
+                else:
+                    scores = (scores + part.float()).masked_fill_(part == -math.inf, HIDDEN)
+            top = scores.amax(-1, keepdim=True)
+            high = torch.maximum(high, top.amax())
+            terms = (scores - top).exp_()
+            sums = terms.sum(-1)
+            entropy = top.squeeze(-1) + sums.log() - torch.linalg.vecdot(terms, scores) / sums
+            total += entropy.masked_fill_(top.squeeze(-1) <= HIDDEN, 0.0).sum()  # a query that sees nothing
+    high = torch.where(high <= HIDDEN, torch.full_like(high, -math.inf), high)
     queries = query_NTD.shape[0] * T
     return torch.stack([total / max(queries, 1), high, torch.full_like(high, queries)])

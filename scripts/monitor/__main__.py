@@ -17,6 +17,7 @@ from kconfig.arguments import command_arguments
 from numerics.errors import NumericsError
 from numerics.monitor.control import change_control, read_control
 from numerics.monitor.export import export
+from numerics.monitor.findings import find
 from numerics.monitor.tables import rank_folders, read_table, table_files
 from numerics.monitor.triggers import read_triggers
 
@@ -69,6 +70,7 @@ def describe(record: run_record.RunRecord, settings: MonitorSettings, folder: Pa
                 lines.append(
                     f"rank {rank}: {kind}: {names} tensors, {len(steps)} steps from {steps[0]} to {steps[-1]}"
                 )
+    lines += [f"step {one.step}: {one.message}" for one in find(folder)]
     for entry in read_triggers(folder):
         kept = entry.get("checkpoint")
         lines.append(

@@ -95,7 +95,7 @@ def test_weights_gradients_moments_and_updates_are_those_of_the_step(tmp_path: P
         before = parameter.detach().clone()
         original(*rest)
         exact["param"] = parameter.detach().clone()
-        exact["update_ratio"] = float((parameter - before).norm() / before.norm())
+        exact["update_ratio"] = float((parameter.detach() - before).norm() / before.norm())
         exact.update({kind: optimizer.state[parameter][kind].clone() for kind in ("exp_avg", "exp_avg_sq")})
 
     optimizer.step = step  # type: ignore[method-assign, assignment]
