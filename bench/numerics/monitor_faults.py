@@ -107,7 +107,7 @@ def monitored(folder: Path, fault: MonitorFault) -> list[Finding]:
                     fault.model(model)
                 stack.enter_context(monitor.step(step))
                 ids = ((IDS + 7 * step) % 199)[rank::RANKS]
-                (loss_of(model, ids[:, :-1], ids[:, 1:]) / RANKS).backward()
+                torch.autograd.backward(loss_of(model, ids[:, :-1], ids[:, 1:]) / RANKS)
                 fault.backward(rank, step, model)
                 monitor.gradients("grad_unreduced")
             _reduce(models)
