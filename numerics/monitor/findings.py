@@ -79,18 +79,17 @@ def _updates(folder: Path) -> Iterator[Finding]:
     for step, values in ratios.items():
         for name, ratio in values.items():
             series.setdefault(name, {})[step] = ratio
-    for name, values in series.items():
-        steps = sorted(values)
+    for name, mine in series.items():
+        steps = sorted(mine)
         if len(steps) < LEAST_STEPS:
             continue
-        if not any(values.values()) and any(gradients.get(step, {}).get(name, 0.0) > 0 for step in steps):
+        if not any(mine.values()) and any(gradients.get(step, {}).get(name, 0.0) > 0 for step in steps):
             yield Finding("update_ratio", name, steps[0], f"{name} has a gradient and is never updated")
         alike = [other for other in series if other != name and _role(other) == _role(name)]
         large = [
             step
             for step in steps
-            if alike
-            and values[step] > UPDATE_FACTOR * max(series[other].get(step, 0.0) for other in alike) > 0
+            if alike and mine[step] > UPDATE_FACTOR * max(series[other].get(step, 0.0) for other in alike) > 0
         ]
         if len(large) >= LEAST_STEPS:
             message = f"updates of {name} are over {UPDATE_FACTOR:g} times those of {alike[0]} in {len(large)} steps"
