@@ -53,12 +53,19 @@ def is_torch_npu_installed() -> bool:
     return importlib.util.find_spec("torch_npu") is not None
 
 
-def load_torch_npu() -> str | None:
-    """Load torch_npu where it is installed, which registers torch's device "npu".
+def load_torch_npu() -> tuple[str | None, str]:
+    """Load torch_npu where it is installed beside a CPU build of torch; this registers torch's device "npu".
 
-    Returns its version, or None where it is not installed. ImportError, OSError or RuntimeError where it cannot be
-    loaded, for example without CANN's libraries.
+    Returns its version, None where it is absent or cannot be loaded, and why it cannot: for example without CANN.
     """
     if not is_torch_npu_installed():
-        return None
-    return str(getattr(importlib.import_module("torch_npu"), "__version__", "of unknown version"))
+        return None, ""
+    import torch
+
+    if torch.version.cuda or torch.version.hip:  # torch_npu refuses to load beside another accelerator
+        return None, ""
+    try:
+        version = getattr(importlib.import_module("torch_npu"), "__version__", "of unknown version")
+    except (ImportError, OSError, RuntimeError) as error:
+        return None, f"torch_npu cannot be loaded: {' '.join(str(error).split())}"
+    return str(version), ""

@@ -54,7 +54,7 @@ def list_torch_devices(torch: Any = None) -> TorchDevices:
     runtime = f"HIP {hip}" if hip else f"CUDA {cuda}" if cuda else ""
     module, trouble = torch.cuda, ""
     if kind == "cpu":
-        npu, trouble = _load_npu()
+        npu, trouble = load_torch_npu()
         if npu:
             kind, module = "npu", torch.npu
             runtime = f"torch_npu {npu}, CANN {module.utils.get_cann_version() or 'unknown'}"
@@ -66,14 +66,6 @@ def list_torch_devices(torch: Any = None) -> TorchDevices:
         (" ".join(str(warning.message).partition("(Triggered")[0].split()) for warning in caught), trouble
     )
     return TorchDevices(kind, str(torch.__version__), tuple(devices), runtime, trouble)
-
-
-def _load_npu() -> tuple[str | None, str]:
-    """Return torch_npu's version, None where it is absent or broken, and why it is broken."""
-    try:
-        return load_torch_npu(), ""
-    except (ImportError, OSError, RuntimeError) as error:
-        return None, f"torch_npu cannot be loaded: {' '.join(str(error).split())}"
 
 
 def _device(index: int, kind: str, properties: Any) -> TorchDevice:

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpt2.hardware import ascend, torch_devices
-from gpt2.hardware.gpu_specs import TARGETS
+from gpt2.hardware.gpu_specs import GIB, TARGETS
+from gpt2.hardware.resolve import ResolvedTarget
+from gpt2.system import ranks
+from study.memory.micro_batch import MemoryPlanError, require_free
 from tests.small_runs import outcome
 
 ROOT = Path(__file__).parents[3]
@@ -152,17 +156,43 @@ def test_an_npu_without_a_fused_kernel_is_refused(steps: dict[str, Any]) -> None
 
 
 def test_a_torch_npu_without_cann_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> str:
+    def missing(name: str) -> None:
         raise ImportError("libascend_hal.so: cannot open shared object file: No such file or directory")
 
-    monkeypatch.setattr(torch_devices, "load_torch_npu", missing)
+    monkeypatch.setattr(ascend, "is_torch_npu_installed", lambda: True)
+    monkeypatch.setattr(ascend.importlib, "import_module", missing)
     found = torch_devices.list_torch_devices()
     assert found.gpus == ()
     assert found.kind == "cpu"
     assert found.trouble.startswith("torch_npu cannot be loaded: libascend_hal.so")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")  # torch_npu is not for such a build
+    assert ascend.load_torch_npu() == (None, "")
 
 
 def test_without_torch_npu_nothing_is_loaded() -> None:
     assert not ascend.is_torch_npu_installed()
-    assert ascend.load_torch_npu() is None
+    assert ascend.load_torch_npu() == (None, "")
     assert "torch_npu" not in sys.modules
+
+
+def test_the_ranks_of_npus_communicate_through_hccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    for name in ranks.VARIABLES:
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setattr(ranks, "_joined", {"rank": 0, "world": 1})
+    distributed = torch.distributed
+    monkeypatch.setattr(distributed, "init_process_group", lambda backend, timeout: chosen.append(backend))
+    monkeypatch.setattr(distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 1)
+    for device_type in ("npu", "cuda", "cpu"):
+        ranks.join(device_type, 60)
+    assert chosen == ["cpu:gloo,npu:hccl", "cpu:gloo,cuda:nccl", "gloo"]
+
+
+def test_too_little_free_memory_names_the_tool_of_the_npu() -> None:
+    row = TARGETS["910b"]
+    npu = ResolvedTarget(row, "npu:0", "Ascend910B3", 60 * GIB, "bfloat16", "fusion", None, None)
+    with pytest.raises(
+        MemoryPlanError, match=r"Ascend910B3: 1.0 of 60.0 GiB are free.*\(npu-smi info lists them\)"
+    ):
+        require_free(npu, 2 * GIB, GIB)
