@@ -17,6 +17,7 @@ ALLOWED = {
     "gpt2/artifacts/provenance.py": (1, "the version of CUDA"),
     "gpt2/artifacts/run_record.py": (1, "the version of CUDA"),
     "gpt2/eval/validation.py": (3, "cuDNN's attention"),
+    "gpt2/hardware/ascend.py": (1, "torch_npu is for builds without CUDA"),
     "gpt2/hardware/attention_kernels.py": (2, "the order of CUDA's kernels, and TF32"),
     "gpt2/hardware/detect.py": (4, "a kind of hardware"),
     "gpt2/hardware/gpu_specs.py": (9, "a kind of hardware, and torch's device type of two kinds"),
