@@ -44,8 +44,8 @@ def test_a_crash_and_a_hang_are_named_and_the_others_are_still_examined(folder: 
 
 def test_a_hang_ends_at_the_time_limit(folder: Path) -> None:
     (folder / "hangs.py").write_text(ATTENTION.format(line="time.sleep(1000)"))
-    found = examine_variants(["HANGS"], STUDY, ALTERNATION, seconds=8)
-    assert found["HANGS"].violations[0].message == "it gave no result within the time limit of 8 s"
+    found = examine_variants(["HANGS"], STUDY, ALTERNATION, seconds=5)
+    assert found["HANGS"].violations[0].message == "it gave no result within the time limit of 5 s"
 
 
 def test_a_file_that_cannot_be_loaded_is_an_error_with_its_line(folder: Path) -> None:

@@ -189,20 +189,28 @@ def _towards_the_first(rows: Masses, share: float) -> Masses:
     )
 
 
+Attended = tuple[Path, list[RunAttention], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def attended(tmp_path_factory: pytest.TempPathFactory) -> Attended:
+    """A study with attention maps, and its page as the browser showed it."""
+    study, attentions = with_attention(tmp_path_factory.mktemp("attended") / "study")
+    return study, attentions, faultless(study)
+
+
 @pytest.mark.parametrize("phone", [False, True])
-def test_a_report_shows_the_attention_maps(tmp_path: Path, phone: bool) -> None:
-    study, _ = with_attention(tmp_path / "study")
-    drawn = faultless(study, phone=phone)
+def test_a_report_shows_the_attention_maps(attended: Attended, phone: bool) -> None:
+    drawn = faultless(attended[0], phone=True) if phone else attended[2]
     assert {"attention-layers", "attention-map0-0", "attention-map1-0"} < set(drawn["drawn"])
     assert drawn["width"][0] <= drawn["width"][1]
     assert drawn["beyond"] == []
 
 
-def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(tmp_path: Path) -> None:
-    study, _ = with_attention(tmp_path / "study")
+def test_attention_by_layer_is_drawn_at_the_numbers_of_attention_json(attended: Attended) -> None:
+    study, _, drawn = attended
     content = json.loads((study / "attention.json").read_text())
     runs = {one["run"]: one for one in content["runs"]}
-    drawn = faultless(study)
     statistics = ("total_variation", "jensen_shannon", "entropy", "distance", "previous", "first")
     for place, name in enumerate(statistics):
         traces = {trace["name"]: trace for trace in drawn["switched"][f"attention-layers-0-{place}"]}
@@ -239,10 +247,9 @@ def middles(href: str, count: int) -> list[list[tuple[int, ...]]]:
 
 
 def test_attention_maps_are_coloured_relative_to_uniform_attention_and_blank_above_the_diagonal(
-    tmp_path: Path,
+    attended: Attended,
 ) -> None:
-    study, attentions = with_attention(tmp_path / "study")
-    drawn = faultless(study)
+    _, attentions, drawn = attended
     block = attentions[0].block
     for number in range(2):
         for place, one in enumerate(attentions):
