@@ -133,7 +133,7 @@ def changed(bench: Bench) -> str:
     place = bench.finished()
     before = place.numbers()
     place.configure(LEARNING_RATE="2e-3", EFFECTIVE_BATCH="8", DATA_DIR=str(bench.folder / "data"))
-    done = place.command("scripts.study")
+    done = place.here("scripts.study")
     named = all(f"CONFIG_{name}: " in done.stdout for name in ("LEARNING_RATE", "EFFECTIVE_BATCH"))
     good = done.returncode == 1 and named and place.numbers() == before
     return outcome(good, "refused, every differing symbol named with both values", done.stdout[-400:])

@@ -20,7 +20,7 @@ from ra.names import LEARNED, PATTERNS, published_variants
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
-MODEL = ModelConfig("test", 3, 2, 32, 16, 0.0, vocabulary=101, padded_vocabulary=128)
+MODEL = ModelConfig("test", 2, 2, 32, 16, 0.0, vocabulary=101, padded_vocabulary=128)
 B = 4
 SETTINGS = {
     "output": AlternationSettings("output", 0.3, 100.0),
