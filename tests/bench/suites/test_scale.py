@@ -1,6 +1,7 @@
 """The suite of scale: every arrangement is timed in every round, by processes that train together."""
 
 import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,27 +9,48 @@ import pytest
 
 from bench.suite import SuiteResult
 from bench.suites import scale
+from bench.workers import Worker
 from gpt2.system import ranks
 from tests.bench.sessions import run_small
 
 SMALL = scale.ScaledShape("small", 2, 2, 16, 8, 4, 1)
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_one_and_two_ranks_take_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One rank is this process, which has loaded torch."""
+class ThisProcess(contextlib.nullcontext[Any]):
+    """The worker of rank 0, in this process, which has loaded torch."""
+
+    def __enter__(self) -> Any:
+        return self
+
+    def call(self, function: Callable[..., Any], *arguments: Any, limit_seconds: float) -> Any:
+        return function(*arguments)
+
+
+@pytest.fixture
+def first_rank_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let rank 0 of two be this process. One rank alone has 100 tokens/s."""
     plain = scale.Arrangement.open
 
     def opened(arrangement: scale.Arrangement, shape: scale.ScaledShape) -> Any:
-        if arrangement.ranks > 1:
-            return plain(arrangement, shape)
-        return contextlib.nullcontext(lambda seconds: scale.time_rank(0, 0, arrangement, shape, seconds))
+        alone = contextlib.nullcontext(lambda seconds: 100.0)
+        return plain(arrangement, shape) if arrangement.ranks > 1 else alone
+
+    def worker(name: str, heap: str) -> Any:
+        return ThisProcess() if name.endswith("rank 0") else Worker(name, heap)
 
     for name in (*ranks.VARIABLES, "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "0")  # time_rank sets them
     monkeypatch.setattr(scale.Arrangement, "open", opened)
+    monkeypatch.setattr(scale, "Worker", worker)
+    yield
+    scale.prepare_rank.cache_clear()
+    ranks.leave()
+
+
+@pytest.mark.usefixtures("one_thread", "first_rank_here")
+def test_one_and_two_ranks_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(scale, "SHAPES", {"cpu": SMALL})
     monkeypatch.setattr(
         scale, "arrangements", lambda cards: (scale.BASELINE, scale.Arrangement("2 ranks", 2))

@@ -185,9 +185,10 @@ def test_a_rank_stores_the_predicted_share_of_the_weights(two: Path, texts: Path
         kinds = timeline.by_kind(timeline.peak_event(["optimizer"]))
         return [kinds["parameters"], kinds["optimizer state"]]
 
-    assert stored(2) == of_rank(two, "sharded", 0)["bytes"]
-    assert stored(1) == of_rank(two, "dropout", 0)["bytes"]
-    assert stored(2)[0] < stored(1)[0]
+    sharded, whole = stored(2), stored(1)
+    assert sharded == of_rank(two, "sharded", 0)["bytes"]
+    assert whole == of_rank(two, "dropout", 0)["bytes"]
+    assert sharded[0] < whole[0]
 
 
 def test_a_checkpoint_loads_sharded_or_whole(alone: Path, two: Path, texts: Path) -> None:
