@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bench.numerics import clean, msprobe, oracle_faults
+from bench.numerics import bisect_faults, clean, msprobe, oracle_faults
 from bench.numerics.corpus import MODES, Answer, Corpus, cases
 from bench.numerics.faults import FAULTS, Fault
 from bench.numerics.oracle_faults import OracleFault
@@ -18,6 +18,7 @@ from bench.tables import ResultTable
 from gpt2.system.errors import UserError
 
 SHARED = "faults that two runs share, named by oracle"
+BISECTED = "faults named by replays with fixes or other settings"
 Judge = Callable[[Corpus, Fault, str, str], Answer]
 
 
@@ -29,7 +30,8 @@ def run(session: Session) -> SuiteResult:
         ("clean pairs", _named(clean.CLEAN, session.cases), clean.answer),
     )
     shared = [fault for fault in oracle_faults.ORACLE_FAULTS if session.cases in fault.name]
-    if not shared and not any(listed for _, listed, _ in parts):
+    bisected = [fault for fault in bisect_faults.BISECT_FAULTS if session.cases in fault.name]
+    if not shared and not bisected and not any(listed for _, listed, _ in parts):
         raise UserError(f"no fault and no clean pair has {session.cases!r} in its name")
     answers: dict[str, list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -48,10 +50,27 @@ def run(session: Session) -> SuiteResult:
             answers[SHARED] = [
                 oracle_faults.answer(Path(folder), fault, mode) for fault in shared for mode in fault.modes
             ]
+    found_by_replays = [bisect_faults.answer(fault) for fault in bisected]
+    if bisected:
+        answers[BISECTED] = found_by_replays
     data = {name: [dataclasses.asdict(one) for one in found] for name, found in answers.items()}
     tables = [_table(title, listed, answers[title]) for title, listed, _ in parts if listed]
     tables += [_table(SHARED, shared, answers[SHARED])] if shared else []
-    return SuiteResult(data, tuple(tables), tuple(_count(name, found) for name, found in answers.items()))
+    tables += [_bisect_table(bisected, found_by_replays)] if bisected else []
+    lines = [_count(name, found) for name, found in answers.items() if name != BISECTED]
+    if bisected:
+        lines.append(f"{BISECTED}: {sum(one.right for one in found_by_replays)} of {len(bisected)}")
+    return SuiteResult(data, tuple(tables), tuple(lines))
+
+
+def _bisect_table(faults: Sequence[bisect_faults.BisectFault], answers: Sequence[Answer]) -> ResultTable:
+    rows = [
+        (fault.name, fault.answer, found.found, "yes" if found.right else "no")
+        for fault, found in zip(faults, answers, strict=True)
+    ]
+    return ResultTable(
+        f"smallest sets: {BISECTED}", (BISECTED, "expected", "found", "right"), tuple(rows), ()
+    )
 
 
 def _named(faults: Sequence[Fault], part: str) -> list[Fault]:
