@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from gpt2.system.errors import UserError
 from numerics.bisect.journal import Journal
@@ -59,7 +60,9 @@ def start(
     assert run.record
     replay = Replay(run.path, run.record, symptom.step, from_start)
     print(*replay.skipped, sep="\n", end="\n" if replay.skipped else "")
-    others = {"against": against.record.config_sha256 if against and against.record else None}
+    others: dict[str, Any] = {"against": None}
+    if against and (other := against.record):
+        others = {"against": [other.run, other.variant, other.seed, other.config_sha256]}
     journal = Journal(
         folder / f"journal-{replay.start}.jsonl", identity(run.record, symptom, replay.start, others)
     )
@@ -109,12 +112,13 @@ def _parts(
 ) -> tuple[Session, list[Result]]:
     """Search phases and modules: from the nearest checkpoint, then from the initial weights if that gives nothing."""
     if not session.shows():
-        if session.player.start == 0:
-            raise UserError(_not_shown(run, symptom))
-        print("the replay from the checkpoint does not show the symptom")
-        session = start(run, symptom, *place, from_start=True)
+        if session.player.start:
+            print("the replay from the checkpoint does not show the symptom")
+            session = start(run, symptom, *place, from_start=True)
         if not session.shows():
-            raise UserError(_not_shown(run, symptom))
+            if place[1] is None:
+                raise UserError(_not_shown(run, symptom))
+            return session, [Result("replay", _not_shown(run, symptom))]
     results = [search_phases(session)] if "phases" in wanted else []
     if "modules" not in wanted:
         return session, results

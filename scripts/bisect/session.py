@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -70,19 +71,27 @@ def shortened(words: str, most: int = 90) -> str:
 
 def identity(record: RunRecord, symptom: Symptom, start: int, others: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the answers of a journal depend on."""
-    environment = environment_record()
-    code = sorted(
-        (name, digest) for name, digest in environment.code.items() if str(name).startswith(COMPUTING)
-    )
     return {
         "run": record.run,
         "config": record.config_sha256,
         "commit": record.commit,
         "symptom": [symptom.kind, symptom.step],
         "start": start,
+        **_environment(),
+        **others,
+    }
+
+
+@functools.cache
+def _environment() -> dict[str, Any]:
+    """Return a digest of the modules that compute, and the threads; once, because replays load further modules."""
+    environment = environment_record()
+    code = sorted(
+        (name, digest) for name, digest in environment.code.items() if str(name).startswith(COMPUTING)
+    )
+    return {
         "code": hashlib.sha256(json.dumps(code).encode()).hexdigest(),
         "threads": environment.threads,
-        **others,
     }
 
 

@@ -14,6 +14,7 @@ from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware import attention_kernels
+from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError
 from gpt2.train.trainer import Run
@@ -59,6 +60,34 @@ def attention(layer, spec):
 """
 
 
+SPIKE = """
+import torch
+from gpt2.model.transformer import CausalSelfAttention
+
+
+class Cancelling(CausalSelfAttention):
+    '''In step 20 the last layer scales its result by a difference of large numbers in float16.'''
+
+    wrong = False
+
+    def begin_step(self, iteration):
+        self.wrong = self.last and iteration == 19
+
+    def forward(self, x):
+        y = super().forward(x)
+        if self.wrong:
+            quarter = (torch.full((1,), 2048.25).half() - 2048).to(y.dtype)
+            y = y + 1e6 * (0.25 - quarter) * torch.linspace(-1, 1, y.shape[-1])
+        return y
+
+
+def attention(layer, spec):
+    module = Cancelling(spec.width, spec.heads, spec.dropout)
+    module.last = layer == spec.layers - 1
+    return module
+"""
+
+
 @contextlib.contextmanager
 def workplace(folder: Path, **sources: str) -> Iterator[Path]:
     """A folder with the project, texts and custom variants, in which a test runs. sources: name of a file -> text."""
@@ -80,14 +109,14 @@ def workplace(folder: Path, **sources: str) -> Iterator[Path]:
     patch.undo()
 
 
-def train(arm: str, study: str, **settings: str) -> Path:
+def train(arm: str, study: str, stop: Stop | None = None, **settings: str) -> Path:
     """Train a run of an arm; it may end where it is not finite. Returns its folder."""
     given = (f"CONFIG_{symbol}={value}" for symbol, value in (SETTINGS | settings).items())
     configure("defconfig", "gpt2-ra-ablation-smoke+cpu", *given)
     symbols = read_symbols(".config")
     config = Config.from_symbols(symbols)
     run_dir = Path(f"results/{study}/runs") / run_record.run_name(arm, 0)
-    run_dir.mkdir(parents=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config").write_text(Path(".config").read_text())
     resolved = attention_kernels.prepare_device(config.target, config.model)
     batch = plan_batch(config.batch.effective, 2, 1, config.model.block_size)
@@ -97,5 +126,5 @@ def train(arm: str, study: str, **settings: str) -> Path:
         contextlib.suppress(NotFiniteError),
         attention_kernels.attention_context(resolved, config.model.dropout),
     ):
-        Run(plan, chosen.configure(config), resolved, chosen.parts, small_runs.Stop(), shared=config).train()
+        Run(plan, chosen.configure(config), resolved, chosen.parts, stop or Stop(), shared=config).train()
     return run_dir

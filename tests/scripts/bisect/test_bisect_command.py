@@ -15,7 +15,8 @@ from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError
 from scripts.bisect import __main__ as command
 from scripts.bisect import play
-from tests.scripts.bisect.faulty_runs import HALF, train, workplace
+from tests import small_runs
+from tests.scripts.bisect.faulty_runs import HALF, SPIKE, train, workplace
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,23 @@ def test_a_killed_bisection_continues(
     assert result(found, "modules")["found"] == ["upcast:blocks.1.attention"]
     lines = (tmp_path / "out/journal-0.jsonl").read_text().splitlines()
     assert found["replays"]["computed"] == len(lines) - 1 - 3
+
+
+def test_a_spike_is_replayed_from_the_checkpoint_before_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "custom/cancelling.py").write_text(SPIKE)
+    settings = {"GPT2_MAX_ITERS": "22", "EVAL_INTERVAL_TOKENS": "0", "LEARNING_RATE": "1e-2"}
+    train("CANCELLING", "spike", small_runs.StopAfter(18), **settings)
+    run = train("CANCELLING", "spike", small_runs.StopAfter(6), **settings)
+    assert [spike.iteration for spike in run_record.load(run).spikes] == [20]
+    found = bisect(monkeypatch, run=run, over="modules phases")
+    assert found["symptom"]["kind"] == "spike"
+    printed = capsys.readouterr().out
+    start = int(printed.partition("steps from the checkpoint at ")[2].split()[0])
+    assert 10 < start < 20, printed
+    assert result(found, "modules")["found"] == ["upcast:blocks.1.attention"]
+    assert result(found, "phases")["found"] == ["forward or backward"]
 
 
 def test_settings_that_together_give_the_symptom(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
