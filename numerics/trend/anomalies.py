@@ -63,7 +63,7 @@ class Anomalies:
         return self.found[0] if self.found else None
 
 
-def tested_statistics(table: Table) -> list[str]:
+def statistics_of(table: Table) -> list[str]:
     """Return the statistics of a table that are tested."""
     names = TESTED.get(table.kind)
     if names is None:
@@ -74,7 +74,7 @@ def tested_statistics(table: Table) -> list[str]:
 def find_anomalies(run: Monitored, reference: Monitored | None = None) -> Anomalies:
     """Test every table of a run, against the reference where one is given and has the table."""
     result = Anomalies()
-    columns = [(table, word) for table in run.tables.values() for word in tested_statistics(table)]
+    columns = [(table, word) for table in run.tables.values() for word in statistics_of(table)]
     result.tests = sum(
         count_tests(table.present & np.isfinite(table.values[word])) for table, word in columns
     )
@@ -126,7 +126,7 @@ def not_finite(table: Table) -> Flags:
 def _events(table: Table, word: str, found: History | None, other: Table | None) -> Iterator[Anomaly]:
     """Yield the anomalies of one statistic. A table is checked for values that are not finite once."""
     values = table.values[word]
-    if word == tested_statistics(table)[0]:
+    if word == statistics_of(table)[0]:
         bad = not_finite(table)
         if other is not None:
             both = aligned(other, not_finite(other).astype(np.float32), table) > 0

@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 
 from numerics.diagnose.loss_files import Curve
 from numerics.trend.anomalies import Anomalies, aligned
-from numerics.trend.history import BEFORE, LEAST, Floats, History, against, history, transform
+from numerics.trend.history import ALARM, BEFORE, LEAST, Floats, History, against, history, transform
+from numerics.trend.ranks import binomial_tail
 from numerics.trend.tables import Monitored, Table
 
 NORM_FIRST, LOSS_FIRST, TOGETHER = "gradient norm first", "loss first", "same step"
 NORM_ONLY, LOSS_ONLY, NEITHER = "gradient norm only", "loss only", "neither"
 GRADIENTS = ("grad_reduced", "grad_unreduced", "grad_clipped")  # preferred first: before clipping
 AROUND = 64  # steps before the first chosen one and after it that correlations are computed from
-SHARED_STEPS = 16  # anomalous steps that shares are computed from
+DIFFERS = 16 * 2.0**-8  # relative, in the median over steps: 16 times the rounding of bfloat16
+SHARED_STEPS = 16  # anomalous steps, else first common steps, that shares are computed from
 Doubles = NDArray[np.float64]
 
 
@@ -38,13 +40,23 @@ class Carrier:
     correlation: float | None
 
 
+@dataclass(frozen=True)
+class Persistent:
+    """A tensor that differs from the reference throughout. ratio: median of the norms' ratios. count: of `steps`."""
+
+    name: str
+    ratio: float
+    count: int
+    steps: int
+
+
 @dataclass
 class Attribution:
     """order: one of the names above. loss_step, norm_step: the first anomalous ones. kind: the table of gradients.
 
     carriers: the largest share first. layers: layer -> share. steps: that shares are computed from. anomalous: whether
     these are steps at which the gradient norm is anomalous. excess: of the squared norm over the expected one, as a
-    part of it. first: the first anomaly of a tensor of this kind is used where the norm of the model has none.
+    part of it. persistent: tensors that differ from the reference throughout, the largest ratio first.
     """
 
     order: str = NEITHER
@@ -56,6 +68,7 @@ class Attribution:
     steps: list[int] = field(default_factory=list)
     anomalous: bool = False
     excess: float = math.nan
+    persistent: list[Persistent] = field(default_factory=list)
 
 
 def attribute(run: Monitored, found: Anomalies, reference: Monitored | None = None) -> Attribution:
@@ -149,7 +162,7 @@ def _shares(
         starts = [one.step for one in found.found if one.kind == table.kind and one.rank == table.rank]
         chosen = [step for step in starts if _has(table, step, usable)][:1]
     if not chosen and base is not None:
-        chosen = [int(step) for step in table.steps[usable]]
+        chosen = [int(step) for step in table.steps[usable][:SHARED_STEPS]]  # the weights are most alike
     if not chosen:
         return
     result.steps = chosen
@@ -158,11 +171,13 @@ def _shares(
         np.square(matrix[:, columns].astype(np.float64)).sum(axis=1) for matrix in (values, expected)
     )
     excess = squares - expectations
+    if base is not None:
+        result.persistent = _persistent(table, expected)
     whole = float(np.abs(excess).sum())
     result.excess = float(excess.sum() / max(expectations.sum(), 1e-300))
     near = np.zeros(len(usable), dtype=bool)
     near[max(0, columns[0] - AROUND) : columns[0] + AROUND + 1] = True
-    correlations = _correlations(values, expected, usable & near if len(chosen) <= SHARED_STEPS else usable)
+    correlations = _correlations(values, expected, usable & near)
     for row, name in enumerate(table.names):
         share = float(excess[row] / whole) if whole else 0.0
         ratio = math.sqrt(squares[row] / expectations[row]) if expectations[row] > 0 else math.inf
@@ -171,6 +186,21 @@ def _shares(
         result.layers[layer] = result.layers.get(layer, 0.0) + share
     result.carriers.sort(key=lambda one: -abs(one.share))
     result.layers = dict(sorted(result.layers.items(), key=lambda item: -abs(item[1])))
+
+
+def _persistent(table: Table, expected: Floats) -> list[Persistent]:
+    """Return the tensors whose norm is on one side of the reference's in too many steps, and off by over DIFFERS."""
+    found = []
+    for row, name in enumerate(table.names):
+        values = table.values["norm"][row]
+        usable = np.isfinite(values) & np.isfinite(expected[row]) & (expected[row] > 0) & (values > 0)
+        ratios = values[usable].astype(np.float64) / expected[row, usable]
+        count = max(int((ratios > 1).sum()), int((ratios < 1).sum()))
+        chance = binomial_tail(count, len(ratios), 0.5) * 2 * len(table.names)
+        median = float(np.median(ratios)) if len(ratios) else 1.0
+        if chance < ALARM and abs(math.log(median)) > DIFFERS:
+            found.append(Persistent(name, median, count, len(ratios)))
+    return sorted(found, key=lambda one: -abs(math.log(one.ratio)))
 
 
 def _has(table: Table, step: int, usable: NDArray[np.bool_]) -> bool:

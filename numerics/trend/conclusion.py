@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 from numerics.trend.anomalies import HISTORY, NOT_FINITE, Anomalies, Anomaly, find_anomalies
 from numerics.trend.attribution import (
+    DIFFERS,
     LOSS_FIRST,
     LOSS_ONLY,
     NORM_FIRST,
@@ -51,7 +53,7 @@ def analyse(run: Monitored, reference: Monitored | None = None) -> Trend:
 
 def sentences(trend: Trend) -> list[str]:
     """Return the conclusion, the most important fact first."""
-    found = [_first(trend), _order(trend), _carrier(trend), *_ranks(trend.ranks)]
+    found = [_first(trend), _order(trend), _carrier(trend), _throughout(trend), *_ranks(trend.ranks)]
     return [one for one in found if one]
 
 
@@ -66,6 +68,8 @@ def next_commands(trend: Trend, record: Record) -> list[str]:
         steps = [found.norm_step]
     elif found.order in (LOSS_FIRST, LOSS_ONLY):
         steps = [found.loss_step]
+    elif not steps and trend.reference and _carrier(trend):
+        steps = [*found.steps[:1]]
     return [record(run, step) for step in steps if step is not None for run in runs]
 
 
@@ -133,6 +137,8 @@ def _carrier(trend: Trend) -> str:
     if not found.carriers or not found.carriers[0].share:
         return ""
     top = found.carriers[0]
+    if not trend.anomalies.found and not found.anomalous and abs(math.log(max(top.ratio, 1e-30))) < DIFFERS:
+        return ""  # rounding
     layer, share = next(iter(found.layers.items()))
     if found.anomalous:
         steps = (
@@ -143,7 +149,7 @@ def _carrier(trend: Trend) -> str:
     elif len(found.steps) == 1:
         steps = f"at step {found.steps[0]}"
     else:
-        steps = f"over all {len(found.steps)} common steps"
+        steps = f"at the first {len(found.steps)} common steps"
     correlation = f", correlation with the total {top.correlation:.2f}" if top.correlation is not None else ""
     text = (
         f"{top.name} carries {100 * abs(top.share):.3g} % of the change of the squared gradient norm {steps}: its "
@@ -153,12 +159,27 @@ def _carrier(trend: Trend) -> str:
         text += f"; its layer {layer} carries {100 * abs(share):.3g} %" if top.name.startswith(layer) else (
             f"; the layer {layer} carries {100 * abs(share):.3g} %"
         )  # fmt: skip
-    if EMBEDDING.search(top.name):
+    if EMBEDDING.search(top.name) and (top.share > 0 or not trend.anomalies.found):
         text += (
             ". In the guide's case 3.2.1.3 this was an embedding whose gradient was summed in bfloat16: sum it in "
             "float32, or clip it by itself"
         )
     return text
+
+
+def _throughout(trend: Trend) -> str:
+    found = trend.attribution.persistent
+    if not found:
+        return ""
+    top, tensors = found[0], len(trend.attribution.carriers)
+    count = (
+        f"{len(found)} of {tensors} tensors differ" if len(found) > 1 else f"1 of {tensors} tensors differs"
+    )
+    side = "smaller" if top.ratio < 1 else "larger"
+    return (
+        f"{count} from the reference throughout: the norm of {top.name} is {side} in {top.count} of {top.steps} steps, "
+        f"{top.ratio:.3g} times in the median"
+    )
 
 
 def _ranks(ranks: Ranks) -> list[str]:
@@ -216,6 +237,7 @@ def as_json(trend: Trend, commands: list[str]) -> dict[str, Any]:
                 "anomalous": found.anomalous,
                 "excess": found.excess,
                 "layers": found.layers,
+                "persistent": [vars(one) for one in found.persistent],
                 "tensors": [vars(one) for one in found.carriers],
             },
             "ranks": {

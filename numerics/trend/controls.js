@@ -220,6 +220,7 @@ const start = async () => {
   listAnomalies();
   await change(data.shown.kind, data.shown.statistic, data.shown.rank);
   if (data.anomalies.length) await toAnomaly(0);
+  else if (data.shown.name) choose(kind.names.indexOf(data.shown.name), columnAt(data.shown.step));
 };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColors(); legend(); draw(); });
 addEventListener("resize", draw);

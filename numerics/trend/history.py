@@ -15,7 +15,7 @@ and so on (Renyi 1953), so a further one exceeds x medians of the history with
     P(x, n) = prod over i = 0 .. (n-1)/2 of (n - i) / (n - i + x)
 
 Each law has a limit, the x with P = ALARM / 2N for N tested values (Bonferroni), and the smaller one counts: a clean
-run has any alarm with a probability of at most ALARM. A tensor whose own tail is heavier has the limit of its own tail.
+run has any alarm with a probability of at most ALARM. A tensor with a heavier tail of its own has the limit of that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROUNDING = 2.0**-8  # relative; the least unit is the rounding of bfloat16
 TINY = 1e-37  # stands for zero on a log scale
 TAIL = 0.05  # the part of deviations that is its tail
 TAIL_STEPS = 512  # steps that the tail is taken from
-LEAST_COMMON, LEAST_OWN = 5, 16  # excesses that the tail of a table and of a tensor need
+LEAST_EXCESSES = 5  # that the tail of a table or of a tensor needs
 CHUNK = 2**22  # elements of windows at once
 
 
@@ -158,7 +158,7 @@ def _limit_by_tail(units: Floats, limits: Floats, tests: int) -> None:
         bound = np.partition(past, int((1 - TAIL) * len(past)))[int((1 - TAIL) * len(past))]
         over = usable & (sizes[:, before] > bound)
         count = over.any(axis=0).sum()
-        if count < LEAST_COMMON:
+        if count < LEAST_EXCESSES:
             continue
         excesses = np.where(over, sizes[:, before] - bound, 0.0)
         counts = over.sum(axis=1)
@@ -167,9 +167,9 @@ def _limit_by_tail(units: Floats, limits: Floats, tests: int) -> None:
         single = _tail_limit(
             excesses.sum(axis=1) / np.maximum(counts, 1), np.maximum(counts, 1), share, tests
         )
-        found = np.fmin(limits[:, block], bound + common)  # NaN where a row has too short a history
-        own = np.where(counts < LEAST_OWN, 0.0, bound + single)
-        limits[:, block] = np.where(np.isnan(limits[:, block]), np.nan, np.maximum(found, own[:, None]))
+        own = np.where(counts < LEAST_EXCESSES, 0.0, single)
+        found = bound + np.maximum(common, own)[:, None]
+        limits[:, block] = np.minimum(limits[:, block], found)  # NaN where a row has too short a history
 
 
 def _tail_limit(mean: Any, count: Any, share: NDArray[np.float64], tests: int) -> NDArray[np.float64]:

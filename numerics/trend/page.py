@@ -177,7 +177,10 @@ def _first_kind(trend: Trend, kinds: Sequence[str]) -> dict[str, Any]:
             "step": first.step,
         }
     wanted = trend.attribution.kind or next((kind for kind in kinds if kind != TRAINING), kinds[0])
-    return {"kind": wanted}
+    found: dict[str, Any] = {"kind": wanted}
+    if trend.reference and trend.attribution.steps:
+        found |= {"name": trend.attribution.carriers[0].name, "step": trend.attribution.steps[0]}
+    return found
 
 
 def _kinds(trend: Trend) -> Iterator[Kind]:

@@ -110,6 +110,8 @@ def test_gradients_of_an_embedding_in_bfloat16_are_named(
     assert abs(top["share"]) > 0.5
     assert "embedding.weight carries" in printed
     assert "3.2.1.3" in printed
+    assert [one["name"] for one in found["attribution"]["persistent"]] == ["embedding.weight"]
+    assert "next: record step 1 of" in printed
 
 
 def ranks(folder: Path, count: int = 4, steps: int = 200) -> list[np.ndarray]:

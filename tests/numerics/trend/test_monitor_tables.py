@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from numerics.errors import NumericsError
-from numerics.trend.tables import has_monitor, read_monitor
+from numerics.monitor.tables import KINDS, TableWriter
+from numerics.trend.anomalies import statistics_of
+from numerics.trend.tables import KINDS as KINDS_IN_ORDER
+from numerics.trend.tables import has_monitor, kind_order, read_monitor
 from tests.numerics.trend.monitor_files import names, noisy, write_losses, write_monitor
 
 
@@ -35,6 +38,24 @@ def test_every_value_is_read_at_its_tensor_and_step(tmp_path: Path) -> None:
     assert read_monitor(tmp_path / "monitor").ranks == [0, 1]
     assert has_monitor(tmp_path)
     assert not has_monitor(tmp_path / "absent")
+
+
+def test_files_of_the_monitor_are_read(tmp_path: Path) -> None:
+    """The writer of numerics.monitor: all kinds, steps that are not evenly spaced, two files."""
+    writer = TableWriter(tmp_path / "monitor/rank0", steps_per_file=100)
+    for kind, columns in KINDS.items():
+        for step in (1, 11, 12, 13, 150):
+            writer.write(kind, step, [(f"h.{row}, x", [step + 0.5 + row] * len(columns)) for row in (0, 1)])
+    found = read_monitor(tmp_path)
+    assert {kind for kind, _ in found.tables} == set(KINDS)
+    for kind, columns in KINDS.items():
+        table = found.tables[kind, 0]
+        assert table.names == ["h.0_ x", "h.1_ x"]
+        assert table.steps.tolist() == [1, 11, 12, 13, 150]
+        assert set(table.values) == set(columns)
+        assert all(np.array_equal(values[1], table.steps + 1.5) for values in table.values.values())
+    assert all(statistics_of(table) for table in found.tables.values())
+    assert {kind for kind in KINDS if kind_order(kind) == len(KINDS_IN_ORDER)} == set()
 
 
 def test_nan_and_an_absent_row_are_not_the_same(tmp_path: Path) -> None:
