@@ -34,19 +34,20 @@ def gpt2_operations(shapes: Shapes, dtype: torch.dtype) -> Iterator[Operation]:
     T = max(1, min(shapes.tokens, MOST // (4 * C)))
     B = max(1, min(shapes.sequences, MOST // (4 * C * T)))
     rows = max(1, min(B * T, MOST // V))  # of logits
+    table = min(V, MOST // C)  # rows of the embedding; no sum of its operations depends on them
     D = C // shapes.heads
     heads = max(1, min(shapes.heads, MOST // T**2))
 
     def normal(*shape: int, scale: float = 1.0, mean: float = 0.0) -> Tensor:
         return (torch.randn(shape, generator=draws) * scale + mean).to(dtype)
 
-    ids = torch.randint(V, (B, T), generator=draws)
+    ids = torch.randint(table, (B, T), generator=draws)
     x, hidden = normal(B, T, C), normal(B, T, 4 * C)
     q, k, v = normal(B, heads, T, D), normal(B, heads, T, D), normal(B, heads, T, D)
     gain, shift = normal(C, scale=0.1, mean=1.0), normal(C, scale=0.1)
     logits, targets = normal(rows, V, scale=2.0), torch.randint(V, (rows,), generator=draws)
     listed: list[tuple[str, Any, list[Any], dict[str, Any]]] = [
-        ("embedding", F.embedding, [ids, normal(V, C, scale=0.02)], {}),
+        ("embedding", F.embedding, [ids, normal(table, C, scale=0.02)], {}),
         ("add", torch.add, [x, normal(B, T, C)], {}),
         ("layer_norm", F.layer_norm, [x, (C,), gain, shift], {}),
         ("linear_qkv", F.linear, [x, normal(3 * C, C, scale=0.02), normal(3 * C, scale=0.02)], {}),
@@ -55,7 +56,7 @@ def gpt2_operations(shapes: Shapes, dtype: torch.dtype) -> Iterator[Operation]:
         ("gelu_tanh", F.gelu, [hidden], {"approximate": "tanh"}),
         ("gelu_erf", F.gelu, [hidden], {}),
         ("linear_contract", F.linear, [hidden, normal(C, 4 * C, scale=0.02), normal(C, scale=0.02)], {}),
-        ("linear_head", F.linear, [normal(rows, C), normal(V, C, scale=0.02)], {}),
+        ("linear_head", F.linear, [normal(B * T, C), normal(table, C, scale=0.02)], {}),
         ("softmax", F.softmax, [normal(heads, T, T), -1], {}),
         ("cross_entropy", F.cross_entropy, [logits, targets], {}),
         ("norm_of_gradient", torch.linalg.vector_norm, [normal(4 * C, C, scale=1e-3)], {}),

@@ -24,6 +24,8 @@ from numerics.oracle.rounding_model.measure import Measure
 from pages.document import render_terminal
 from pages.page import render_html
 
+ROOT = Path(__file__).parents[3]
+
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -167,6 +169,20 @@ def test_the_operations_of_gpt2_are_within_rounding() -> None:
         assert len({found.name for found in oracle.checks}) == 13
         assert [found.text for found in oracle.checks if found.wrong] == []
         assert oracle.skipped == []
+
+
+def test_the_example_of_the_page_prints_its_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/oracle.md").read_text(encoding="utf-8")
+    code = page.partition("```python\n")[2].partition("```")[0]
+    exec(compile(code, "checked.py", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    shown = [
+        line.strip()
+        for line in page.partition("`python checked.py` prints")[2].splitlines()
+        if "    " in line
+    ]
+    words = [[line.partition(":")[0] for line in lines] for lines in (printed, shown)]
+    assert words[0] == words[1]
 
 
 def test_the_page_has_the_histogram_and_the_table_of_bounds() -> None:
