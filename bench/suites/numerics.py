@@ -6,10 +6,11 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from bench.numerics import bisect_faults, clean, msprobe, oracle_faults
+from bench.numerics import bisect_faults, clean, monitor_faults, msprobe, oracle_faults
 from bench.numerics.corpus import MODES, Answer, Corpus, cases
 from bench.numerics.faults import FAULTS, Fault
 from bench.numerics.oracle_faults import OracleFault
@@ -19,6 +20,7 @@ from gpt2.system.errors import UserError
 
 SHARED = "faults that two runs share, named by oracle"
 BISECTED = "faults named by replays with fixes or other settings"
+MONITORED = "faults that two runs share, named by the monitor"
 Judge = Callable[[Corpus, Fault, str, str], Answer]
 
 
@@ -31,7 +33,8 @@ def run(session: Session) -> SuiteResult:
     )
     shared = [fault for fault in oracle_faults.ORACLE_FAULTS if session.cases in fault.name]
     bisected = [fault for fault in bisect_faults.BISECT_FAULTS if session.cases in fault.name]
-    if not shared and not bisected and not any(listed for _, listed, _ in parts):
+    monitored = [fault for fault in monitor_faults.MONITOR_FAULTS if session.cases in fault.name]
+    if not (shared or bisected or monitored) and not any(listed for _, listed, _ in parts):
         raise UserError(f"no fault and no clean pair has {session.cases!r} in its name")
     answers: dict[str, list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -50,27 +53,29 @@ def run(session: Session) -> SuiteResult:
             answers[SHARED] = [
                 oracle_faults.answer(Path(folder), fault, mode) for fault in shared for mode in fault.modes
             ]
+        if monitored:
+            answers[MONITORED] = [monitor_faults.answer(Path(folder), fault) for fault in monitored]
     found_by_replays = [bisect_faults.answer(fault) for fault in bisected]
     if bisected:
         answers[BISECTED] = found_by_replays
     data = {name: [dataclasses.asdict(one) for one in found] for name, found in answers.items()}
     tables = [_table(title, listed, answers[title]) for title, listed, _ in parts if listed]
     tables += [_table(SHARED, shared, answers[SHARED])] if shared else []
-    tables += [_bisect_table(bisected, found_by_replays)] if bisected else []
-    lines = [_count(name, found) for name, found in answers.items() if name != BISECTED]
-    if bisected:
-        lines.append(f"{BISECTED}: {sum(one.right for one in found_by_replays)} of {len(bisected)}")
+    alone = {BISECTED: bisected, MONITORED: monitored}
+    tables += [_found_table(name, alone[name], answers[name]) for name in alone if alone[name]]
+    lines = [_count(name, found) for name, found in answers.items() if name not in alone]
+    for name in (name for name in alone if alone[name]):
+        lines.append(f"{name}: {sum(one.right for one in answers[name])} of {len(answers[name])}")
     return SuiteResult(data, tuple(tables), tuple(lines))
 
 
-def _bisect_table(faults: Sequence[bisect_faults.BisectFault], answers: Sequence[Answer]) -> ResultTable:
+def _found_table(title: str, faults: Sequence[Any], answers: Sequence[Answer]) -> ResultTable:
+    """List what was found for each fault, by its `name` and expected `answer`."""
     rows = [
         (fault.name, fault.answer, found.found, "yes" if found.right else "no")
         for fault, found in zip(faults, answers, strict=True)
     ]
-    return ResultTable(
-        f"smallest sets: {BISECTED}", (BISECTED, "expected", "found", "right"), tuple(rows), ()
-    )
+    return ResultTable(title, ("fault", "expected", "found", "right"), tuple(rows), ())
 
 
 def _named(faults: Sequence[Fault], part: str) -> list[Fault]:
