@@ -28,7 +28,6 @@ class MonitorFault:
     """expected: kind and name of the first finding. model: changes the model before step `at` of every rank.
 
     optimizer: changes it before the first step, after: after each step. backward: changes a rank's gradients.
-    case: section of the guide with such a case.
     """
 
     name: str
@@ -38,7 +37,6 @@ class MonitorFault:
     optimizer: Callable[[Any, torch.optim.Optimizer], None] = lambda model, optimizer: None
     after: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
     backward: Callable[[int, int, Any], None] = lambda rank, step, model: None
-    case: str = ""
 
     @property
     def answer(self) -> str:

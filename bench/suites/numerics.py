@@ -61,7 +61,7 @@ def run(session: Session) -> SuiteResult:
     data = {name: [dataclasses.asdict(one) for one in found] for name, found in answers.items()}
     tables = [_table(title, listed, answers[title]) for title, listed, _ in parts if listed]
     tables += [_table(SHARED, shared, answers[SHARED])] if shared else []
-    alone = {BISECTED: bisected, MONITORED: monitored}
+    alone: dict[str, Sequence[Any]] = {BISECTED: bisected, MONITORED: monitored}
     tables += [_found_table(name, alone[name], answers[name]) for name in alone if alone[name]]
     lines = [_count(name, found) for name, found in answers.items() if name not in alone]
     for name in (name for name in alone if alone[name]):
