@@ -1,4 +1,4 @@
-"""`make` with two learning rates and a very small model in real processes."""
+"""`make` with two learning rates and a very small model: first in processes, then in this one."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -11,6 +11,7 @@ from study.records.verify import verify_study
 from study.runner.extend import ExtendError, extend
 from study.runner.settings import StudySettings
 from tests.faults.workplace import Workplace, write_stories
+from tests.study.in_process import train
 
 SETTINGS = {
     "VARIANTS": "B",
@@ -29,7 +30,7 @@ def place(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace
 
 
 def run(place: Workplace) -> str:
-    done = place.here("scripts.study")
+    done = train(place)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
