@@ -176,11 +176,8 @@ def test_the_example_of_the_page_prints_its_verdicts(capsys: pytest.CaptureFixtu
     code = page.partition("```python\n")[2].partition("```")[0]
     exec(compile(code, "checked.py", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
-    shown = [
-        line.strip()
-        for line in page.partition("`python checked.py` prints")[2].splitlines()
-        if "    " in line
-    ]
+    block = page.partition("`python checked.py` prints")[2].partition("## ")[0]
+    shown = [line.strip() for line in block.splitlines() if line.startswith("    ")]
     words = [[line.partition(":")[0] for line in lines] for lines in (printed, shown)]
     assert words[0] == words[1]
 
