@@ -26,7 +26,14 @@ from numerics.repeat.conditions import (
 )
 from numerics.repeat.corruption import BIT, OTHER, ROUNDING, SCATTERED, Corruption, analyse
 from numerics.repeat.corruption import NAN as ALL_NAN
-from numerics.repeat.trace import BACKWARD, Difference, Event, Trace, first_difference
+from numerics.repeat.trace import (
+    BACKWARD,
+    Difference,
+    Event,
+    earliest_difference,
+    first_difference,
+    without_effect,
+)
 
 REPRODUCIBLE = "reproducible"
 SHARED = "two tensors in one memory"
@@ -45,6 +52,7 @@ STATE = "state that is not restored"
 PATH = "the step takes another path"
 PROCESS = "differs between processes"
 UNNAMED = "cause not separated"
+FAILS = "the step fails"
 
 RANDOM_NAMES = re.compile(r"bernoulli|dropout|rand|normal_|uniform_|multinomial|exponential_|poisson")
 Capture = Callable[[str, int], tuple[list[Tensor], list[Tensor]]]
@@ -227,7 +235,7 @@ class Tree:
             )  # fmt: skip
             return
         traces = self.found[OBSERVED].traces
-        difference, number = _earliest(traces)
+        difference, number = earliest_difference(traces)
         events = traces[number].events
         event = events[difference.event] if 0 <= difference.event < len(events) else None
         shape = self._shape(OBSERVED, OBSERVED, difference)
@@ -346,8 +354,21 @@ class Tree:
 
     def _errors(self) -> None:
         for name in (PLAIN, OBSERVED):
-            errors = dict.fromkeys(trace.error for trace in self.found[name].traces if trace.error)
-            self.conclusion.notes += [f"{name}: the step ended with {error}" for error in errors]
+            traces = self.found[name].traces
+            errors = dict.fromkeys(trace.error for trace in traces if trace.error)
+            texts = tuple(f"{name}: the step ended with {error}" for error in errors)
+            if name == PLAIN and all(trace.error for trace in traces):
+                self._add(
+                    FAILS,
+                    texts,
+                    "It has no results in any repetition, so nothing is known about them.",
+                    "2.2",
+                )
+            else:
+                self.conclusion.notes += texts
+        first, *others = self.found[OBSERVED].traces
+        idle = dict.fromkeys(event.title for trace in others for event in without_effect(first, trace))
+        self.conclusion.notes += [f"{title}: an output differs that no result depends on" for title in idle]
 
     def _shape(self, one: str, other: str, difference: Difference) -> Corruption | None:
         """Capture the operation under both conditions until its outputs differ. None where they do not."""
@@ -363,13 +384,6 @@ class Tree:
                     if shape.count:  # which of them is right is unknown
                         return shape if shape.change != OTHER else analyse(bad, good, terms)
         return None
-
-
-def _earliest(traces: list[Trace]) -> tuple[Difference, int]:
-    """Return the first difference from the first trace that comes earliest, and the number of that trace."""
-    found = [(first_difference(traces[0], trace), number) for number, trace in enumerate(traces)]
-    listed = [(difference, number) for difference, number in found if difference]
-    return min(listed, key=lambda item: item[0].event if item[0].event >= 0 else 1 << 60)
 
 
 def _named(difference: Difference, event: Event | None, events: tuple[Event, ...]) -> tuple[str, ...]:

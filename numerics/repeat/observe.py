@@ -60,6 +60,7 @@ class Observer(TorchDispatchMode):
         self.captured: tuple[list[Tensor], list[Tensor]] = ([], [])
         self.memory = MemoryMap()
         self.results: dict[str, int] = {}
+        self.makers: dict[str, int] = {}
         self._names = _module_names(modules or {})
         self._parameters = _parameter_names(modules or {})
         self._within: list[str] = []
@@ -244,6 +245,8 @@ class Observer(TorchDispatchMode):
         self._settle(list(results.values()))
         for name, tensor in results.items():
             self.results[name] = self._digest(tensor)
+            block = self.memory.block(tensor, "result")
+            self.makers[name] = block.writer if block else BEFORE
 
     def trace(self, error: str = "") -> Trace:
         """Return the trace, after the last operation."""
@@ -269,7 +272,7 @@ class Observer(TorchDispatchMode):
             if values[one] != values[other]
         )
         results = {name: values[n] for name, n in self.results.items()}
-        return Trace(events, results, changed, tuple(self.memory.overlaps), error)
+        return Trace(events, results, self.makers, changed, tuple(self.memory.overlaps), error)
 
 
 def _arguments(

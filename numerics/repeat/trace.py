@@ -57,10 +57,14 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Trace:
-    """One repetition. results: digest of each result by name. error: of a step that raised one; else empty."""
+    """One repetition. results: digest of each result by name. error: of a step that raised one; else empty.
+
+    makers: the operation that wrote each result last; -1 where none did.
+    """
 
     events: tuple[Event, ...]
     results: dict[str, int] = field(default_factory=dict)
+    makers: dict[str, int] = field(default_factory=dict)
     overwritten: tuple[Overwritten, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
     error: str = ""
@@ -82,7 +86,56 @@ class Difference:
 
 
 def first_difference(one: Trace, other: Trace) -> Difference | None:
-    """Return the first difference in the order of execution; None where traces are equal."""
+    """Return the first difference in the order of execution that a result depends on; None where results are equal.
+
+    An operation may return memory that it never wrote, such as a workspace. So equal results with the same operations
+    are no difference, and of unequal results the operations that lead to them are searched.
+    """
+    same_path = [event.name for event in one.events] == [event.name for event in other.events]
+    if same_path and one.error == other.error and one.results and one.results == other.results:
+        return None
+    if same_path and one.error == other.error:
+        found = _leading_to_results(one, other)
+        if found is not None:
+            return found
+    return _in_order(one, other)
+
+
+def earliest_difference(traces: Sequence[Trace]) -> tuple[Difference, int]:
+    """Return the first difference from the first trace that comes earliest, and the number of that trace."""
+    found = [(first_difference(traces[0], trace), number) for number, trace in enumerate(traces)]
+    listed = [(difference, number) for difference, number in found if difference]
+    return min(listed, key=lambda item: item[0].event if item[0].event >= 0 else 1 << 60)
+
+
+def without_effect(one: Trace, other: Trace) -> list[Event]:
+    """Return the operations whose outputs differ although every result is equal."""
+    if first_difference(one, other) is not None:
+        return []
+    return [a for a, b in zip(one.events, other.events, strict=False) if a.outputs != b.outputs]
+
+
+def _leading_to_results(one: Trace, other: Trace) -> Difference | None:
+    """Return the first difference among the operations that unequal results were computed from."""
+    unequal = [name for name, value in one.results.items() if other.results.get(name) != value]
+    live = {one.makers.get(name, -1) for name in unequal} - {-1}
+    for number in range(len(one.events) - 1, -1, -1):
+        if number in live:
+            a, b = one.events[number], other.events[number]
+            pairs = enumerate(zip(a.inputs, b.inputs, strict=False))
+            live |= {a.writers[position] for position, (x, y) in pairs if x != y} - {-1}
+    for number in sorted(live):
+        a, b = one.events[number], other.events[number]
+        if a.inputs == b.inputs and a.outputs != b.outputs:
+            return Difference("output", number, _first(a.outputs, b.outputs))
+        for position, (x, y) in enumerate(zip(a.inputs, b.inputs, strict=False)):
+            writer = a.writers[position]
+            if x != y and (writer < 0 or one.events[writer].outputs == other.events[writer].outputs):
+                return Difference("input", number, position)
+    return None
+
+
+def _in_order(one: Trace, other: Trace) -> Difference | None:
     for number, (a, b) in enumerate(zip(one.events, other.events, strict=False)):
         if a.name != b.name or len(a.inputs) != len(b.inputs):
             return Difference("operations", number, 0, f"{a.title} in one repetition, {b.title} in another")

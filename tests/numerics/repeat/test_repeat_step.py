@@ -307,12 +307,33 @@ def test_a_difference_that_only_unobserved_repetitions_show_is_named_as_timing()
     assert found.name == conclude.TIMING
 
 
+@torch.library.custom_op("numerics_test::with_workspace", mutates_args=())
+def with_workspace(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a result and a workspace whose content is arbitrary."""
+    Unordered.calls += 1
+    return x * 2, torch.full((4,), float(Unordered.calls))
+
+
+def test_an_output_that_no_result_depends_on_is_a_note_and_hides_no_fault() -> None:
+    def change(x: Tensor) -> Tensor:
+        result: Tensor = with_workspace(x.detach())[0]
+        return x + result
+
+    found = repeated(change)
+    assert not found.conclusion.is_fault
+    assert ["with_workspace" in note for note in found.conclusion.notes] == [True]
+    named = first(repeated(lambda x: Unordered.apply(change(x)), times=6))  # type: ignore[no-any-return, no-untyped-call]
+    assert named.operation
+    assert "index_sum_unordered" in named.operation.name
+
+
 def test_a_step_that_fails_is_reported_with_its_error() -> None:
     def change(x: Tensor) -> Tensor:
         raise RuntimeError("broken")
 
     found = repeated(change, times=2)
-    assert any("RuntimeError: broken" in note for note in found.conclusion.notes)
+    assert first(found).name == conclude.FAILS
+    assert "RuntimeError: broken" in first(found).evidence[0]
 
 
 @pytest.mark.parametrize("times", [1, 0, 1001, True])
