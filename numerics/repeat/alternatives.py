@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 
 ALGORITHMS = "torch.use_deterministic_algorithms(True)"
+ASYNCHRONOUS_USE = (
+    "ASCEND_LAUNCH_BLOCKING=1 or CUDA_LAUNCH_BLOCKING=1 hides the fault until it is mended",
+    "record_stream() for tensors that another stream uses; wait() for communication before its tensors are used",
+    "TORCH_CUDA_SANITIZER=1 names unordered uses of memory (NVIDIA); overlap of communication off",
+)
 TABLE: tuple[tuple[str, str], ...] = (
     (
         r"index_add|scatter_add|scatter_reduce|index_reduce",

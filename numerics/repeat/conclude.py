@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from numerics.repeat.alternatives import alternatives
+from numerics.repeat.alternatives import ASYNCHRONOUS_USE, alternatives
 from numerics.repeat.conditions import (
     BLOCKING,
     FRESH,
@@ -177,7 +177,7 @@ class Tree:
                 "another thread, a custom extension, numpy or a copy that was not waited for.", "2.3.2.1",
                 operation=reader,
                 suggestions=("wait for asynchronous copies and communication before the memory is used",
-                             *_asynchronous_suggestions()),
+                             *ASYNCHRONOUS_USE),
             )  # fmt: skip
 
     def _asynchronous(
@@ -187,7 +187,7 @@ class Tree:
             ASYNCHRONOUS, evidence,
             "The fault vanishes when each operation waits for the one before: memory of a queue or of communication "
             "is used before it is ready, or reused too early.", "2.3.2.1", operation=event, corruption=shape,
-            suggestions=_asynchronous_suggestions(),
+            suggestions=ASYNCHRONOUS_USE,
         )  # fmt: skip
 
     def _uninitialised(self) -> None:
@@ -231,7 +231,7 @@ class Tree:
             self._add(
                 TIMING, counts, "Observing the operations changes their timing, and the difference vanishes: threads "
                 "or memory that depend on timing. torch.compile, which observation turns off, is another possibility.",
-                "2.3.2.1", suggestions=_asynchronous_suggestions(),
+                "2.3.2.1", suggestions=ASYNCHRONOUS_USE,
             )  # fmt: skip
             return
         traces = self.found[OBSERVED].traces
@@ -397,11 +397,3 @@ def _named(difference: Difference, event: Event | None, events: tuple[Event, ...
         return (f"first difference: input {difference.position} of {event.title}; its memory is {origin}",)
     before = " in backward" if event.phase == BACKWARD else ""
     return (f"first difference{before}: {event.title}",)
-
-
-def _asynchronous_suggestions() -> tuple[str, ...]:
-    return (
-        "ASCEND_LAUNCH_BLOCKING=1 or CUDA_LAUNCH_BLOCKING=1 hides the fault until it is mended",
-        "record_stream() for tensors that another stream uses; wait() for communication before its tensors are used",
-        "TORCH_CUDA_SANITIZER=1 names unordered uses of memory (NVIDIA); overlap of communication off",
-    )
