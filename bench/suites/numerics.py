@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.numerics import bisect_faults, clean, monitor_faults, msprobe, oracle_faults
+from bench.numerics import bisect_faults, clean, monitor_faults, msprobe, oracle_faults, repeat_faults
 from bench.numerics.corpus import MODES, Answer, Corpus, cases
 from bench.numerics.faults import FAULTS, Fault
 from bench.numerics.oracle_faults import OracleFault
@@ -19,9 +19,19 @@ from bench.tables import ResultTable
 from gpt2.system.errors import UserError
 
 SHARED = "faults that two runs share, named by oracle"
-BISECTED = "faults named by replays with fixes or other settings"
-MONITORED = "faults that two runs share, named by the monitor"
 Judge = Callable[[Corpus, Fault, str, str], Answer]
+# Faults that a comparison of two runs does not name, by what names them, with their judge.
+ALONE: dict[str, tuple[Sequence[Any], Callable[[Path, Any], Answer]]] = {
+    "faults that two runs share, named by the monitor": (
+        monitor_faults.MONITOR_FAULTS,
+        monitor_faults.answer,
+    ),
+    "faults named by replays with fixes or other settings": (
+        bisect_faults.BISECT_FAULTS,
+        lambda folder, fault: bisect_faults.answer(fault),
+    ),
+    "faults named by repetition or stress": (repeat_faults.REPEAT_FAULTS, repeat_faults.answer),
+}
 
 
 def run(session: Session) -> SuiteResult:
@@ -32,9 +42,11 @@ def run(session: Session) -> SuiteResult:
         ("clean pairs", _named(clean.CLEAN, session.cases), clean.answer),
     )
     shared = [fault for fault in oracle_faults.ORACLE_FAULTS if session.cases in fault.name]
-    bisected = [fault for fault in bisect_faults.BISECT_FAULTS if session.cases in fault.name]
-    monitored = [fault for fault in monitor_faults.MONITOR_FAULTS if session.cases in fault.name]
-    if not (shared or bisected or monitored) and not any(listed for _, listed, _ in parts):
+    alone = {
+        title: [fault for fault in faults if session.cases in fault.name]
+        for title, (faults, _) in ALONE.items()
+    }
+    if not shared and not any(alone.values()) and not any(listed for _, listed, _ in parts):
         raise UserError(f"no fault and no clean pair has {session.cases!r} in its name")
     answers: dict[str, list[Answer]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -53,29 +65,30 @@ def run(session: Session) -> SuiteResult:
             answers[SHARED] = [
                 oracle_faults.answer(Path(folder), fault, mode) for fault in shared for mode in fault.modes
             ]
-        if monitored:
-            answers[MONITORED] = [monitor_faults.answer(Path(folder), fault) for fault in monitored]
-    found_by_replays = [bisect_faults.answer(fault) for fault in bisected]
-    if bisected:
-        answers[BISECTED] = found_by_replays
+        lines = [_count(name, found) for name, found in answers.items()]
+        for title, faults in alone.items():
+            if faults:
+                answers[title] = [ALONE[title][1](Path(folder), fault) for fault in faults]
+                lines.append(f"{title}: {sum(one.right for one in answers[title])} of {len(faults)}")
     data = {name: [dataclasses.asdict(one) for one in found] for name, found in answers.items()}
     tables = [_table(title, listed, answers[title]) for title, listed, _ in parts if listed]
     tables += [_table(SHARED, shared, answers[SHARED])] if shared else []
-    alone: dict[str, Sequence[Any]] = {BISECTED: bisected, MONITORED: monitored}
-    tables += [_found_table(name, alone[name], answers[name]) for name in alone if alone[name]]
-    lines = [_count(name, found) for name, found in answers.items() if name not in alone]
-    for name in (name for name in alone if alone[name]):
-        lines.append(f"{name}: {sum(one.right for one in answers[name])} of {len(answers[name])}")
+    tables += [_alone_table(title, faults, answers[title]) for title, faults in alone.items() if faults]
     return SuiteResult(data, tuple(tables), tuple(lines))
 
 
-def _found_table(title: str, faults: Sequence[Any], answers: Sequence[Answer]) -> ResultTable:
-    """List what was found for each fault, by its `name` and expected `answer`."""
+def _alone_table(title: str, faults: Sequence[Any], answers: Sequence[Answer]) -> ResultTable:
     rows = [
-        (fault.name, fault.answer, found.found, "yes" if found.right else "no")
+        (
+            fault.name,
+            getattr(fault, "case", "") or "-",
+            fault.answer,
+            found.found,
+            "yes" if found.right else "no",
+        )
         for fault, found in zip(faults, answers, strict=True)
     ]
-    return ResultTable(title, ("fault", "expected", "found", "right"), tuple(rows), ())
+    return ResultTable(title, ("fault", "guide", "expected", "found", "right"), tuple(rows), ())
 
 
 def _named(faults: Sequence[Fault], part: str) -> list[Fault]:
