@@ -8,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from numerics.trend.anomalies import HISTORY, NOT_FINITE, Anomalies, Anomaly, find_anomalies
+import numpy as np
+
+from numerics.trend.anomalies import (
+    DEFAULT,
+    HISTORY,
+    NOT_FINITE,
+    Anomalies,
+    Anomaly,
+    find_anomalies,
+    statistics_of,
+)
 from numerics.trend.attribution import (
     DIFFERS,
     LOSS_FIRST,
@@ -75,11 +85,17 @@ def next_commands(trend: Trend, record: Record) -> list[str]:
 
 def _first(trend: Trend) -> str:
     first, tests = trend.anomalies.first, trend.anomalies.tests
+    if first is None and not any(map(statistics_of, trend.run.tables.values())):
+        return f"Nothing is tested: no table has one of {', '.join(DEFAULT)}; fix: monitor the norm"
     if first is None and not tests:
         steps = max(len(table.steps) for table in trend.run.tables.values())
         return (
             f"Nothing is tested: the tables have at most {steps} steps, and a history needs {BEFORE + LEAST}; fix: "
             "monitor more steps (CONFIG_MONITOR_INTERVAL=1)"
+        )
+    if first is None and not any(np.isfinite(one.units).any() for one in trend.anomalies.histories.values()):
+        return (
+            "Nothing is tested: the runs have too few tensors and steps in common; fix: monitor the same ones"
         )
     if first is None:
         than = f"{trend.run.name} does not leave the envelope of {trend.reference.name}" if trend.reference else (

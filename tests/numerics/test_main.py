@@ -38,6 +38,9 @@ READING = [
     ["check-config", "pack", "--data", "PATH"],
     ["check-config", "compare", "PATH", "PATH"],
     ["logp-diff", "PATH", "logp.json"],
+    ["trend", "PATH"],
+    ["trend", "monitor", "PATH"],
+    ["trend", "monitor", "--losses", "PATH"],
 ]
 WRITING = [
     ["compare", "-tp", "record", "-gp", "record", "-o", "PATH"],
@@ -46,6 +49,7 @@ WRITING = [
     ["check-config", "pack", "-o", "PATH"],
     ["check-config", "compare", "a.zip", "a.zip", "-o", "PATH"],
     ["logp-diff", "logp.json", "logp.json", "-o", "PATH"],
+    ["trend", "monitor", "-o", "PATH"],
 ]
 
 
@@ -57,6 +61,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         path = tmp_path / "record/step0" / rank
         path.mkdir(parents=True)
         (path / "dump.json").write_text(json.dumps({"data": {"Torch.relu.0.forward": {"output": [TENSOR]}}}))
+    (tmp_path / "monitor/rank0").mkdir(parents=True)
+    (tmp_path / "monitor/rank0/param_0-9.csv").write_text("vpp_stage,name,step,norm\n0,a,1,1\n")
     (tmp_path / "a.csv").write_text("step,loss\n0,2\n1,1\n")
     (tmp_path / "b.csv").write_text("step,loss\n0,4\n1,1\n")
     (tmp_path / "logp.json").write_text("[[-1, -2]]")

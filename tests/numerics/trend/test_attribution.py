@@ -178,3 +178,23 @@ def test_the_binomial_tail_is_that_of_counting() -> None:
         assert binomial_tail(count, 40, 0.25) == pytest.approx(
             float((draws >= count).mean()), rel=0.1, abs=1e-4
         )
+
+
+@pytest.mark.parametrize(
+    ("head", "reference", "words"),
+    [
+        ("norm", False, "the tables have at most 20 steps, and a history needs 31"),
+        ("mean", False, "no table has one of norm, std, max"),
+        ("norm", True, "too few tensors and steps in common"),
+    ],
+)
+def test_what_is_not_tested_is_not_called_clean(
+    tmp_path: Path, head: str, reference: bool, words: str
+) -> None:
+    for name, tensor, steps in (("a", "x", 20), ("b", "y", 90)):
+        place = tmp_path / f"{name}/monitor/rank0"
+        place.mkdir(parents=True)
+        lines = [f"0,{tensor},{step},{1 + step % 3}" for step in range(steps)]
+        (place / "param_0-999.csv").write_text("\n".join([f"vpp_stage,name,step,{head}", *lines]) + "\n")
+    trend = analysed(tmp_path / "b", tmp_path / "a") if reference else analysed(tmp_path / "a")
+    assert words in sentences(trend)[0]
