@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from gpt2.numerics.fixes import LOSS
+from gpt2.system.errors import UserError
 from numerics.bisect.search import smallest_set
 from numerics.fixes.units import units
 from scripts.bisect.play import FROZEN, PHASES, SGD, UNFUSED
@@ -68,7 +69,11 @@ def search_modules(session: Session, kinds: Sequence[str]) -> Result:
     rows: list[tuple[str, str]] = []
     for kind in kinds:
         items = [f"{kind}:{path}" for path in [*units(model), LOSS]]
-        found = smallest_set(items, lambda words: not session.shows(" ".join(words)))
+        try:
+            found = smallest_set(items, lambda words: not session.shows(" ".join(words)))
+        except UserError as error:
+            rows.append((f"all modules {KIND_TEXTS[kind]}", f"not possible: {error}"))
+            continue
         if found is None:
             rows.append((f"all modules {KIND_TEXTS[kind]}", "symptom"))
             continue

@@ -20,7 +20,7 @@ from gpt2.config.dotconfig import Entry, Symbols
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.numerics.fixes import RunFixes
-from gpt2.system.errors import UserError
+from gpt2.system.errors import UserError, one_line
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError, Stepper, StepResult
@@ -105,6 +105,10 @@ class Player:
             return Played(losses, norms, len(losses) + self.start + 1)
         except NumericsError as error:
             raise UserError(str(error)) from error
+        except RuntimeError as error:
+            if not words:
+                raise
+            raise UserError(f"the fixed step fails: {one_line(error)}") from error  # no kernel, no memory
         finally:
             fixes.undo()
         return Played(losses, norms)

@@ -103,6 +103,20 @@ def test_a_killed_bisection_continues(
     assert found["replays"]["computed"] == len(lines) - 1 - 3
 
 
+def test_a_fix_that_cannot_be_computed_is_a_row(
+    overflowing: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(self: Any, tensor: Any) -> Any:
+        raise RuntimeError("No available kernel.\nAborting execution.")
+
+    monkeypatch.setattr("numerics.fixes.conversion.Conversion.into", fail)
+    found = bisect(monkeypatch, run=overflowing, out=tmp_path, over="modules")
+    modules = result(found, "modules")
+    message = "not possible: the fixed step fails: No available kernel. Aborting execution."
+    assert [row[1] for row in modules["rows"]] == [message, message]
+    assert modules["found"] == []
+
+
 def test_a_spike_is_replayed_from_the_checkpoint_before_it(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
