@@ -131,6 +131,8 @@ def _function(call: Call) -> tuple[Any, str]:
     """Return a function of torch, or an operation of torch.ops such as "mkldnn._linear_pointwise", and its name."""
     name = call.path.removeprefix("Torch.")
     space, _, operation = name.partition(".")
+    if name in ("functional.einsum", "functional.tensordot", "linalg.vector_norm"):
+        return getattr(getattr(torch, space), operation), operation
     found = getattr(getattr(torch.ops, space, None), operation, None) if name in REFERENCES else None
     return (found, name) if found is not None else function_of(call)
 

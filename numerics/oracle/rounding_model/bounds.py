@@ -360,6 +360,8 @@ RULES = (
 BY_NAME: Mapping[str, Rule] = {name: rule for rule in RULES for name in rule.names.split()}
 
 
-def rule_of(name: str) -> Rule:
-    """Return the row of an operation of torch.ops.aten, such as "mm"."""
+def rule_of(name: str, args: Arguments = ()) -> Rule:
+    """Return the row of an operation of torch.ops.aten, such as "mm". Size and sign of complex numbers are rounded."""
+    if name in ("abs", "sgn") and any(tensor.is_complex() for tensor in tensors_in(list(args))):
+        return OTHER
     return BY_NAME.get(name, OTHER)

@@ -59,7 +59,7 @@ class Tracing(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = _name(func)
-        rule = rule_of(name)
+        rule = rule_of(name, args)
         self.trace.calls.append((name, 1 if rule.exact else rule.terms(args, _tensors(result))))
         return result
 
@@ -88,7 +88,7 @@ class RoundingErrors(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         name, terms = next(self.calls)
         assert name == _name(func), (name, _name(func))
-        rule = rule_of(name)
+        rule = rule_of(name, args)
         if rule.exact:
             from_rounded = any(map(self._is_rounded, tensors_in([list(args), kwargs])))
             result = func(*args, **kwargs)

@@ -81,6 +81,8 @@ def measure(result: Tensor, reference: Tensor, sigma: Tensor, dtype: torch.dtype
         return Measure(0, histogram=(0,) * (len(EDGES) + 1))
     sigma = sigma if sigma.shape == y.shape else _parts(sigma)
     limits = torch.finfo(dtype)
+    # the largest number of float64 is that of the dtype, as nan_to_num returns it
+    y = torch.where(y.abs() == torch.finfo(torch.float64).max, y.sign() * limits.max, y)
     usable = x.isfinite() & y.isfinite()
     why = _bad_numbers(x, y, sigma, limits)
     x, y, sigma = x[usable], y[usable], sigma[usable]

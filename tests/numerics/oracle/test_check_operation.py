@@ -224,6 +224,12 @@ def test_float64_and_zeros_are_measured() -> None:
         assert {check.verdict for check in checks} <= {"exact", "note"}
 
 
+def test_complex_numbers_and_the_largest_number_are_within_rounding() -> None:
+    z = torch.complex(draw(6, 8), draw(6, 8, seed=1))
+    for function, inputs in ((torch.abs, [z]), (torch.mm, [z, z.T]), (torch.nan_to_num, [draw(4, 5) / 0])):
+        assert wrong(check_operation(function, inputs)) == []
+
+
 def test_the_same_inputs_have_the_same_digest_and_results() -> None:
     first, second = (check_operation(F.gelu, [draw(4, 8)]) for _ in range(2))
     assert [check.measured for check in first] == [check.measured for check in second]
