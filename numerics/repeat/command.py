@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numerics.dump_files import writing
 from numerics.errors import NumericsError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def run_repeat(given: argparse.Namespace) -> int:
     if given.child:
         child(step, *given.child)
         return 0
+    with writing(given.output_path, "give another folder for the results"):  # known before the repetitions
+        given.output_path.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "numerics", "repeat", given.step, "--child"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found = repeat_step(

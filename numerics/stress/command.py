@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from numerics.dump_files import writing
 from numerics.errors import NumericsError
 
 if TYPE_CHECKING:
@@ -79,6 +81,9 @@ def stress_devices(
     from numerics.stress.run import Stress
     from pages.document import render_terminal
 
+    with writing(folder, "give another folder for the results"):  # known before the stress
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     chosen = devices or default_devices(processes)
     memory = None if memory_mib is None else memory_mib << 20
     faults = dict([parse_fault(simulate, len(chosen))]) if simulate else {}
@@ -93,9 +98,11 @@ def stress_devices(
     ended()
     if simulate:
         found.notes.append(f"a fault was simulated: {simulate}")
+    print(render_terminal(stress_document(found)))
     written = write_stress(found, folder, label())
     sentences, odd = compare_machines(folder)
-    print(render_terminal(stress_document(found, sentences)))
+    if sentences:
+        print("", "Other machines", *(f"- {text}" for text in sentences), sep="\n")
     print(*(f"wrote {path}" for path in written), sep="\n")
     return int(bool(found.faulty or odd))
 

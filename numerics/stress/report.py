@@ -20,8 +20,7 @@ SCHEMA = 1
 MOST_FAULTS = 200  # of a device in the file
 
 
-def stress_document(outcome: Outcome, others: Sequence[str] = ()) -> Document:
-    """others: sentences of the comparison with other machines."""
+def stress_document(outcome: Outcome) -> Document:
     faulty = outcome.faulty
     devices = len(outcome.kinds)
     total = sum(outcome.counts.values())
@@ -52,7 +51,6 @@ def stress_document(outcome: Outcome, others: Sequence[str] = ()) -> Document:
     headings: list[Text] = ["Device", "Results", "alone", "together", "Deviations"]
     blocks.append(Section("Devices", [Table(headings, rows)]))
     kinds = dict.fromkeys(outcome.kinds.values())
-    blocks.append(Section("Other machines", [BulletList(list(others))]))
     blocks.append(Section("Notes", [BulletList(outcome.notes)]))
     subtitle = f"{outcome.seconds:.0f} s of {outcome.planned_seconds:.0f} s{ended}; {'; '.join(kinds)}"
     return Document("Hardware stress", blocks, subtitle)

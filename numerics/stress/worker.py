@@ -77,7 +77,12 @@ class ProcessWorker:
 
     def start(self) -> None:
         """Wait until the device is ready."""
-        self.kind = self.answer()
+        try:
+            self.kind = self.answer()
+        except DeviceLostError as error:
+            raise NumericsError(
+                f"{error}; fix: name devices that torch can use, such as --devices cpu"
+            ) from error
 
     def request(self, method: str, *arguments: Any) -> None:
         try:

@@ -49,3 +49,12 @@ def test_the_processes_are_the_ranks_of_the_configuration(
     assert command.configured_ranks() == 1
     (tmp_path / ".config").write_text("CONFIG_RANKS=3\n")
     assert command.configured_ranks() == 3
+
+
+def test_a_folder_that_cannot_be_used_is_known_before_the_stress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("numerics.stress.devices.workers", None)
+    with pytest.raises(UserError, match="file cannot be written: it is no folder; fix"):
+        stress(monkeypatch, minutes="10", out=str(tmp_path / "file"))
