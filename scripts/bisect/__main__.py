@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
-import sys
 from pathlib import Path
 
 from gpt2.artifacts import run_record
-from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
-from scripts.record.__main__ import run_environment
+from scripts.record.__main__ import enter_environment
 
 USAGE = "make bisect RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME]"
 SEARCHES = ("settings", "steps", "phases", "modules")
@@ -27,10 +24,7 @@ def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
     given = parse_arguments()
     record = run_record.load(given.run)
-    export_environment()  # before torch is imported
-    environment = run_environment(record)
-    if restart and environment != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    enter_environment(record, restart)
     from numerics.errors import NumericsError
     from scripts.bisect.bisection import bisect_run
 

@@ -19,6 +19,7 @@ from kconfig.arguments import command_arguments
 from study.executors.child_process import process_settings
 
 USAGE = "make record RUN=results/STUDY/runs/NAME STEP=40"
+RESTARTED = "RA_RESTARTED"  # set in the process that was restarted
 LEVELS = ("L0", "L1", "mix")
 TASKS = {  # TASK= -> task and summary_mode of the recorder
     "statistics": ("statistics", "statistics"),
@@ -34,10 +35,7 @@ def main(restart: bool = False) -> int:
     if not run_dir.is_dir():
         raise UserError(f"{run_dir} is not a folder; fix: {USAGE}")
     record = run_record.load(run_dir)
-    export_environment()  # before torch is imported
-    environment = run_environment(record)
-    if restart and environment != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    enter_environment(record, restart)
     from numerics.errors import NumericsError
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
@@ -107,6 +105,19 @@ def parse_arguments() -> argparse.Namespace:
     found.run, found.step = Path(found.run), int(found.step)
     found.out = Path(found.out) if found.out else None
     return found
+
+
+def enter_environment(record: run_record.RunRecord, restart: bool) -> dict[str, str]:
+    """Set the variables of this machine and return the environment of the run. Call before torch is imported.
+
+    restart: whether to restart this process, once, where its environment is another.
+    """
+    export_environment()
+    restarted = os.environ.pop(RESTARTED, None)
+    environment = run_environment(record)
+    if restart and not restarted and environment != dict(os.environ):
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment | {RESTARTED: "1"})
+    return environment
 
 
 def run_environment(record: run_record.RunRecord) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2.artifacts import run_record
-from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine
 from kconfig.arguments import command_arguments
-from scripts.record.__main__ import run_environment
+from scripts.record.__main__ import enter_environment
 
 if TYPE_CHECKING:
     import torch
@@ -40,10 +38,7 @@ def main(restart: bool = False) -> int:
     if not run_dir.is_dir():
         raise UserError(f"{run_dir} is not a folder; fix: {USAGE}")
     record = run_record.load(run_dir)
-    export_environment()  # before torch is imported
-    environment = run_environment(record)
-    if restart and environment != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    environment = enter_environment(record, restart)
     from numerics.errors import NumericsError
     from scripts.record.replay import Replay
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import os
-import sys
 from pathlib import Path
 
 from gpt2.artifacts import run_record
-from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments
 from scripts.bisect.__main__ import check_run
-from scripts.record.__main__ import run_environment
+from scripts.record.__main__ import enter_environment
 
 USAGE = "make shrink RUN=results/STUDY/runs/NAME [SYMPTOM=nan]"
 
@@ -25,10 +22,7 @@ USAGE = "make shrink RUN=results/STUDY/runs/NAME [SYMPTOM=nan]"
 def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
     given = parse_arguments()
-    environment = run_environment(run_record.load(given.run))
-    export_environment()  # before torch is imported
-    if restart and environment != dict(os.environ):
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+    enter_environment(run_record.load(given.run), restart)
     from numerics.errors import NumericsError
     from scripts.shrink.shrinking import shrink_run
 

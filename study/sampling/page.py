@@ -59,4 +59,5 @@ def _about(settings: Settings) -> str:
     how += [f"top_k {settings.top_k}"] if settings.top_k else []
     how += [f"top_p {settings.top_p:g}"] if settings.top_p < 1 else []
     same = "Equal seeds have equal random numbers in all runs."
-    return f"{settings.count} texts per run {prompt}, {', '.join(how)}. {same}"
+    texts = "1 text" if settings.count == 1 else f"{settings.count} texts"
+    return f"{texts} per run {prompt}, {', '.join(how)}. {same}"

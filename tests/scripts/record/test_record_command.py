@@ -329,3 +329,17 @@ def test_the_process_restarts_with_the_environment_of_the_run(finished: Path, tm
     )
     assert done.returncode == 0, done.stderr
     assert "exact: 1 of 1 replayed steps" in done.stdout
+
+
+def test_the_process_restarts_once_in_an_environment_that_always_differs(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, restarts = run_record.load(finished), []
+    monkeypatch.setattr(command, "run_environment", lambda record: dict(os.environ) | {"DIFFERS": "y"})
+    monkeypatch.setattr(command, "export_environment", lambda: None)
+    monkeypatch.setattr(os, "execve", lambda path, words, environment: restarts.append(environment))
+    command.enter_environment(record, restart=True)
+    (restarted,) = restarts
+    monkeypatch.setenv(command.RESTARTED, restarted[command.RESTARTED])
+    assert command.RESTARTED not in command.enter_environment(record, restart=True)
+    assert len(restarts) == 1

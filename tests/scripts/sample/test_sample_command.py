@@ -46,6 +46,7 @@ def test_runs_are_sampled_side_by_side_and_unchanged(
     # a text depends on its seed alone, and a second call repeats it
     one = ["--tokens", "9", "--prompt", "if ", "--count", "1", "--seed", "1", "--out", str(tmp_path / "one")]
     assert call(monkeypatch, str(runs[0]), *one) == 0
+    assert "1 text per run after" in capsys.readouterr().out
     assert texts(tmp_path / "one/B0.json")["B0"] == found["B0"][1:]
 
 

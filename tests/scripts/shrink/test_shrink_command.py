@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,3 +87,11 @@ def test_a_run_without_the_symptom_is_refused(
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             shrink(monkeypatch, **({"run": overflowing} | given))
+
+
+def test_the_command_restarts_in_the_environment_of_the_run_and_ends(overflowing: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHINDUCTOR")}
+    command = [sys.executable, "-m", "scripts.shrink", f"--run={overflowing}", "--symptom=spike"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 1
+    assert "error: HALF0 shows no symptom: a loss spike" in found.stderr
