@@ -8,12 +8,12 @@ the same step (`history.against`), so a step that is unusual in both runs is no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from numerics.trend.history import Flags, Floats, History, against, count_tests, history
-from numerics.trend.tables import BACKWARD, Monitored, Table, kind_order
+from numerics.trend.tables import Monitored, Table, computation_order, kind_order
 
 NOT_FINITE, HISTORY, REFERENCE = "not finite", "leaves its history", "differs from the reference"
 TESTED = {"attention": ("entropy", "logit_max"), "update_ratio": ("ratio",)}
@@ -26,8 +26,8 @@ Key = tuple[str, int, str]  # kind, rank, statistic
 class Anomaly:
     """The first of successive steps at which one tensor is anomalous.
 
-    position: of the tensor in its table. units: signed deviation in medians; limit: of its size. steps: how many
-    recorded steps it lasts.
+    position: the place of the tensor in the order of computation. units: signed deviation in medians; limit: of its
+    size. steps: how many recorded steps it lasts.
     """
 
     step: int
@@ -46,8 +46,7 @@ class Anomaly:
     @property
     def order(self) -> tuple[int, int, int, int]:
         """The place in the order of computation; backward begins at the last layer."""
-        place = -self.position if self.kind in BACKWARD else self.position
-        return self.step, kind_order(self.kind), place, self.rank
+        return self.step, kind_order(self.kind), self.position, self.rank
 
 
 @dataclass
@@ -90,7 +89,9 @@ def find_anomalies(run: Monitored, reference: Monitored | None = None) -> Anomal
             base_finite = np.isfinite(base)
             envelope = history(base, base_finite, positive, result.tests)
             result.histories[key] = against(values, base, finite & base_finite, envelope, positive)
-        result.found += _events(table, word, result.histories.get(key), other)
+        events = _events(table, word, result.histories.get(key), other)
+        places = computation_order(run, table)
+        result.found += [replace(one, position=places[one.position]) for one in events]
     result.found.sort(key=lambda one: one.order)
     return result
 

@@ -200,7 +200,10 @@ def _throughout(trend: Trend) -> str:
 
 def _ranks(ranks: Ranks) -> list[str]:
     found = []
-    if bad := ranks.not_finite:
+    bad = ranks.not_finite
+    if bad and ranks.count == 1:
+        found.append(f"Before reduction the gradient is not finite at step {bad.step}, in {bad.name} first")
+    elif bad:
         names = ", ".join(map(str, bad.ranks))
         which = f"only rank {names} of {ranks.count}" if len(bad.ranks) < ranks.count else "every rank"
         found.append(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from numerics.trend.anomalies import aligned, not_finite
 from numerics.trend.history import ALARM
-from numerics.trend.tables import Monitored, Table
+from numerics.trend.tables import Monitored, Table, computation_order
 
 MISMATCH = 16 * 2.0**-8  # relative difference of the means, in the median over steps
 FEWEST = 16  # steps that a median is taken over
@@ -67,7 +67,7 @@ def compare_ranks(run: Monitored) -> Ranks:
     result = Ranks(len(tables))
     if not tables:
         return result
-    result.not_finite = _first_not_finite(tables)
+    result.not_finite = _first_not_finite(run, tables)
     if len(tables) > 1:
         result.deviating = _deviating(tables)
         _check_reduction(result, tables, run.of_kind("grad_reduced"))
@@ -82,14 +82,14 @@ def binomial_tail(count: int, total: int, probability: float) -> float:
     return min(1.0, math.fsum(map(math.exp, logs)))
 
 
-def _first_not_finite(tables: dict[int, Table]) -> FirstNotFinite | None:
-    """The tensor is the last one of the table: backward begins at the last layer."""
+def _first_not_finite(run: Monitored, tables: dict[int, Table]) -> FirstNotFinite | None:
+    """The tensor is the first one in the order of backward."""
     found: dict[int, tuple[int, str]] = {}
     for rank, table in tables.items():
         bad = not_finite(table)
         columns = np.flatnonzero(bad.any(axis=0))
         if len(columns):
-            row = int(np.flatnonzero(bad[:, columns[0]])[-1])
+            row = min(np.flatnonzero(bad[:, columns[0]]), key=computation_order(run, table).__getitem__)
             found[rank] = (int(table.steps[columns[0]]), table.names[row])
     if not found:
         return None

@@ -43,6 +43,12 @@ KINDS = (
     "param",
 )
 BACKWARD = ("actv_grad", "grad_unreduced", "grad_reduced", "grad_clipped")
+REGISTERED = (
+    "param",
+    "grad_reduced",
+    "grad_clipped",
+    "exp_avg",
+)  # rows in the order of the model's parameters
 LARGEST_STEP = 10**15
 FIX = "name a run with CONFIG_MONITOR=y, or a folder with monitor files such as rank0/grad_reduced_0-99.csv"
 
@@ -84,6 +90,25 @@ class Monitored:
 
 def kind_order(kind: str) -> int:
     return KINDS.index(kind) if kind in KINDS else len(KINDS)
+
+
+def computation_order(run: Monitored, table: Table) -> list[int]:
+    """Return the place of each tensor of a table in the order of computation; the lowest is computed first.
+
+    Rows of gradients are in the order of registration or of backward, by the writer. The order of backward is that of
+    another table reversed: for gradients of activations that of the activations, else that of the parameters. Without
+    such a table the order of the rows counts.
+    """
+    if table.kind not in BACKWARD:
+        return list(range(len(table.names)))
+    activations = table.kind == "actv_grad"
+    for kind in ("actv",) if activations else REGISTERED:
+        for other in run.of_kind(kind).values():
+            places = {name: row for row, name in enumerate(other.names)}
+            wanted = [name.replace("put_grad", "put") if activations else name for name in table.names]
+            if all(name in places for name in wanted):
+                return [-places[name] for name in wanted]
+    return [row if activations else -row for row in range(len(table.names))]
 
 
 def read_monitor(

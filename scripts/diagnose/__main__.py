@@ -95,8 +95,17 @@ def record_step(run: Monitored, step: int) -> str:
 
 
 def default_folder(command: str, paths: Sequence[Path], labels: Sequence[str]) -> Path:
-    """Return results/<command>-<a>-<b> for runs of a study; else <command>-<a>-<b> beside the first run."""
-    names = [re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-.") for label in labels]
+    """Return results/<command>-<a>-<b> for runs of a study; else <command>-<a>-<b> beside the first run.
+
+    Of a run of a study the name contains the study, so that results of another study are not replaced.
+    """
+    whole = [
+        f"{path.resolve().parents[1].name}/runs/{label}"
+        if path.resolve().parent.name == "runs" and "/" not in label
+        else label
+        for path, label in zip(paths, labels, strict=True)
+    ]
+    names = [re.sub(r"[^A-Za-z0-9._]+", "-", label).strip("-.") for label in whole]
     first = paths[0].resolve()
     above = first.parents[2] if first.parent.name == "runs" else first.parent
     above = above.relative_to(Path.cwd()) if above.is_relative_to(Path.cwd()) else above

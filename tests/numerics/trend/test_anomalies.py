@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from numerics.trend.anomalies import NOT_FINITE, REFERENCE, find_anomalies
-from numerics.trend.conclusion import analyse
+from numerics.trend.conclusion import analyse, sentences
 from numerics.trend.tables import read_monitor
 from tests.numerics.trend.monitor_files import names, noisy, write_monitor
 from tests.numerics.trend.small_training import Fault, train
@@ -89,6 +89,27 @@ def test_backward_begins_at_the_last_layer(tmp_path: Path) -> None:
         *((71, "grad_reduced", names()[row]) for row in (5, 4, 3)),
     ]
     assert {one.steps for one in found.found} == {1}
+
+
+@pytest.mark.parametrize("written", [1, -1])
+def test_the_order_of_backward_does_not_depend_on_the_file(tmp_path: Path, written: int) -> None:
+    """Gradients of this rank and of activations in either order of rows; parameters and activations forward."""
+    norms = noisy(4, 40)
+    norms[1:3, 35] = np.nan
+    layers = ["e", "a", "b", "h"]
+    for kind, name in (("actv", "{}.output.0"), ("param", "{}.weight")):
+        write_monitor(tmp_path, noisy(4, 40), kind=kind, tensors=[name.format(one) for one in layers])
+    for kind, name in (("actv_grad", "{}.output_grad.0"), ("grad_unreduced", "{}.weight")):
+        tensors = [name.format(one) for one in layers][::written]
+        write_monitor(tmp_path, norms[::written], kind=kind, tensors=tensors)
+    trend = analyse(read_monitor(tmp_path))
+    names_of = ["b.output_grad.0", "a.output_grad.0", "b.weight", "a.weight"]
+    assert [one.name for one in trend.anomalies.found] == names_of
+    assert trend.ranks.not_finite
+    assert trend.ranks.not_finite.name == "b.weight"
+    text = " ".join(sentences(trend))
+    assert "Before reduction the gradient is not finite at step 36, in b.weight first" in text
+    assert "rank" not in text
 
 
 def test_infinity_in_every_step_is_a_mask_and_nan_is_not(tmp_path: Path) -> None:

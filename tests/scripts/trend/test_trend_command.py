@@ -42,9 +42,9 @@ def test_a_run_and_two_runs(
     printed = capsys.readouterr().out
     assert f"First anomaly: step 100, grad_reduced of {names()[3]}" in printed
     assert f"next: make record RUN={runs[1]} STEP=100\n" in printed
-    found = json.loads(Path("results/trend-B0/trend.json").read_text())
+    found = json.loads(Path("results/trend-b-runs-B0/trend.json").read_text())
     assert [one["step"] for one in found["anomalies"]] == [100]
-    assert Path("results/trend-B0/trend.html").exists()
+    assert Path("results/trend-b-runs-B0/trend.html").exists()
     assert trend(monkeypatch, *runs[:2]) == 0
     printed = capsys.readouterr().out
     assert printed.count("next: make record RUN=results/") == 2
