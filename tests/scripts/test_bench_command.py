@@ -38,7 +38,7 @@ def test_a_suite_accepts_its_options_and_refuses_the_others(suite: Suite) -> Non
 @pytest.mark.parametrize("suite", SUITES, ids=NAMES)
 def test_an_option_has_a_default_for_every_kind_of_device_or_for_none(suite: Suite) -> None:
     for name, defaults in (("ROUNDS", suite.rounds), ("SECONDS", suite.seconds)):
-        assert set(defaults) in (set(), {"cpu", "cuda"})
+        assert set(defaults) in (set(), {"cpu", "card"})
         assert (name in suite.options) is bool(defaults)
     assert all(rounds >= suite.least_rounds for rounds in suite.rounds.values())
 
