@@ -23,7 +23,9 @@ from numerics.oracle.operation import (
     Reference,
     compute,
     converted,
+    described,
     reference,
+    with_parameters,
 )
 from numerics.oracle.results import DEVICE, RECORDED_RUN, Check, Skipped
 from numerics.oracle.rounding_model.measure import Measure, measure, measure_exact, spread
@@ -49,7 +51,7 @@ class Oracle:
         """Check one operation. Returns its checks, and adds them to `checks`; `skipped` has reasons."""
         found: list[Check] = []
         if operation.dtype is None:
-            self.skipped.append(Skipped(operation.name, operation.label, "no floating tensor"))
+            self._skip(operation, "no floating tensor")
             return found
         if why := misread_mask(operation):
             found.append(self._failed(operation, why))
@@ -67,17 +69,20 @@ class Oracle:
                     done = self.run(changed)
                     known = exact if changed is operation else reference(changed)
                 except Exception as error:
-                    reason = f"{how}: {type(error).__name__}: {error}".partition("\n")[0]
-                    self.skipped.append(Skipped(operation.name, operation.label, reason))
+                    self._skip(operation, f"{how}: {described(error)}")
                     continue
                 found += _checks(changed, how, done, known, digest)
+                if how == DEVICE:
+                    self._skip_results(operation, done, known)
             if self.extremes and (kind := _kind(operation)) not in self._tried:
                 self._tried.add(kind)
                 if sum(tensor.numel() for tensor in operation.floating) > LARGEST:
-                    reason = f"extremes: over {LARGEST:,} elements"
-                    self.skipped.append(Skipped(operation.name, operation.label, reason))
+                    self._skip(operation, f"extremes: over {LARGEST:,} elements")
                 else:
-                    found += extreme_checks(operation, self.run)
+                    extreme = list(extreme_checks(operation, self.run))
+                    found += [check for check in extreme if isinstance(check, Check)]
+                    self.skipped += [skip for skip in extreme if isinstance(skip, Skipped)]
+        found = [check for check in found if check.measured.elements or check.wrong]
         self.checks += found
         return found
 
@@ -103,17 +108,34 @@ class Oracle:
 
     def _refused(self, operation: Operation, error: Exception, found: list[Check]) -> list[Check]:
         """Report a call that float64 refuses: a finding where the CPU refuses it in its dtype as well."""
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reason = described(error)
         try:
             compute(operation, operation.reference or operation.function, lambda tensor: tensor)
-        except Exception:
-            if not found:
+        except Exception as again:
+            if operation.values == GIVEN:
+                self._skip(
+                    operation, f"{'the reference' if operation.reference else 'it'} raised {described(again)}"
+                )
+            elif not found:
                 found.append(self._failed(operation, f"the CPU refuses these arguments: {reason}"))
             self.checks += found
             return []
-        self.skipped.append(Skipped(operation.name, operation.label, f"no float64: {reason}"))
+        self._skip(operation, f"no float64: {reason}")
         self.checks += found
         return []
+
+    def _skip(self, operation: Operation, reason: str) -> None:
+        self.skipped.append(Skipped(operation.name, operation.label, reason))
+
+    def _skip_results(self, operation: Operation, done: Computed, known: Reference) -> None:
+        """Say which results are not compared."""
+        if not done.results:
+            self._skip(operation, "it returns no tensor")
+        for place, result in enumerate(done.results):
+            if not result.numel():
+                self._skip(operation, f"result {place} has no elements")
+            elif not result.is_floating_point() and not result.is_complex() and known.rules:
+                self._skip(operation, f"result {place} has integers, which a rounding error may change")
 
 
 def check_operation(
@@ -131,33 +153,52 @@ def check_operation(
 
     function: called on `inputs` and `options` on the device. inputs, options: tensors in the dtype to check, and plain
     values. reference: a function of the same arguments that computes what `function` should; by default the function
-    itself, in float64. received: gradients of the results, random by default. device: by default the accelerator, else
-    the CPU. Returns one check for each result and gradient, and for each kind of extreme input; `wrong` says whether an
-    error is beyond what rounding allows (docs/oracle.md). NumericsError where the function cannot be run.
+    itself, in float64. Modules are copied, and their parameters are arguments after the inputs. received: gradients of
+    the results, random by default. device: by default the accelerator, else the CPU. Returns one check for each result
+    and gradient, and for each kind of extreme input; `wrong` says whether an error is beyond what rounding allows
+    (docs/oracle.md). NumericsError where nothing can be checked.
     """
     label = name or getattr(function, "__qualname__", type(function).__name__)
-    operation = Operation(label, label, function, tuple(inputs), dict(options or {}), reference)
+    operation = with_parameters(
+        Operation(label, label, function, tuple(inputs), dict(options or {}), reference)
+    )
     oracle = Oracle(torch.device(device) if device else default_device(), around)
+    results = _own_results(operation)
     if received is None:
-        received = random_gradients(operation)
+        received = _gradients(results)
+    if operation.reference and results:
+        operation = dataclasses.replace(operation, dtypes=[result.dtype for result in results])
     oracle.check(dataclasses.replace(operation, received=received, values=GIVEN))
     if not oracle.checks:
-        reasons = "; ".join(dict.fromkeys(skip.reason for skip in oracle.skipped))
+        reasons = (
+            "; ".join(dict.fromkeys(skip.reason for skip in oracle.skipped)) or "there is nothing to compare"
+        )
         raise NumericsError(
-            f"{label} cannot be checked: {reasons}; fix: pass floating tensors that the function takes"
+            f"{label} cannot be checked: {reasons}; "
+            "fix: pass every tensor that it uses, with floating numbers, and return floating tensors"
         )
     return oracle.checks
 
 
 def random_gradients(operation: Operation, seed: int = 2024) -> list[Tensor | None] | None:
     """Return normal gradients for the results of an operation; None where none can be differentiated."""
+    return _gradients(_own_results(operation), seed)
+
+
+def _own_results(operation: Operation) -> list[Tensor] | None:
+    """Return the results of the reference in the dtype of the arguments; None where it raises."""
     try:
-        results = compute(
+        return compute(
             dataclasses.replace(operation, received=None),
             operation.reference or operation.function,
             lambda x: x,
         ).results
     except Exception:  # `Oracle.check` reports it
+        return None
+
+
+def _gradients(results: list[Tensor] | None, seed: int = 2024) -> list[Tensor | None] | None:
+    if results is None:
         return None
     draws = torch.Generator().manual_seed(seed)
     return [
@@ -207,9 +248,10 @@ def _checks(operation: Operation, how: str, done: Computed, known: Reference, di
                 yield check("forward", f"result {place}", measure_exact(result.cpu(), exact), result.dtype)
             continue
         sigma = spread(exact, [sample.results[place] for sample in known.samples])
-        yield check(
-            "forward", f"result {place}", measure(result, exact, sigma, _real(result.dtype)), result.dtype
-        )
+        measured = measure(result, exact, sigma, _real(result.dtype))
+        if why := _other_dtype(operation, place, result) if how == DEVICE else "":
+            measured = dataclasses.replace(measured, ratio=float("inf"), why=why)
+        yield check("forward", f"result {place}", measured, result.dtype)
     complete = all(
         mine is not None
         for mine, other in zip(done.gradients, known.exact.gradients, strict=False)
@@ -218,11 +260,24 @@ def _checks(operation: Operation, how: str, done: Computed, known: Reference, di
     if how == RECORDED_RUN and not complete:
         return  # one tensor that is passed twice has one recorded gradient
     for place, (mine, other) in enumerate(zip(done.gradients, known.exact.gradients, strict=False)):
-        if mine is None or other is None:
+        if other is None:
+            continue
+        if mine is None:
+            if bool(other.any()):
+                missing = Measure(other.numel(), ratio=float("inf"), why="no gradient")
+                yield check("backward", f"gradient {place}", missing, operation.floating[place].dtype)
             continue
         sigma = spread(other, [_present(sample.gradients[place], other) for sample in known.samples])
         coarse = operation.autocast or mine.dtype
         yield check("backward", f"gradient {place}", measure(mine, other, sigma, _real(coarse)), mine.dtype)
+
+
+def _other_dtype(operation: Operation, place: int, result: Tensor) -> str:
+    """Say that a result has another dtype than the reference's; "" where that is not one of the inputs' dtypes."""
+    expected = operation.dtypes[place] if place < len(operation.dtypes) else result.dtype
+    if expected == result.dtype or expected not in {tensor.dtype for tensor in operation.floating}:
+        return ""
+    return f"dtype {result.dtype}, the reference returns {expected}"
 
 
 def _present(gradient: Tensor | None, other: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from numerics.oracle.operation import Computed, Operation, Reference, converted, reference
-from numerics.oracle.results import Check
+from numerics.oracle.operation import Computed, Operation, Reference, converted, described, reference
+from numerics.oracle.results import Check, Skipped
 from numerics.oracle.rounding_model.measure import Measure, measure, spread
 
 Run = Callable[[Operation], Computed]
@@ -34,8 +34,15 @@ ORDINARY = (
 )
 
 
-def extreme_checks(operation: Operation, run: Run) -> Iterator[Check]:
-    """Check the results of an operation on extreme values of its first floating argument, forward only."""
+class ZerosRefusedError(Exception):
+    """The reference refuses zeros, so that flushed subnormal inputs cannot be accepted."""
+
+
+def extreme_checks(operation: Operation, run: Run) -> Iterator[Check | Skipped]:
+    """Check the results of an operation on extreme values of its first floating argument, forward only.
+
+    Skipped has the reason where the operation refuses a kind of values.
+    """
     x = operation.floating[0]
     if not x.numel():
         return
@@ -46,28 +53,37 @@ def extreme_checks(operation: Operation, run: Run) -> Iterator[Check]:
         try:
             known = reference(changed, SAMPLES)
             done = run(changed)
-        except Exception:  # an operation that refuses such values, as a Cholesky decomposition
+        except Exception as error:  # an operation that refuses such values, as a Cholesky decomposition
+            yield Skipped(operation.name, operation.label, f"{kind}: {described(error)}")
             continue
-        for place, (result, exact) in enumerate(zip(done.results, known.exact.results, strict=False)):
-            if not result.is_floating_point():
-                continue
-            sigma = spread(exact, [sample.results[place] for sample in known.samples])
-            if kind == "subnormal":  # each term of a sum may be rounded to a multiple of the smallest number
-                limits = torch.finfo(result.dtype)
-                sigma = sigma + known.longest * limits.tiny * limits.eps * bool(known.rules)
-            measured, remark = _judged(kind, result, exact, sigma, known, changed)
-            yield Check(
-                operation.name,
-                operation.label,
-                "forward",
-                f"result {place}",
-                str(result.dtype).removeprefix("torch."),
-                kind,
-                "extreme",
-                measured,
-                known.derivation,
-                remark=remark,
-            )
+        try:
+            yield from list(_compared(kind, changed, known, done))
+        except ZerosRefusedError as error:
+            yield Skipped(operation.name, operation.label, f"{kind}, as zeros: {error}")
+
+
+def _compared(kind: str, operation: Operation, known: Reference, done: Computed) -> Iterator[Check]:
+    """Compare the results of extreme inputs. ZerosRefusedError where zeros are needed and refused."""
+    for place, (result, exact) in enumerate(zip(done.results, known.exact.results, strict=False)):
+        if not result.is_floating_point():
+            continue
+        sigma = spread(exact, [sample.results[place] for sample in known.samples])
+        if kind == "subnormal":  # each term of a sum may be rounded to a multiple of the smallest number
+            limits = torch.finfo(result.dtype)
+            sigma = sigma + known.longest * limits.tiny * limits.eps * bool(known.rules)
+        measured, remark = _judged(kind, result, exact, sigma, known, operation)
+        yield Check(
+            operation.name,
+            operation.label,
+            "forward",
+            f"result {place}",
+            str(result.dtype).removeprefix("torch."),
+            kind,
+            "extreme",
+            measured,
+            known.derivation,
+            remark=remark,
+        )
 
 
 def _inputs(x: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -127,7 +143,10 @@ def _subnormal(
     """Accept a result of the inputs as they are, or of zeros in their place."""
     if not measured.wrong:
         return measured, "subnormal results are flushed to zero" if measured.flushed else ""
-    zeros = reference(_with_first(operation, torch.zeros_like(operation.floating[0])), SAMPLES)
+    try:
+        zeros = reference(_with_first(operation, torch.zeros_like(operation.floating[0])), SAMPLES)
+    except Exception as error:  # torch raises many kinds
+        raise ZerosRefusedError(described(error)) from error
     for place, other in enumerate(zeros.exact.results):
         if other.shape != exact.shape:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from numerics.describe import tensors_in
+from numerics.errors import NumericsError
 from numerics.oracle.rounding_model.errors import RoundingErrors, Tracing
 
 Change = Callable[[Tensor], Any]
@@ -29,6 +33,7 @@ class Operation:
     itself where it is None. received: the gradients of the results, None without a backward. wanted: which floating
     tensors of args and kwargs need a gradient, by their order; all where it is None. values: their origin.
     results, passed: recorded results, and recorded gradients of the inputs. on_device: whether it is run on the device.
+    dtypes: of the results that the reference returns for these arguments, empty where unknown.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Operation:
     passed: Sequence[Tensor | None] = ()
     autocast: torch.dtype | None = None
     on_device: bool = True
+    dtypes: Sequence[torch.dtype] = ()
 
     @property
     def floating(self) -> list[Tensor]:
@@ -56,12 +62,6 @@ class Operation:
         tensors = [*self.floating, *(tensor for tensor in self.results if _floats(tensor))]
         found = {tensor.dtype for tensor in tensors} | ({self.autocast} if self.autocast else set())
         return max(found, key=lambda dtype: torch.finfo(dtype).eps, default=None)
-
-    @property
-    def in_place(self) -> bool:
-        """Return whether the function overwrites an argument."""
-        name = self.label.rpartition(".")[2]
-        return (name[-1:] == "_" != name[-2:-1]) or name.startswith("__i") or "out" in self.kwargs
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def compute(
 
     def prepare(tensor: Tensor) -> Tensor:
         changed: Tensor = convert(tensor.detach())
+        leaf = changed.clone() if changed.data_ptr() == tensor.data_ptr() else changed
         if not _floats(tensor):
-            return changed
+            return leaf
         place = len(leaves)
         needed = backward and (operation.wanted is None or operation.wanted[place : place + 1] != [False])
-        leaf = changed.clone() if changed is tensor or changed.data_ptr() == tensor.data_ptr() else changed
         leaves.append(leaf.requires_grad_(needed))
-        return leaf.clone() if operation.in_place else leaf
+        return leaf.clone() if needed else leaf  # a leaf that needs a gradient cannot be overwritten
 
     args = converted(list(operation.args), prepare, dtype)
     kwargs = converted(dict(operation.kwargs), prepare, dtype)
@@ -135,6 +135,25 @@ def compute(
     return Computed([result.detach() for result in results], gradients)
 
 
+class DefaultEps(TorchFunctionMode):
+    """Give rms_norm the eps that it would choose for another dtype; its default is the eps of its dtype."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if getattr(func, "__name__", "").partition(".")[0] in ("rms_norm", "_fused_rms_norm"):
+            if len(args) > 3:
+                args = (*args[:3], self.eps if args[3] is None else args[3])
+            elif kwargs.get("eps") is None:
+                kwargs["eps"] = self.eps
+        return func(*args, **kwargs)
+
+
 @dataclass(frozen=True)
 class Reference:
     """The results in float64, how far rounding moves them, and which rows of the table say so."""
@@ -152,17 +171,10 @@ def reference(operation: Operation, samples: int = SAMPLES) -> Reference:
     coarse = operation.dtype
     assert coarse is not None
 
-    if (
-        function is torch.nn.functional.rms_norm
-        and len(operation.args) < 4
-        and not operation.kwargs.get("eps")
-    ):
-        dtype = torch.promote_types(operation.floating[0].dtype, torch.float32)
-        eps = torch.finfo(dtype).eps  # its default depends on the dtype
-        operation = dataclasses.replace(operation, kwargs={**operation.kwargs, "eps": eps})
+    eps = torch.finfo(torch.promote_types(coarse, torch.float32)).eps
 
     def run(mode: AbstractContextManager[Any]) -> Computed:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), DefaultEps(eps):
             return compute(operation, function, widened, torch.float64, mode)
 
     tracing = Tracing()
@@ -174,11 +186,56 @@ def reference(operation: Operation, samples: int = SAMPLES) -> Reference:
     return Reference(exact, others, trace.rules, trace.describe(), trace.longest)
 
 
+def with_parameters(operation: Operation) -> Operation:
+    """Return an operation whose last argument is the state of its modules; itself where there is none.
+
+    The modules are deep copies. NumericsError where one cannot be copied.
+    """
+    modules = [operation.function, operation.reference]
+    if not any(isinstance(module, nn.Module) for module in modules):
+        return operation
+    states = [_state(module) for module in modules]
+    wanted = [True for tensor in tensors_in(list(operation.args)) if _floats(tensor)]
+    for place, state in enumerate(states):
+        wanted += [place == 0 and tensor.requires_grad for tensor in state.values() if _floats(tensor)]
+    function, reference = (_function(module, place, operation.name) for place, module in enumerate(modules))
+    assert function is not None
+    return dataclasses.replace(
+        operation, function=function, reference=reference, args=(*operation.args, states), wanted=wanted
+    )
+
+
+def _state(module: Any) -> dict[str, Tensor]:
+    if not isinstance(module, nn.Module):
+        return {}
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _function(given: Any, place: int, name: str) -> Callable[..., Any] | None:
+    """Return a function whose last argument has the states. place: of its own state among them."""
+    if given is None:
+        return None
+    if not isinstance(given, nn.Module):
+        return lambda *args, **options: given(*args[:-1], **options)
+    try:
+        module = copy.deepcopy(given)
+    except Exception as error:
+        raise NumericsError(
+            f"{name} cannot be checked: no deep copy: {described(error)}; fix: pass a function"
+        ) from error
+    return lambda *args, **options: functional_call(module, args[-1][place], args[:-1], options)
+
+
 def widened(tensor: Tensor) -> Tensor:
     """Return floating tensors in float64, others as they are, on the CPU."""
     if tensor.is_complex():
         return tensor.to("cpu", torch.complex128)
     return tensor.to("cpu", torch.float64) if tensor.is_floating_point() else tensor.cpu()
+
+
+def described(error: Exception) -> str:
+    """Return an error of torch in one line."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _floats(tensor: Tensor) -> bool:

@@ -12,6 +12,7 @@ from numerics.oracle.rounding_model.measure import Measure
 DEVICE, RECORDED_RUN = "device", "recorded"
 EXACT, ROUNDING, WRONG, NOTE = "exact", "rounding", "wrong", "note"
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+EPSILON |= {"complex64": EPSILON["float32"], "complex128": EPSILON["float64"]}
 VERDICTS = (WRONG, ROUNDING, EXACT, NOTE)
 
 

@@ -62,7 +62,9 @@ def factor(elements: int) -> float:
 
 
 def spread(reference: Tensor, samples: Sequence[Tensor]) -> Tensor:
-    """Return sigma, the root mean square change of each element over the samples."""
+    """Return sigma, the root mean square change of each element over the samples; flat for complex numbers."""
+    if reference.is_complex():
+        reference, samples = _parts(reference), [_parts(sample) for sample in samples]
     if not samples:
         return torch.zeros_like(reference)
     changes = torch.stack([(sample - reference).square() for sample in samples])
@@ -167,7 +169,11 @@ def _example(values: Tensor) -> str:
 def _parts(tensor: Tensor) -> Tensor:
     """Return a flat float64 tensor; real and imaginary parts of complex numbers."""
     tensor = tensor.detach().cpu()
-    tensor = torch.view_as_real(tensor.to(torch.complex128)) if tensor.is_complex() else tensor.double()
+    tensor = (
+        torch.view_as_real(tensor.to(torch.complex128).resolve_conj())
+        if tensor.is_complex()
+        else tensor.double()
+    )
     return tensor.flatten()
 
 
