@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from numerics.trend.history import Flags, Floats, History, against, count_tests, history
+from numerics.trend.history import Flags, Floats, History, against, history, with_history
 from numerics.trend.tables import Monitored, Table, computation_order, kind_order
 
 NOT_FINITE, HISTORY, REFERENCE = "not finite", "leaves its history", "differs from the reference"
@@ -51,11 +51,18 @@ class Anomaly:
 
 @dataclass
 class Anomalies:
-    """Of one run: anomalies in the order of computation, all histories, and the number of tested values."""
+    """Of one run: anomalies in the order of computation, and all histories.
+
+    tests: the number of values that are compared with a history or the reference. steps: those of the run; tested:
+    those with such a value. most: the largest number of steps of a tensor, with a reference in both runs.
+    """
 
     found: list[Anomaly] = field(default_factory=list)
     histories: dict[Key, History] = field(default_factory=dict)
     tests: int = 0
+    steps: set[int] = field(default_factory=set)
+    tested: set[int] = field(default_factory=set)
+    most: int = 0
 
     @property
     def first(self) -> Anomaly | None:
@@ -74,18 +81,17 @@ def find_anomalies(run: Monitored, reference: Monitored | None = None) -> Anomal
     """Test every table of a run, against the reference where one is given and has the table."""
     result = Anomalies()
     columns = [(table, word) for table in run.tables.values() for word in statistics_of(table)]
-    result.tests = sum(
-        count_tests(table.present & np.isfinite(table.values[word])) for table, word in columns
-    )
-    for table, word in columns:
+    bases = [compared(table, word, reference) if reference else None for table, word in columns]
+    for (table, word), base in zip(columns, bases, strict=True):
+        _count(result, table, word, base if reference else table.values[word])
+    for (table, word), base in zip(columns, bases, strict=True):
         key = (table.kind, table.rank, word)
         values, positive = table.values[word], word in POSITIVE
         finite = table.present & np.isfinite(values)
         other = reference.tables.get(key[:2]) if reference else None
         if reference is None:
             result.histories[key] = history(values, finite, positive, result.tests)
-        elif other is not None and word in other.values:
-            base = aligned(other, other.values[word], table)
+        elif base is not None:
             base_finite = np.isfinite(base)
             envelope = history(base, base_finite, positive, result.tests)
             result.histories[key] = against(values, base, finite & base_finite, envelope, positive)
@@ -94,6 +100,24 @@ def find_anomalies(run: Monitored, reference: Monitored | None = None) -> Anomal
         result.found += [replace(one, position=places[one.position]) for one in events]
     result.found.sort(key=lambda one: one.order)
     return result
+
+
+def compared(table: Table, word: str, reference: Monitored) -> Floats | None:
+    """Return the reference's values of a statistic, with the names and steps of the table; None without any."""
+    other = reference.tables.get((table.kind, table.rank))
+    return aligned(other, other.values[word], table) if other and word in other.values else None
+
+
+def _count(result: Anomalies, table: Table, word: str, base: Floats | None) -> None:
+    """Count the values that are tested, and their steps. base: the values with the history."""
+    result.steps |= {*table.steps.tolist()}
+    if base is None:
+        return
+    finite = table.present & np.isfinite(table.values[word])
+    flags = with_history(np.isfinite(base)) & finite
+    result.tests += int(flags.sum())
+    result.tested |= {*table.steps[flags.any(axis=0)].tolist()}
+    result.most = max(result.most, int((finite & np.isfinite(base)).sum(axis=1).max(initial=0)))
 
 
 def aligned(table: Table, values: Floats, like: Table) -> Floats:

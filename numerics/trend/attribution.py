@@ -16,16 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numerics.diagnose.loss_files import Curve
-from numerics.trend.anomalies import Anomalies, aligned
+from numerics.trend.anomalies import POSITIVE, Anomalies, aligned, compared, statistics_of
 from numerics.trend.history import ALARM, BEFORE, LEAST, Floats, History, against, history, transform
 from numerics.trend.ranks import binomial_tail
-from numerics.trend.tables import Monitored, Table
+from numerics.trend.tables import Monitored, Table, computation_order, kind_order
 
 NORM_FIRST, LOSS_FIRST, TOGETHER = "gradient norm first", "loss first", "same step"
 NORM_ONLY, LOSS_ONLY, NEITHER = "gradient norm only", "loss only", "neither"
 GRADIENTS = ("grad_reduced", "grad_unreduced", "grad_clipped")  # preferred first: before clipping
 AROUND = 64  # steps before the first chosen one and after it that correlations are computed from
 DIFFERS = 16 * 2.0**-8  # relative, in the median over steps: 16 times the rounding of bfloat16
+FEWEST, NEARLY_ALL = 8, 0.9  # common steps of a tensor, and the part of them in which it differs
 SHARED_STEPS = 16  # anomalous steps, else first common steps, that shares are computed from
 Doubles = NDArray[np.float64]
 
@@ -50,13 +51,30 @@ class Persistent:
     steps: int
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The first common step of two runs that differ from it on.
+
+    name: of the tensor that is computed first. ratio: of its values in this step. count: steps in which it is off by
+    over DIFFERS, of `steps` common ones.
+    """
+
+    step: int
+    kind: str
+    name: str
+    ratio: float
+    count: int
+    steps: int
+
+
 @dataclass
 class Attribution:
     """order: one of the names above. loss_step, norm_step: the first anomalous ones. kind: the table of gradients.
 
     carriers: the largest share first. layers: layer -> share. steps: that shares are computed from. anomalous: whether
     these are steps at which the gradient norm is anomalous. excess: of the squared norm over the expected one, as a
-    part of it. persistent: tensors that differ from the reference throughout, the largest ratio first.
+    part of it. persistent: tensors that differ from the reference throughout, the largest ratio first. difference: the
+    first one of the tensors that differ in nearly all common steps.
     """
 
     order: str = NEITHER
@@ -69,6 +87,7 @@ class Attribution:
     anomalous: bool = False
     excess: float = math.nan
     persistent: list[Persistent] = field(default_factory=list)
+    difference: Difference | None = None
 
 
 def attribute(run: Monitored, found: Anomalies, reference: Monitored | None = None) -> Attribution:
@@ -82,6 +101,7 @@ def attribute(run: Monitored, found: Anomalies, reference: Monitored | None = No
     result.loss_step, _ = first_anomalous(run.losses, reference.losses if reference else None, tests)
     result.norm_step, steps = first_anomalous(norms, base_norms, tests)
     result.order = _order(result.loss_step, result.norm_step)
+    result.difference = first_difference(run, reference) if reference else None
     if table is None or (reference is not None and base is None):
         return result
     result.kind = table.kind
@@ -125,6 +145,32 @@ def first_anomalous(curve: Curve, reference: Curve | None, tests: int) -> tuple[
         bad &= np.isfinite(base)
     anomalous = [steps[place] for place in np.flatnonzero((found.anomalous | bad)[0])]
     return (anomalous[0] if anomalous else None), anomalous
+
+
+def first_difference(run: Monitored, reference: Monitored) -> Difference | None:
+    """Return the first step and tensor of those that are off by over DIFFERS in nearly all common steps."""
+    found: list[tuple[tuple[int, int, int, int], Difference]] = []
+    for table in run.tables.values():
+        for word in {*statistics_of(table)} & {*POSITIVE}:
+            base = compared(table, word, reference)
+            if base is None:
+                continue
+            places = computation_order(run, table)
+            values = table.values[word].astype(np.float64)
+            with np.errstate(all="ignore"):
+                ratios = values / base
+                sizes = np.abs(np.log(ratios))
+            for row in range(len(values)):
+                usable = np.isfinite(sizes[row])
+                off = usable & (sizes[row] > DIFFERS)
+                if usable.sum() < FEWEST or off.sum() < NEARLY_ALL * usable.sum():
+                    continue
+                at = int(np.flatnonzero(off)[0])
+                step = int(table.steps[at])
+                counts = float(ratios[row, at]), int(off.sum()), int(usable.sum())
+                order = step, kind_order(table.kind), places[row], table.rank
+                found.append((order, Difference(step, table.kind, table.names[row], *counts)))
+    return min(found, key=lambda one: one[0])[1] if found else None
 
 
 def layer_of(name: str) -> str:

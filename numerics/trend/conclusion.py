@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from numerics.trend.anomalies import (
     DEFAULT,
     HISTORY,
@@ -37,6 +35,7 @@ Record = Callable[[Monitored, int], str]  # the command that records a step
 EMBEDDING = re.compile(
     r"(^|[._])((tok|token|pos|position|word)?_?(emb|embed|embedding|embeddings)|token|wte|wpe)([._]|$)"
 )
+QUIET_LOSS, QUIET_NORM = "the loss is not", "the gradient norm is not"
 SHOWN = 5  # tensors in a list
 
 
@@ -72,40 +71,58 @@ def next_commands(trend: Trend, record: Record) -> list[str]:
     found, first = trend.attribution, trend.anomalies.first
     runs = [one for one in (trend.reference, trend.run) if one]
     steps: list[int | None] = [first.step] if first is not None else []
+    curves = [step for step in (found.norm_step, found.loss_step) if step is not None]
     if first is not None and first.reason == NOT_FINITE:
         pass
-    elif found.order in (NORM_FIRST, NORM_ONLY, TOGETHER):
-        steps = [found.norm_step]
-    elif found.order in (LOSS_FIRST, LOSS_ONLY):
-        steps = [found.loss_step]
-    elif not steps and trend.reference and _carrier(trend):
+    elif _difference(trend):
+        steps = [found.difference.step] if found.difference else []
+    elif steps or curves:
+        steps = [min([*([first.step] if first else []), *curves])]
+    elif trend.reference and _carrier(trend):
         steps = [*found.steps[:1]]
     return [record(run, step) for step in steps if step is not None for run in runs]
 
 
 def _first(trend: Trend) -> str:
-    first, tests = trend.anomalies.first, trend.anomalies.tests
+    found = trend.anomalies
+    first, tests = found.first, found.tests
     if first is None and not any(map(statistics_of, trend.run.tables.values())):
         return f"Nothing is tested: no table has one of {', '.join(DEFAULT)}; fix: monitor the norm"
+    if first is None and not tests and trend.reference:
+        return (
+            f"Nothing is tested: at most {found.most} steps are common to both runs with finite values of the same "
+            f"tensor, and a history needs {BEFORE + LEAST}; fix: monitor the same tensors in more common steps"
+        )
     if first is None and not tests:
         steps = max(len(table.steps) for table in trend.run.tables.values())
         return (
             f"Nothing is tested: the tables have at most {steps} steps, and a history needs {BEFORE + LEAST}; fix: "
             "monitor more steps (CONFIG_MONITOR_INTERVAL=1)"
         )
-    if first is None and not any(np.isfinite(one.units).any() for one in trend.anomalies.histories.values()):
-        return (
-            "Nothing is tested: the runs have too few tensors and steps in common; fix: monitor the same ones"
-        )
     if first is None:
         than = f"{trend.run.name} does not leave the envelope of {trend.reference.name}" if trend.reference else (
             "no tensor leaves its history"
         )  # fmt: skip
         rate = f"a clean run has an alarm with a probability of at most {ALARM:g}"
-        return f"No anomaly: {than} ({tests:,} values; {rate})"
-    count = len(trend.anomalies.found)
+        return f"No anomaly: {than} ({tests:,} values in {len(found.tested):,} of {len(found.steps):,} steps; {rate})"
+    count = len(found.found)
     total = "1 anomaly" if count == 1 else f"{count:,} anomalies"
-    return f"First anomaly: {describe(first, bool(trend.run.ranks[1:]))}; {total} in all"
+    untested = "no value has a history, and only values that are not finite were tested"
+    if found.tested:
+        untested = f"before step {min(found.tested):,} only values that are not finite were tested"
+    said = describe(first, bool(trend.run.ranks[1:]))
+    return f"{_difference(trend)}First anomaly: {said}; {total} in all; {untested}"
+
+
+def _difference(trend: Trend) -> str:
+    """Return the first difference where it is before the first anomaly, which needs a history."""
+    found, first = trend.attribution.difference, trend.anomalies.first
+    if found is None or first is None or found.step >= first.step:
+        return ""
+    return (
+        f"First difference: step {found.step}, {found.kind} of {found.name} is {found.ratio:.3g} times the "
+        f"reference's, and off by over {100 * DIFFERS:.0f} % in {found.count} of {found.steps} common steps. "
+    )
 
 
 def describe(one: Anomaly, with_rank: bool = False) -> str:
@@ -140,12 +157,29 @@ def _order(trend: Trend) -> str:
                 "update of the step before"
             )
         case order if order == NORM_ONLY:
-            return f"The gradient norm is anomalous{than} from step {found.norm_step}; the loss is not"
+            return f"The gradient norm is anomalous{than} from step {found.norm_step}; {_loss(trend)}"
         case order if order == LOSS_ONLY:
-            return f"The loss is anomalous{than} from step {found.loss_step}; the gradient norm is not"
-    if trend.anomalies.found and (trend.run.losses or trend.run.norms):
+            return f"The loss is anomalous{than} from step {found.loss_step}; {_norm(trend)}"
+    if trend.anomalies.found and _loss(trend) != QUIET_LOSS and _norm(trend) == QUIET_NORM:
+        return f"The gradient norm is not anomalous{than}; {_loss(trend)}"
+    if trend.anomalies.found and _loss(trend) == QUIET_LOSS and _norm(trend) != QUIET_NORM:
+        return f"The loss is not anomalous{than}; {_norm(trend)}"
+    if trend.anomalies.found and _loss(trend) == QUIET_LOSS:
         return f"Neither the loss nor the gradient norm is anomalous{than}"
     return ""
+
+
+def _loss(trend: Trend) -> str:
+    """Return why the loss is not anomalous."""
+    curves = [{*one.losses} for one in (trend.reference, trend.run) if one]
+    count = len(set.intersection(*curves))
+    if not all(curves):
+        return "no loss was given (--losses)"
+    return QUIET_LOSS if count > BEFORE + LEAST else f"the loss has only {count} steps and was not tested"
+
+
+def _norm(trend: Trend) -> str:
+    return QUIET_NORM if trend.run.norms or trend.attribution.kind else "no gradient norm was monitored"
 
 
 def _carrier(trend: Trend) -> str:
@@ -245,6 +279,10 @@ def as_json(trend: Trend, commands: list[str]) -> dict[str, Any]:
             "reference": trend.reference.name if trend.reference else None,
             "alarm": ALARM,
             "tested_values": trend.anomalies.tests,
+            "tested_steps": len(trend.anomalies.tested),
+            "steps": len(trend.anomalies.steps),
+            "first_tested_step": min(trend.anomalies.tested, default=None),
+            "first_difference": vars(found.difference) if found.difference else None,
             "conclusion": sentences(trend),
             "next": commands,
             "order": found.order,

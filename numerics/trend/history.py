@@ -76,9 +76,9 @@ def limit(count: int, tests: int) -> float:
     return high
 
 
-def count_tests(finite: Flags) -> int:
-    """Return how many values of a table have a history that is long enough."""
-    return int(np.maximum(finite.sum(axis=1) - BEFORE - LEAST, 0).sum())
+def with_history(finite: Flags) -> Flags:
+    """Return which values of a table (tensors, steps) have a history that is long enough."""
+    return np.asarray(finite & (np.cumsum(finite, axis=1) > BEFORE + LEAST))
 
 
 def transform(values: Floats, positive: bool) -> NDArray[np.float64]:

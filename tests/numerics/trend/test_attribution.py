@@ -11,7 +11,7 @@ import torch
 
 from numerics.__main__ import main
 from numerics.trend.attribution import layer_of
-from numerics.trend.conclusion import Trend, analyse, sentences
+from numerics.trend.conclusion import Trend, analyse, next_commands, sentences
 from numerics.trend.ranks import binomial_tail
 from numerics.trend.tables import read_monitor
 from tests.numerics.trend.monitor_files import names, noisy, write_losses, write_monitor
@@ -42,8 +42,8 @@ def write(folder: Path, norm_step: int | None, loss_step: int | None, row: int =
         (100, 104, "gradient norm first", "from step 100, before the loss (step 104)"),
         (110, 104, "loss first", "from step 104, before the gradient norm (step 110)"),
         (100, 100, "same step", "from the same step, 100"),
-        (100, None, "gradient norm only", "from step 100; the loss is not"),
-        (None, 104, "loss only", "from step 104; the gradient norm is not"),
+        (100, None, "gradient norm only", "from step 100; the loss is not."),
+        (None, 104, "loss only", "from step 104; the gradient norm is not."),
         (None, None, "neither", "No anomaly"),
     ],
 )
@@ -54,7 +54,7 @@ def test_what_came_first(
     trend = analysed(tmp_path)
     found = trend.attribution
     assert (found.order, found.norm_step, found.loss_step) == (order, norm_step, loss_step)
-    assert words in " ".join(sentences(trend))
+    assert words in " ".join(f"{one}." for one in sentences(trend))
     if norm_step:
         top = found.carriers[0]
         assert top.name == names()[6]
@@ -93,6 +93,78 @@ def test_shares_are_those_of_the_squared_norm(tmp_path: Path) -> None:
 )
 def test_the_layer_of_a_tensor(name: str, layer: str) -> None:
     assert layer_of(name) == layer
+
+
+@pytest.mark.parametrize(
+    ("steps", "reference", "words"),
+    [
+        (0, False, "from step 100; no loss was given (--losses)"),
+        (20, False, "from step 100; the loss has only 20 steps and was not tested"),
+        (20, True, "against the reference from step 100; the loss has only 20 steps and was not tested"),
+    ],
+)
+def test_a_loss_that_is_not_tested_is_not_called_clean(
+    tmp_path: Path, steps: int, reference: bool, words: str
+) -> None:
+    write(tmp_path / "a", None, None)
+    write(tmp_path / "b", 100, None)
+    for name in "ab"[not reference :]:
+        (tmp_path / name / "metrics.jsonl").unlink()
+        if steps:
+            write_losses(tmp_path / name, [3.0] * steps)
+    trend = analysed(tmp_path / "b", tmp_path / "a" if reference else None)
+    assert words in sentences(trend)[1]
+
+
+def test_the_next_command_names_the_first_anomaly(tmp_path: Path) -> None:
+    """The rate of step 100 is too large, so the gradient norm is anomalous from step 101."""
+    write(tmp_path, 101, None)
+    ratios = noisy(14, STEPS, seed=3)
+    ratios[:, 99] *= 100
+    write_monitor(tmp_path, ratios, kind="param")
+    trend = analysed(tmp_path)
+    assert (trend.attribution.norm_step, "First anomaly: step 100" in sentences(trend)[0]) == (101, True)
+    assert next_commands(trend, lambda _, step: str(step)) == ["100"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "bad", "words"),
+    [
+        (range(1, 101), 0, "(276 values in 69 of 100 steps;"),
+        (range(21, 101), 0, "(196 values in 49 of 100 steps;"),
+        (range(1, 101), 2, "(76 values in 19 of 100 steps;"),
+        (range(1, 6), 0, "Nothing is tested: at most 5 steps are common"),
+        (
+            range(1, 9),
+            0,
+            "at most 8 steps are common to both runs with finite values of the same tensor, and a",
+        ),
+    ],
+)
+def test_only_values_with_a_reference_are_counted(tmp_path: Path, steps: range, bad: int, words: str) -> None:
+    norms = noisy(4, 100)
+    write_monitor(tmp_path / "b", norms)
+    base = norms[:, steps.start - 1 : steps.stop - 1].copy()
+    if bad:
+        base[:, ::bad] = np.nan
+    write_monitor(tmp_path / "a", base, steps=steps)
+    said = sentences(analysed(tmp_path / "b", tmp_path / "a"))[0]
+    assert words in said
+    assert ("No anomaly" in said) == ("values in" in words)
+
+
+@pytest.mark.parametrize("first", [1, 12])
+def test_the_first_difference_is_before_the_first_tested_step(tmp_path: Path, first: int) -> None:
+    norms = noisy(6, 160)
+    write_monitor(tmp_path / "a", norms)
+    norms[2:4, first - 1 :] *= 2000
+    write_monitor(tmp_path / "b", norms)
+    trend = analysed(tmp_path / "b", tmp_path / "a")
+    said = sentences(trend)[0]
+    assert said.startswith(f"First difference: step {first}, grad_reduced of {names()[3]} is 2e+03 times")
+    assert f"over 6 % in {161 - first} of 160 common steps. First anomaly: step 32, " in said
+    assert "before step 32 only values that are not finite were tested" in said
+    assert next_commands(trend, lambda _, step: str(step)) == [str(first)] * 2
 
 
 def test_gradients_of_an_embedding_in_bfloat16_are_named(
@@ -185,7 +257,7 @@ def test_the_binomial_tail_is_that_of_counting() -> None:
     [
         ("norm", False, "the tables have at most 20 steps, and a history needs 31"),
         ("mean", False, "no table has one of norm, std, max"),
-        ("norm", True, "too few tensors and steps in common"),
+        ("norm", True, "at most 0 steps are common to both runs"),
     ],
 )
 def test_what_is_not_tested_is_not_called_clean(

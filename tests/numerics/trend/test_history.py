@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from numerics.trend.history import ALARM, BEFORE, LEAST, against, count_tests, history, limit
+from numerics.trend.history import ALARM, BEFORE, LEAST, against, history, limit, with_history
 
 
 def test_the_limit_has_the_stated_probability() -> None:
@@ -42,7 +42,7 @@ def test_clean_series_have_alarms_as_rarely_as_stated(kind: str) -> None:
             series = 0.1 * noise - 3 * np.arange(300) / 300
         values = np.exp(series).astype(np.float32)
         finite = np.isfinite(values)
-        alarms += bool(history(values, finite, True, count_tests(finite)).anomalous.any())
+        alarms += bool(history(values, finite, True, int(with_history(finite).sum())).anomalous.any())
     assert alarms <= 1
 
 
@@ -76,7 +76,9 @@ def test_values_that_are_missing_leave_no_trace() -> None:
     one = history(full, np.isfinite(full), True, 900)
     other = history(sparse, np.isfinite(sparse), True, 900)
     assert np.array_equal(one.units[:2], other.units[:2, ::10], equal_nan=True)
-    assert count_tests(np.isfinite(full)) == 3 * (300 - BEFORE - LEAST)
+    assert with_history(np.isfinite(full)).sum() == 3 * (300 - BEFORE - LEAST)
+    for series, found in ((full, one), (sparse, other)):
+        assert np.array_equal(with_history(np.isfinite(series)), np.isfinite(found.units))
 
 
 def test_constant_and_zero_values_are_no_anomaly_and_their_end_is_one() -> None:
