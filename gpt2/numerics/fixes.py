@@ -14,7 +14,7 @@ from gpt2.model import cpu_linear
 from gpt2.model.loss import IGNORED
 from gpt2.system.errors import UserError
 from numerics.errors import NumericsError
-from numerics.fixes.apply import Applied, fix
+from numerics.fixes.apply import ADAMW, Applied, fix
 from numerics.fixes.small import cross_entropy
 
 LOSS = "loss"  # name of the loss in a pattern
@@ -87,6 +87,22 @@ class RunFixes:
         """Restore model, loss and optimizer."""
         self.applied.undo()
         self.stepper.loss = self.loss
+
+
+def check_fixes(model: nn.Module, words: str, device_type: str = "") -> None:
+    """Raise UserError for a word that names nothing of the model, which is unchanged.
+
+    device_type: of the runs; "" if unknown. A computation is not moved to the CPU where it is there without a fix.
+    """
+    without_names = (*SMALL_LOSS, f"small:{ADAMW}")
+    given = [word for word in words.split() if word not in without_names]
+    try:
+        fix(model, given, others={LOSS: StepLoss(small_loss)}).undo()
+    except NumericsError as error:
+        raise UserError(f"{SYMBOL}: {error}") from error
+    for word in given:
+        if device_type == "cpu" and word.startswith("cpu:"):
+            raise UserError(f"{SYMBOL}: {word} has no effect: the runs compute on the CPU; fix: remove it")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Monitor a run of the trainer: CONFIG_MONITOR.
 
     <run>/monitor/rank<r>/       tables (numerics.monitor.tables)
+    <run>/monitor/names.json     modules and parameters, which targets can name
     <run>/monitor/control.json   targets that `make monitor` switched on
     <run>/monitor/triggers.jsonl triggers that fired: {"step", "trigger", "reason", "checkpoint"}
     <run>/monitor/caught/step<k>/rank<r>/   the tables of a step in which a trigger fired
@@ -34,6 +35,7 @@ from numerics.diagnose.spikes import RECENT, WINDOW
 from numerics.errors import NumericsError
 from numerics.monitor.control import ControlFile
 from numerics.monitor.monitor import Monitor, MonitorConfig
+from numerics.monitor.names import ModelNames, write_names
 from numerics.monitor.tables import TableWriter
 from numerics.monitor.triggers import TRIGGERED, Fired, Triggers, read_losses, read_triggers
 
@@ -68,8 +70,17 @@ class RunMonitor(StepObserver):
         self.notes = 0
 
     def resume(self, iteration: int) -> None:
-        """Drop the rows after `iteration`, which are written again, and recall the losses before it."""
+        """Drop the rows after `iteration`, which are written again, and recall the losses before it.
+
+        Targets that match nothing of this model are noted: they may match in another arm of the study.
+        """
+        names = ModelNames.of(self.monitor.model)
+        for problem in filter(None, map(names.problem, self.monitor.targets)):
+            if ranks.first() and not iteration:  # a checkpoint has the note
+                self.note(f"monitor: {problem.partition('; fix')[0]}")
         with self._harmless():
+            if ranks.first():
+                write_names(self.folder, names)
             self.monitor.writer.truncate(iteration)
         steps = [
             line for line in read_steps(self.directory / "metrics.jsonl").steps if line.iteration <= iteration

@@ -15,7 +15,7 @@ from torch import nn
 
 from numerics.errors import NumericsError
 from numerics.fixes.computation import Around, Computation
-from numerics.fixes.conversion import KINDS, SMALL
+from numerics.fixes.conversion import CPU, KINDS, SMALL
 from numerics.fixes.small import NAMES
 from numerics.fixes.small import SMALL as SMALL_FUNCTIONS
 
@@ -94,6 +94,8 @@ class Applied:
                 fact, fix = f"{names} did not call {function}", f"use one of {near or 'its own functions'}"
             elif kind == SMALL and not function and not called & {*SMALL_FUNCTIONS}:
                 fact, fix = f"{names} calls none of {', '.join(SMALL_FUNCTIONS)}", "name a module that does"
+            elif kind == CPU and not any(computation.moved for _, computation in mine):
+                fact, fix = f"the tensors of {names} are on the CPU without it", "remove it"
             else:
                 continue
             raise NumericsError(f"{word} has no effect: {fact}; fix: {fix}")
@@ -128,6 +130,9 @@ def fix(
     """
     given = tuple(words.split() if isinstance(words, str) else words)
     modules = dict(model.named_modules()) | dict(others or {})
+    first = {id(module): path for path, module in modules.items()}
+    paths = model.named_modules(remove_duplicate=False)
+    aliases = {path: first[id(module)] for path, module in paths if path not in modules}
     found: list[tuple[Change, nn.Module]] = []
     unfused = False
     for word in given:
@@ -138,7 +143,7 @@ def fix(
             _check_optimizer(word, kind, optimizer)
             unfused = True
             continue
-        found += _matches(word, kind, pattern, modules)
+        found += _matches(word, kind, pattern, modules, aliases)
     for _, module in found:
         if "forward" in vars(module):
             raise NumericsError(
@@ -175,9 +180,12 @@ def _fixed_class(former: type[nn.Module], computation: Computation) -> type[nn.M
 
 
 def _matches(
-    word: str, kind: str, pattern: str, modules: Mapping[str, nn.Module]
+    word: str, kind: str, pattern: str, modules: Mapping[str, nn.Module], aliases: Mapping[str, str]
 ) -> list[tuple[Change, nn.Module]]:
-    """Return the modules that a pattern names, or those in which it names a function."""
+    """Return the modules that a pattern names, or those in which it names a function.
+
+    aliases: further name of a module -> its first name, which patterns match.
+    """
     paths, function = _callable_paths(pattern, modules), ""
     if not paths:
         above, _, last = pattern.rpartition(".")
@@ -188,6 +196,9 @@ def _matches(
     # a module within another one is fixed with it
     paths = [path for path in paths if not any(_within(path, other) for other in paths)]
     if not paths:
+        for path, first in aliases.items():
+            if fnmatch.fnmatchcase(path, pattern):
+                raise NumericsError(f"{word}: {path} is another name of {first}; fix: use {kind}:{first}")
         near = _near(pattern, [*modules, *(f"{kind}:{ADAMW}" if kind == SMALL else ())])
         raise NumericsError(
             f"{word} matches no module and no function; fix: {f'did you mean {near}' if near else f'use {FORM}'}"

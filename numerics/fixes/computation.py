@@ -26,7 +26,8 @@ Around = Callable[[], AbstractContextManager[Any]]
 class Computation:
     """How a fixed module computes. function: the fix is of its calls within the module; "": of the whole module.
 
-    around: a further context of the computation. called: names of the functions that were called within.
+    around: a further context of the computation. called: names of the functions that were called within. moved:
+    whether tensors came from another device.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Computation:
     around: Around = contextlib.nullcontext
     called: set[str] = field(default_factory=set)
     calls: int = 0
+    moved: bool = False
     dtypes: dict[Any, list[torch.dtype]] = field(default_factory=dict)  # of the results, as without the fix
 
     def run(
@@ -54,6 +56,7 @@ class Computation:
 
         def compute(given: Sequence[Tensor], first: bool, finish: Finish) -> Any:
             conversion = Conversion.of("" if self.function else self.kind, given)
+            self.moved |= conversion.home is not None
             inputs = list(leaves)
             for place, tensor in zip(places, given, strict=False):
                 inputs[place] = conversion.into(tensor)
@@ -133,6 +136,7 @@ class Computation:
         leaves, form = tree_flatten((tuple(args), dict(kwargs)))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         conversion = Conversion.of(self.kind, tensors)
+        self.moved |= conversion.home is not None
         dtypes: list[torch.dtype] = []
         if conversion.wide and not Autocast(device_types(tensors)).enabled:
             with torch.no_grad(), forked_rng(tensors):

@@ -7,6 +7,7 @@ trains with CONFIG_MONITOR=y. Needs no torch, except FORMAT=tensorboard.
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from gpt2.artifacts import run_record
@@ -18,7 +19,9 @@ from numerics.errors import NumericsError
 from numerics.monitor.control import change_control, read_control
 from numerics.monitor.export import export
 from numerics.monitor.findings import find
+from numerics.monitor.names import read_names
 from numerics.monitor.tables import rank_folders, read_table, table_files
+from numerics.monitor.targets import parse_targets
 from numerics.monitor.triggers import read_triggers
 
 USAGE = "make monitor RUN=results/STUDY/runs/NAME"
@@ -44,6 +47,10 @@ def main() -> int:
             print(*(f"wrote {path}" for path in written), sep="\n")
             return 0
         if arguments.on or arguments.off:
+            names = read_names(folder)
+            problems = map(names.problem, parse_targets(split_words(arguments.on))) if names else ()
+            for problem in filter(None, problems):
+                raise UserError(f"ON={problem}")
             change_control(folder, split_words(arguments.on), split_words(arguments.off))
         print(*describe(record, settings, folder), sep="\n")
     except NumericsError as error:
@@ -61,6 +68,7 @@ def describe(record: run_record.RunRecord, settings: MonitorSettings, folder: Pa
     ]
     if record.status == "finished":
         lines.append("the run is finished: nothing more is monitored")
+    lines += [note for note in record.notes if re.match("monitor: (?!step )", note)]  # a step's are below
     for rank, place in rank_folders(folder).items():
         for kind in table_files(place):
             table = read_table(place, kind)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt2.artifacts import run_record
-from gpt2.config.config import ModelConfig
+from gpt2.config.config import Config, ModelConfig
 from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, read_bytes, read_text
@@ -17,6 +18,9 @@ from gpt2.system.resource_errors import free_bytes, gib
 from ra import names
 from ra.arms import parse_arm
 from study.records.hellaswag_scores import Items, scored_items
+
+if TYPE_CHECKING:
+    from ra.variants import Variant
 
 # Symbols that may change between two `make` of one study: its runs stay comparable.
 FREE_SYMBOLS = {
@@ -92,6 +96,38 @@ def refuse_another_configuration(directory: Path, config_text: str) -> None:
             f"{directory} has another configuration ({listed}); fix: set another CONFIG_STUDY_NAME, or restore the "
             f"study's configuration{_longer(before, now)}"
         )
+
+
+def refuse_unknown_names(
+    config: Config, variants: Callable[[], Mapping[str, Variant]], device_type: str
+) -> None:
+    """Raise StudyError where a word of CONFIG_NUMERICS_FIX has no effect in an arm, or a monitor's target in none.
+
+    device_type: of the runs; "" if unknown. No memory is allocated. Examination names an arm that cannot be built.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from gpt2.numerics.fixes import check_fixes
+    from gpt2.train.step import build_model
+    from numerics.monitor.names import ModelNames
+    from numerics.monitor.targets import parse_targets
+
+    targets = [target for target in parse_targets(config.monitor.targets) if target.path]
+    if not config.numerics_fix and not targets:
+        return
+    models = {}
+    with contextlib.suppress(Exception, SystemExit), FakeTensorMode(allow_non_fake_inputs=True):
+        for name, variant in variants().items():
+            models[name] = build_model(variant.model, variant.parts)
+    for name, model in models.items():
+        try:
+            check_fixes(model, config.numerics_fix, device_type)
+        except UserError as error:
+            raise StudyError(f"arm {name}: {error}") from error
+    names = [ModelNames.of(model) for model in models.values()]
+    for target in targets:
+        if names and not any(one.matches(target) for one in names):
+            raise StudyError(f"CONFIG_MONITOR_TARGETS: {names[0].problem(target)}")
 
 
 def _saved_configuration(directory: Path) -> str | None:

@@ -58,6 +58,7 @@ from study.runner.preconditions import (
     quarantine_damaged,
     refuse_another_configuration,
     refuse_other_items,
+    refuse_unknown_names,
     require_space,
     snapshot_sources,
 )
@@ -149,6 +150,8 @@ class Study:
 
     def run_pending(self) -> int:
         """Prepare data and plan, execute the pending runs, write the report. Returns the exit status."""
+        local = self.settings.executor == "local"  # another one writes the configuration to know the device
+        refuse_unknown_names(self.config, self.variants, self.resolved.device_type if local else "")
         resolved = self.resolved
         print(
             f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")

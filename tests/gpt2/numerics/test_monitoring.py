@@ -270,7 +270,7 @@ def test_a_monitor_that_cannot_write_ends_no_run(tmp_path: Path, texts: Path) ->
     (directory / "monitor").write_text("a file")
     assert start(directory, configuration(texts, EVERYTHING, 4)).train() == "finished"
     (note,) = [note for note in run_record.load(directory).notes if note.startswith("monitor")]
-    assert "it stopped after step 1" in note
+    assert "it stopped after step 0" in note
     start(tmp_path / "plain", small_runs.configuration(texts, 4)).train()
     assert same(outcome(directory), outcome(tmp_path / "plain"))
 

@@ -13,7 +13,7 @@ from gpt2.artifacts import run_record
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import ConfigError
 from gpt2.model.transformer import MLP
-from gpt2.numerics.fixes import RunFixes
+from gpt2.numerics.fixes import RunFixes, check_fixes
 from gpt2.system.errors import UserError
 from gpt2.train.resume import RunError
 from tests import small_runs
@@ -41,7 +41,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-WORDS = "upcast:blocks.0.mlp.proj small:blocks.1.mlp cpu:blocks.1.attention small:loss small:adamw"
+WORDS = "upcast:blocks.0.mlp.proj small:blocks.1.mlp upcast:blocks.1.attention small:loss small:adamw"
 
 
 def test_a_fixed_run_differs_by_rounding_and_has_its_fixes_on_the_record(plain: Path, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_fixed_run_differs_by_rounding_and_has_its_fixes_on_the_record(plain: 
     assert record.fixes == (
         "blocks.0.mlp.proj (ContractLinear) in a wider format",
         "blocks.1.mlp (MLP) by small operations",
-        "blocks.1.attention (CausalSelfAttention) on the CPU",
+        "blocks.1.attention (CausalSelfAttention) in a wider format",
         "loss by small operations",
         "optimizer by small operations",
     )
@@ -141,6 +141,7 @@ def test_every_part_computes_the_same_function(
     ("words", "message"),
     [
         ("upcast:blocks.9", "CONFIG_NUMERICS_FIX: upcast:blocks.9 matches no module and no function; fix: did"),
+        ("cpu:blocks.0.mlp", "CONFIG_NUMERICS_FIX: cpu:blocks.0.mlp has no effect: the tensors of blocks.0.mlp are"),
         ("small:blocks.0.norm1.gelu", "CONFIG_NUMERICS_FIX: small:blocks.0.norm1.gelu has no effect: blocks.0.norm1"),
     ],
 )  # fmt: skip
@@ -159,6 +160,20 @@ def test_a_fix_without_effect_ends_the_run(plain: Path, tmp_path: Path, words: s
 def test_a_wrong_setting_names_its_line(changes: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Config.from_symbols(test_config.symbols(**changes))
+
+
+def test_names_are_checked_before_a_run(plain: Path, tmp_path: Path) -> None:
+    model = small_runs.start(tmp_path / "run", configured(plain, "")).stepper.model
+    check_fixes(model, WORDS, "cpu")
+    check_fixes(model, "cpu:loss")
+    for words, device, message in (
+        ("upcast:blocks.0.mpl", "cpu", "upcast:blocks.0.mpl matches no module and no function; fix: did you mean"),
+        ("cpu:loss", "cpu", "cpu:loss has no effect: the runs compute on the CPU"),
+        ("cpu:adamw", "cuda", "cpu:adamw is unknown"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            check_fixes(model, words, device)
+    assert type(model.blocks[1].mlp) is MLP
 
 
 def test_the_setting_is_read_and_absent_in_older_configurations() -> None:

@@ -38,6 +38,32 @@ def run(place: Workplace, *arguments: str, expect: int) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"NUMERICS_FIX": "small:blocks.0.mpl"},
+            "arm B: CONFIG_NUMERICS_FIX: small:blocks.0.mpl matches no module and no function; fix: did you mean",
+        ),
+        (
+            {"NUMERICS_FIX": "cpu:blocks.0.mlp"},
+            "arm B: CONFIG_NUMERICS_FIX: cpu:blocks.0.mlp has no effect: the runs compute on the CPU; fix: remove it",
+        ),
+        (
+            {"MONITOR": "y", "MONITOR_TARGETS": "param grad:nosuch"},
+            "CONFIG_MONITOR_TARGETS: grad:nosuch matches no trained parameter of the model; fix: ",
+        ),
+    ],
+)  # fmt: skip
+def test_a_name_that_no_model_has_ends_a_study_before_it_writes_its_configuration(
+    place: Workplace, settings: dict[str, str], message: str
+) -> None:
+    configure(place, **settings)
+    printed = run(place, "scripts.study", expect=1)
+    assert f"error: {message}" in printed
+    assert {path.name for path in place.study.iterdir()} == {"lock"}
+
+
 def test_a_study_runs_writes_its_report_and_a_second_make_runs_nothing(place: Workplace) -> None:
     configure(place, VARIANTS="B")
     first = place.command("scripts.study")
