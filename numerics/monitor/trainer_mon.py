@@ -11,6 +11,7 @@ when optimizer.step() is called: after the reduction, and after clipping where t
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -26,7 +27,8 @@ from numerics.dump_files import read_json, this_rank
 from numerics.errors import NumericsError
 from numerics.monitor.export import TensorBoard
 from numerics.monitor.monitor import Monitor, MonitorConfig, local
-from numerics.monitor.tables import STATISTICS
+from numerics.monitor.names import ModelNames
+from numerics.monitor.tables import MOMENTS, STATISTICS
 from numerics.monitor.targets import Target, plain_name
 
 OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe
@@ -41,7 +43,12 @@ REFUSED = {
     "mg_direction": "the directions of gradient and momentum are not compared",
     "cc_distribution": "communication is not observed; grad_unreduced and grad_reduced are its two sides",
     "alert": "config.json has no rules here; numerics.monitor.triggers has them",
+    "append_output": "start_iteration of set_monitor continues the tables of a resumed run",
+    "stack_info": "call stacks are not recorded",
+    "monitor_mbs_grad": "gradients of single micro-batches are not recorded",
+    "recording_l2_features": "attention_distribution has entropy and largest logit",
 }
+IGNORED = ("eps", "squash_name", "sa_order")  # of msProbe; nothing here depends on them
 OPS = {"nans": "nan"}  # msProbe's name -> ours
 SIDES = ("input", "output", "input_grad", "output_grad")
 DEFAULT_OPS = ("norm", "mean", "max", "min")
@@ -71,6 +78,7 @@ class TrainerMon:
         self._running = False
         self._board: TensorBoard | None = None
         self._shapes: dict[str, dict[str, Any]] = {}
+        self._compared = False  # whether the rows of a step were compared with the switches
 
     def _read(self) -> dict[str, Any]:
         content = read_json(self.path, "correct it")
@@ -98,6 +106,13 @@ class TrainerMon:
         self.micro_batch = 0
         folder = Path(os.environ.get(OUTPUT) or "monitor_output")
         config = monitor_config(self.settings)
+        self._names = ModelNames.of(model)
+        check_targets(self.path, self.settings, self._names)
+        if not (config.targets or self.dynamic or self.settings["print_struct"]):
+            print(
+                f'monitor: {self.path} switches no kind on, so nothing is written; fix: "wg_distribution": true',
+                flush=True,
+            )
         self.monitor = Monitor(model, optimizer, config, folder, this_rank())
         if start_iteration == 0 and any(self.monitor.folder.glob("*.csv")):
             raise NumericsError(
@@ -162,7 +177,9 @@ class TrainerMon:
             if changed == getattr(self, "_changed", None):
                 return
             self._changed = changed
-            self.settings = self._read()
+            settings = self._read()
+            check_targets(self.path, settings, self._names)
+            self.settings, self._compared = settings, False
             monitor = self._monitor
             monitor.configure(monitor_config(self.settings))
             self._active = self.settings["dynamic_on"]
@@ -195,7 +212,11 @@ class TrainerMon:
         if not self._running:
             return
         self._open.close()
+        wanted = [kind for target in self._monitor.now for kind in target.kinds]
         rows = self._monitor.finish(write=self._board is None)
+        if wanted and not self._compared:
+            self._compared = True
+            self._report_missing([kind for kind in dict.fromkeys(wanted) if kind not in rows], optimizer)
         if self._board:
             self._board.write(rows, self.iteration, self._monitor.writer.columns)
         self._running = False
@@ -203,6 +224,16 @@ class TrainerMon:
         if self.settings["print_struct"]:
             print(json.dumps(self._shapes, indent=4), flush=True)
             raise SystemExit(0)
+
+    def _report_missing(self, kinds: Sequence[str], optimizer: Any) -> None:
+        """Print one line on each kind without a tensor in the first monitored step."""
+        for kind in kinds:
+            reason = "no tensor of the targets has it"
+            if kind in MOMENTS:
+                reason = f"{type(optimizer).__name__} keeps no such state"
+            elif kind == "attention":
+                reason = "no module of the targets called scaled_dot_product_attention"
+            print(f"monitor: step {self.iteration} has no {kind}: {reason}; no table is written", flush=True)
 
     def _note_shapes(self, path: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -232,6 +263,11 @@ def check_settings(content: Any) -> dict[str, Any]:
         value = content.get(name)
         if value.get("enable", value.get("rules")) if isinstance(value, dict) else value:
             raise NumericsError(f"{name} is not supported: {reason}; fix: remove it")
+    for name in content.keys() - {*defaults, *REFUSED, *IGNORED}:
+        near = difflib.get_close_matches(name, [*defaults, *REFUSED], n=1, cutoff=0.5)
+        raise NumericsError(
+            f"{name} is no key; fix: {f'did you mean {near[0]}' if near else 'remove it; docs/monitor.md has the keys'}"
+        )
     settings = {}
     for name, default in defaults.items():
         value = content.get(name, default)
@@ -259,6 +295,14 @@ def monitor_config(settings: dict[str, Any]) -> MonitorConfig:
         digits=max(1, settings["ndigits"]),
         steps_per_file=settings["step_count_per_record"],
     )
+
+
+def check_targets(path: Path, settings: dict[str, Any], names: ModelNames) -> None:
+    """NumericsError for an entry of `targets` that names no module and no parameter of the model."""
+    for target in _paths("all", settings):
+        problem = names.problem(target)
+        if problem:
+            raise NumericsError(f"{path}: targets: {problem.removeprefix('all:')}")
 
 
 def _paths(group: str, settings: dict[str, Any]) -> list[Target]:

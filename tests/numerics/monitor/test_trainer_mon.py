@@ -151,6 +151,10 @@ def test_the_structure_is_printed_and_the_script_ends(
         ({"cc_distribution": {"enable": True}}, "cc_distribution is not supported"),
         ({"step_interval": 0}, "interval is 0"),
         ({"wg_distribution": 1}, "wg_distribution is 1"),
+        ({"param_distributon": True}, "param_distributon is no key; fix: did you mean param_distribution"),
+        ({"zzz": 1}, "zzz is no key; fix: remove it"),
+        ({"alert": {"rules": [{"rule_name": "AnomalyTurbulence"}]}}, "alert is not supported"),
+        ({"stack_info": True}, "stack_info is not supported"),
         ({"xy_distribution": True, "targets": {"a": {"outputs": "tensor"}}}, "'outputs'"),
     ],
 )
@@ -160,3 +164,55 @@ def test_a_wrong_entry_is_named_with_the_file(tmp_path: Path, wrong: dict[str, A
     with pytest.raises(NumericsError, match=message) as caught:
         TrainerMon(path)
     assert str(path) in str(caught.value)
+
+
+def test_the_defaults_of_msprobe_are_accepted(tmp_path: Path) -> None:
+    defaults = {
+        "alert": {"rules": []},
+        "eps": 1e-8,
+        "squash_name": True,
+        "cc_distribution": {},
+        "append_output": [],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(GUIDE | defaults))
+    TrainerMon(tmp_path / "config.json")
+
+
+def test_a_target_that_the_model_lacks_is_refused(tmp_path: Path, output: Path) -> None:
+    for path in ("0", "0.bias", "0:1", ""):
+        script(tmp_path, GUIDE | {"targets": {path: {}}}, steps=0)
+    with pytest.raises(
+        NumericsError, match=r"config.json: targets: 0.wieght matches no .*; fix: did you mean 0.wei"
+    ):
+        script(tmp_path, GUIDE | {"targets": {"0.wieght": {}}})
+
+
+def test_a_kind_without_a_tensor_is_one_line(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    switches = {"mv_distribution": True, "attention_distribution": True}
+    model = nn.Sequential(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    (tmp_path / "config.json").write_text(json.dumps(GUIDE | switches))
+    monitor = TrainerMon(tmp_path / "config.json")
+    monitor.set_monitor(model, optimizer)
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert capsys.readouterr().out.splitlines() == [
+        "monitor: step 0 has no exp_avg: SGD keeps no such state; no table is written",
+        "monitor: step 0 has no exp_avg_sq: SGD keeps no such state; no table is written",
+        "monitor: step 0 has no attention: no module of the targets called scaled_dot_product_attention; no table is "
+        "written",
+    ]
+
+
+def test_a_configuration_without_a_switch_is_one_line(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(tmp_path, {"targets": {}}, steps=1)
+    printed = capsys.readouterr().out
+    assert printed.endswith('switches no kind on, so nothing is written; fix: "wg_distribution": true\n')
+    assert len(printed.splitlines()) == 1
+    script(tmp_path, GUIDE, steps=1)
+    assert capsys.readouterr().out == ""
