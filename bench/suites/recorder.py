@@ -5,31 +5,22 @@ One process on one thread. The step without a recorder and those with one take t
 
 from __future__ import annotations
 
-import copy
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from bench.case_step import kernels, make_stepper, model_config, random_batch
-from bench.cases import BASELINE, Sizes, find_shapes
-from bench.runner import LIMIT_SECONDS
+from bench.case_step import kernels
+from bench.cases import BASELINE
+from bench.observed_step import ITERATIONS, ObservedShape, ObservedStep, pairs, run_shapes
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
-from bench.workers import Worker
-from gpt2.config.config import ANY_TARGET
-from gpt2.hardware import attention_kernels
-from gpt2.train.step import Stepper, StepResult
+from gpt2.train.step import StepResult
 from numerics.debugger import StopAtOptimizer
 from numerics.record_config import RecorderConfig
 from numerics.recorder import Recorder
-from study.executors.child_process import KEEP_HEAP
 
-ITERATIONS = 10**9  # of the schedule: a constant rate
-WARM_UP_STEPS = 2
 PLAIN = "not recorded"
 
 
@@ -50,27 +41,14 @@ MODES = (
 )
 
 
-@dataclass(frozen=True)
-class RecordedShape(Sizes):
-    """A model, and the sequences of the recorded step."""
-
-    sequences: int
-
-
 SHAPES = (
-    RecordedShape("124m-t256x2", 12, 12, 768, 256, 2),
-    RecordedShape("124m-t256x1", 12, 12, 768, 256, 1),
+    ObservedShape("124m-t256x2", 12, 12, 768, 256, 2),
+    ObservedShape("124m-t256x1", 12, 12, 768, 256, 1),
 )
 
 
-class RecordedStep:
+class RecordedStep(ObservedStep[Mode]):
     """The optimizer step of B, with and without a recorder."""
-
-    def __init__(self, shape: RecordedShape) -> None:
-        self.resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
-        torch.set_num_threads(1)
-        self.stepper: Stepper = make_stepper(shape, BASELINE, shape.sequences, self.resolved)
-        self.ids_ET = random_batch(shape, shape.sequences, self.resolved.device)
 
     def run(self, mode: Mode | None) -> tuple[StepResult, float, float]:
         """Return the result of one step, and its seconds of wall time and of CPU time, with writing the record."""
@@ -86,50 +64,20 @@ class RecordedStep:
                 recorder.step()
             return result, time.perf_counter() - wall, time.process_time() - cpu
 
-    def differing(self) -> list[str]:
-        """Return the modes whose step has another loss, gradient norm or weight than the step without a recorder."""
-        before = copy.deepcopy(self.stepper.state())
-        expected, _, _ = self.run(None)
-        weights = copy.deepcopy(self.stepper.model.state_dict())
-        found = []
-        for mode in MODES:
-            self.stepper.load_state(copy.deepcopy(before))  # the optimizer takes its tensors
-            result, _, _ = self.run(mode)
-            now = self.stepper.model.state_dict()
-            if result != expected or not all(torch.equal(weights[name], now[name]) for name in weights):
-                found.append(mode.name)
-        return found
 
-
-def measure(shape: RecordedShape, rounds: int) -> dict[str, Any]:
+def measure(shape: ObservedShape, rounds: int) -> dict[str, Any]:
     """Time every mode once a round. Call in a worker."""
-    step = RecordedStep(shape)
-    for _ in range(WARM_UP_STEPS):
-        step.run(None)
-    differing = step.differing()
-    samples = []
-    for _ in range(rounds):
-        for mode in (None, *MODES):
-            _, wall, cpu = step.run(mode)
-            samples.append({"case": mode.name if mode else PLAIN, "wall": wall, "cpu": cpu})
-    return {"shape": shape.name, "samples": samples, "differing": differing}
+    return {"shape": shape.name} | RecordedStep(shape).time_modes(MODES, rounds, PLAIN)
 
 
 def run(session: Session) -> SuiteResult:
-    """Measure the shapes, each in a new worker with the environment of a training process."""
-    results = []
-    for shape in find_shapes(SHAPES, session.shape):
-        with Worker(f"recorder, {shape.name}", KEEP_HEAP) as worker:
-            limit = LIMIT_SECONDS * max(1, session.rounds)
-            results.append(worker.call(measure, shape, session.rounds, limit_seconds=limit))
-        session.save({"shapes": results})
+    results = run_shapes(session, "recorder", SHAPES, measure)
     return SuiteResult({"shapes": results}, tuple(map(table, results)))
 
 
 def ratios(samples: Sequence[dict[str, Any]], name: str, clock: str) -> list[float]:
     """Return the ratio of a mode to the step without a recorder in each round."""
-    of = {case: [sample[clock] for sample in samples if sample["case"] == case] for case in (PLAIN, name)}
-    return [recorded / plain for recorded, plain in zip(of[name], of[PLAIN], strict=True)]
+    return [recorded / plain for recorded, plain in pairs(samples, name, PLAIN, clock)]
 
 
 def table(result: dict[str, Any]) -> ResultTable:

@@ -5,7 +5,6 @@ One process on one thread. The step without a monitor and those with one take tu
 
 from __future__ import annotations
 
-import copy
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,24 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bench.case_step import kernels, make_stepper, model_config, random_batch
-from bench.cases import BASELINE, Sizes, find_shapes
-from bench.runner import LIMIT_SECONDS
+from bench.case_step import kernels
+from bench.cases import BASELINE
+from bench.observed_step import ITERATIONS, ObservedShape, ObservedStep, pairs, run_shapes
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
-from bench.workers import Worker
-from gpt2.config.config import ANY_TARGET
 from gpt2.config.monitor import MonitorSettings
-from gpt2.hardware import attention_kernels
 from gpt2.numerics.monitoring import RunMonitor
 from gpt2.numerics.observer import StepObserver
-from gpt2.train.step import Stepper, StepResult
-from study.executors.child_process import KEEP_HEAP
+from gpt2.train.step import StepResult
 
-ITERATIONS = 10**9  # of the schedule: a constant rate
-WARM_UP_STEPS = 2
 PLAIN = "not monitored"
 
 
@@ -53,27 +44,14 @@ MODES = (
 )
 
 
-@dataclass(frozen=True)
-class MonitoredShape(Sizes):
-    """A model, and the sequences of the monitored step."""
-
-    sequences: int
-
-
 SHAPES = (
-    MonitoredShape("124m-t256x2", 12, 12, 768, 256, 2),
-    MonitoredShape("124m-t1024x2", 12, 12, 768, 1024, 2),
+    ObservedShape("124m-t256x2", 12, 12, 768, 256, 2),
+    ObservedShape("124m-t1024x2", 12, 12, 768, 1024, 2),
 )
 
 
-class MonitoredStep:
+class MonitoredStep(ObservedStep[Mode]):
     """The optimizer step of B, with and without a monitor."""
-
-    def __init__(self, shape: MonitoredShape) -> None:
-        self.resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
-        torch.set_num_threads(1)
-        self.stepper: Stepper = make_stepper(shape, BASELINE, shape.sequences, self.resolved)
-        self.ids_ET = random_batch(shape, shape.sequences, self.resolved.device)
 
     def run(self, mode: Mode | None) -> tuple[StepResult, float, float]:
         """Return the result of one step, and its seconds of wall time and of CPU time, with writing the rows."""
@@ -88,53 +66,21 @@ class MonitoredStep:
                 result = stepper.step(self.ids_ET, 0, ITERATIONS)
             return result, time.perf_counter() - wall, time.process_time() - cpu
 
-    def differing(self) -> list[str]:
-        """Return the modes whose step has another loss, gradient norm or weight than the step without a monitor."""
-        before = copy.deepcopy(self.stepper.state())
-        expected, _, _ = self.run(None)
-        weights = copy.deepcopy(self.stepper.model.state_dict())
-        found = []
-        for mode in MODES:
-            self.stepper.load_state(copy.deepcopy(before))  # the optimizer takes its tensors
-            result, _, _ = self.run(mode)
-            now = self.stepper.model.state_dict()
-            if result != expected or not all(torch.equal(weights[name], now[name]) for name in weights):
-                found.append(mode.name)
-        return found
 
-
-def measure(shape: MonitoredShape, rounds: int) -> dict[str, Any]:
+def measure(shape: ObservedShape, rounds: int) -> dict[str, Any]:
     """Time every mode once a round. Call in a worker."""
-    step = MonitoredStep(shape)
-    for _ in range(WARM_UP_STEPS):
-        step.run(None)
-    differing = step.differing()
-    samples = []
-    for _ in range(rounds):
-        for mode in (None, *MODES):
-            _, wall, cpu = step.run(mode)
-            samples.append({"case": mode.name if mode else PLAIN, "wall": wall, "cpu": cpu})
-    return {"shape": shape.name, "samples": samples, "differing": differing}
+    return {"shape": shape.name} | MonitoredStep(shape).time_modes(MODES, rounds, PLAIN)
 
 
 def run(session: Session) -> SuiteResult:
-    """Measure the shapes, each in a new worker with the environment of a training process."""
-    results = []
-    for shape in find_shapes(SHAPES, session.shape):
-        with Worker(f"monitor, {shape.name}", KEEP_HEAP) as worker:
-            limit = LIMIT_SECONDS * max(1, session.rounds)
-            results.append(worker.call(measure, shape, session.rounds, limit_seconds=limit))
-        session.save({"shapes": results})
+    results = run_shapes(session, "monitor", SHAPES, measure)
     return SuiteResult({"shapes": results}, tuple(map(table, results)))
 
 
 def costs(samples: Sequence[dict[str, Any]], mode: Mode, clock: str) -> list[float]:
     """Return the cost of a mode in each round, as a fraction of the step without a monitor."""
-    of = {case: [one[clock] for one in samples if one["case"] == case] for case in (PLAIN, mode.name)}
-    return [
-        (monitored / plain - 1) / mode.every
-        for monitored, plain in zip(of[mode.name], of[PLAIN], strict=True)
-    ]
+    rounds = pairs(samples, mode.name, PLAIN, clock)
+    return [(monitored / plain - 1) / mode.every for monitored, plain in rounds]
 
 
 def table(result: dict[str, Any]) -> ResultTable:

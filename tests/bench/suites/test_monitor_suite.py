@@ -8,7 +8,7 @@ from bench.suites.monitor import measure as monitor
 from gpt2.train.step import StepResult
 from tests.bench.sessions import run_small
 
-SMALL = monitor.MonitoredShape("small", 2, 2, 16, 8, 2)
+SMALL = monitor.ObservedShape("small", 2, 2, 16, 8, 2)
 
 
 def test_every_mode_is_timed_in_every_round_and_changes_no_number(
@@ -34,7 +34,7 @@ def test_a_monitor_that_changes_a_number_is_named(monkeypatch: pytest.MonkeyPatc
         return result, wall, cpu
 
     monkeypatch.setattr(monitor.MonitoredStep, "run", changed)
-    assert step.differing() == ["attention, every step"]
+    assert step.differing(monitor.MODES) == ["attention, every step"]
 
 
 def test_the_cost_is_taken_within_a_round_and_divided_among_the_steps() -> None:

@@ -8,7 +8,7 @@ from bench.suites import recorder
 from gpt2.train.step import StepResult
 from tests.bench.sessions import run_small
 
-SMALL = recorder.RecordedShape("small", 2, 2, 16, 8, 2)
+SMALL = recorder.ObservedShape("small", 2, 2, 16, 8, 2)
 
 
 def test_every_mode_is_timed_in_every_round_and_changes_no_number(
@@ -36,7 +36,7 @@ def test_a_recorder_that_changes_a_number_is_named(monkeypatch: pytest.MonkeyPat
         return result, wall, cpu
 
     monkeypatch.setattr(recorder.RecordedStep, "run", changed)
-    assert step.differing() == ["mix, statistics"]
+    assert step.differing(recorder.MODES) == ["mix, statistics"]
 
 
 def test_a_ratio_is_taken_within_a_round() -> None:
