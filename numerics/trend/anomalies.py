@@ -108,6 +108,19 @@ def compared(table: Table, word: str, reference: Monitored) -> Floats | None:
     return aligned(other, other.values[word], table) if other and word in other.values else None
 
 
+def only_in(run: Monitored, other: Monitored) -> tuple[list[str], list[str]]:
+    """Return the kinds that only the first run has, and its tensors of common kinds that the other one lacks."""
+    kinds = list(dict.fromkeys(kind for kind, _ in sorted(run.tables, key=lambda key: kind_order(key[0]))))
+    tensors: dict[str, None] = {}
+    for kind in kinds:
+        has, lacks = (
+            dict.fromkeys(name for table in one.of_kind(kind).values() for name in table.names)
+            for one in (run, other)
+        )
+        tensors |= dict.fromkeys(name for name in has if lacks and name not in lacks)
+    return [kind for kind in kinds if not other.of_kind(kind)], list(tensors)
+
+
 def _count(result: Anomalies, table: Table, word: str, base: Floats | None) -> None:
     """Count the values that are tested, and their steps. base: the values with the history."""
     result.steps |= {*table.steps.tolist()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,7 +192,14 @@ def _order(loss: int | None, norm: int | None) -> str:
 def _shares(
     result: Attribution, table: Table, base: Table | None, anomalous: Sequence[int], found: Anomalies
 ) -> None:
-    """Fill in carriers, layers, steps and excess."""
+    """Fill in carriers, layers, steps and excess. Tensors that the reference lacks are left out."""
+    if base is not None:
+        rows = [row for row, name in enumerate(table.names) if name in {*base.names}]
+        if not rows:
+            return
+        norms = {"norm": table.values["norm"][rows]}
+        names = [table.names[row] for row in rows]
+        table = replace(table, names=names, values=norms, present=table.present[rows])
     values = table.values["norm"]
     key = (table.kind, table.rank, "norm")
     if base is not None:

@@ -15,6 +15,7 @@ from numerics.trend.anomalies import (
     Anomalies,
     Anomaly,
     find_anomalies,
+    only_in,
     statistics_of,
 )
 from numerics.trend.attribution import (
@@ -25,6 +26,7 @@ from numerics.trend.attribution import (
     NORM_ONLY,
     TOGETHER,
     Attribution,
+    Carrier,
     attribute,
 )
 from numerics.trend.history import ALARM, BEFORE, LEAST
@@ -36,7 +38,7 @@ EMBEDDING = re.compile(
     r"(^|[._])((tok|token|pos|position|word)?_?(emb|embed|embedding|embeddings)|token|wte|wpe)([._]|$)"
 )
 QUIET_LOSS, QUIET_NORM = "the loss is not", "the gradient norm is not"
-SHOWN = 5  # tensors in a list
+SHOWN, LISTED = 5, 3  # tensors in a list, and of those of one run only
 
 
 @dataclass
@@ -62,7 +64,8 @@ def analyse(run: Monitored, reference: Monitored | None = None) -> Trend:
 
 def sentences(trend: Trend) -> list[str]:
     """Return the conclusion, the most important fact first."""
-    found = [_first(trend), _order(trend), _carrier(trend), _throughout(trend), *_ranks(trend.ranks)]
+    found = [_first(trend), _order(trend), _carrier(trend), _throughout(trend), *_only(trend)]
+    found += _ranks(trend.ranks)
     return [one for one in found if one]
 
 
@@ -209,12 +212,51 @@ def _carrier(trend: Trend) -> str:
         text += f"; its layer {layer} carries {100 * abs(share):.3g} %" if top.name.startswith(layer) else (
             f"; the layer {layer} carries {100 * abs(share):.3g} %"
         )  # fmt: skip
-    if EMBEDDING.search(top.name) and (top.share > 0 or not trend.anomalies.found):
+    if EMBEDDING.search(top.name) and _may_be_rounding(trend, top):
+        before = "compare the settings of the runs first (make diagnose), then " if trend.reference else ""
         text += (
-            ". In the guide's case 3.2.1.3 this was an embedding whose gradient was summed in bfloat16: sum it in "
-            "float32, or clip it by itself"
+            f". A possibility: {before}check the type in which the gradient of this embedding is summed. It is a sum "
+            "over many rows, and bfloat16 loses small terms of it (the guide's case 3.2.1.3)"
         )
     return text
+
+
+def _may_be_rounding(trend: Trend, top: Carrier) -> bool:
+    """Whether nothing contradicts that the gradient of this tensor alone is summed in bfloat16."""
+    first, found = trend.anomalies.first, trend.attribution
+    if all(one.dtype == "float32" for one in (trend.reference, trend.run) if one):
+        return False
+    if first is not None and (first.name != top.name or top.share <= 0):
+        return False
+    return {one.name for one in found.persistent} <= {top.name}
+
+
+def _only(trend: Trend) -> list[str]:
+    """Return what only one of two runs has."""
+    said = []
+    for one in _unpaired(trend):
+        if tensors := one["tensors"]:
+            more = ", ..." if len(tensors) > LISTED else ""
+            count = f"{len(tensors):,} tensors" if len(tensors) > 1 else "1 tensor"
+            names = ", ".join(tensors[:LISTED])
+            said.append(f"Only {one['run']} has {count}, so nothing is compared there: {names}{more}")
+        if one["kinds"]:
+            said.append(
+                f"Only {one['run']} has tables of {', '.join(one['kinds'])}, so they are not compared"
+            )
+    return said
+
+
+def _unpaired(trend: Trend) -> list[dict[str, Any]]:
+    if trend.reference is None:
+        return []
+    pairs = ((trend.reference, trend.run), (trend.run, trend.reference))
+    return [
+        {"run": one.name, "kinds": kinds, "tensors": tensors}
+        for one, other in pairs
+        for kinds, tensors in [only_in(one, other)]
+        if kinds or tensors
+    ]
 
 
 def _throughout(trend: Trend) -> str:
@@ -273,7 +315,13 @@ def as_json(trend: Trend, commands: list[str]) -> dict[str, Any]:
         {
             "schema": 1,
             "runs": [
-                {"name": one.name, "path": str(one.path), "ranks": one.ranks, "notes": one.notes}
+                {
+                    "name": one.name,
+                    "path": str(one.path),
+                    "ranks": one.ranks,
+                    "notes": one.notes,
+                    "dtype": one.dtype or None,
+                }
                 for one in runs
             ],
             "reference": trend.reference.name if trend.reference else None,
@@ -283,6 +331,7 @@ def as_json(trend: Trend, commands: list[str]) -> dict[str, Any]:
             "steps": len(trend.anomalies.steps),
             "first_tested_step": min(trend.anomalies.tested, default=None),
             "first_difference": vars(found.difference) if found.difference else None,
+            "only_in_one_run": _unpaired(trend),
             "conclusion": sentences(trend),
             "next": commands,
             "order": found.order,

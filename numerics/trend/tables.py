@@ -9,6 +9,7 @@ Of a row that was written twice, as by a resumed run, the last one counts.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +71,10 @@ class Table:
 
 @dataclass
 class Monitored:
-    """The tables of a run by (kind, rank), its losses and its gradient norms where it logged them."""
+    """The tables of a run by (kind, rank), its losses and its gradient norms where it logged them.
+
+    dtype: of the computation, from run.json; "" where it is not known.
+    """
 
     path: Path
     name: str
@@ -78,6 +82,7 @@ class Monitored:
     losses: Curve = field(default_factory=dict)
     norms: Curve = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    dtype: str = ""
 
     @property
     def ranks(self) -> list[int]:
@@ -125,7 +130,7 @@ def read_monitor(
     """
     if not path.is_dir():
         raise NumericsError(f"{path} is no folder; fix: {FIX}")
-    found = Monitored(path, name or str(path), {})
+    found = Monitored(path, name or str(path), {}, dtype=_dtype(path / "run.json"))
     for rank, folder in rank_folders(path):
         files: dict[str, list[tuple[int, Path]]] = {}
         for file in folder.iterdir():
@@ -145,6 +150,13 @@ def read_monitor(
         curve = read_curve(file)
         found.losses, found.norms = curve.losses, curve.gradient_norms
     return found
+
+
+def _dtype(record: Path) -> str:
+    try:
+        return str(json.loads(record.read_text(encoding="utf-8"))["target"]["dtype"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def has_monitor(path: Path) -> bool:

@@ -181,9 +181,62 @@ def test_gradients_of_an_embedding_in_bfloat16_are_named(
     assert top["name"] == "embedding.weight"
     assert abs(top["share"]) > 0.5
     assert "embedding.weight carries" in printed
-    assert "3.2.1.3" in printed
+    assert "3.2.1.3" in " ".join(printed.split())
+    assert "A possibility: compare the settings of the runs first (make diagnose), then check" in " ".join(
+        printed.split()
+    )
     assert [one["name"] for one in found["attribution"]["persistent"]] == ["embedding.weight"]
     assert "next: record step 1 of" in printed
+
+
+@pytest.mark.parametrize(
+    ("factors", "dtypes", "said"),
+    [
+        ({0: 0.6}, ("", ""), True),
+        ({0: 0.6}, ("float32", "bfloat16"), True),
+        ({0: 0.6}, ("float32", "float32"), False),
+        ({0: 0.6, 5: 0.5}, ("", ""), False),  # another tensor differs, too
+    ],
+)
+def test_an_embedding_is_no_rounding_where_something_contradicts(
+    tmp_path: Path, factors: dict[int, float], dtypes: tuple[str, str], said: bool
+) -> None:
+    norms = noisy(14, 25)
+    norms[0] *= 100
+    for name, dtype in zip("ab", dtypes, strict=True):
+        if name == "b":
+            for row, factor in factors.items():
+                norms[row] *= factor
+        write_monitor(tmp_path / name, norms)
+        if dtype:
+            (tmp_path / name / "run.json").write_text(json.dumps({"target": {"dtype": dtype}}))
+    text = " ".join(sentences(analysed(tmp_path / "b", tmp_path / "a")))
+    assert "embedding.weight carries" in text
+    assert ("3.2.1.3" in text) == said
+
+
+def test_tensors_of_one_run_are_listed_and_the_others_are_attributed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reference has a frozen layer of four parameters, and the run is monitored with weights."""
+    norms = noisy(14, 100)
+    frozen = {5, 6, 7, 8}
+    rows = [row for row in range(14) if row not in frozen]
+    write_monitor(tmp_path / "a", norms[rows], tensors=[names()[row] for row in rows])
+    norms[2, 79:] *= 60
+    write_monitor(tmp_path / "b", norms)
+    write_monitor(tmp_path / "b", noisy(14, 100), kind="param")
+    assert main(["trend", *(str(tmp_path / one) for one in "ab"), "-o", str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out/trend.json").read_text())
+    assert found["only_in_one_run"] == [
+        {"run": "b", "kinds": ["param"], "tensors": [names()[row] for row in sorted(frozen)]}
+    ]
+    assert found["attribution"]["tensors"][0]["name"] == names()[2]
+    assert len(found["attribution"]["tensors"]) == 10
+    listed = f"Only b has 4 tensors, so nothing is compared there: {', '.join(names()[5:8])}, ..."
+    for text in (capsys.readouterr().out, (tmp_path / "out/trend.html").read_text()):
+        assert listed in " ".join(text.split())
+        assert "Only b has tables of param" in " ".join(text.split())
 
 
 def ranks(folder: Path, count: int = 4, steps: int = 200) -> list[np.ndarray]:
