@@ -97,6 +97,6 @@ def find_symptom(run: RunSide, against: RunSide | None, step: int | None, kind: 
     wanted = TEXTS[kind] if kind else "no step that is not finite and no loss spike"
     at = f" at step {step}" if step else ""
     raise UserError(
-        f"{run.label} shows {f'no symptom: {wanted}' if kind else wanted}{at}; fix: name a run to compare with, "
-        "AGAINST=results/y/runs/B0"
+        f"{run.label} shows {f'no symptom: {wanted}' if kind else wanted}{at}; fix: compare it with another "
+        f"run: make bisect RUN={run.path} AGAINST=results/y/runs/B0"
     )
