@@ -159,9 +159,10 @@ def first_difference(run: Monitored, reference: Monitored) -> Difference | None:
             values = table.values[word].astype(np.float64)
             with np.errstate(all="ignore"):
                 ratios = values / base
-                sizes = np.abs(np.log(ratios))
+                sizes = np.abs(np.log(ratios))  # inf where one of two values is zero
+                comparable = np.isfinite(values) & np.isfinite(base) & ((values > 0) | (base > 0))
             for row in range(len(values)):
-                usable = np.isfinite(sizes[row])
+                usable = comparable[row]
                 off = usable & (sizes[row] > DIFFERS)
                 if usable.sum() < FEWEST or off.sum() < NEARLY_ALL * usable.sum():
                     continue

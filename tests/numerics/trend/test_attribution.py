@@ -153,15 +153,17 @@ def test_only_values_with_a_reference_are_counted(tmp_path: Path, steps: range, 
     assert ("No anomaly" in said) == ("values in" in words)
 
 
-@pytest.mark.parametrize("first", [1, 12])
-def test_the_first_difference_is_before_the_first_tested_step(tmp_path: Path, first: int) -> None:
+@pytest.mark.parametrize(("first", "factor", "ratio"), [(1, 2000, "2e+03"), (12, 2000, "2e+03"), (1, 0, "0")])
+def test_the_first_difference_is_before_the_first_tested_step(
+    tmp_path: Path, first: int, factor: int, ratio: str
+) -> None:
     norms = noisy(6, 160)
     write_monitor(tmp_path / "a", norms)
-    norms[2:4, first - 1 :] *= 2000
+    norms[2:4, first - 1 :] *= factor
     write_monitor(tmp_path / "b", norms)
     trend = analysed(tmp_path / "b", tmp_path / "a")
     said = sentences(trend)[0]
-    assert said.startswith(f"First difference: step {first}, grad_reduced of {names()[3]} is 2e+03 times")
+    assert said.startswith(f"First difference: step {first}, grad_reduced of {names()[3]} is {ratio} times")
     assert f"over 6 % in {161 - first} of 160 common steps. First anomaly: step 32, " in said
     assert "before step 32 only values that are not finite were tested" in said
     assert next_commands(trend, lambda _, step: str(step)) == [str(first)] * 2
