@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from numerics.compare.table.measure import epsilon, load
 from numerics.compare.table.step_record import Call, Value
@@ -58,6 +59,25 @@ SAMPLES = 3
 LARGEST = 1 << 24  # elements; larger calls are not replayed
 
 
+class DefaultEps(TorchFunctionMode):
+    """Give rms_norm the eps that it would choose for another dtype; its default is the eps of its dtype."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if getattr(func, "__name__", "").partition(".")[0] in ("rms_norm", "_fused_rms_norm"):
+            if len(args) > 3:
+                args = (*args[:3], self.eps if args[3] is None else args[3])
+            elif kwargs.get("eps") is None:
+                kwargs["eps"] = self.eps
+        return func(*args, **kwargs)
+
+
 class NotReplayableError(Exception):
     """The reason why a call cannot be replayed."""
 
@@ -90,9 +110,13 @@ def replayed_error(
     state = {place: load(value) for place, value in weights.items()}
     generator = torch.Generator().manual_seed(0)
 
+    computed = [load(value).dtype for value in inputs.values() if value.floating] or [torch.float32]
+    eps = torch.finfo(torch.promote_types(computed[0], torch.float32)).eps
+
     def run(relative: float) -> list[Tensor]:
         with_weights = partial(function, _changed(state, relative, generator)) if call.is_module else function
-        return _run(with_weights, call, _changed(loaded, relative, generator))
+        with DefaultEps(eps):
+            return _run(with_weights, call, _changed(loaded, relative, generator))
 
     exact = run(0.0)
     others = [run(size) for _ in range(SAMPLES)]

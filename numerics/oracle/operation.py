@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 
+from numerics.compare.replay import DefaultEps
 from numerics.describe import tensors_in
 from numerics.errors import NumericsError
 from numerics.oracle.rounding_model.errors import RoundingErrors, Tracing
@@ -133,25 +133,6 @@ def compute(
             )
             gradients = [next(found) if leaf.requires_grad else None for leaf in leaves]
     return Computed([result.detach() for result in results], gradients)
-
-
-class DefaultEps(TorchFunctionMode):
-    """Give rms_norm the eps that it would choose for another dtype; its default is the eps of its dtype."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if getattr(func, "__name__", "").partition(".")[0] in ("rms_norm", "_fused_rms_norm"):
-            if len(args) > 3:
-                args = (*args[:3], self.eps if args[3] is None else args[3])
-            elif kwargs.get("eps") is None:
-                kwargs["eps"] = self.eps
-        return func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
