@@ -87,6 +87,13 @@ def test_the_number_of_ranks_may_change_between_two_commands(study: Path) -> Non
     )
 
 
+def test_the_monitor_may_be_turned_on_in_a_study_that_has_begun(study: Path) -> None:
+    before = (study / "config").read_text()
+    refuse_another_configuration(
+        study, before + 'CONFIG_MONITOR=y\nCONFIG_MONITOR_TARGETS="all"\nCONFIG_MONITOR_INTERVAL=1\n'
+    )
+
+
 def test_a_study_from_before_the_choice_of_a_tokenizer_continues_with_gpt2s_alone(study: Path) -> None:
     before = (study / "config").read_text()
     assert "TOKENIZER" not in before
