@@ -168,7 +168,7 @@ def test_the_first_step_of_another_state_is_named(place: Path, monkeypatch: pyte
         ({"step": "0"}, "STEP=0 is no number of a step"),
         (
             {"step": "3"},
-            "HALF0 shows no step that is not finite and no loss spike at step 3; fix: compare it with another run: make ",
+            "HALF0 shows no step that is not finite and no loss spike at step 3; fix: compare it with another run: ",
         ),
         ({"symptom": "slow"}, "SYMPTOM=slow is unknown; fix: use nan, spike, differs"),
         ({"symptom": "differs"}, "SYMPTOM=differs needs another run"),
