@@ -76,7 +76,8 @@ class SlurmExecutor:
         self._new: list[Task] = []
         self._followed: dict[str, _Followed] = {}
         self._next, self._interval = 0.0, FIRST_POLL_SECONDS
-        self._queue: dict[str, Job] | None = None
+        # Read before the driver reads which runs are finished: a job that ends in between is followed, not repeated.
+        self._queue = self.queue()
 
     def slots(self) -> int:
         return UNLIMITED

@@ -144,6 +144,21 @@ def test_a_later_driver_follows_the_jobs_of_a_killed_one(cluster: Path, clock: C
     assert {job["array"] for job in fake_slurm.read(cluster)} == {1, 2}
 
 
+def test_a_job_that_ends_while_a_later_driver_starts_is_not_repeated(
+    cluster: Path, clock: Clock, tmp_path: Path
+) -> None:
+    """The later driver reads the queue first, then which runs are finished."""
+    first = executor(tmp_path, clock)
+    first.submit(a_task(tmp_path, "B0"))
+    poll(first)
+    second = executor(tmp_path, clock)
+    write_exit(tmp_path / "B0", Exit(0))
+    set_state(cluster, None, 0)
+    second.submit(a_task(tmp_path, "B0"))
+    assert poll(second) == [Started("B0"), Ended("B0", 0)]
+    assert len(calls(cluster, "sbatch")) == 1
+
+
 def test_a_waiting_job_is_cancelled_and_a_running_one_may_save(
     cluster: Path, clock: Clock, tmp_path: Path
 ) -> None:
