@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from numerics.errors import NumericsError
 from numerics.monitor.activations import ActivationWatch
-from numerics.monitor.statistics import Moments, Pending, update_ratios
+from numerics.monitor.reduction.moments import Moments
+from numerics.monitor.statistics import Pending, update_ratios
 from numerics.monitor.tables import KINDS, MOMENTS, STATISTICS, STEPS_PER_FILE, TableWriter
 from numerics.monitor.targets import Target, parse_targets, plain_name
 

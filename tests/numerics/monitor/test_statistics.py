@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numerics.monitor import statistics
-from numerics.monitor.statistics import Moments, Pending, update_ratios
+from numerics.monitor.reduction.cpu import CPU_CHUNK
+from numerics.monitor.reduction.moments import Moments
+from numerics.monitor.statistics import Pending, update_ratios
 from numerics.monitor.tables import STATISTICS
 
 
@@ -41,7 +42,7 @@ def close(found: dict[str, float], exact: dict[str, float], rel: float = 2e-5) -
     assert found == pytest.approx(exact, rel=rel, abs=1e-6, nan_ok=True)
 
 
-SHAPES = [(1,), (7, 3), (3, statistics.CPU_CHUNK), (2 * statistics.CPU_CHUNK + 5,)]
+SHAPES = [(1,), (7, 3), (3, CPU_CHUNK), (2 * CPU_CHUNK + 5,)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -74,16 +75,6 @@ def test_special_values_are_counted(values: list[float]) -> None:
     close(of(tensor), exact)
     middle = len(values) // 2
     close(of(tensor[:middle], tensor[middle:]), exact)
-
-
-@pytest.mark.parametrize("values", [[1.0, 0.0, -3.0], [math.inf, 1.0], [math.nan, math.inf, 2.0]])
-def test_the_path_of_other_devices_gives_the_same(
-    values: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tensor = torch.tensor(values * 50)
-    before = of(tensor)
-    monkeypatch.setattr(statistics, "_on_cpu", lambda part: statistics._on_device(part).tolist())
-    close(of(tensor), before)
 
 
 def test_an_empty_tensor_has_no_values() -> None:

@@ -1,0 +1,1 @@
+"""Reduce tensors to the numbers from which their statistics follow, on each kind of device."""
