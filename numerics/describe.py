@@ -5,13 +5,16 @@ Statistics of a tensor on a device stay there as scalars until `resolve` moves a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MOST_DEPTH = 10  # of nested arguments
 SCALARS = (bool, int, float, str, type(None))
@@ -36,25 +39,102 @@ def describe_tensor(tensor: Tensor, checksums: bool) -> dict[str, Any]:
     }
     if isinstance(tensor, nn.Parameter):
         entry["is_parameter"] = True
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        entry["layout"] = "nested" if tensor.is_nested else str(tensor.layout)
     try:
         if tensor.is_meta or not tensor.numel():
             return entry
-        with torch.no_grad():
-            values = plain_values(tensor)
-            entry |= _statistics(values, checksums)
-        if checksums and "md5" not in entry:
-            entry["md5"] = checksum(values)
-    except (RuntimeError, NotImplementedError, TypeError) as error:
+        with (
+            torch.no_grad(),
+            unwrapped(tensor) if is_wrapped(tensor) else contextlib.nullcontext(tensor) as inner,
+        ):
+            composed = inner.is_nested or is_traceable_wrapper_subclass(inner)
+            values = plain_values(inner)
+            try:
+                entry |= _statistics(values, checksums)
+            finally:  # a checksum also where torch has no statistics, as of float4
+                if checksums and "md5" not in entry:
+                    entry["md5"] = checksum(*(parts_of(inner) if composed else [values]))
+    except (NoValuesError, RuntimeError, NotImplementedError, TypeError) as error:
         entry["not_described"] = str(error).strip().partition("\n")[0]
     return entry
 
 
 def plain_values(tensor: Tensor) -> Tensor:
-    """Return the detached values as a dense tensor: of a sparse or quantized one, too."""
+    """Return the detached values as a dense tensor: of a sparse or quantized one, too.
+
+    Of a nested tensor the numbers, flat. NoValuesError where there are none.
+    """
     tensor = tensor.detach()
     if tensor.is_quantized:
         return tensor.dequantize()
+    if tensor.is_nested:
+        return parts_of(tensor)[0].reshape(-1)
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+class NoValuesError(Exception):
+    """The reason why the values of a tensor cannot be read."""
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """Return dense tensors that the detached values consist of, the numbers first; the tensor itself where it is dense.
+
+    Sparse: values and indices. Nested: values, sizes, strides and offsets. Quantized: integers, scales and zero points.
+    A subclass that holds other tensors, such as DTensor: those, of this rank. NoValuesError for meta and fake tensors,
+    for a subclass that does not show its tensors, and within vmap or grad, see `unwrapped`.
+    """
+    if is_wrapped(tensor):
+        raise NoValuesError("a transform such as vmap wraps this tensor")
+    tensor = tensor.detach()
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        return [part for name in names for part in parts_of(getattr(tensor, name))]
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        raise NoValuesError(f"a {'meta' if type(tensor) is Tensor else 'fake'} tensor has no values")
+    if type(tensor) not in (Tensor, nn.Parameter) and _computes(type(tensor)):
+        raise NoValuesError(f"{type(tensor).__name__} does not show its values")
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._values(), tensor._indices()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.values(), tensor.crow_indices(), tensor.col_indices()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.values(), tensor.ccol_indices(), tensor.row_indices()]
+    if tensor.is_nested:
+        sizes, strides = tensor._nested_tensor_size(), tensor._nested_tensor_strides()
+        return [tensor.values(), sizes, strides, tensor._nested_tensor_storage_offsets()]
+    if tensor.is_quantized:
+        return [tensor.int_repr(), *_quantization(tensor)]
+    return [tensor if tensor.layout is torch.strided else tensor.to_dense()]
+
+
+def _quantization(tensor: Tensor) -> list[Tensor]:
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return [torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64)]
+    return [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Return whether a transform such as vmap or grad wraps the tensor."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+@contextlib.contextmanager
+def unwrapped(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensor itself, without the transforms that wrap it: within vmap that of all calls.
+
+    In the block operations are not transformed, for they would wrap their results.
+    """
+    with torch._C._DisableFuncTorch():
+        while is_wrapped(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        yield tensor
+
+
+def _computes(kind: type) -> bool:
+    """Return whether a subclass of Tensor has its implementation of operations."""
+    method = getattr(kind, "__torch_dispatch__", None)
+    return method is not None and method is not torch._C._disabled_torch_dispatch_impl
 
 
 def _statistics(tensor: Tensor, checksums: bool) -> dict[str, Any]:
@@ -104,12 +184,14 @@ def _reduce_parts(tensor: Tensor, wide: torch.dtype, checksums: bool) -> dict[st
     return found | ({"md5": f"{crc:08x}"} if checksums else {})
 
 
-def checksum(tensor: Tensor) -> str:
-    """Return the CRC-32 of the tensor's bytes in row-major order, eight hexadecimal digits."""
-    flat = tensor.detach().cpu().contiguous()
-    flat = flat.as_strided((flat.numel(),), (1,))  # one element may have any stride
-    content = flat.view(torch.uint8).numpy()
-    return f"{zlib.crc32(content.data):08x}"
+def checksum(*tensors: Tensor) -> str:
+    """Return the CRC-32 of the tensors' bytes in row-major order, eight hexadecimal digits."""
+    found = 0
+    for tensor in tensors:
+        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        flat = flat.as_strided((flat.numel(),), (1,))  # one element may have any stride
+        found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
+    return f"{found:08x}"
 
 
 def describe(value: Any, of_tensor: Callable[[Tensor, str], Any], suffix: str = "", depth: int = 0) -> Any:

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from numerics.describe import (
     describe,
     describe_tensor,
+    is_wrapped,
     module_settings,
     plain_values,
     resolve,
@@ -317,7 +318,8 @@ class Recorder:
 
         def of_tensor(tensor: Tensor, place: str) -> dict[str, Any]:
             entry = describe_tensor(tensor, checksums)
-            if keep and not tensor.is_meta and "not_described" not in entry:
+            dense = not (tensor.is_meta or tensor.is_nested or is_wrapped(tensor))
+            if keep and dense and "not_described" not in entry:
                 file = ".".join(filter(None, (name, side, place))).replace("/", "_") + ".pt"
                 entry["data_name"] = file
                 copy = plain_values(tensor).clone(memory_format=torch.contiguous_format)

@@ -16,6 +16,8 @@ from pages.markup import Detail, Strong, Text
 EQUAL, HARMLESS, SUSPECT, FATAL, NOT_RECORDED = "equal", "harmless", "suspect", "fatal", "not recorded"
 WORST_FIRST = (FATAL, SUSPECT, NOT_RECORDED, HARMLESS, EQUAL)
 NOT_SET = "not set"
+NO_DIGEST = "no digest"  # in place of a tensor's digest; a reason follows
+UNSHOWN = "agreement cannot be shown: the values cannot be read"
 LISTED = 4  # names in one cell
 
 Record = TypeVar("Record")
@@ -60,6 +62,8 @@ class Rule(Generic[Record]):
 def compare_values(group: str, subject: str, found: Sequence[set[str]], severity: str, reason: str) -> Check:
     """Compare one entry. found: the values on each side."""
     values = tuple(" and ".join(sorted(values)) or "-" for values in found)
+    if any(f"sha256 {NO_DIGEST}" in value for value in values):
+        return Check(group, subject, NOT_RECORDED, values, UNSHOWN, False)
     if len(set.union(*found)) <= 1:
         return Check(group, subject, EQUAL, values, "", False)
     return Check(group, subject, severity, values, reason, severity == FATAL)

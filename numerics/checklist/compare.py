@@ -11,8 +11,10 @@ from numerics.checklist.checks import (
     EQUAL,
     FATAL,
     HARMLESS,
+    NO_DIGEST,
     NOT_RECORDED,
     SUSPECT,
+    UNSHOWN,
     Check,
     Rule,
     apply_rule,
@@ -179,12 +181,16 @@ def _parameters(one: Table, two: Table) -> list[Check]:
         for name in sorted(one.keys() ^ two.keys())
     ]
     values: list[Check] = []
+    unknown: list[str] = []  # without a digest
     for name in [name for name in one if name in two]:
         differing = [key for key in reasons if one[name].get(key) != two[name].get(key)]
         for key in differing:
             texts = tuple(table[name].get(key) or "no" for table in (one, two))
             checks.append(Check("weights", f"{name}: {key}", FATAL, texts, reasons[key], True))
-        if not differing and one[name].get("sha256") != two[name].get("sha256"):
+        digests = [table[name].get("sha256", "") for table in (one, two)]
+        if not differing and any(NO_DIGEST in digest for digest in digests):
+            unknown.append(name)
+        elif not differing and digests[0] != digests[1]:
             texts = tuple(_value(table[name]) for table in (one, two))
             values.append(Check("weights", name, FATAL, texts, "the values differ", True))
     compared = sum(name in two for name in one)
@@ -194,7 +200,14 @@ def _parameters(one: Table, two: Table) -> list[Check]:
         )
         values = [Check("weights", one_.subject, FATAL, one_.values, reason, True) for one_ in values]
     rows = [*_limited(checks, "names and forms"), *_limited(values, "values")]
-    return rows or [_all_equal("weights", "parameters and buffers", len(one), "tensors")]
+    equal = compared - len(unknown)
+    if not rows and equal:
+        rows = [_all_equal("weights", "parameters and buffers", equal, "tensors")]
+    if unknown:
+        count = f"{len(unknown)} tensors without a digest"
+        reason = f"{UNSHOWN}: {listed(unknown)}"
+        rows.append(Check("weights", "unread values", NOT_RECORDED, (count, count), reason, False))
+    return rows
 
 
 def _present(name: str, *tables: Table) -> tuple[str, ...]:

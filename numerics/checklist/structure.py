@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from numerics.checklist.checks import NO_DIGEST
 from numerics.checklist.snapshot import FIRST_FORWARD, Table
-from numerics.describe import module_settings
+from numerics.describe import NoValuesError, module_settings, parts_of
 from numerics.errors import NumericsError
 
 # Names that wrappers put into the path of a module.
@@ -62,7 +63,7 @@ def describe_parameters(model: nn.Module) -> Table:
             lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
             found[name] = {
                 "kind": kind,
-                "shape": "not initialised" if lazy else str(tuple(tensor.shape)),
+                "shape": _shape(tensor),
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "trained": str(tensor.requires_grad),
                 "tied": first.get(id(tensor), ""),
@@ -74,16 +75,34 @@ def describe_parameters(model: nn.Module) -> Table:
 
 
 def tensor_digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's values in row-major order; a reason where it has none."""
+    """Return the SHA-256 of a tensor's values in row-major order; NO_DIGEST and a reason where it has none.
+
+    A sparse, nested or quantized tensor, or one of a subclass, has that of the tensors that it consists of.
+    """
+    digest = hashlib.sha256()
     try:
-        flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
-    except (RuntimeError, TypeError, NotImplementedError, ValueError):
-        return f"no digest of a {tensor.layout} tensor on {tensor.device.type}"
+        if hasattr(tensor, "placements"):
+            raise NoValuesError("this rank has a part of it")
+        parts = parts_of(tensor)
+        for part in parts:
+            flat = part.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+            if len(parts) > 1:
+                digest.update(f"{tuple(part.shape)} {part.dtype} ".encode())
+            digest.update(flat.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+    except (NoValuesError, RuntimeError, TypeError, NotImplementedError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        return f"{NO_DIGEST} of a {tensor.layout} tensor on {tensor.device.type}: {reason}"
+
+
+def _shape(tensor: Tensor) -> str:
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        return "not initialised"
+    return "nested" if tensor.is_nested else str(tuple(tensor.shape))
 
 
 def _norm(tensor: Tensor) -> str:
-    if not tensor.is_floating_point() or tensor.is_meta or tensor.layout != torch.strided:
+    if not tensor.is_floating_point() or tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
         return ""
     value = tensor.detach()
     value = value.float() if value.element_size() < 4 else value

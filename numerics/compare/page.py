@@ -30,7 +30,7 @@ def comparison_page(comparison: Comparison) -> str:
     blocks += [_calls(number, step) for number, step in enumerate(comparison.steps)]
     findings = [text for step in comparison.steps for text in step.judgement.findings]
     blocks.append(Section("Further differences", [BulletList(findings)]))
-    title = f"Comparison of two records: {comparison.verdict}"
+    title = f"Comparison of two records: {comparison.verdict_text}"
     return render_html(Document(title, blocks, f"target {comparison.target}, golden {comparison.golden}"))
 
 

@@ -208,6 +208,8 @@ def _value(entry: Any, folder: Path, where: str) -> Value:
             file=folder / TENSORS / Path(file).name if isinstance(file, str) and file else None,
             requires_grad=entry.get("requires_grad"),
             is_parameter=entry.get("is_parameter") is True,
+            unknown=str(entry.get("not_described") or ""),
+            layout=str(entry.get("layout") or ""),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise NumericsError(

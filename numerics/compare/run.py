@@ -19,6 +19,7 @@ from numerics.compare.table.rows import Row, measure_rows
 from numerics.compare.table.step_record import StepRecord
 from numerics.errors import NumericsError
 
+MOST_LISTED = 3  # tensors in a sentence
 OTHER_RECORDER = (
     "one record is msProbe's: gradients that a function's backward returns, and arguments that the other side "
     "has at another place, are not compared"
@@ -49,6 +50,36 @@ class Comparison:
     def verdict(self) -> str:
         found = {step.judgement.verdict for step in self.steps}
         return next(verdict for verdict in ("diverges", "rounding", "equal") if verdict in found)
+
+    @property
+    def uncompared(self) -> list[str]:
+        """Return the tensors without recorded values or statistics on one side or both, with the reason."""
+        found: dict[str, None] = {}
+        for step in self.steps:
+            where = f"{step.place} " if len(self.steps) > 1 else ""
+            for row in step.rows:
+                for cell in row.cells:
+                    reasons = [
+                        side.unknown for side in (cell.target, cell.golden) if side and side.is_unknown
+                    ]
+                    if reasons:
+                        found[f"{where}{row.name} {cell.side} {cell.place}: {reasons[0]}"] = None
+        return list(found)
+
+    @property
+    def reservation(self) -> str:
+        """Say how many tensors could not be compared; "" where all were."""
+        found = self.uncompared
+        if not found:
+            return ""
+        more = "; ..." if len(found) > MOST_LISTED else ""
+        return f"{len(found)} tensors could not be compared: {'; '.join(found[:MOST_LISTED])}{more}"
+
+    @property
+    def verdict_text(self) -> str:
+        """Return the verdict, with a reservation where it is "equal" or "rounding" and not all was compared."""
+        limited = self.verdict != "diverges" and self.uncompared
+        return self.verdict + (" in what could be compared" if limited else "")
 
     @property
     def first(self) -> tuple[StepComparison, Divergence] | None:

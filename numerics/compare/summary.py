@@ -24,9 +24,10 @@ def summary(comparison: Comparison) -> list[str]:
         grade: sum(row.grade == grade for row in rows) for grade in dict.fromkeys(row.grade for row in rows)
     }
     lines = [
-        f"verdict: {comparison.verdict}",
+        f"verdict: {comparison.verdict_text}",
         "calls: " + ", ".join(f"{number} {grade}" for grade, number in counts.items()),
     ]
+    lines += [comparison.reservation] if comparison.reservation else []
     if found := comparison.first:
         step, first = found
         where = f" in {step.place}" if step.place else ""

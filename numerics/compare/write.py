@@ -73,6 +73,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     first = comparison.first
     return {
         "verdict": comparison.verdict,
+        "uncompared": comparison.uncompared,
         "first_divergence": _divergence_json(*first) if first else None,
         "first_unequal": comparison.first_unequal,
         "target": str(comparison.target),

@@ -250,7 +250,7 @@ def _compare(target: Path, golden: Path) -> Comparison:
 def compared(comparison: Comparison) -> str:
     """Return the verdict and the first divergence in one line."""
     if not (found := comparison.first):
-        return f"{comparison.verdict}: no operation differs by more than rounding"
+        return f"{comparison.verdict_text}: no operation differs by more than rounding"
     first = found[1]
     what = f"; {'; '.join(first.what[:2])}" if first.what and first.cause != "parameter" else ""
     return f"{comparison.verdict}: {first.name} ({first.direction}): {first.why}{what}"

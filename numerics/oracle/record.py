@@ -78,6 +78,10 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
         raise NotReplayableError("random")
     values = {**call.parameters, **call.inputs} if not call.is_module else call.inputs
     used = [value for value in (*call.parameters.values(), *call.inputs.values()) if value.dtype]
+    if any(value.layout == "nested" for value in used):
+        raise NotReplayableError("nested tensors")
+    if any(value.unknown for value in used):
+        raise NotReplayableError("values of unknown range")
     if not any(value.floating for value in used):
         raise NotReplayableError("no floating tensor")
     size = _size(call, used)

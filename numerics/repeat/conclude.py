@@ -24,14 +24,13 @@ from numerics.repeat.conditions import (
     ZEROS,
     Condition,
 )
-from numerics.repeat.corruption import BIT, OTHER, ROUNDING, SCATTERED, Corruption, analyse
-from numerics.repeat.corruption import NAN as ALL_NAN
+from numerics.repeat.corruption import ALL_NAN, BIT, OTHER, ROUNDING, SCATTERED, Corruption, analyse, dense
 from numerics.repeat.trace import (
-    BACKWARD,
     Difference,
     Event,
     earliest_difference,
     first_difference,
+    named,
     without_effect,
 )
 
@@ -53,6 +52,7 @@ PATH = "the step takes another path"
 PROCESS = "differs between processes"
 UNNAMED = "cause not separated"
 FAILS = "the step fails"
+UNKNOWN_INPUTS = "Whether the inputs of this operation were equal is unknown."
 
 RANDOM_NAMES = re.compile(r"bernoulli|dropout|rand|normal_|uniform_|multinomial|exponential_|poisson")
 Capture = Callable[[str, int], tuple[list[Tensor], list[Tensor]]]
@@ -239,24 +239,27 @@ class Tree:
         events = traces[number].events
         event = events[difference.event] if 0 <= difference.event < len(events) else None
         shape = self._shape(OBSERVED, OBSERVED, difference)
-        named = (*counts, *_named(difference, event, events))
+        evidence = (*counts, *named(difference, event, events))
         if shape:
-            named = (*named, str(shape))
+            evidence = (*evidence, str(shape))
         if queue and not any(self._differs(name) for name in queue):
-            self._asynchronous(named, event, shape)
+            self._asynchronous(evidence, event, shape)
         elif difference.kind == "operations":
-            self._add(PATH, (*named, difference.text), "Python code decides otherwise: by a random number, a set's "
+            self._add(PATH, (*evidence, difference.text), "Python code decides otherwise: by a random number, a set's "
                       "order, the clock, or a value of the device.", "2.3.2.2", operation=event)  # fmt: skip
         elif difference.kind == "input":
             self._add(
-                STATE, named, "Every observed operation before has equal results, so the input comes from outside: "
+                STATE, evidence, "Every observed operation before has equal results, so the input comes from outside: "
                 "state that restore() does not know, data, or code that no operation of torch runs.", "2.3.2.2",
                 operation=event, suggestions=("give everything that the step changes as state; fix the data",),
             )  # fmt: skip
-        elif event is None or difference.kind != "output":
-            self._add(
-                UNNAMED, (*named, difference.text), "The operations agree, the results do not.", "2.3.2.2"
+        elif event is None or difference.kind != "output" or not event.knows_inputs:
+            meaning = (
+                UNKNOWN_INPUTS
+                if event and not event.knows_inputs
+                else "The operations agree, the results do not."
             )
+            self._add(UNNAMED, (*evidence, difference.text), meaning, "2.3.2.2", operation=event)
         elif self._differs(ONE_THREAD) is False:
             harmless = bool(shape and shape.change == ROUNDING)
             meaning = (
@@ -265,12 +268,12 @@ class Tree:
                 "reproducible. The difference is larger than rounding, or its values were not captured."
             )  # fmt: skip
             self._add(
-                THREAD_ORDER if harmless else THREAD_RACE, named, meaning, "2.3.2.2", harmless=harmless,
+                THREAD_ORDER if harmless else THREAD_RACE, evidence, meaning, "2.3.2.2", harmless=harmless,
                 operation=event, corruption=shape,
                 suggestions=(*alternatives(event.name), "OMP_NUM_THREADS=1 for comparisons"),
             )  # fmt: skip
         else:
-            self._operation(event, shape, named)
+            self._operation(event, shape, evidence)
 
     def _operation(self, event: Event, shape: Corruption | None, evidence: tuple[str, ...]) -> None:
         """An operation with equal inputs has unequal outputs, in each condition."""
@@ -315,7 +318,7 @@ class Tree:
             PROCESS,
             (*self._counts(PLAIN, OBSERVED),
              f"{len(differing)} of {len(others)} fresh processes differ from the first process",
-             *_named(difference, event, trace.events)),
+             *named(difference, event, trace.events)),
             "One process is reproducible, another process computes something else: another environment, hash seed, "
             "kernel choice, alignment of memory, or memory that was not written.", "2.3.2.2", operation=event,
             suggestions=("PYTHONHASHSEED, CUBLAS_WORKSPACE_CONFIG and the thread count equal in each process "
@@ -336,7 +339,7 @@ class Tree:
         evidence = (
             *self._counts(OBSERVED, ONE_THREAD),
             f"1 thread and {many} threads differ",
-            *_named(difference, event, one.events),
+            *named(difference, event, one.events),
             *([str(shape)] if shape else []),
         )
         if shape and shape.change == ROUNDING:
@@ -378,22 +381,9 @@ class Tree:
         terms = max((value.numel() for value in inputs), default=1)
         for _ in range(max(len(self.found[other].traces), 2)):
             _, outputs = self.capture(other, difference.event)
-            for good, bad in zip(reference, outputs, strict=False):
+            for good, bad in zip(map(dense, reference), map(dense, outputs), strict=False):
                 if good.shape == bad.shape and good.dtype == bad.dtype:
                     shape = analyse(good, bad, terms)
                     if shape.count:  # which of them is right is unknown
                         return shape if shape.change != OTHER else analyse(bad, good, terms)
         return None
-
-
-def _named(difference: Difference, event: Event | None, events: tuple[Event, ...]) -> tuple[str, ...]:
-    if event is None:
-        return (f"unequal results: {difference.text}",) if difference.text else ()
-    if difference.kind == "output":
-        return (f"first difference: {event.title} has equal inputs and an unequal output",)
-    if difference.kind == "input":
-        writer = event.writers[difference.position] if difference.position < len(event.writers) else -1
-        origin = events[writer].title if writer >= 0 else "from before the step"
-        return (f"first difference: input {difference.position} of {event.title}; its memory is {origin}",)
-    before = " in backward" if event.phase == BACKWARD else ""
-    return (f"first difference{before}: {event.title}",)

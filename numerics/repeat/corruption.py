@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from numerics.describe import NoValuesError, plain_values
 from numerics.errors import NumericsError
 from numerics.repeat.digest import bits_of
 
@@ -27,6 +28,7 @@ MOST_LISTED = 6  # indices or runs in a sentence
 SINGLE, ALL, ROWS, COLUMNS, TILE = "single element", "all elements", "rows", "columns", "tile"
 RUN, RUNS, SCATTERED, NOWHERE = "run", "equal runs", "scattered", "nowhere"
 BIT, MASK, NAN, ZERO, CONSTANT = "single bit", "same bits", "NaN", "zeros", "constant"
+ALL_NAN = NAN  # beside the condition of this name
 SHIFT, ADDED, ROUNDING, OTHER = "shifted copy", "added constant", "rounding", "other values"
 
 
@@ -95,6 +97,14 @@ def analyse(good: Tensor, bad: Tensor, terms: int = 1) -> Corruption:
         relative,
         flipped,
     )
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return the values as a dense tensor; an empty one where they cannot be read."""
+    try:
+        return plain_values(tensor)
+    except NoValuesError:
+        return torch.empty(0)
 
 
 # -- where

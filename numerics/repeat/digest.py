@@ -4,18 +4,21 @@
 
 x_i are the bits of element i as an integer, w_i odd numbers that depend on i. Integer addition modulo 2^64 gives the
 same result in any order. One changed element always changes the digest, because an odd factor is invertible.
+A tensor that consists of several, such as a sparse one, has the weighted sum of their digests and of a checksum of
+their shapes and dtypes.
 """
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from numerics.describe import plain_values
+from numerics.describe import is_wrapped, parts_of, plain_values, unwrapped
 
 PART = 1 << 18  # elements that are hashed at once; their products need 2 MiB
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -23,7 +26,24 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """Return the digest of the values in row-major order: an int64 scalar on the tensor's device."""
+    """Return the digest of the values in row-major order: an int64 scalar on the tensor's device.
+
+    NoValuesError for a tensor whose values cannot be read, such as a fake one.
+    """
+    if is_wrapped(tensor):
+        with unwrapped(tensor) as inner:
+            return digest(inner)
+    parts = parts_of(tensor)
+    if len(parts) == 1:
+        return _digest(parts[0])
+    forms = repr([(tuple(part.shape), part.dtype) for part in parts])
+    if not tensor.is_nested:
+        forms += repr((tuple(tensor.shape), tensor.dtype, tensor.layout))
+    found = [_digest(part).to(parts[0].device) * _part_factor(n) for n, part in enumerate(parts)]
+    return torch.stack(found).sum() + zlib.crc32(forms.encode())
+
+
+def _digest(tensor: Tensor) -> Tensor:
     flat = bits_of(tensor)
     if flat.device.type == "cpu":  # numpy takes a fifth of the time for small tensors
         return torch.tensor(_digest_array(flat.numpy()))

@@ -6,9 +6,11 @@ import bisect
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from numerics.describe import NoValuesError, parts_of
 from numerics.repeat.trace import Overlap
 
 MOST_OVERLAPS = 20  # that are listed
@@ -49,9 +51,9 @@ class MemoryMap:
     def block(self, tensor: Tensor, name: str) -> Block | None:
         """Return the block of a tensor, a new one on first use; None for tensors without memory."""
         try:
-            storage = tensor.untyped_storage()
+            storage = with_memory(tensor).untyped_storage()
             address, size = storage.data_ptr(), storage.nbytes()
-        except (RuntimeError, NotImplementedError):
+        except (NoValuesError, RuntimeError, NotImplementedError):
             return None
         if not address or not size:
             return None
@@ -72,7 +74,12 @@ class MemoryMap:
         block.writer = event
 
     def expect(self, block: Block, tensor: Tensor, digest: int, event: int) -> tuple[int, int] | None:
-        """Note the digest number of a view. Return (digest number, event) of an earlier one that must be equal."""
+        """Note the digest number of a view. Return (digest number, event) of an earlier one that must be equal.
+
+        None for a tensor that consists of several, as a sparse one.
+        """
+        if with_memory(tensor) is not tensor:
+            return None
         key = (tensor.storage_offset(), tensor.numel(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
         if not tensor.is_contiguous():
             key += (tuple(tensor.shape), tensor.stride())  # type: ignore[assignment]
@@ -108,6 +115,16 @@ class MemoryMap:
         live = self._live.get(block.device, [])
         if entry in live:
             live.remove(entry)
+
+
+def with_memory(tensor: Tensor) -> Tensor:
+    """Return the tensor that has the memory: the values of a sparse or nested tensor, else the tensor itself.
+
+    NoValuesError where there is none.
+    """
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        return tensor
+    return parts_of(tensor)[0]
 
 
 def _text(block: Block) -> str:

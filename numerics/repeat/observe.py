@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from numerics.describe import tensors_in
+from numerics.describe import NoValuesError, tensors_in
 from numerics.functions import OVERWRITING, UNSET, call_stack
 from numerics.gradients import sequence_number
 from numerics.repeat.digest import digest, resolve
-from numerics.repeat.memory import BEFORE, Block, MemoryMap
+from numerics.repeat.memory import BEFORE, Block, MemoryMap, with_memory
 from numerics.repeat.trace import (
     BACKWARD,
     COMMUNICATION,
     FORWARD,
+    INPUT,
     OPTIMIZER,
+    OUTPUT,
     OUTSIDE,
     Event,
     Overwritten,
@@ -38,6 +40,7 @@ ALLOCATING = UNSET | {"empty_permuted", "resize_"}
 WHOLE = OVERWRITING | {"zero_", "zero", "fill", "copy", "_foreach_zero_", "_foreach_copy_"}
 ALIASING = {"lift_fresh", "lift_fresh_copy"}  # the result is new memory, although the schema has an alias
 UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")  # they write running statistics
+NO_DIGEST = torch.zeros((), dtype=torch.int64)  # `unknown` of the event has the reason
 FILL_BYTE = {"zeros": 0x00, "NaN": 0xFF}
 
 
@@ -68,6 +71,7 @@ class Observer(TorchDispatchMode):
         self._optimizing = 0
         self._rows: list[dict[str, Any]] = []
         self._digests: list[Tensor] = []
+        self._unknown: dict[int, str] = {}  # reasons of tensors without a digest, by their place in _digests
         self._expected: list[tuple[int, int, int, int, int]] = []  # two digests, writer, reader, input
         self._pending: dict[
             int, tuple[int, int, Tensor]
@@ -169,9 +173,13 @@ class Observer(TorchDispatchMode):
         addresses = {id(tensor) for tensor in written}
         old = {_storage(tensor) for tensor in [*read, *written]}
         results = [tensor for tensor in tensors_in(output) if id(tensor) not in addresses]
-        fresh = [tensor for tensor in results if name in ALIASING or _storage(tensor) not in old]
+        fresh = [
+            tensor
+            for tensor in results
+            if name in ALIASING or _storage(tensor) not in old or tensor.layout is not torch.strided
+        ]
         for tensor in [*written, *fresh]:
-            row["kinds"].append(f"{tensor.dtype} {list(tensor.shape)}")
+            row["kinds"].append(f"{tensor.dtype} {'nested' if tensor.is_nested else list(tensor.shape)}")
             block = self.memory.block(tensor, f"output of {row['name']}")
             if block and block.name.startswith("input"):
                 block.name = f"output of {row['name']}"
@@ -212,10 +220,24 @@ class Observer(TorchDispatchMode):
     def _digest(self, tensor: Tensor) -> int:
         try:
             value = digest(tensor)
-        except (RuntimeError, NotImplementedError, TypeError, KeyError):  # sparse, nested or functorch's
-            value = torch.zeros((), dtype=torch.int64)
+        except Exception as error:  # a subclass of Tensor can fail in any way; the step goes on
+            reason = str(error).partition("\n")[0]
+            self._unknown[len(self._digests)] = reason if isinstance(error, NoValuesError) else _raised(error)
+            value = NO_DIGEST
+        if type(value) is not Tensor:
+            self._unknown[len(self._digests)] = f"computed as {type(value).__name__}"
+            value = NO_DIGEST
         self._digests.append(value)
         return len(self._digests) - 1
+
+    def _reasons(self, row: Mapping[str, Any]) -> tuple[tuple[str, int, str], ...]:
+        """Return the tensors of an operation that have no digest."""
+        return tuple(
+            (side, position, self._unknown[index])
+            for side in (INPUT, OUTPUT)
+            for position, index in enumerate(row.get(f"{side}s", ()))
+            if index in self._unknown
+        )
 
     def _where(self, communicates: bool) -> tuple[str, str, str]:
         """Return place, source and phase of the operation that runs now."""
@@ -263,16 +285,18 @@ class Observer(TorchDispatchMode):
                 kinds=tuple(row.get("kinds", ())),
                 sizes=tuple(row.get("sizes", ())),
                 unset=tuple(row["unset"]),
+                unknown=self._reasons(row),
             )
             for row in self._rows
         )
         changed = tuple(
             Overwritten(writer, reader, position)
             for one, other, writer, reader, position in self._expected
-            if values[one] != values[other]
+            if values[one] != values[other] and not {one, other} & self._unknown.keys()
         )
         results = {name: values[n] for name, n in self.results.items()}
-        return Trace(events, results, self.makers, changed, tuple(self.memory.overlaps), error)
+        unknown = {name: self._unknown[n] for name, n in self.results.items() if n in self._unknown}
+        return Trace(events, results, self.makers, changed, tuple(self.memory.overlaps), error, unknown)
 
 
 def _arguments(
@@ -307,9 +331,13 @@ def _is_view(func: Any) -> bool:
 
 def _storage(tensor: Tensor) -> int:
     try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
+        return int(with_memory(tensor).untyped_storage()._cdata)
+    except (NoValuesError, RuntimeError, NotImplementedError):
         return id(tensor)
+
+
+def _raised(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _has_operations(kind: type) -> bool:

@@ -11,11 +11,14 @@ from typing import Any
 from numerics.dump_files import write_json, writing
 from numerics.repeat.conclude import Conclusion, Finding
 from numerics.repeat.conditions import Condition
+from numerics.repeat.trace import Uncompared, uncompared
 from pages.document import Block, BulletList, Document, Paragraph, Section, Table, render_terminal
 from pages.markup import Strong, Text
 from pages.page import render_html
 
 SCHEMA = 1
+LIMITED = " in what could be compared"
+MOST_LISTED = 3  # operations or results in a sentence
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,34 @@ class Repetition:
     operations: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def uncompared(self) -> list[Uncompared]:
+        """Return the operations and results that could not be compared."""
+        return uncompared(trace for condition in self.conditions.values() for trace in condition.traces)
+
+    @property
+    def verdict(self) -> str:
+        """Return the name of the conclusion, with a reservation where it is no fault and not all was compared."""
+        limited = bool(self.uncompared) and not self.conclusion.is_fault
+        return self.conclusion.name + (LIMITED if limited else "")
+
+    @property
+    def reservation(self) -> str:
+        """Say what could not be compared: "2 operations could not be compared: ..."; "" where all was."""
+        found = self.uncompared
+        counts = [
+            f"{count} {word}{'s' * (count > 1)}"
+            for word, count in (
+                ("operation", sum(not each.is_result for each in found)),
+                ("result", sum(each.is_result for each in found)),
+            )
+            if count
+        ]
+        listed = list(dict.fromkeys(f"{each.name}: {each.reason}" for each in found))
+        more = ["..."] if len(listed) > MOST_LISTED else []
+        words = "; ".join([*listed[:MOST_LISTED], *more])
+        return f"{' and '.join(counts)} could not be compared: {words}" if found else ""
+
     def document(self, title: str = "Is the step reproducible?") -> Document:
         return repetition_document(self, title)
 
@@ -37,13 +68,15 @@ class Repetition:
 
 def repetition_document(found: Repetition, title: str) -> Document:
     conclusion = found.conclusion
-    blocks: list[Block] = [Paragraph(("Conclusion: ", Strong(conclusion.name, bad=conclusion.is_fault), "."))]
+    blocks: list[Block] = [Paragraph(("Conclusion: ", Strong(found.verdict, bad=conclusion.is_fault), "."))]
+    if found.reservation:
+        blocks.append(Paragraph(f"{found.reservation}."))
     if not conclusion.findings:
         total = sum(len(condition.traces) for condition in found.conditions.values())
         blocks.append(
             Paragraph(
-                f"All {total} repetitions have equal results to the bit. A fault that is rarer than that, or that "
-                "needs other conditions, is not excluded."
+                f"All {total} repetitions have equal results to the bit{LIMITED * bool(found.reservation)}. A fault "
+                "that is rarer than that, or that needs other conditions, is not excluded."
             )
         )
     for number, finding in enumerate(conclusion.findings, 1):
@@ -53,7 +86,7 @@ def repetition_document(found: Repetition, title: str) -> Document:
             name,
             str(condition.threads),
             str(len(condition.traces)),
-            "-" if len(condition.traces) < 2 else _results(condition.distinct),
+            "-" if len(condition.traces) < 2 else _results(condition),
         ]
         for name, condition in found.conditions.items()
     ]
@@ -64,8 +97,10 @@ def repetition_document(found: Repetition, title: str) -> Document:
     return Document(title, blocks, f"{found.operations} operations in the step")
 
 
-def _results(distinct: int) -> str:
-    return "equal" if distinct == 1 else f"{distinct} different"
+def _results(condition: Condition) -> str:
+    if (distinct := condition.distinct) > 1:
+        return f"{distinct} different"
+    return "equal" + LIMITED * bool(uncompared(condition.traces))
 
 
 def _finding(finding: Finding) -> list[Block]:
@@ -81,9 +116,10 @@ def as_json(found: Repetition) -> dict[str, Any]:
     """Return plain data: conclusion, findings, conditions with the number of different traces, notes."""
     return {
         "schema": SCHEMA,
-        "conclusion": found.conclusion.name,
+        "conclusion": found.verdict,
         "fault": found.conclusion.is_fault,
         "operations": found.operations,
+        "uncompared": [dataclasses.asdict(each) for each in found.uncompared],
         "findings": [_plain(finding) for finding in found.conclusion.findings],
         "conditions": {
             name: {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 COMMUNICATION, OUTSIDE = "communication", "outside of modules"
+INPUT, OUTPUT = "input", "output"
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Event:
     is called from. inputs, outputs: digests in the order of the arguments. writers: for each input the number of the
     operation that wrote its memory last; -1 for memory from before the step. kinds: dtype and shape of the outputs,
     sizes: elements of the inputs. unset: inputs in memory of torch.empty, whose elements may not all be written.
+    unknown: inputs and outputs without a digest, as (INPUT or OUTPUT, position, reason); their digests are 0.
     """
 
     name: str
@@ -29,6 +31,12 @@ class Event:
     kinds: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     unset: tuple[int, ...] = ()
+    unknown: tuple[tuple[str, int, str], ...] = ()
+
+    @property
+    def knows_inputs(self) -> bool:
+        """Return whether every input has a digest."""
+        return all(side != INPUT for side, _, _ in self.unknown)
 
     @property
     def title(self) -> str:
@@ -59,7 +67,7 @@ class Overlap:
 class Trace:
     """One repetition. results: digest of each result by name. error: of a step that raised one; else empty.
 
-    makers: the operation that wrote each result last; -1 where none did.
+    makers: the operation that wrote each result last; -1 where none did. unknown: results without a digest.
     """
 
     events: tuple[Event, ...]
@@ -68,6 +76,29 @@ class Trace:
     overwritten: tuple[Overwritten, ...] = ()
     overlaps: tuple[Overlap, ...] = ()
     error: str = ""
+    unknown: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Uncompared:
+    """An operation or a result that could not be compared. name: its title. reason: of the first tensor."""
+
+    is_result: bool
+    name: str
+    reason: str
+
+
+def uncompared(traces: Iterable[Trace]) -> list[Uncompared]:
+    """Return the operations with a tensor that has no digest, and such results, of all traces, each once."""
+    operations: dict[tuple[int, str], str] = {}
+    results: dict[str, str] = {}
+    for trace in traces:
+        for number, event in enumerate(trace.events):
+            if event.unknown:
+                operations.setdefault((number, event.title), event.unknown[0][2])
+        results |= trace.unknown
+    found = [Uncompared(False, title, reason) for (_, title), reason in sorted(operations.items())]
+    return found + [Uncompared(True, name, reason) for name, reason in results.items()]
 
 
 @dataclass(frozen=True)
@@ -160,3 +191,18 @@ def _in_order(one: Trace, other: Trace) -> Difference | None:
 def _first(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def named(difference: Difference, event: Event | None, events: tuple[Event, ...]) -> tuple[str, ...]:
+    """Return a difference in words. event: that it names; events: of its trace."""
+    if event is None:
+        return (f"unequal results: {difference.text}",) if difference.text else ()
+    if difference.kind == "output":
+        known = "equal inputs" if event.knows_inputs else "inputs that could not be compared"
+        return (f"first difference: {event.title} has {known} and an unequal output",)
+    if difference.kind == "input":
+        writer = event.writers[difference.position] if difference.position < len(event.writers) else -1
+        origin = events[writer].title if writer >= 0 else "from before the step"
+        return (f"first difference: input {difference.position} of {event.title}; its memory is {origin}",)
+    before = " in backward" if event.phase == BACKWARD else ""
+    return (f"first difference{before}: {event.title}",)

@@ -13,7 +13,8 @@ from typing import Any
 class Value:
     """A recorded argument: a tensor where dtype is set, else a plain value.
 
-    parts: of a joined tensor, concatenated along the axis; added where axis is None.
+    parts: of a joined tensor, concatenated along the axis; added where axis is None. unknown: why a tensor has neither
+    statistics nor values; "" where it has. layout: of one that is not dense, as "torch.sparse_coo" or "nested".
     """
 
     kind: str
@@ -32,6 +33,13 @@ class Value:
     plain: Any = None
     parts: tuple[Value, ...] = ()
     axis: int | None = None
+    unknown: str = ""
+    layout: str = ""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Return whether nothing of a tensor's values is known."""
+        return bool(self.dtype and self.unknown) and not (self.checksum or self.has_values)
 
     @property
     def statistics(self) -> tuple[float | None, ...]:
