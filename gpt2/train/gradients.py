@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gpt2.system import ranks
+from gpt2.system.rank_sums import rank_sums
 
 BUCKET_BYTES = 64 * 2**20  # of gradients that are exchanged at once, and copied for it
 
@@ -47,6 +48,40 @@ def accumulate_tree(backward: Callable[[int], Tensor], count: int, parameters: S
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     return total
+
+
+def accumulate_as_ranks(
+    backward: Callable[[int], Tensor], count: int, parameters: Sequence[Tensor], world: int
+) -> Tensor:
+    """Do as `accumulate` on each of `world` ranks followed by `sum_over_ranks` does, in one process and to the bit.
+
+    Needs world + 1 times the memory of the gradients. On accelerators sums differ by rounding (gpt2.system.rank_sums).
+    """
+    each = count // world
+    totals: list[Tensor] = []
+    found: list[Gradients] = []
+    for rank in range(world):
+        totals.append(accumulate(lambda number, first=rank * each: backward(first + number), each))  # type: ignore[misc]
+        found.append([parameter.grad for parameter in parameters])
+        for parameter in parameters:
+            parameter.grad = None
+    for number, parameter in enumerate(parameters):
+        if any(of_rank[number] is not None for of_rank in found):
+            for of_rank in found:
+                of_rank[number] = torch.zeros_like(parameter) if of_rank[number] is None else of_rank[number]
+    per_rank = [
+        [total, *(one for one in of_rank if one is not None)]
+        for total, of_rank in zip(totals, found, strict=True)
+    ]
+    with rank_sums(world) as add:
+        summed: list[Tensor] = []
+        for buckets in zip(*([[of_rank[0]], *_buckets(of_rank[1:])] for of_rank in per_rank), strict=True):
+            flat = add([_flatten_dense_tensors(bucket) for bucket in buckets])
+            summed += _unflatten_dense_tensors(flat, buckets[0])
+    left = iter(summed[1:])
+    for gradient, parameter in zip(found[0], parameters, strict=True):
+        parameter.grad = None if gradient is None else gradient.copy_(next(left))  # memory of each gradient
+    return summed[0]
 
 
 def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -114,6 +114,7 @@ class Stepper:
         self.settings = optimizer_config
         self.warmup = warmup
         self.tree = tree
+        self.simulated_ranks = 1  # in a replay of a run of several ranks: their number
         self.batch = batch
         self.seed = seed
         self.device = device
@@ -205,6 +206,8 @@ class Stepper:
             count = len(micro_batches)
             if self.tree:
                 return gradients.accumulate_tree(backward, count, self.parameters)
+            if self.simulated_ranks > 1:
+                return gradients.accumulate_as_ranks(backward, count, self.parameters, self.simulated_ranks)
             return gradients.accumulate(backward, count)
 
         if self.sharding:  # its ranks exchange data in the model, so one that runs out of memory ends alone

@@ -5,7 +5,8 @@ with probability 1/R. A rank deviates where it has the largest (or the smallest)
 tail is below ALARM / 2R.
 
 The mean of a reduced gradient is the mean over ranks of the means before reduction, or their sum. Rounding to bfloat16
-moves it by about 2^-8 of its size in the median over steps; a tensor over 16 times that does not match.
+moves it by about 2^-8 of its size in the median over steps; a tensor over 16 times that does not match. Where elements
+cancel, as in gradients before a layer norm, the size is that of a mean of independent elements: RMS / sqrt(n).
 """
 
 from __future__ import annotations
@@ -147,15 +148,29 @@ def _check_reduction(result: Ranks, tables: dict[int, Table], reduced: dict[int,
     rows = np.flatnonzero(usable.sum(axis=1) >= FEWEST)
     if not len(rows):
         return
-    sizes = [float(np.median(np.abs(whole[row, usable[row]] / total[row, usable[row]]))) for row in rows]
-    summed = abs(math.log(max(np.median(sizes), 1e-300))) < abs(
-        math.log(max(np.median(sizes) * len(tables), 1e-300))
-    )
+    least = _size_of_means(table)
+    sizes = [
+        float(np.median(np.abs(whole[row, usable[row]] / total[row, usable[row]])))
+        for row in rows
+        if np.median(np.abs(total[row, usable[row]])) >= np.median(least[row, usable[row]])
+    ]
+    typical = max(float(np.median(sizes)) if sizes else 1.0, 1e-300)
+    summed = abs(math.log(typical)) < abs(math.log(typical * len(tables)))
     result.operation = "sum" if summed else "mean"
     expected = total if summed else total / len(tables)
     result.checked = len(rows)
     for row in rows:
         one, other = whole[row, usable[row]], expected[row, usable[row]]
-        difference = float(np.median(np.abs(one - other) / np.maximum(np.abs(other), 1e-300)))
+        scale = np.maximum(np.abs(other), least[row, usable[row]])
+        difference = float(np.median(np.abs(one - other) / np.maximum(scale, 1e-300)))
         if difference > MISMATCH:
             result.mismatched[table.names[row]] = difference
+
+
+def _size_of_means(table: Table) -> NDArray[np.float64]:
+    """Return RMS / sqrt(n) of each tensor and step, which is RMS^2 / norm; 0 where the table has no std."""
+    if "std" not in table.values or "norm" not in table.values:
+        return np.zeros(table.values["mean"].shape)
+    squares = sum(np.square(table.values[name].astype(np.float64)) for name in ("mean", "std"))
+    size = np.asarray(squares) / np.maximum(table.values["norm"].astype(np.float64), 1e-300)
+    return np.where(np.isfinite(size), size, 0.0)

@@ -17,7 +17,7 @@ from scripts.record.__main__ import enter_environment
 
 USAGE = "make bisect RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME]"
 SEARCHES = ("settings", "steps", "phases", "modules")
-SYMPTOMS = ("nan", "spike", "differs")
+SYMPTOMS = ("nan", "spike", "differs", "rounding")
 
 
 def main(restart: bool = False) -> int:

@@ -13,11 +13,14 @@ from scripts.bisect.play import Player
 from scripts.bisect.session import Result, Session, default_folder, identity
 from scripts.bisect.settings import search_settings
 from scripts.bisect.steps import search_steps
-from scripts.bisect.symptoms import DIFFERS, NAN, Symptom, find_symptom
+from scripts.bisect.symptoms import NAN, OF_TWO, ROUNDING, Symptom, find_symptom
 from scripts.bisect.write import write_bisection
 from scripts.diagnose.runs import RunSide, read_run
 from scripts.record.replay import Replay
 from study.compare.load import labels
+
+SEARCHES = ("settings", "steps", "phases", "modules")
+BIT_SEARCHES = ("settings", "steps")  # of a difference within rounding
 
 
 def bisect_run(given: argparse.Namespace) -> int:
@@ -29,7 +32,14 @@ def bisect_run(given: argparse.Namespace) -> int:
     folder = given.out or default_folder(given.run, "bisect")
     print(f"{run.label}: {symptom.text}", flush=True)
     session = start(run, symptom, folder, against, from_start=False)
-    wanted = given.over or ("settings", "steps", "phases", "modules")
+    wanted = given.over or SEARCHES
+    if symptom.kind == ROUNDING and not given.over:
+        wanted = BIT_SEARCHES
+    elif symptom.kind == ROUNDING and not {*wanted} <= {*BIT_SEARCHES}:
+        raise UserError(
+            f"OVER={' '.join(wanted)} explains no difference within rounding, since each fix rounds otherwise; fix: "
+            f'OVER="{" ".join(BIT_SEARCHES)}"'
+        )
     results: list[Result] = []
     if "settings" in wanted and against is not None:
         results += _settings(run, against, symptom, session)
@@ -133,10 +143,13 @@ def _parts(
 
 
 def _not_shown(run: RunSide, symptom: Symptom) -> str:
-    if symptom.kind == DIFFERS:
+    if symptom.kind in OF_TWO:
+        of = "the machine or its libraries"
+        if run.record and run.record.batch and run.record.batch.world_size > 1:
+            of = f"the exchange between its {run.record.batch.world_size} ranks, the machine or its libraries"
         return (
-            f"a replay of {run.label} here does not differ from the other run, so the difference is of the machine or "
-            f"its libraries, or not reproducible; fix: make repeat RUN={run.path} STEP={symptom.step}"
+            f"a replay of {run.label} here does not differ from the other run, so the difference is of {of}, or not "
+            f"reproducible; fix: make repeat RUN={run.path} STEP={symptom.step}"
         )
     what = "is finite" if symptom.kind == NAN else "has no spike"
     return (

@@ -160,6 +160,7 @@ class Settings:
     dtype: str
     device: str
     warmup: int | None = None
+    ranks: int = 1
 
     @classmethod
     def of_run(cls, run_dir: Path, record: RunRecord, entries: Mapping[str, Entry]) -> Settings:
@@ -175,6 +176,7 @@ class Settings:
             record.target.dtype,
             "cpu" if record.target.name == "cpu" else "auto",
             record.schedule.warmup_iterations,
+            record.batch.world_size,
         )
 
     def player(self, scratch: Path) -> Player:
@@ -188,7 +190,10 @@ class Settings:
         config = dataclasses.replace(config, target=target)
         resolved = attention_kernels.prepare_device(target, config.model)
         effective = config.batch.effective
-        batch = plan_batch(effective, math.gcd(effective, self.micro), 1, config.model.block_size)
+        micro = (
+            math.gcd(effective // self.ranks, self.micro) or 1
+        )  # plan_batch refuses a share that is not whole
+        batch = plan_batch(effective, micro, self.ranks, config.model.block_size)
         chosen = variant(self.variant, config.model, AlternationSettings.from_symbols(symbols))
         plan = RunPlan(
             scratch,
@@ -200,4 +205,5 @@ class Settings:
             warmup_iterations=self.warmup,
         )
         run = Run(plan, chosen.configure(config), resolved, chosen.parts, Stop(), shared=config)
+        run.stepper.simulated_ranks = self.ranks
         return Player(run, resolved, config.model.dropout, self.iterations)

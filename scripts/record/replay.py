@@ -94,6 +94,7 @@ class Replay:
             raise missing_source(run_dir, record) or error from error
         own = chosen.configure(config)
         self.run = Run(plan, own, self.resolved, chosen.parts, Stop(), shared=config)
+        self.run.stepper.simulated_ranks = record.batch.world_size
         self._refuse_other_data()
         self.logged: Mapping[int, Step] = {
             line.iteration: line for line in read_steps(run_dir / "metrics.jsonl").steps
@@ -228,6 +229,9 @@ class Replay:
         if code:
             more = f" and {len(code) - MOST_MODULES} more" if len(code) > MOST_MODULES else ""
             found.append(f"changed code: {', '.join(code[:MOST_MODULES])}{more}")
+        world = self.run.plan.batch.world_size
+        if world > 1 and (self.config.target.sharded or self.resolved.device != "cpu"):
+            found.append(f"the order in which the {world} ranks sum gradients, which is known for gloo alone")
         if record.fingerprint and self.run.log.record["fingerprint"]["initial_weights"] != (
             record.fingerprint.initial_weights
         ):

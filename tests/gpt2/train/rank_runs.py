@@ -50,12 +50,12 @@ def configuration(texts: Path, dropout: float = 0.0, tree: bool = False, sharded
     )
 
 
-def start(spec: dict[str, Any]) -> Run:
-    """Start or resume the run, of as many ranks as there are."""
+def start(spec: dict[str, Any], simulated: int = 1) -> Run:
+    """Start or resume the run, of as many ranks as there are. simulated: ranks of a replay in one process."""
     settings = {name: spec[name] for name in ("dropout", "tree", "sharded") if name in spec}
     config = configuration(Path(spec["texts"]), **settings)
     run = small_runs.start(Path(spec["directory"]), config, spec.get("name", "B"), Stop())
-    batch = plan_batch(EFFECTIVE, MICRO, ranks.world(), 16)
+    batch = plan_batch(EFFECTIVE, MICRO, max(ranks.world(), simulated), 16)
     plan = dataclasses.replace(run.plan, batch=batch, hellaswag=HELLASWAG)
     chosen = variant(spec.get("name", "B"), config.model, small_runs.ALTERNATION)
     own = run.config
@@ -63,7 +63,9 @@ def start(spec: dict[str, Any]) -> Run:
         own = dataclasses.replace(
             own, monitor=MonitorSettings(True, 1, ("all",), ("nan", "spike", "grad_norm"))
         )
-    return Run(plan, own, run.resolved, chosen.parts, run.stop, examine_trained, shared=config)
+    started = Run(plan, own, run.resolved, chosen.parts, run.stop, examine_trained, shared=config)
+    started.stepper.simulated_ranks = simulated
+    return started
 
 
 def disturb(run: Run, action: str) -> None:

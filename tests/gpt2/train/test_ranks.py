@@ -21,6 +21,7 @@ from tests.small_runs import StopAfter, outcome, same
 
 SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "plain-dropout": {"dropout": 0.2},
     "lens": {"name": "LENS"},
     "tree": {"tree": True},
     "dropout": {"tree": True, "dropout": 0.2, "name": "RALEARN"},
@@ -65,7 +66,7 @@ def several(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> tuple[Path
         run.stop = StopAfter(5)
         assert run.train() == "interrupted"
         assert 0 < run.iteration < rank_runs.ITERATIONS
-    runs = {2: specs(two, texts, list(SPECS)), 4: specs(four, texts, ["tree"])}
+    runs = {2: specs(two, texts, list(SPECS)), 4: specs(four, texts, ["tree", "plain"])}
     subprocess.run([sys.executable, "-m", "tests.gpt2.train.rank_runs", json.dumps(runs)], check=True)
     return two, four
 
@@ -73,6 +74,16 @@ def several(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> tuple[Path
 @pytest.fixture(scope="module")
 def two(several: tuple[Path, Path]) -> Path:
     return several[0]
+
+
+@pytest.mark.parametrize(("name", "world"), [("plain", 2), ("plain-dropout", 2), ("plain", 4)])
+def test_one_process_replays_several_ranks_to_the_bit(
+    name: str, world: int, several: tuple[Path, Path], tmp_path: Path, texts: Path
+) -> None:
+    (spec,) = specs(tmp_path, texts, [name])
+    assert rank_runs.start(spec, simulated=world).train() == "finished"
+    assert same(outcome(tmp_path / name)[2], outcome(several[world // 4] / name)[2])
+    assert same(outcome(tmp_path / name)[0], outcome(several[world // 4] / name)[0])
 
 
 @pytest.fixture(scope="module")

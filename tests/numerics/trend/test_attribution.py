@@ -298,6 +298,26 @@ def test_equal_ranks_and_a_right_reduction_are_no_finding_and_a_lost_rank_is(
     assert f"is not the {reduce} of the ranks in 14 of 14 tensors" in " ".join(sentences(trend))
 
 
+def test_means_of_elements_that_cancel_are_rounding_and_no_finding(tmp_path: Path) -> None:
+    """The gradients of a token embedding have a mean of zero: the three means are unrelated rounding."""
+    generator, (one, other) = np.random.default_rng(3), ranks(tmp_path)[:2]
+    norm = np.sqrt(one**2 + other**2)
+
+    def write(folder: Path, rounding: float) -> None:
+        for rank, norms in enumerate((one, other)):
+            mean = rounding * generator.standard_normal(one.shape)
+            more = {"mean": mean, "std": norms / 100}  # 10,000 elements
+            write_monitor(folder, norms, "grad_unreduced", rank, more=more)
+        mean = rounding * generator.standard_normal(one.shape)
+        write_monitor(folder, norm, more={"mean": mean, "std": norm / 100})
+
+    write(tmp_path / "cancel", 1e-9)
+    found = analysed(tmp_path / "cancel").ranks
+    assert (found.mismatched, found.checked) == ({}, 14)
+    write(tmp_path / "wrong", 1e-4)  # RMS / sqrt(n) of norm 1
+    assert len(analysed(tmp_path / "wrong").ranks.mismatched) == 14
+
+
 def test_the_binomial_tail_is_that_of_counting() -> None:
     generator = np.random.default_rng(0)
     draws = generator.binomial(40, 0.25, 400_000)

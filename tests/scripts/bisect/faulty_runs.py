@@ -14,6 +14,7 @@ from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware import attention_kernels
+from gpt2.system import ranks
 from gpt2.system.signals import Stop
 from gpt2.train.run_plan import RunPlan
 from gpt2.train.step import NotFiniteError
@@ -111,15 +112,27 @@ def workplace(folder: Path, **sources: str) -> Iterator[Path]:
 
 def train(arm: str, study: str, stop: Stop | None = None, **settings: str) -> Path:
     """Train a run of an arm; it may end where it is not finite. Returns its folder."""
+    return train_configured(arm, configured(arm, study, **settings), stop)
+
+
+def configured(arm: str, study: str, **settings: str) -> Path:
+    """Write the configuration of a run. Returns its folder."""
     given = (f"CONFIG_{symbol}={value}" for symbol, value in (SETTINGS | settings).items())
     configure("defconfig", "gpt2-ra-ablation-smoke+cpu", *given)
-    symbols = read_symbols(".config")
-    config = Config.from_symbols(symbols)
     run_dir = Path(f"results/{study}/runs") / run_record.run_name(arm, 0)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config").write_text(Path(".config").read_text())
+    return run_dir
+
+
+def train_configured(arm: str, run_dir: Path, stop: Stop | None = None) -> Path:
+    """Train a run whose configuration is in its folder; as one of several ranks, if they are joined."""
+    symbols = read_symbols(run_dir / "config")
+    config = Config.from_symbols(symbols)
     resolved = attention_kernels.prepare_device(config.target, config.model)
-    batch = plan_batch(config.batch.effective, 2, 1, config.model.block_size)
+    effective = config.batch.effective
+    micro = min(2, effective // ranks.world())
+    batch = plan_batch(effective, micro, ranks.world(), config.model.block_size)
     plan = RunPlan(run_dir, run_dir.name, arm, 0, config.budget.max_iterations, batch)
     chosen = variant(arm, config.model, AlternationSettings.from_symbols(symbols))
     with (

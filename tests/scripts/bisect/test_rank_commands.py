@@ -1,0 +1,113 @@
+"""Runs of two ranks under every command of numerics: record, bisect, monitor and trend."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpt2.system.errors import UserError
+from scripts.bisect import __main__ as bisect_command
+from scripts.monitor import __main__ as monitor_command
+from scripts.record import __main__ as record_command
+from scripts.trend import __main__ as trend_command
+from tests.scripts.bisect.faulty_runs import HALF, ROOT, configured, train, workplace
+
+STEPS = 40
+MONITORED = {"GPT2_MAX_ITERS": str(STEPS), "EFFECTIVE_BATCH": "8", "MONITOR": "y", "MONITOR_INTERVAL": "1"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder with the runs: one/B0 of a process, two/B0 of two ranks, lost/B0 and half/HALF0 with a fault."""
+    with workplace(tmp_path_factory.mktemp("place"), half=HALF) as folder:
+        train("B", "one", **MONITORED)
+        ranks = MONITORED | {"RANKS": "2"}
+        specs = [
+            {"world": 2, "arm": "B", "run": str(configured("B", "two", **ranks))},
+            {"world": 2, "arm": "B", "run": str(configured("B", "lost", **ranks)), "fault": "lost"},
+            {"world": 2, "arm": "HALF", "run": str(configured("HALF", "half", **ranks))},
+        ]
+        command = [sys.executable, "-m", "tests.scripts.bisect.rank_training", json.dumps(specs)]
+        subprocess.run(command, check=True, timeout=300, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        yield folder
+
+
+def call(command: Any, monkeypatch: pytest.MonkeyPatch, *words: str, **given: Any) -> int:
+    options = [f"--{name}={value}" for name, value in given.items()]
+    monkeypatch.setattr("sys.argv", [command.__name__, *options, *words])
+    status: int = command.main()
+    return status
+
+
+def run(study: str, name: str = "B0") -> Path:
+    return Path(f"results/{study}/runs/{name}")
+
+
+def test_a_step_of_two_ranks_is_recorded_exactly(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(record_command, monkeypatch, run=run("two"), step=12) == 0
+    assert "exact: 12 of 12 replayed steps equal metrics.jsonl in loss and gradient norm, to the bit" in (
+        capsys.readouterr().out
+    )
+
+
+def test_two_ranks_against_one_is_a_difference_of_the_order_of_sums(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"run": run("two"), "against": run("one")}
+    assert call(bisect_command, monkeypatch, **given) == 0
+    assert "within rounding" in capsys.readouterr().out
+    found = json.loads(Path("results/two/bisect/B0/bisect.json").read_text())
+    assert found["symptom"]["kind"] == "rounding"
+    (settings,) = found["results"]
+    assert settings["found"] == ["ranks"]
+    assert settings["text"].startswith("ranks=2 (1) gives the symptom")
+    assert call(bisect_command, monkeypatch, over="steps", **given) == 0
+    found = json.loads(Path("results/two/bisect/B0/bisect.json").read_text())
+    assert found["results"][0]["found"] == ["step 1"]
+    with pytest.raises(UserError, match="OVER=modules explains no difference within rounding"):
+        call(bisect_command, monkeypatch, over="modules", **given)
+    with pytest.raises(UserError, match="do not differ beyond rounding, so there is nothing to explain"):
+        call(bisect_command, monkeypatch, symptom="differs", **given)
+
+
+def test_the_module_with_a_fault_is_named_in_a_run_of_two_ranks(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(bisect_command, monkeypatch, run=run("half", "HALF0"), over="modules") == 0
+    found = json.loads(Path("results/half/bisect/HALF0/bisect.json").read_text())
+    assert found["results"][0]["found"] == ["upcast:blocks.1.attention"]
+
+
+def test_a_wrong_exchange_is_not_in_a_replay_and_the_message_names_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(bisect_command, monkeypatch, run=run("lost"), against=run("one"), over="modules") == 0
+    printed = capsys.readouterr().out
+    assert "the difference is of the exchange between its 2 ranks, the machine or its libraries" in printed
+    assert call(trend_command, monkeypatch, str(run("one")), str(run("lost"))) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "The reduced gradient is not the mean of the ranks in" in printed  # half of the sum is like a mean
+
+
+def test_trend_has_the_rows_of_both_ranks_and_no_finding(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monitor_command, monkeypatch, run=run("two")) == 0
+    printed = capsys.readouterr().out
+    for rank in range(2):
+        assert f"rank {rank}: grad_unreduced: 28 tensors, {STEPS} steps from 1 to {STEPS}" in printed
+    assert call(trend_command, monkeypatch, str(run("one")), str(run("two"))) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "The reduced gradient" not in printed
+    found = json.loads(Path("results/trend-one-runs-B0-two-runs-B0/trend.json").read_text())
+    assert found["ranks"]["mismatched"] == {}
+    assert found["ranks"]["reduction"] == "sum"
