@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def rank_sums(world: int) -> Iterator[Sum]:
         return
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
 
-    def join(rank: int) -> torch.distributed.ProcessGroupGloo:
+    def join(rank: int) -> Any:
         return torch.distributed.ProcessGroupGloo(store, rank, world, PATIENCE)
 
     with ThreadPoolExecutor(world) as pool:
