@@ -34,10 +34,13 @@ from numerics.describe import (
 )
 from numerics.dump_files import rank_folder, this_rank, write_record
 from numerics.errors import NumericsError
+from numerics.fixes import passes
 from numerics.functions import FunctionCalls, call_stack, without_overwritten
 from numerics.gradients import GradientWatch, sequence_number
 from numerics.record_config import RecorderConfig
 from numerics.recorded_step import OpenCall, RecordedStep, backward_name
+
+WITHIN_FIX = "gradients within a fixed module are not recorded: backward computes them in a repeated forward"
 
 
 class Recorder:
@@ -201,7 +204,7 @@ class Recorder:
 
     def recording(self) -> bool:
         """Return whether a call is recorded now: not the recorder's, and no recomputation during backward."""
-        return self._active and not self.busy and torch._C._current_graph_task_id() == -1
+        return self._active and not self.busy and passes.counts()
 
     def open_call(
         self,
@@ -251,6 +254,8 @@ class Recorder:
             self.config.wants("backward", "input") or self.config.wants("backward", "output")
         ):
             self._watch_gradients(call, output)
+        elif passes.first():
+            self.note(WITHIN_FIX)
 
     def _overwriting(self, label: str, args: Sequence[Any]) -> list[Any]:
         with self._quietly():

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from numerics.errors import NumericsError
 from numerics.fixes.contexts import ReplacedFunctions, Replacement, swapped_tensors
 from numerics.fixes.conversion import SMALL, UPCAST, Conversion
+from numerics.fixes.passes import DISCARDED, LISTENERS, running
 from numerics.fixes.replay import Autocast, Finish, device_types, forked_rng, replayed
 from numerics.fixes.small import SMALL as SMALL_FUNCTIONS
 
@@ -101,6 +102,7 @@ class Computation:
                 torch.no_grad(),
                 forked_rng(tensors),
                 swapped_tensors(module, clones),
+                running(DISCARDED),
             ):
                 self.dtypes[key] = [
                     one.dtype for one in tree_flatten(original())[0] if isinstance(one, Tensor)
@@ -139,7 +141,7 @@ class Computation:
         self.moved |= conversion.home is not None
         dtypes: list[torch.dtype] = []
         if conversion.wide and not Autocast(device_types(tensors)).enabled:
-            with torch.no_grad(), forked_rng(tensors):
+            with torch.no_grad(), forked_rng(tensors), running(DISCARDED):
                 plain = tree_flatten(func(*args, **kwargs))[0]
             dtypes = [one.dtype for one in plain if isinstance(one, Tensor)]
         inputs = [conversion.into(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -162,7 +164,12 @@ class Computation:
 
 
 def _small(name: str) -> Replacement:
-    return lambda func, args, kwargs: SMALL_FUNCTIONS[name](*args, **kwargs)
+    def compute(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        for listener in LISTENERS:
+            listener(func, args, kwargs)
+        return SMALL_FUNCTIONS[name](*args, **kwargs)
+
+    return compute
 
 
 def _version(value: Any) -> int:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from numerics.fixes.passes import FIRST, REPLAYED, running
+
 Finish = Callable[[Sequence[Tensor]], Any]  # outputs -> the result, in the context of the computation
 Compute = Callable[[Sequence[Tensor], bool, Finish], Any]  # (tensors, whether this is the first time, finish)
 
@@ -81,7 +83,7 @@ class Replay:
 
     def again(self, tensors: Sequence[Tensor], finish: Finish) -> Any:
         """Compute a second time, with gradients, and return the result of `finish`."""
-        with forked_rng(tensors), self.autocast.restored(), torch.enable_grad():
+        with forked_rng(tensors), self.autocast.restored(), torch.enable_grad(), running(REPLAYED):
             torch.set_rng_state(self.state)
             if self.devices:
                 set_device_states(self.devices, self.states, device_type=_accelerator(tensors))
@@ -96,7 +98,7 @@ class _Replayed(torch.autograd.Function):
         ctx.replay = replay
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        with replay.autocast.restored():
+        with replay.autocast.restored(), running(FIRST):
             outputs: tuple[Tensor, ...] = replay.compute(tensors, True, tuple)
         ctx.mark_non_differentiable(*[one for one in outputs if not one.is_floating_point()])
         return outputs

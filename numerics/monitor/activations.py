@@ -1,7 +1,8 @@
 """Watch the modules of a model during forward and backward: activations, their gradients, and attention calls.
 
 Hooks are installed for a monitored step only and change no result. Calls that backward recomputes (activation
-checkpointing) are not counted twice.
+checkpointing) are not counted twice. Within a module that numerics.fix replaced, gradients are those of the forward
+that backward repeats; its inputs may be converted copies, whose gradients are those of this module alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from numerics.describe import tensors_in
+from numerics.fixes import passes
 from numerics.monitor.attention import AttentionCalls
 from numerics.monitor.statistics import Pending
 from numerics.monitor.targets import plain_name
@@ -50,25 +52,22 @@ class ActivationWatch:
             self.within.clear()
             yield
 
-    def _counts(self) -> bool:
-        """Return whether a call counts: not one that backward recomputes."""
-        return torch._C._current_graph_task_id() == -1
-
     def _in_model(self) -> bool:
         """Return whether a module of the model runs, and counts."""
-        return bool(self.within) and self._counts()
+        return bool(self.within) and passes.counts()
 
     def _hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if self._counts():
+            if passes.counts():
                 self.within.append(path)
                 self.calls[path] = 0
+            if passes.counts() or passes.replayed():
                 self._observe(path, "input", tensors_in([list(args), kwargs]))
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self._counts():
-                if self.within:
-                    self.within.pop()
+            if passes.counts() and self.within:
+                self.within.pop()
+            if passes.counts() or passes.replayed():
                 self._observe(path, "output", tensors_in(output))
 
         yield module.register_forward_pre_hook(before, with_kwargs=True)
@@ -79,7 +78,7 @@ class ActivationWatch:
             if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
                 continue
             name = f"{path}.{side}.{index}" if path else f"{side}.{index}"
-            if self.wanted("actv", name):
+            if not passes.replayed() and self.wanted("actv", name):
                 self._once(("actv", name), tensor)
             gradient = f"{path}.{side}_grad.{index}" if path else f"{side}_grad.{index}"
             if tensor.requires_grad and not tensor.is_leaf and self.wanted("actv_grad", gradient):

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from numerics.fixes.passes import LISTENERS
+
 BLOCK = {"cpu": 2**18}  # scores at once: 1 MB, which fits in the cache
 DEVICE_BLOCK = 2**24  # on another device: 64 MB
 CAUSAL_BLOCKS = 8  # of queries: a block reads the keys up to its last query, 9/16 of all in the mean
@@ -33,8 +35,21 @@ class AttentionCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
+        self._observe(func, args, given)
+        return func(*args, **given)
+
+    def __enter__(self) -> AttentionCalls:
+        LISTENERS.append(self._observe)  # a fix computes such a call by other functions
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        LISTENERS.remove(self._observe)
+        super().__exit__(*error)
+
+    def _observe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if func is F.scaled_dot_product_attention and self.watching():
-            call = dict(zip(ARGUMENTS, args, strict=False)) | given
+            call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
             with torch.no_grad(), torch.autocast(call["query"].device.type, enabled=False):
                 self.report(
                     attention_statistics(
@@ -45,7 +60,6 @@ class AttentionCalls(TorchFunctionMode):
                         call.get("scale"),
                     )
                 )
-        return func(*args, **given)
 
 
 def attention_statistics(
