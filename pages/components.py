@@ -1,8 +1,11 @@
-"""The HTML of tables, lists, legends, color labels and figures, and the palette that pages share."""
+"""The HTML of sections, lists, legends, color labels and figures, and the palette that pages share."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from pages.document import (
@@ -20,11 +23,13 @@ from pages.document import (
     Section,
     Table,
 )
-from pages.markup import ColorLabel, Text, escape_html, pieces, to_html
+from pages.markup import ColorLabel, Text, escape_html, pieces, to_html, to_plain
+from pages.tables import table_html
 
 # Names with the same color on every page (a test holds them equal to ra.names.PATTERNS).
 FIXED_COLORS = ("B", "RAEARLY", "RALATE", "RAALL", "RAALT", "RALEARN")
 COLORS = 10  # --v0 .. --v9 of page.css
+LONG = 5  # sections from which a page has links to them
 
 
 def palette_index(name: str, names: Sequence[str]) -> int:
@@ -50,12 +55,32 @@ def legend(names: Sequence[str]) -> Legend:
     return Legend([color_label(name, names) for name in names])
 
 
-def render_blocks(blocks: Iterable[Block]) -> str:
-    """The blocks as HTML, empty ones left out."""
-    return "\n".join(filter(None, map(_block, blocks)))
+@dataclass
+class Place:
+    """Where a block is. heading: the nearest one above it. sections: (id, heading) of the sections so far."""
+
+    heading: str = ""
+    sections: list[tuple[str, str]] = field(default_factory=list)
+
+    def enter(self, heading: Text) -> str:
+        """Begin a section and return its id."""
+        self.heading = to_plain(heading)
+        word = "section-" + re.sub(r"[^a-z0-9]+", "-", self.heading.lower()).strip("-")
+        taken = {key for key, _ in self.sections}
+        key = next(
+            key for number in count(1) if (key := f"{word}-{number}" if number > 1 else word) not in taken
+        )
+        self.sections.append((key, self.heading))
+        return key
 
 
-def _block(block: Block) -> str:
+def render_blocks(blocks: Iterable[Block], place: Place | None = None) -> str:
+    """The blocks as HTML, empty ones left out. place: collects the sections."""
+    at = place or Place()
+    return "\n".join(filter(None, (_block(block, at) for block in blocks)))
+
+
+def _block(block: Block, place: Place) -> str:
     match block:
         case Paragraph(text) if pieces(text):
             return f"<p>{to_html(text)}</p>"
@@ -65,47 +90,45 @@ def _block(block: Block) -> str:
             kind = ' class="small"' if small else ""
             return f"<ul{kind}>{''.join(f'<li>{to_html(item)}</li>' for item in items)}</ul>"
         case Table(_, rows) if rows:
-            return _table(block)
+            return table_html(block, place.heading)
         case Figure(_, spec) if spec:
             return _figure(block, spec)
         case Legend(labels):
             return _legend(labels)
         case Findings(items) if items:
             return f'<ul class="verdicts">{"".join(map(_finding, items))}</ul>'
-        case Details(summary, inner) if shown := render_blocks(inner):
+        case Details(summary, inner) if shown := render_blocks(inner, place):
             return f"<details><summary>{to_html(summary)}</summary>\n{shown}\n</details>"
         case Only(forms, inner) if HTML in forms:
-            return render_blocks(inner)
-        case Section(heading, inner, level) if shown := render_blocks(inner):
-            return f"<h{level:d}>{to_html(heading)}</h{level:d}>\n{shown}"
+            return render_blocks(inner, place)
+        case Section():
+            return _section(block, place)
     return ""
 
 
-def _table(table: Table) -> str:
-    """A table that scrolls inside its own box."""
+def _section(section: Section, place: Place) -> str:
+    """A heading and its blocks; a heading of level 2 has an id."""
+    before, entered = place.heading, list(place.sections)
+    key = place.enter(section.heading)
+    if section.level > 2:
+        place.sections.pop()
+    shown = render_blocks(section.blocks, place)
+    place.heading = before
+    if not shown:
+        place.sections = entered
+        return ""
+    mark = f' id="{key}"' if section.level == 2 else ""
+    return f"<h{section.level:d}{mark}>{to_html(section.heading)}</h{section.level:d}>\n{shown}"
 
-    def cells(tag: str, row: Sequence[Text]) -> str:
-        kinds = [' class="text"' if column in table.text_columns else "" for column in range(len(row))]
-        return "".join(f"<{tag}{kind}>{to_html(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
 
-    head = f"<thead><tr>{cells('th', table.headings)}</tr></thead>"
-    names = list(dict.fromkeys(table.kinds))
-    kinds = [f' class="kind{names.index(kind)}"' for kind in table.kinds] or [""] * len(table.rows)
-    body = "".join(f"<tr{kind}>{cells('td', row)}</tr>" for kind, row in zip(kinds, table.rows, strict=True))
-    shown = f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
-    return f'<div class="filtered">{_filter(table, names)}{shown}</div>' if names else shown
-
-
-def _filter(table: Table, names: Sequence[str]) -> str:
-    """A box for each kind of row, which hides the rows of this kind."""
-    boxes = ""
-    for number, name in enumerate(names):
-        key, count = f"{table.name}-{number}", table.kinds.count(name)
-        boxes += (
-            f'<input type="checkbox" class="show{number}" id="{key}" checked>'
-            f'<label for="{key}">{escape_html(name)} ({count})</label>'
-        )
-    return f'<fieldset class="choice boxes"><legend>rows</legend>{boxes}</fieldset>'
+def contents(place: Place) -> str:
+    """Links to the sections of a long page, folded."""
+    if len(place.sections) < LONG:
+        return ""
+    links = "".join(f'<li><a href="#{key}">{escape_html(text)}</a></li>' for key, text in place.sections)
+    return (
+        f'<nav aria-label="Sections"><details><summary>Sections</summary><ul>{links}</ul></details></nav>\n'
+    )
 
 
 def _legend(labels: Sequence[ColorLabel]) -> str:
@@ -114,7 +137,8 @@ def _legend(labels: Sequence[ColorLabel]) -> str:
         f"{to_html(label)}</button>"
         for label in labels
     )
-    return f'<div class="legend">{buttons}<span class="soft">click to hide or show</span></div>'
+    hint = '<span class="soft">click to hide or show</span>'
+    return f'<div class="legend" role="group" aria-label="Lines of all figures">{buttons}{hint}</div>'
 
 
 def _finding(finding: Finding) -> str:

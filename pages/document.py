@@ -25,6 +25,7 @@ from pages.markup import (
 )
 
 HTML, MARKDOWN, TERMINAL = "html", "markdown", "terminal"
+SORT, FILTER, COPY = "sort", "filter", "copy"  # tools of a table
 Item = TypeVar("Item")
 
 
@@ -53,6 +54,7 @@ class Table:
     """text_columns: the columns that hold prose, to the left; the first one always is. The others hold numbers.
 
     kinds: the kind of each row, for which HTML has a color and a filter. name: of the filter, one word.
+    tools: what a reader can do with the table in HTML: SORT by a column, FILTER the rows, COPY its source for a paper.
     """
 
     headings: Sequence[Text]
@@ -60,6 +62,7 @@ class Table:
     text_columns: Sequence[int] = ()
     kinds: Sequence[str] = ()
     name: str = ""
+    tools: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -67,21 +70,25 @@ class Table:
         items: Iterable[Item],
         columns: Mapping[str, Callable[[Item], Text]],
         text_columns: Sequence[int] = (),
+        tools: Sequence[str] = (),
     ) -> Table:
         """A row for each item. columns: heading -> the cell of an item."""
-        return cls(list(columns), [[cell(item) for cell in columns.values()] for item in items], text_columns)
+        rows = [[cell(item) for cell in columns.values()] for item in items]
+        return cls(list(columns), rows, text_columns, tools=tools)
 
 
 @dataclass(frozen=True)
 class Figure:
     """A figure for plotly (see `pages.page`). name: its key on the page, a word of letters, digits and hyphens.
 
-    spec: None if there is nothing to draw.
+    spec: None if there is nothing to draw. numbers: tables for readers who do not see the figure; None: the values of
+    its traces (`pages.figure_tables`).
     """
 
     name: str
     spec: dict[str, Any] | None
     caption: Text = ""
+    numbers: Sequence[Block] | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,17 @@ def figures(blocks: Iterable[Block]) -> dict[str, dict[str, Any]]:
             found[block.name] = block.spec
         elif isinstance(block, Section | Details | Only):
             found |= figures(block.blocks)
+    return found
+
+
+def tools(blocks: Iterable[Block]) -> set[str]:
+    """The tools of all tables."""
+    found: set[str] = set()
+    for block in blocks:
+        if isinstance(block, Table) and block.rows:
+            found |= set(block.tools)
+        elif isinstance(block, Section | Details) or (isinstance(block, Only) and HTML in block.forms):
+            found |= tools(block.blocks)
     return found
 
 

@@ -7,9 +7,17 @@
   const schemes = matchMedia("(prefers-color-scheme: dark)");
   const print = matchMedia("print");
 
+  // A color between two of the page: "mix(--v1, --v5, 0.25)" is a quarter of the way to --v5.
+  const mixed = ([, first, second, share], style) => "#" + [1, 3, 5].map(place => {
+    const [a, b] = [first, second].map(name => parseInt(style.getPropertyValue(name).trim().slice(place, place + 2), 16));
+    return Math.round(a + Number(share) * (b - a)).toString(16).padStart(2, "0");
+  }).join("");
+
   // Replace "var(--v1)" and "var(--v1, 0.2)" by colors of the page, so that figures follow light, dark and print.
   const resolveColors = (value, style) => {
     if (typeof value === "string") {
+      const mix = /^mix\((--[\w-]+), (--[\w-]+), ([\d.]+)\)$/.exec(value);
+      if (mix) return mixed(mix, style);
       const found = /^var\((--[\w-]+)(?:, ([\d.]+))?\)$/.exec(value);
       if (!found) return value;
       const alpha = found[2] === undefined ? 255 : Math.round(255 * Number(found[2]));

@@ -2,7 +2,8 @@
 
 A figure is plain data (`pages.plots`), drawn by page.js with plotly.js:
 
-    data, layout  as in plotly.js; a color may be "var(--v1)" or "var(--v1, 0.2)", a color of page.css
+    data, layout  as in plotly.js; a color may be "var(--v1)" or "var(--v1, 0.2)", a color of page.css,
+                  or "mix(--v1, --v5, 0.25)", one between two of them
     choices       switches, one option of each in force (a single option always is):
                   [{"label": ..., "options": [{"name": ..., "data": [a patch a trace], "layout": a patch}]}]
     narrow        a patch of the layout for narrow screens
@@ -20,8 +21,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pages.components import render_blocks
-from pages.document import Document, figures
+from pages.components import Place, contents, render_blocks
+from pages.document import Document, figures, tools
 from pages.markup import escape_html, to_html
 
 # The browser loads nothing, whatever a text of the page contains.
@@ -55,7 +56,9 @@ def render_html(document: Document) -> str:
     """The document as an HTML file."""
     subtitle = f"<p>{to_html(document.subtitle)}</p>" if document.subtitle else ""
     header = f"<header><h1>{escape_html(document.title)}</h1>{subtitle}</header>"
-    body = f"{header}\n{render_blocks(document.blocks)}"
+    place = Place()
+    blocks = render_blocks(document.blocks, place)
+    body = f"{header}\n{contents(place)}{blocks}"
     scripts = ""
     if drawn := figures(document.blocks):
         body += f"\n{NO_SCRIPT}"
@@ -64,6 +67,8 @@ def render_html(document: Document) -> str:
             f'<script type="application/json" id="figures">{script_json(drawn)}</script>\n'
             f"<script>{asset('page.js')}</script>\n"
         )
+    if tools(document.blocks):
+        scripts += f"<script>{asset('tables.js')}</script>\n"
     return html_file(document.title, body, scripts)
 
 

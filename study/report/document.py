@@ -9,7 +9,9 @@ from pathlib import Path
 from gpt2.artifacts.run_record import RunRecord
 from pages.components import legend
 from pages.document import (
+    FILTER,
     HTML,
+    SORT,
     Block,
     BulletList,
     Details,
@@ -127,7 +129,7 @@ def _runs(report: Report) -> Section:
         "tokens": lambda run: f"{run.record.progress.tokens:,.0f}" if run.record.progress else "-",
         "training s": lambda run: f"{run.record.progress.train_seconds:,.1f}" if run.record.progress else "-",
     }
-    table = Table.of(report.runs, columns, (2,))
+    table = Table.of(report.runs, columns, (2,), tools=(SORT, FILTER))
     return Section("Runs", [Note(run_names(report)), _folded(table, len(report.runs), LONG, "runs")])
 
 

@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from pages.components import color, palette_index
 from pages.plots import Plain, axis, band, figure, line
 from study.records.curves import Curve, Probabilities
@@ -147,6 +145,5 @@ def alternation(found: Probabilities) -> Plain:
 
 
 def shade(share: float) -> str:
-    """A color between blue (0, the first layer) and orange (1, the last), readable on light and on dark."""
-    channels = ((45, 120, 215), (110, 110, 105), (200, 160, 40))  # at 0, at one half and at 1
-    return "#" + "".join(f"{round(np.interp(share, (0, 0.5, 1), channel)):02x}" for channel in channels)
+    """A color between blue (0, the first layer) and orange (1, the last) of the page's palette."""
+    return f"mix(--v1, --v5, {share:.3g})"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pages.components import color_label
-from pages.document import MARKDOWN, Block, Figure, Note, Only, Paragraph, Section, Table
+from pages.document import COPY, MARKDOWN, SORT, Block, Figure, Note, Only, Paragraph, Section, Table
 from pages.markup import Text, number_with_detail
 from study.records.curves import probabilities, scalars, thinned, training_curves, validation_curves
 from study.records.runs import BASELINE, losses
@@ -58,7 +58,8 @@ def seeds_cell(row: Row) -> str:
     return str(ended) if ended == len(row.seeds) else f"{ended} of {len(row.seeds)}"
 
 
-def results_section(report: Report) -> Section:
+def results_table(report: Report) -> Table:
+    """The main table, a row for each variant."""
     columns: Columns = {
         "variant": lambda row: color_label(row.variant, report.variants),
         "seeds": seeds_cell,
@@ -72,12 +73,16 @@ def results_section(report: Report) -> Section:
     }
     if not report.validation_bytes:  # records of older versions
         del columns["bits per byte"]
+    return Table.of(report.rows, columns, tools=(SORT, COPY))
+
+
+def results_section(report: Report) -> Section:
     about = f"Perplexity per {report.unit} {ABOUT_RESULTS} {ABOUT_VERDICT if report.verdicts else ''}"
     if any(max(verdict.controls) > 1 for verdict in report.verdicts):
         about += f" {ABOUT_CONTROLS}"
     several = len({(*row.seeds, seeds_cell(row)) for row in report.rows}) > 1
     notes = [Note(about), Note(OTHER_SEEDS if several else "")]
-    return Section("Results", [Table.of(report.rows, columns), *notes])
+    return Section("Results", [results_table(report), *notes])
 
 
 def training_section(report: Report, study_dir: Path) -> Section:
@@ -123,7 +128,7 @@ def hellaswag_section(report: Report) -> Section:
     caption = "Filled: acc. Open: acc_norm. Bars: one standard error of the items."
     return Section("HellaSwag", [
         Figure("hellaswag", figures_final.hellaswag(report), caption),
-        Table.of(report.rows, columns),
+        Table.of(report.rows, columns, tools=(SORT, COPY)),
         Note("± one standard error of the items, which more seeds do not shrink: same items. Chance is 25 %."),
         near_chance_note(report),
         *absent,
@@ -174,7 +179,9 @@ def cost_section(report: Report) -> Section:
     times = Note(ABOUT_TIMES if report.speeds else "")
     short = Note(cut and f"Cut short (the learning rate did not finish its decay): {cut}.")
     drawn = Figure("cost", figures_final.cost(report), ABOUT_COST)
-    return Section("Speed and memory", [drawn, Table.of(report.rows, columns), times, short])
+    return Section(
+        "Speed and memory", [drawn, Table.of(report.rows, columns, tools=(SORT, COPY)), times, short]
+    )
 
 
 def alternation_section(report: Report) -> Section:

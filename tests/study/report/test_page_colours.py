@@ -7,6 +7,7 @@ import pytest
 
 from pages import components
 from pages.page import asset
+from study.report.figures import shade
 
 
 def test_every_known_variant_has_one_colour_on_all_pages() -> None:
@@ -18,13 +19,14 @@ def test_every_known_variant_has_one_colour_on_all_pages() -> None:
     assert all(style.count(f"--v{place}:") == 3 for place in range(components.COLORS))  # light, dark, print
 
 
+def linear(code: str) -> np.ndarray:
+    """A colour #rrggbb as linear RGB."""
+    values = np.array([int(code[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
 def palettes() -> list[dict[str, np.ndarray]]:
     """The colours of light, dark and print as linear RGB."""
-
-    def linear(code: str) -> np.ndarray:
-        values = np.array([int(code[place : place + 2], 16) for place in (1, 3, 5)]) / 255
-        return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-
     blocks = re.findall(r":root \{(.*?)\}", asset("page.css"), re.DOTALL)
     return [
         {name: linear(code) for name, code in re.findall(r"--([\w]+): (#[0-9a-f]{6})", block)}
@@ -32,14 +34,44 @@ def palettes() -> list[dict[str, np.ndarray]]:
     ]
 
 
-def test_names_in_the_colours_of_variants_are_legible_in_light_dark_and_print() -> None:
-    weights = np.array([0.2126, 0.7152, 0.0722])  # WCAG 2: relative luminance, text at least 4.5 : 1
+WEIGHTS = np.array([0.2126, 0.7152, 0.0722])  # WCAG 2: relative luminance
+
+
+def contrast(one: np.ndarray, other: np.ndarray) -> float:
+    """The contrast ratio of WCAG 2 of two colours in linear RGB: 1 to 21."""
+    lighter, darker = sorted((float(one @ WEIGHTS), float(other @ WEIGHTS)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_the_contrast_is_that_of_wcag() -> None:
+    assert contrast(np.ones(3), np.zeros(3)) == pytest.approx(21)
+    grey = np.full(3, ((0x77 / 255 + 0.055) / 1.055) ** 2.4)
+    assert contrast(grey, np.ones(3)) == pytest.approx(4.48, abs=0.005)  # #777 on white, the known example
+
+
+def test_texts_are_legible_in_light_dark_and_print() -> None:
+    inks = [*(f"v{place}" for place in range(components.COLORS)), "ink", "soft", "good", "bad", "accent"]
     for palette in palettes():
-        page_colour = palette["page"] @ weights
-        inks = [*(f"v{place}" for place in range(components.COLORS)), "ink", "soft", "good", "bad", "accent"]
         for name in inks:
-            lighter, darker = sorted((float(palette[name] @ weights), float(page_colour)), reverse=True)
-            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, name
+            assert contrast(palette[name], palette["page"]) >= 4.5, name
+        for name in ("ink", "soft", "good", "bad", "accent"):  # of buttons, boxes and the verdict
+            assert contrast(palette[name], palette["raised"]) >= 4.5, name
+        assert contrast(palette["noise"], palette["raised"]) >= 3  # the edge of a field
+        assert contrast(palette["noise"], palette["page"]) >= 3
+
+
+def test_the_colours_of_layers_are_legible_in_light_dark_and_print() -> None:
+    found = [re.fullmatch(r"mix\(--(v\d), --(v\d), ([\d.]+)\)", shade(step / 23)) for step in range(24)]
+    for block in re.findall(r":root \{(.*?)\}", asset("page.css"), re.DOTALL):
+        codes = dict(re.findall(r"--([\w]+): (#[0-9a-f]{6})", block))
+        for one in found:
+            assert one
+            ends = [
+                np.array([int(codes[name][at : at + 2], 16) for at in (1, 3, 5)]) for name in one.groups()[:2]
+            ]
+            mixed = np.round(ends[0] + float(one[3]) * (ends[1] - ends[0])).astype(int)
+            code = "#" + "".join(f"{value:02x}" for value in mixed)
+            assert contrast(linear(code), linear(codes["page"])) >= 4.5, (one[0], code)
 
 
 def lab(colour: np.ndarray) -> np.ndarray:
