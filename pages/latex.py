@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from pages.document import Table
 from pages.markup import Code, Detail, Inline, Strong, Text, format_numbers, pieces, single_line
@@ -80,7 +81,7 @@ def _caption(caption: Text, label: str) -> list[str]:
     return [f"\\caption{{{to_latex(caption)}}}", *([f"\\label{{{label}}}"] if label else [])]
 
 
-def _row(row: list[Text] | tuple[Text, ...]) -> list[str]:
+def _row(row: Sequence[Text]) -> list[str]:
     """A line of the table, and a second one where a cell has a detail."""
     cells = [pieces(cell) for cell in row]
     first = [to_latex(tuple(part for part in cell if not isinstance(part, Detail))) for cell in cells]
