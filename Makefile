@@ -135,7 +135,7 @@ attention: setup-core  ## RUN=results/x/runs/B0 [TEXT=file] [LAYERS="0 3"] [HEAD
 sample: setup-core  ## RUN=results/x/runs/B0 [PROMPT="if "] [TEMPERATURE=] [TOP_K=] [TOP_P=] [SEED=]: write texts
 	@$(INTERPRETER) -m scripts.sample
 
-export: setup-exchange  ## RUN=results/x/runs/B0 [OUT=folder]: a folder that transformers loads (GPT2LMHeadModel)
+export: setup-exchange  ## RUN=results/x/runs/B0 [OUT=folder]: a folder that transformers loads, for every arm
 	@$(INTERPRETER) -m scripts.export
 
 admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other faults (seconds)

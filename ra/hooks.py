@@ -8,10 +8,12 @@ recipe             settings of the optimizer, such as {"learning_rate": 1e-3}
 from __future__ import annotations
 
 import importlib
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,22 +21,11 @@ from torch import nn
 from gpt2.config.config import OPTIMIZER_NUMBERS
 from gpt2.config.dotconfig import number_in
 from gpt2.model.init import keyed_generator
+from ra import custom, names
 from ra.names import VariantError, is_custom, source
-from ra.settings import AlternationSettings
+from ra.spec import AttentionSpec as AttentionSpec  # files of ra/published and ra/custom import it from here
 
 PARTS = ("attention", "norm", "mlp", "position")
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """The inputs of a part besides its layer. block_size: the largest number of positions."""
-
-    layers: int
-    heads: int
-    width: int
-    dropout: float
-    alternation: AlternationSettings
-    block_size: int
 
 
 @dataclass(frozen=True)
@@ -48,7 +39,7 @@ class Hooks:
 def load_hooks(name: str, spec: AttentionSpec) -> Hooks:
     """Import the file of a variant and build each part once. VariantError names the faulty line."""
     with _explained(name):
-        module = importlib.import_module(f"ra.{_folder(name)}.{source(name).stem}")
+        module = importlib.import_module(module_name(name))
         functions = {part: getattr(module, part) for part in PARTS if hasattr(module, part)}
         recipe = _recipe(getattr(module, "recipe", {}))
         if not functions and not recipe:
@@ -83,6 +74,28 @@ def _recipe(values: Any) -> dict[str, float]:
         ):
             raise ValueError(f"recipe: {setting} is {value!r}, not a number in {interval}")
     return {setting: float(value) for setting, value in values.items()}
+
+
+def module_name(name: str) -> str:
+    """Return the module of a published or a custom variant."""
+    return f"ra.{_folder(name)}.{source(name).stem}"
+
+
+@contextmanager
+def custom_folder(folder: Path) -> Iterator[None]:
+    """Within the block, custom variants are the files of another folder."""
+    before = names.CUSTOM_FOLDER, custom.__path__
+    loaded = {module for module in sys.modules if module.startswith("ra.custom.")}
+    modules = {module: sys.modules.pop(module) for module in loaded}
+    names.CUSTOM_FOLDER, custom.__path__ = folder, [str(folder)]
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        names.CUSTOM_FOLDER, custom.__path__ = before
+        for module in [module for module in sys.modules if module.startswith("ra.custom.")]:
+            del sys.modules[module]
+        sys.modules.update(modules)
 
 
 def _folder(name: str) -> str:

@@ -20,15 +20,14 @@ from torch import nn
 from aqn.norms import add_noise
 from aqn.schedule import NoiseSchedule
 from gpt2.config.config import Config, ModelConfig
-from gpt2.model.transformer import CausalSelfAttention, ModelParts
+from gpt2.model.transformer import ModelParts
 from ra.arms import COSTS, Arm, parse_arm
-from ra.attention import LearnedAttention, LearnedHardAttention, LearnedScoreAttention, ReciprocalAttention
+from ra.builders import fixed, learned
 from ra.counts import count, matched_width
-from ra.hooks import AttentionSpec, Hooks, load_hooks
+from ra.hooks import Hooks, load_hooks
 from ra.names import LEARNED, PATTERNS, VariantError, known_variants, reciprocal_layers
 from ra.settings import AlternationSettings
-
-MIXES = {"output": LearnedAttention, "score": LearnedScoreAttention, "hard": LearnedHardAttention}
+from ra.spec import AttentionSpec
 
 
 @dataclass(frozen=True)
@@ -137,30 +136,13 @@ def _width(name: str, model: ModelConfig, alternation: AlternationSettings) -> t
 def _fixed(name: str, spec: AttentionSpec) -> Callable[[int], nn.Module]:
     layers = reciprocal_layers(name, spec.layers)
     assert layers is not None  # None means a learned variant or one from a file
-
-    def attention(layer: int) -> nn.Module:
-        kind = ReciprocalAttention if layer in layers else CausalSelfAttention
-        return kind(spec.width, spec.heads, spec.dropout)
-
-    return attention
+    attention = fixed(layers)
+    return lambda layer: attention(layer, spec)
 
 
 def _learned(spec: AttentionSpec) -> tuple[Callable[[int], nn.Module], str]:
     """Return the attention of RALEARN and its cost class."""
-    kind, settings = MIXES[spec.alternation.mix], spec.alternation
-    options: dict[str, Any] = {"gate_every": settings.gate_every} if kind is LearnedHardAttention else {}
-
-    def attention(layer: int) -> nn.Module:
-        return kind(
-            spec.width,
-            spec.heads,
-            spec.dropout,
-            initial_probability=settings.initial_probability,
-            learning_rate_multiplier=settings.learning_rate_multiplier,
-            recompute=settings.recompute,
-            **options,
-        )
-
+    settings = spec.alternation
     recomputed = "-recomputed" if settings.recompute else ""
     every = f"-every-{settings.gate_every}" if settings.gate_every > 1 else ""
-    return attention, f"learned-{settings.mix}{recomputed}{every}"
+    return lambda layer: learned(layer, spec), f"learned-{settings.mix}{recomputed}{every}"

@@ -122,6 +122,11 @@ def initial_value(seed: int, name: str, shape: torch.Size, layers: int) -> Tenso
     )
 
 
+def names_to_set(model: GPT2) -> set[str]:
+    """Return the names of the parameters that `initialise` sets; the others keep the value from their constructor."""
+    return {*shared_names(model), *_unset_names(model)}
+
+
 @torch.no_grad()
 def initialise(model: GPT2, seed: int) -> list[str]:
     """Set GPT-2's initial weights in place and return the names that were set, in the model's order.
@@ -129,7 +134,7 @@ def initialise(model: GPT2, seed: int) -> list[str]:
     Sets the parameters shared with the standard model, and those of every UnsetLinear and UnsetEmbedding. Every other
     parameter keeps the value from its constructor. Padded vocabulary rows are zero.
     """
-    to_set = {*shared_names(model), *_unset_names(model)}
+    to_set = names_to_set(model)
     names = []
     for name, parameter in model.named_parameters():
         if name in to_set:

@@ -75,14 +75,14 @@ def logits(model: GPT2, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
     first = FirstValues()  # of all tokens, as the cached layers return them
     blocks: list[Any] = list(model.blocks)
     for block, layer in zip(blocks, cache.layers, strict=True):
-        with _decoding(block.attention, layer, start):
+        with decoding(block.attention, layer, start):
             x_BTC = block(x_BTC, first)
     cache.length = end
     return F.linear(model.norm(x_BTC), model.head[: model.vocabulary])
 
 
 @contextmanager
-def _decoding(attention: object, layer: LayerCache, start: int) -> Iterator[None]:
+def decoding(attention: object, layer: LayerCache, start: int) -> Iterator[None]:
     """Let an attention project new tokens only and compute only their rows.
 
     `project` returns the rows of all tokens, so that `attend` mixes them as it always does. `fused` computes the last

@@ -26,8 +26,9 @@ def main() -> int:
     exported = export_run(given.runs[0], given.out)
     print(f"{exported.run}: {'; '.join(exported.facts)}")
     print(f"largest difference of a logit to the run: {exported.difference:.1e} of the largest logit")
+    options = ", trust_remote_code=True" if exported.remote_code else ""
     print(
-        f"wrote {exported.folder}; load it with AutoModelForCausalLM.from_pretrained({str(exported.folder)!r})"
+        f"wrote {exported.folder}; load it with AutoModelForCausalLM.from_pretrained({str(exported.folder)!r}{options})"
     )
     return 0
 

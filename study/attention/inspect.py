@@ -95,7 +95,7 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     name = str(record.variant)
     chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
     config = chosen.configure(config)
-    model = build_model(config.model, chosen.parts)
+    model = build_model(config.model, chosen.parts, record.seed)
     loaded, notes = _finished_model(run_dir, record, iterations, model)
     model.load_state_dict(loaded.state["model"])
     shares = _shares(name, model, config.model.layers)

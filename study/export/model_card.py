@@ -30,14 +30,22 @@ LOAD = """
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{folder}")
+model = AutoModelForCausalLM.from_pretrained("{folder}"{options})
 tokenizer = AutoTokenizer.from_pretrained("{folder}")
 ```
 """
 
 
-def model_card(run_dir: Path, record: RunRecord, facts: Sequence[str], folder: str) -> str:
-    """Return README.md. facts: about the exported weights."""
+REMOTE_CODE = (
+    "transformers has no class for this model, so the folder has Python files. from_pretrained runs them only with "
+    "trust_remote_code=True. They are copies of the trainer's files; the first line of each names its origin."
+)
+
+
+def model_card(
+    run_dir: Path, record: RunRecord, facts: Sequence[str], folder: str, arm: Sequence[str] = ()
+) -> str:
+    """Return README.md. facts: about the exported weights. arm: for remote code, the definitions of its parts."""
     blocks: list[Block] = [
         Paragraph(
             f"Run {record.run}: variant {record.variant}, seed {record.seed}, trained by an ablation study of "
@@ -47,8 +55,16 @@ def model_card(run_dir: Path, record: RunRecord, facts: Sequence[str], folder: s
         Section("Scores", [Table(["measure", "value"], _scores(record))]),
         Section("Weights", [BulletList(list(facts))]),
     ]
+    if arm:
+        blocks.insert(
+            2, Section("Where it differs from GPT-2", [BulletList(list(arm)), Paragraph(REMOTE_CODE)])
+        )
     text = render_markdown(Document(f"{record.variant}, seed {record.seed}", blocks))
-    return FRONT_MATTER + text.rstrip("\n") + LOAD.format(folder=folder)
+    return (
+        FRONT_MATTER
+        + text.rstrip("\n")
+        + LOAD.format(folder=folder, options=", trust_remote_code=True" if arm else "")
+    )
 
 
 def _verdicts(run_dir: Path, variant: str) -> list[str]:
