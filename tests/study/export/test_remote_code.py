@@ -244,7 +244,7 @@ def test_the_loss_and_its_gradients_are_ours(key: str, study: dict[str, tuple[Pa
         torch.testing.assert_close(parameter.grad, expected[name], atol=1e-6, rtol=1e-4, msg=name)
     before = float(found.loss.detach())
     torch.optim.SGD(theirs.parameters(), lr=0.05).step()
-    assert float(theirs(input_ids=ids, labels=ids).loss) < before
+    assert float(theirs(input_ids=ids, labels=ids).loss.detach()) < before
 
 
 def test_labels_of_padding_and_of_minus_100_are_not_scored(study: dict[str, tuple[Path, Path]]) -> None:
