@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """
 Repeat golden computations on each device alone and on all together: matrices, attention, copies, a training step,
-memory patterns. A result that is not equal to the bit is a fault; its device, first occurrence and bits are reported.
+memory patterns, and exchanges among the devices. A result that is not equal to the bit is a fault; its device or link,
+first occurrence and bits are reported.
 Golden results are elected by majority. With -o on a folder that machines share, their golden results are compared as
 well. Ctrl-C ends the stress with the report so far. The exit status is 1 where a device deviates.
 """
@@ -77,6 +78,7 @@ def stress_devices(
     if memory_mib is not None and memory_mib < 1:
         raise NumericsError(f"{memory_mib} MiB cannot be used; fix: at least 1")
     from numerics.stress.devices import default_devices, kernel_names, label, parse_fault, workers
+    from numerics.stress.links import LinkStress
     from numerics.stress.report import compare_machines, stress_document, write_stress
     from numerics.stress.run import Stress
     from pages.document import render_terminal
@@ -91,7 +93,10 @@ def stress_devices(
         say(
             f"stress of {', '.join(worker.name for worker in started)}; Ctrl-C ends it with the report so far"
         )
-        stress = Stress(started, kernel_names(chosen, memory), 60 * minutes, progress, asked)
+        links = LinkStress(started, chosen) if len(started) > 1 else None
+        if links:
+            links.connect()
+        stress = Stress(started, kernel_names(chosen, memory), 60 * minutes, progress, asked, links=links)
         stress.elect()
         say(f"golden results of {sum(map(len, stress.outcome.golden.values()))} kernels")
         found: Outcome = stress.run()
@@ -104,7 +109,7 @@ def stress_devices(
     if sentences:
         print("", "Other machines", *(f"- {text}" for text in sentences), sep="\n")
     print(*(f"wrote {path}" for path in written), sep="\n")
-    return int(bool(found.faulty or odd))
+    return int(bool(found.faulty or odd or (found.links and found.links.faults)))
 
 
 class interrupts:  # noqa: N801 (a context manager)

@@ -17,6 +17,7 @@ from numerics.stress.patterns import PATTERNS
 
 CPU_SIZES, DEVICE_SIZES = (64, 256), (256, 1024, 4096)
 CPU_MEMORY, MOST_MEMORY = 1 << 22, 1 << 33  # bytes of the memory patterns
+COMPUTING, COPYING, MEMORY = "computations", "copies", "memory patterns"  # kinds of kernels
 MEMORY_SHARE = 16  # of the free memory, one part
 
 
@@ -54,6 +55,13 @@ def kernels(device_type: str, memory_bytes: int | None = None) -> list[Kernel]:
     return found + [
         Kernel(f"memory: {name}", _buffer(size), run, exact=True) for name, run in PATTERNS.items()
     ]
+
+
+def kind_of(kernel: str) -> str:
+    """Return the kind of a kernel by its name. Each kind has an equal part of the time."""
+    if kernel.startswith("memory: "):
+        return MEMORY
+    return COPYING if "copy" in kernel else COMPUTING
 
 
 def _free_memory() -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from numerics.dump_files import read_json, write_json, writing
 from numerics.errors import NumericsError
+from numerics.stress.link_report import link_blocks, link_sentences, links_json, pattern_lines
 from numerics.stress.run import ALONE, TOGETHER, Fault, Outcome
 from numerics.stress.vote import elect
 from pages.document import Block, BulletList, Document, Paragraph, Section, Table
@@ -35,6 +36,14 @@ def stress_document(outcome: Outcome) -> Document:
         head = (f"No deviation on {devices} {'devices' if devices > 1 else 'device'} in {total:,} results.",)
     ended = " (stopped before the end)" if outcome.stopped else ""
     blocks: list[Block] = [Paragraph(head)]
+    if outcome.links and outcome.links.odd()[1]:
+        count = len(outcome.links.odd()[1])
+        text = f"{count} {'links deviate' if count > 1 else 'link deviates'}; see Links."
+        blocks.append(Paragraph((Strong(text, bad=True),)))
+    elif outcome.links and outcome.links.faults and not faulty:
+        blocks.append(
+            Paragraph((Strong(f"Exchanges deviate: {link_sentences(outcome.links)[-1]}.", bad=True),))
+        )
     for name in faulty:
         blocks.append(Section(f"{name}", _device(outcome, name)))
     blocks.append(Section("No majority", [BulletList([_unresolved(text) for text in outcome.unresolved])]))
@@ -50,6 +59,11 @@ def stress_document(outcome: Outcome) -> Document:
     ]
     headings: list[Text] = ["Device", "Results", "alone", "together", "Deviations"]
     blocks.append(Section("Devices", [Table(headings, rows)]))
+    if outcome.links:
+        blocks.append(Section("Links", link_blocks(outcome.links)))
+    if outcome.spent:
+        times: list[list[Text]] = [[kind, f"{seconds:.1f} s"] for kind, seconds in outcome.spent.items()]
+        blocks.append(Section("Time", [Table(["Work", "Time"], times)]))
     kinds = dict.fromkeys(outcome.kinds.values())
     blocks.append(Section("Notes", [BulletList(outcome.notes)]))
     subtitle = f"{outcome.seconds:.0f} s of {outcome.planned_seconds:.0f} s{ended}; {'; '.join(kinds)}"
@@ -84,20 +98,8 @@ def _device(outcome: Outcome, name: str) -> list[Block]:
         )
         modes = Counter(fault.mode for fault in faults)
         lines.append("by mode: " + ", ".join(f"{mode} {count}" for mode, count in modes.most_common()))
-        lines += _patterns(faults)
+        lines += pattern_lines([fault.shape for fault in faults])
     return [BulletList(lines)]
-
-
-def _patterns(faults: Sequence[Fault]) -> list[str]:
-    shapes = [fault.shape for fault in faults if fault.shape is not None and fault.shape.count]
-    if not shapes:
-        return []
-    kinds = Counter(f"{shape.place}, {shape.change}" for shape in shapes)
-    lines = ["patterns: " + ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())]
-    bits = Counter(bit for shape in shapes if len(shape.bits) == 1 for bit in shape.bits)
-    if bits:
-        lines.append("flipped bits: " + ", ".join(f"bit {bit} {count}" for bit, count in bits.most_common(4)))
-    return lines
 
 
 def write_stress(outcome: Outcome, folder: Path, label: str) -> list[Path]:
@@ -127,6 +129,8 @@ def as_json(outcome: Outcome, label: str) -> dict[str, Any]:
         "odd": [{"kernel": kernel, "device": device} for kernel, device in outcome.odd],
         "unresolved": outcome.unresolved,
         "lost": outcome.lost,
+        "links": links_json(outcome.links) if outcome.links else None,
+        "seconds_by_kind": {kind: round(seconds, 3) for kind, seconds in outcome.spent.items()},
         "golden": {
             kind: {kernel: f"{value & (2**64 - 1):016x}" for kernel, value in golden.items()}
             for kind, golden in outcome.golden.items()

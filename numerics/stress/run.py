@@ -10,12 +10,15 @@ from torch import Tensor
 
 from numerics.errors import NumericsError
 from numerics.repeat.corruption import Corruption, analyse
+from numerics.stress.kernels import kind_of
+from numerics.stress.links import Links, LinkStress
 from numerics.stress.station import Batch, Deviation
 from numerics.stress.vote import elect
 from numerics.stress.worker import DeviceLostError, Worker
 
 ELECTION = 5  # repetitions before the golden digests are known
 START, ALONE, TOGETHER = "start", "alone", "together"
+LINKS = "links"  # a kind of work beside those of kernels
 LEAST_SECONDS, MOST_SECONDS = 0.02, 2.0  # of a batch
 MOST_REPETITIONS = 10_000  # of a batch
 MOST_SHAPES = 20  # deviations of a device whose values are analysed
@@ -48,7 +51,8 @@ class Outcome:
 
     faults: the deviating results of each device in order of time; devices without one have an empty list. counts:
     (device, kernel, mode) -> repetitions. golden: kind -> kernel -> digest. odd: (kernel, device) that gave another
-    result in most repetitions. unresolved: kernels without a majority. lost: devices that ended or hung.
+    result in most repetitions. unresolved: kernels without a majority. lost: devices that ended or hung. spent: seconds
+    by kind of work, after the election. links: exchanges among the devices, None for one device.
     """
 
     kinds: Mapping[str, str]
@@ -58,6 +62,8 @@ class Outcome:
     odd: list[tuple[str, str]] = field(default_factory=list)
     unresolved: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
+    links: Links | None = None
+    spent: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     planned_seconds: float = 0.0
     stopped: bool = False
@@ -65,8 +71,9 @@ class Outcome:
 
     @property
     def faulty(self) -> list[str]:
-        """Return the devices with a deviation, a constant other result, or no answer."""
+        """Return the devices with a deviation, a constant other result, deviating links, or no answer."""
         odd = {device for _, device in self.odd}
+        odd |= {self.links.names[rank] for rank in self.links.odd()[0]} if self.links else set()
         return [name for name in self.kinds if self.faults.get(name) or name in odd or name in self.lost]
 
     def repetitions(self, device: str) -> int:
@@ -84,16 +91,18 @@ class Stress:
         progress: Progress | None = None,
         stop: Callable[[], bool] | None = None,
         most_repetitions: int = MOST_REPETITIONS,
+        links: LinkStress | None = None,
     ) -> None:
-        """most_repetitions: of a batch."""
+        """most_repetitions: of a batch. links: of connected workers."""
         if not workers:
             raise NumericsError("there is no device; fix: name one, such as --devices cpu")
         self.workers, self.kernels, self.limit = list(workers), list(kernels), seconds
         self.progress = progress or (lambda share, text: None)
         self.stop = stop or (lambda: False)
-        self.most_repetitions = most_repetitions
+        self.most_repetitions, self.links = most_repetitions, links
         self.outcome = Outcome({worker.name: worker.kind for worker in workers}, planned_seconds=seconds)
         self.outcome.faults = {worker.name: [] for worker in workers}
+        self.outcome.links = links.links if links else None
         self._began, self._epoch = time.monotonic(), time.time()
         self._per_repetition: dict[str, float] = {}
         self._outputs: dict[tuple[str, str], Tensor | None] = {}
@@ -102,16 +111,36 @@ class Stress:
         """Run until the time has passed or `stop` says so. Every kernel is run at least once to elect its digest."""
         if not self.outcome.golden:
             self.elect()
-        kernel, turn = 0, 0
+        by_kind: dict[str, list[str]] = {}
+        for name in self.kernels:
+            by_kind.setdefault(kind_of(name), []).append(name)
+        spent = self.outcome.spent = dict.fromkeys([*by_kind, *([LINKS] if self.links else [])], 0.0)
+        done = dict.fromkeys(by_kind, 0)
+        for _ in range(self.links.round_length if self.links else 0):  # each exchange at least once
+            if LINKS in spent and not self.stop():
+                self._exchange(len(spent), 0.0)
         while not self._ended() and self.workers:
-            name = self.kernels[kernel]
-            self._turn(name, turn)
-            turn += 1
-            if turn > len(self.workers) or len(self.workers) == 1:
-                kernel, turn = (kernel + 1) % len(self.kernels), 0
+            kind = min(spent, key=spent.__getitem__)
+            began = time.monotonic()
+            if kind == LINKS:
+                self._exchange(len(spent), self.limit)
+            else:
+                self._kernel(by_kind[kind][done[kind] % len(by_kind[kind])])
+                done[kind] += 1
+            if kind in spent:
+                spent[kind] += time.monotonic() - began
+        self._explain_links()
         self.outcome.seconds = time.monotonic() - self._began
         self.outcome.stopped = self.stop()
         return self.outcome
+
+    def _explain_links(self) -> None:
+        links, outcome = self.outcome.links, self.outcome
+        if links:
+            odd = {device for _, device in outcome.odd}
+            links.faulty = {
+                rank for rank, name in enumerate(links.names) if outcome.faults[name] or name in odd
+            }
 
     # -- election
 
@@ -187,15 +216,31 @@ class Stress:
 
     # -- batches
 
+    def _kernel(self, name: str) -> None:
+        """Run a kernel on each device alone and on all together."""
+        for turn in range(len(self.workers) + (len(self.workers) > 1)):
+            if turn and self._ended():
+                break
+            self._turn(name, min(turn, len(self.workers)))
+
+    def _exchange(self, kinds: int, limit: float) -> None:
+        """Run one exchange; none any more once it failed, or a device is lost. limit: seconds of the stress."""
+        assert self.links
+        links = self.links
+        if not links.usable or links.workers != self.workers:
+            links.links.error = links.links.error or "a device is lost"
+            self.outcome.spent.pop(LINKS)
+            return
+        share = limit / (kinds * links.round_length * 4)
+        name = links.batch(share, self._lose, self._epoch)
+        self._report(name, "among the devices")
+
     def _turn(self, kernel: str, turn: int) -> None:
         """Run a kernel on device number `turn` alone, after the last device on all together."""
-        share = min((time.monotonic() - self._began) / self.limit, 1.0) if self.limit else 1.0
         alone = turn < len(self.workers)
         chosen = [self.workers[turn]] if alone else self.workers
         mode = ALONE if alone else TOGETHER
-        faulty = len(self.outcome.faulty)
-        found = f", {faulty} faulty" if faulty else ""
-        self.progress(share, f"{kernel}, {chosen[0].name if alone else 'all'} {mode}{found}")
+        self._report(kernel, f"{chosen[0].name if alone else 'all'} {mode}")
         per = max(self._per_repetition.get(kernel, LEAST_SECONDS), 1e-6)
         parts = len(self.kernels) * (len(self.workers) + 1) * 4
         target = min(max(self.limit / parts, LEAST_SECONDS), MOST_SECONDS)
@@ -205,6 +250,11 @@ class Stress:
             self._count(worker, kernel, mode, batch)
             for deviation in batch.deviations:
                 self._fault(worker, kernel, mode, before, deviation)
+
+    def _report(self, work: str, where: str) -> None:
+        share = min((time.monotonic() - self._began) / self.limit, 1.0) if self.limit else 1.0
+        faulty = len(self.outcome.faulty)
+        self.progress(share, f"{work}, {where}{f', {faulty} faulty' if faulty else ''}")
 
     def _together(
         self, chosen: Sequence[Worker], kernel: str, repetitions: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from numerics.repeat.digest import bits_of, digest
+from numerics.stress.exchanges import Exchange, Exchanged, Exchanges, connect_processes
 from numerics.stress.kernels import Kernel, kernels
 
 MOST_OUTPUTS = 4  # deviating results of a batch that are returned with their values
@@ -62,6 +64,20 @@ class Station:
         self.golden: dict[str, int] = {name: 0 for name, kernel in self.kernels.items() if kernel.exact}
         self._inputs: dict[str, tuple[Tensor, ...]] = {}
         self._random = torch.Generator().manual_seed(fault.seed if fault else 0)
+        self.exchanges: Exchanges | None = None
+
+    def connect(self, rank: int, world: int, port: int, groups: Sequence[Sequence[int]]) -> None:
+        """Join the other devices, which call it at the same time."""
+        connect = connect_processes(rank, world, port, self.device)
+        self.exchanges = Exchanges(rank, self.device, connect, self._disturbed)
+        self.exchanges.join(groups)
+
+    def exchange(
+        self, exchange: Exchange, world: tuple[int, ...], repetitions: int, devices: Sequence[str]
+    ) -> Exchanged:
+        """Repeat an exchange, as its other members do at the same time."""
+        assert self.exchanges
+        return self.exchanges.batch(exchange, world, repetitions, devices)
 
     def result(self, name: str) -> Tensor:
         """Run a kernel once."""
