@@ -8,7 +8,7 @@
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
              PORT ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER AGAINST SYMPTOM \
-             OVER TIMES MINUTES
+             OVER TIMES MINUTES TASKS TASK_DATA
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -22,10 +22,10 @@ override BARE := python3
 override SETUP := python3 -m scripts.dev.setup
 endif
 
-.PHONY: all help setup-base setup-core setup-main setup-exchange setup-dev menuconfig savedefconfig \
+.PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
         olddefconfig data run plan extend report status serve verify compare diagnose monitor trend record bisect \
         shrink \
-        stress repeat compare-records check-config pack-run logp-diff oracle attention sample export evaluate \
+        stress repeat compare-records check-config pack-run logp-diff oracle attention sample export lm-eval evaluate \
         transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
@@ -138,6 +138,9 @@ sample: setup-core  ## RUN=results/x/runs/B0 [PROMPT="if "] [TEMPERATURE=] [TOP_
 export: setup-exchange  ## RUN=results/x/runs/B0 [OUT=folder]: a folder that transformers loads, for every arm
 	@$(INTERPRETER) -m scripts.export
 
+lm-eval: setup-lm-eval  ## RUN="results/x/runs/B0 ..." TASKS="hellaswag piqa" [TASK_DATA=folder]: lm-evaluation-harness
+	@$(INTERPRETER) -m scripts.lm_eval
+
 admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other faults (seconds)
 	@$(INTERPRETER) -m scripts.admit
 
@@ -165,5 +168,5 @@ clean:  ## Remove caches and prepared data, not results and .venv
 mrproper:  ## Remove .config and .venv as well [RESULTS=yes: and results]
 	@$(BARE) -m scripts.dev.clean caches data config venv
 
-setup-base setup-core setup-main setup-exchange setup-dev: setup-%:
+setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev: setup-%:
 	@$(SETUP) $*

@@ -4,6 +4,7 @@
     python3 -m scripts.dev.setup core            what reads results, predicts and measures needs: torch
     python3 -m scripts.dev.setup main            the same with the extras of .config, to train
     python3 -m scripts.dev.setup exchange        what `make export` and `make import` need
+    python3 -m scripts.dev.setup lm-eval         the same with lm-evaluation-harness
     python3 -m scripts.dev.setup dev             the same with the packages of `make check`
     PYTHON -m scripts.dev.setup --as-it-is KIND  install nothing; name the packages that this interpreter lacks
 
@@ -23,7 +24,7 @@ from gpt2.system.errors import UserError, run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
-KINDS = ("base", "core", "main", "exchange", "dev")
+KINDS = ("base", "core", "main", "exchange", "lm-eval", "dev")
 MODULES = {"pillow": "PIL", "pytest-xdist": "xdist"}  # of the packages whose module has another name
 EXTRAS = {  # lines of .config that need an extra
     "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet",
@@ -45,7 +46,7 @@ def requirements_of(kind: str) -> list[str]:
     if kind == "base":
         return [line for line in extras["trainer"] if package(line) == "kconfiglib"]
     chosen = ["trainer"] + ([] if kind == "core" else configured_extras())
-    chosen += [kind] if kind in ("exchange", "dev") else []
+    chosen += [kind] if kind in ("exchange", "lm-eval", "dev") else []
     return [*project["dependencies"], *(line for name in chosen for line in extras[name])]
 
 

@@ -64,7 +64,7 @@ def _verify_run(folder: Path) -> Verified:
         beside = [file(part).name for part in run_record.SIDE_FILES if file(part).exists()]
         checked += [f"{name} ({record.status}, {'sealed' if record.seal else 'unsealed'})", *beside]
         problems += disagreements(record, file, full=True)
-    for name in ("memory.json", "attention.json"):
+    for name in ("memory.json", "attention.json", "lm_eval.json"):
         if (folder / name).exists():
             checked.append(name)
             problems += _errors(functools.partial(read_sealed, folder / name))

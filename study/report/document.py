@@ -27,6 +27,7 @@ from pages.document import (
 from pages.markup import Link, Strong, Text
 from study.attention.data import InputText, read_study
 from study.attention.page import report_section
+from study.lm_eval.page import downstream_section
 from study.records.runs import BASELINE, Run
 from study.report import figures_final, sections
 from study.report.build import Report, Row, bits
@@ -70,6 +71,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
             Only((HTML,), [sections.training_section(report, study_dir)]),
             Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
             sections.hellaswag_section(report),
+            downstream_section(study_dir, report.used, report.variants),
             sections.cost_section(report),
             sections.alternation_section(report),
             Only((HTML,), [report_section(attention, text, report.variants)]),

@@ -11,10 +11,11 @@ from pages.document import render_markdown
 from pages.document import render_terminal as render_document
 from pages.page import render_html
 from study.attention import data
+from study.lm_eval.page import downstream_json
 from study.report.build import Report, as_json, build_report
 from study.report.document import report_document, terminal_document
 
-RUN_INPUTS = ("run", "metrics", "hellaswag", "validation_windows")
+RUN_INPUTS = ("run", "metrics", "hellaswag", "validation_windows", "lm_eval")
 INPUTS = ("plan*.json", "expected.json", data.FILE, *(f"runs/*/{name}*.json*" for name in RUN_INPUTS))
 
 
@@ -25,7 +26,8 @@ def write_report(study_dir: Path) -> Report:
     document = report_document(report, study_dir)
     write_text(study_dir / "report.html", render_html(document))
     write_text(study_dir / "report.md", render_markdown(document))
-    write_json(study_dir / "report.json", as_json(report) | {"inputs": inputs})  # last: it marks the end
+    content = as_json(report) | downstream_json(study_dir, report.used)
+    write_json(study_dir / "report.json", content | {"inputs": inputs})  # last: it marks the end
     return report
 
 

@@ -39,6 +39,7 @@ RUN_BY = {
     "faults": "tests/faults/test_faults.py",
     "grpo": "tests/scripts/grpo/test_grpo_command.py",
     "help": "tests/scripts/dev/test_help.py",
+    "lm-eval": "tests/scripts/lm_eval/test_lm_eval_command.py",
     "logp-diff": "tests/scripts/logp_diff/test_logp_diff_command.py",
     "memory": "tests/scripts/test_memory.py",
     "menuconfig": "tests/kconfig/test_commands.py",

@@ -24,6 +24,7 @@ VARIABLES = {
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
     "sample": ("RUN", "PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT"),
     "export": ("RUN", "OUT"),
+    "lm-eval": ("RUN", "TASKS", "TASK_DATA"),
     "serve": ("STUDY", "PORT"),
     "admit": ("VARIANT",),
     "diagnose": ("RUNS", "OUT"),

@@ -58,6 +58,7 @@ def test_every_target_for_the_user_has_a_comment() -> None:
         "setup-core",
         "setup-main",
         "setup-exchange",
+        "setup-lm-eval",
         "setup-dev",
         "all",
     }

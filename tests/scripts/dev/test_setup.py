@@ -299,7 +299,7 @@ def test_a_command_that_trains_no_run_needs_no_extras_of_the_configuration(machi
 
 @pytest.mark.parametrize("arguments", [[], ["everything"], ["base", "main"]])
 def test_a_wrong_call_is_refused(arguments: list[str]) -> None:
-    assert "one of base, core, main, exchange, dev" in error_of(*arguments)
+    assert "one of base, core, main, exchange, lm-eval, dev" in error_of(*arguments)
 
 
 # -- PYTHON= ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,74 @@
+"""`make lm-eval RUN="results/x/runs/B0 results/x/runs/RALEARN0" TASKS="hellaswag piqa" [TASK_DATA=folder]`.
+
+Evaluate trained runs on tasks of lm-evaluation-harness. Results go to RUN/lm_eval.json; an existing result of the same
+weights, items, task and harness is not repeated. TASK_DATA names a folder with the items, where there is no hub.
+
+python -m scripts.lm_eval RUN_DIR [RUN_DIR ...] --tasks "hellaswag piqa" [--task-data FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpt2.hardware.resolve import export_environment
+from gpt2.system.errors import UserError, run_command
+from gpt2.system.progress import LiveLine
+from kconfig.arguments import command_arguments
+from pages.document import render_terminal
+
+USUAL = "hellaswag lambada_openai piqa arc_easy winogrande"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts.lm_eval")
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--tasks", default="")
+    parser.add_argument("--task_data", "--task-data", type=Path)
+    given = parser.parse_args(command_arguments(("TASKS", "TASK_DATA"), paths="RUN"))
+    runs, names = list(dict.fromkeys(given.runs)), given.tasks.split()
+    if not runs:
+        raise UserError(f'RUN names no run; fix: make lm-eval RUN=results/STUDY/runs/NAME TASKS="{USUAL}"')
+    for run in runs:
+        if not (run / "run.json").is_file():
+            raise UserError(f"RUN={run} is no run; fix: make lm-eval RUN=results/STUDY/runs/NAME")
+    if not names:
+        raise UserError(f'TASKS names no task; fix: TASKS="{USUAL}", or some of them')
+    export_environment()  # before torch is imported
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError:
+        raise UserError(
+            "lm_eval is not installed; fix: make lm-eval, or pip install lm_eval==0.4.13"
+        ) from None
+    from study.lm_eval.evaluate import evaluate_run
+    from study.lm_eval.page import results_document
+    from study.lm_eval.tasks import load_tasks
+
+    tasks = load_tasks(names, given.task_data)
+    found = []
+    for number, run in enumerate(runs, 1):
+        where = f"[{number}/{len(runs)}] {run.name}"
+        with LiveLine() as line:
+            line.start(f"{where}: loading")
+
+            def show(task: str, finished: int, rows: int, where: str = where, line: LiveLine = line) -> None:
+                line.update(f"{where}: {task}, {finished:,} of {rows:,} rows", finished / rows)
+
+            evaluated = evaluate_run(run, tasks, show)
+        computed = evaluated.computed
+        kept = [name for name in tasks if name not in computed]
+        print(f"{where}: evaluated on {', '.join(computed) or 'nothing new'}"
+              + (f"; existing results of {', '.join(kept)}" if kept else ""), flush=True)  # fmt: skip
+        found.append((run.resolve().parents[1].name, evaluated.record))
+    print()
+    print(render_terminal(results_document(found, list(tasks))))
+    studies = list(dict.fromkeys(str(run.parent.parent) for run in runs))
+    print(
+        f"\nresults: lm_eval.json in each run's folder; make report STUDY={studies[0]} shows them beside the verdict"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

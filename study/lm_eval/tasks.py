@@ -1,0 +1,223 @@
+"""Load tasks of lm-evaluation-harness, from local files where TASK_DATA names a folder, else from the hub."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gpt2.data.sources import probe_hub
+from gpt2.system.errors import UserError, one_line
+from study.lm_eval.model import LmEvalError
+
+KINDS = {
+    ".jsonl": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+}  # suffix -> builder of the library datasets
+SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
+FEWSHOT_SEED = 1234  # the harness's default
+# What a task asks and how it is scored; not where its data lie.
+DEFINITION = (
+    "task",
+    "output_type",
+    "doc_to_text",
+    "doc_to_target",
+    "doc_to_choice",
+    "process_docs",
+    "process_results",
+    "description",
+    "target_delimiter",
+    "fewshot_delimiter",
+    "num_fewshot",
+    "metric_list",
+    "filter_list",
+    "generation_kwargs",
+    "repeats",
+)
+
+
+def quiet() -> None:
+    """Silence progress bars and remarks of the harness and its libraries. Errors are still raised."""
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # of the bootstrap: its processes would import torch
+    import datasets
+
+    datasets.disable_progress_bars()
+    for name in ("lm_eval", "datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@functools.cache
+def task_manager() -> Any:
+    """Return the harness's index of all its tasks. It takes seconds to build."""
+    quiet()
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = None) -> dict[str, Any]:
+    """Return the tasks by name, with their items. Groups and tags are replaced by their tasks.
+
+    data: a folder with local files, DATA/<task>.jsonl (also .json, .parquet) or DATA/<task>/<split>*.jsonl. Nothing is
+    downloaded then. LmEvalError for an unknown task, and for items that are neither local nor on the hub.
+    """
+    quiet()
+    if data is not None and not data.is_dir():
+        raise LmEvalError(
+            f"TASK_DATA={data} is no folder; fix: TASK_DATA= a folder with hellaswag.jsonl and others"
+        )
+    manager = manager or task_manager()
+    names = list(dict.fromkeys(names))
+    for name in names:
+        if name not in manager.all_tasks:
+            near = difflib.get_close_matches(name, manager.all_tasks, n=3)
+            meant = f"did you mean {' or '.join(near)}?" if near else "python -m lm_eval ls tasks lists all"
+            raise LmEvalError(f"TASKS names {name}, which lm-evaluation-harness does not have; fix: {meant}")
+    if data is None:
+        return _from_hub(names, manager)
+    leaves = [leaf for name in names for leaf in _leaves(name, manager)]
+    with tempfile.TemporaryDirectory() as cache:
+        specifications = [_local(leaf, data, cache, manager) for leaf in dict.fromkeys(leaves)]
+        return {
+            s["task"]: _load({"group": "local", "task": [s]}, s["task"], manager)[s["task"]]
+            for s in specifications
+        }
+
+
+def _leaves(name: str, manager: Any) -> list[str]:
+    """Return the tasks of a tag. LmEvalError for a group, whose tasks may change their data."""
+    if name in manager.all_tags:
+        return sorted(manager.task_index[name].tags)
+    if name in manager.all_groups:
+        raise LmEvalError(
+            f"{name} is a group of tasks, which TASK_DATA does not load; fix: TASKS= its tasks by name"
+        )
+    return [name]
+
+
+def _from_hub(names: Sequence[str], manager: Any) -> dict[str, Any]:
+    """Load tasks from the hub, or where it cannot be reached from the cache of the library datasets."""
+    online = True
+    try:
+        probe_hub("TASKS")
+    except UserError:
+        online = False
+    tasks: dict[str, Any] = {}
+    for name in names:
+        with _offline(not online):
+            tasks |= _load(name, name, manager, online)
+    return tasks
+
+
+@contextmanager
+def _offline(active: bool) -> Iterator[None]:
+    """Let the library datasets use its cache alone, so that it does not retry for minutes."""
+    import datasets
+    from huggingface_hub import constants
+
+    modules: tuple[Any, ...] = (datasets.config, constants)
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    for module in modules:
+        module.HF_HUB_OFFLINE = active or module.HF_HUB_OFFLINE
+    try:
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            module.HF_HUB_OFFLINE = value
+
+
+def _load(specification: Any, name: str, manager: Any, online: bool = True) -> dict[str, Any]:
+    """Load tasks, zero-shot unless they say otherwise."""
+    try:
+        found: dict[str, Any] = manager.load([specification])["tasks"]
+    except Exception as error:  # the libraries raise many kinds
+        why = f"its items cannot be loaded ({type(error).__name__}: {one_line(error)[:160]})"
+        if not online:
+            why = "its items are not on this machine, and the hub cannot be reached"
+        raise LmEvalError(
+            f"{name}: {why}; fix: TASK_DATA= a folder with {name}.jsonl (docs/lm-eval.md)"
+        ) from error
+    for task in found.values():
+        if task.get_config("num_fewshot") is None:
+            task.set_config(key="num_fewshot", value=0)
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+    return found
+
+
+def _local(name: str, data: Path, cache: str, manager: Any) -> dict[str, Any]:
+    """Return the specification of a task whose splits are local files."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    entry = manager.task_index[name]
+    config = load_yaml(entry.yaml_path, resolve_func=False) if entry.yaml_path else dict(entry.cfg or {})
+    evaluated = config.get("test_split") or config.get("validation_split")
+    if not evaluated:
+        raise LmEvalError(f"{name} names no split of its items; fix: leave it out of TASKS")
+    files = {
+        str(split): found
+        for split in dict.fromkeys(config.get(key) for key in SPLITS)
+        if split and (found := _files(data, name, str(split), str(config.get("dataset_name") or "")))
+    }
+    alone = [path for path in (data / f"{name}{suffix}" for suffix in KINDS) if path.is_file()]
+    files = {str(evaluated): alone[:1]} if alone else files
+    if evaluated not in files:
+        raise LmEvalError(
+            f"TASK_DATA={data} has no items of {name}; fix: {data / name}.jsonl, or {data / name}/{evaluated}*.jsonl "
+            "(also .json and .parquet)"
+        )
+    kinds = {KINDS[path.suffix] for paths in files.values() for path in paths}
+    if len(kinds) > 1:
+        raise LmEvalError(f"{data / name} has files of several kinds; fix: keep only .jsonl or only .parquet")
+    if (
+        config.get("num_fewshot")
+        and (config.get("fewshot_split") or config.get("training_split")) not in files
+    ):
+        raise LmEvalError(
+            f"{name} shows the model {config['num_fewshot']} examples, and TASK_DATA={data} has no file of them; fix: "
+            f"{data / name}/{config.get('fewshot_split') or config.get('training_split')}*.jsonl"
+        )
+    return {
+        "task": name,
+        "dataset_path": kinds.pop(),
+        "dataset_name": None,
+        "dataset_kwargs": {
+            "data_files": {split: [str(path.resolve()) for path in paths] for split, paths in files.items()},
+            "cache_dir": cache,
+            "keep_in_memory": True,
+        },
+        **{key: config[key] if config.get(key) in files else None for key in SPLITS},
+    }
+
+
+def _files(data: Path, name: str, split: str, configuration: str) -> list[Path]:
+    """Return the files of a split in the first folder that has some. They may lie as on the hub."""
+    root = data / name
+    for folder in (root / configuration, root / "data", root):
+        found = [path for path in sorted(folder.glob(f"{split}*")) if path.suffix in KINDS]
+        if found:
+            return found
+    return []
+
+
+def definition_digest(task: Any) -> str:
+    """Return the SHA-256 of what a task asks and how it is scored."""
+    config = task.dump_config()
+    text = json.dumps({key: config.get(key) for key in DEFINITION}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def items_digest(task: Any) -> str:
+    """Return the SHA-256 of the prepared items of a task, in order."""
+    digest = hashlib.sha256()
+    for item in task.eval_docs:
+        digest.update(json.dumps(item, sort_keys=True, default=str).encode() + b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,197 @@
+"""`make lm-eval`: results beside the runs, nothing repeated, arms paired, and what is refused."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt2.artifacts import checkpoint, run_record
+from gpt2.eval import hellaswag
+from study.attention.inspect import load_run
+from study.lm_eval import records
+from study.lm_eval.model import RunModel
+from study.lm_eval.tasks import load_tasks
+from study.records.verify import verify_study
+from tests.faults.workplace import Workplace, write_stories
+from tests.study.in_process import train
+from tests.study.lm_eval.conftest import NAMES, write_task_data
+
+SETTINGS = {"VARIANTS": "B RALEARN", "SEEDS": "2", "GPT2_MAX_ITERS": "12", "MICRO_BATCH": "0"}
+RUNS = ("B0", "RALEARN0", "B1", "RALEARN1")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    texts = write_stories(tmp_path_factory.mktemp("texts"))
+    place = Workplace(tmp_path_factory.mktemp("place"), texts, **SETTINGS)
+    assert train(place).returncode == 0
+    write_task_data(place.folder / "items")
+    return place
+
+
+def call(place: Workplace, tasks: str, *runs: str, data: str = "items") -> tuple[int, str]:
+    folders = [str(place.run_dir(run)) for run in runs]
+    done = place.here("scripts.lm_eval", *folders, "--tasks", tasks, *(["--task_data", data] if data else []))
+    return done.returncode, done.stdout
+
+
+def found(place: Workplace, run: str) -> records.LmEvalRecord:
+    record = records.read(place.run_dir(run))
+    assert record
+    return record
+
+
+@pytest.fixture(scope="module")
+def printed(place: Workplace) -> str:
+    """Evaluate all runs on all tasks."""
+    before = {path: path.read_bytes() for path in place.study.glob("runs/*/*") if path.is_file()}
+    status, text = call(place, " ".join(NAMES), *RUNS)
+    assert status == 0, text
+    assert {path: path.read_bytes() for path in before} == before
+    return text
+
+
+def test_every_run_gets_every_task_with_items_errors_and_versions(place: Workplace, printed: str) -> None:
+    for run in RUNS:
+        record = found(place, run)
+        assert record.iterations == 12
+        assert sorted(one.task for one in record.tasks) == sorted(NAMES)
+        for one in record.tasks:
+            assert (one.version, one.harness, one.number_format) == ("1.0", "0.4.13", "float32")
+            assert one.truncated <= one.requests
+            for metric in one.metrics:
+                assert len(metric.values) == one.items, metric
+                assert metric.kind in ("mean", "perplexity"), metric
+                assert metric.stderr is not None
+                assert f"{run} " in printed
+    chances = {one.task: one.chance for one in found(place, "B0").tasks}
+    assert chances == {
+        "hellaswag": 0.25, "piqa": 0.5, "arc_easy": 0.25, "winogrande": 0.5, "lambada_openai": None,
+    }  # fmt: skip
+    assert "no verdict" in printed.lower()
+    assert "bootstrapping" not in printed
+    assert "it/s]" not in printed
+
+
+def test_arms_are_paired_by_seed_and_item(place: Workplace, printed: str) -> None:
+    def likelihoods(run: str) -> np.ndarray:
+        (task,) = [one for one in found(place, run).tasks if one.task == "lambada_openai"]
+        (metric,) = [one for one in task.metrics if one.name == "perplexity"]
+        assert math.exp(-np.mean(metric.values)) == pytest.approx(metric.value, rel=1e-6)
+        return np.array(metric.values)
+
+    gaps = np.stack([likelihoods(f"B{seed}") - likelihoods(f"RALEARN{seed}") for seed in (0, 1)])
+    errors = [rows.std(ddof=1) / math.sqrt(rows.size) for rows in (gaps.mean(0), gaps.mean(1))]
+    (line,) = [line for line in printed.splitlines() if "ln perplexity" in line]
+    assert line.split()[-4:] == [f"{gaps.mean():+.4f}", *(f"{error:.4f}" for error in errors), "2"]
+    assert errors[0] > 0
+
+
+def test_our_hellaswag_of_the_run_is_the_harness_s(place: Workplace, printed: str) -> None:
+    run = load_run(place.run_dir("RALEARN0"))
+    model = RunModel(place.run_dir("RALEARN0"))
+    score = hellaswag.score(
+        run.model,
+        hellaswag.load_items(place.folder / "items/hellaswag.jsonl", 0),
+        model.encoding,
+        batch_tokens=512,
+        block_size=run.config.model.block_size,
+        device="cpu",
+        autocast=model.autocast,
+    )
+    (task,) = [one for one in found(place, "RALEARN0").tasks if one.task == "hellaswag"]
+    right = {metric.name: [mark == "1" for mark in metric.right or ""] for metric in task.metrics}
+    assert right == {"acc": score.correct, "acc_norm": score.correct_norm}
+
+
+def test_nothing_is_repeated_unless_weights_items_or_the_file_changed(place: Workplace, printed: str) -> None:
+    path = place.run_dir("B1") / records.FILE
+    first = path.read_bytes()
+    status, text = call(place, "piqa winogrande", "B1", "RALEARN1")
+    assert status == 0
+    assert path.read_bytes() == first
+    assert "B1: evaluated on nothing new; existing results of piqa, winogrande" in text
+    assert "hellaswag" not in text
+    other = place.folder / "other"
+    shutil.copytree(place.folder / "items", other)
+    (other / "piqa.jsonl").write_text((other / "piqa.jsonl").read_text().replace("loaf", "roll"))
+    status, text = call(place, "piqa winogrande", "B1", data="other")
+    assert "B1: evaluated on piqa; existing results of winogrande" in text
+    path.write_bytes(path.read_bytes().replace(b'"acc"', b'"acd"'))
+    assert any(
+        "lm_eval.json was altered" in problem for row in verify_study(place.study) for problem in row.problems
+    )
+    assert call(place, " ".join(NAMES), "B1")[0] == 0
+    assert not any(row.problems for row in verify_study(place.study))
+    mine, before = (json.loads(text) for text in (path.read_bytes(), first))
+    assert [one["metrics"] for one in mine["tasks"]] == [one["metrics"] for one in before["tasks"]]
+
+
+def test_other_weights_are_evaluated_again(place: Workplace, printed: str, tmp_path: Path) -> None:
+    study = tmp_path / "other/runs"
+    folder = study / "B0"
+    shutil.copytree(place.run_dir("B0"), folder)
+    loaded = checkpoint.load_latest(folder / "checkpoint")
+    assert loaded
+    loaded.state["model"]["token.weight"] += 0.5
+    shutil.rmtree(folder / "checkpoint")
+    checkpoint.save(folder / "checkpoint", loaded.iteration, loaded.state, loaded.meta)
+    done = place.here("scripts.lm_eval", str(folder), "--tasks", "piqa", "--task_data", "items")
+    assert "B0: evaluated on piqa" in done.stdout
+    record = records.read(folder)
+    assert record
+    assert [one.task for one in record.tasks] == ["piqa"]
+    assert record.weights != found(place, "B0").weights
+
+
+def test_an_interrupted_evaluation_keeps_the_finished_tasks(
+    place: Workplace, printed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from study.lm_eval import evaluate
+
+    folder = tmp_path / "study/runs/B0"
+    shutil.copytree(place.run_dir("B0"), folder)
+    (folder / records.FILE).unlink()
+
+    def progress(task: str, finished: int, rows: int) -> None:
+        if task == "winogrande":
+            raise KeyboardInterrupt
+
+    tasks = load_tasks(("piqa", "winogrande"), place.folder / "items")
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.evaluate_run(folder, tasks, progress)
+    record = records.read(folder)
+    assert record
+    assert [one.task for one in record.tasks] == ["piqa"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "run", "data", "says"),
+    [
+        ("", "B0", "items", "TASKS names no task; fix: TASKS="),
+        ("piqa", "nowhere", "items", "nowhere is no run; fix: make lm-eval RUN="),
+        ("piqa boolq", "B0", "items", "TASK_DATA=items has no items of boolq; fix: items/boolq.jsonl"),
+        ("piqqa", "B0", "items", "which lm-evaluation-harness does not have; fix: did you mean piqa"),
+        ("piqa", "B0", "nowhere", "TASK_DATA=nowhere is no folder; fix:"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(
+    place: Workplace, tasks: str, run: str, data: str, says: str
+) -> None:
+    status, text = call(place, tasks, run, data=data)
+    assert status != 0
+    assert says in text
+    assert "Traceback" not in text
+
+
+def test_an_unfinished_run_is_refused(place: Workplace, tmp_path: Path) -> None:
+    folder = tmp_path / "study/runs/B0"
+    shutil.copytree(place.run_dir("B0"), folder)
+    run_record.write(folder, replace(run_record.load(folder), status="interrupted"))
+    done = place.here("scripts.lm_eval", str(folder), "--tasks", "piqa", "--task_data", "items")
+    assert done.returncode != 0
+    assert "is interrupted; fix: run `make` until the run is finished" in done.stdout

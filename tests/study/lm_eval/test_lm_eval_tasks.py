@@ -1,0 +1,125 @@
+"""Tasks from local files: which files are read, and what is refused in one line."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as arrow
+import pytest
+from pyarrow import parquet
+
+from gpt2.system.errors import UserError
+from study.lm_eval.tasks import definition_digest, items_digest, load_tasks
+from tests.study.lm_eval.conftest import NAMES
+
+
+def test_every_task_has_its_local_items_and_no_other(local_tasks: dict[str, Any], task_data: Path) -> None:
+    assert tuple(local_tasks) == NAMES
+    counts = {name: len(task.eval_docs) for name, task in local_tasks.items()}
+    assert counts == {"hellaswag": 12, "lambada_openai": 10, "piqa": 10, "arc_easy": 10, "winogrande": 10}
+    first = json.loads((task_data / "piqa.jsonl").read_text().splitlines()[0])
+    assert {key: local_tasks["piqa"].eval_docs[0][key] for key in first} == first
+
+
+def test_parquet_files_as_on_the_hub_give_the_same_items(
+    tmp_path: Path, task_data: Path, small_manager: Any, local_tasks: dict[str, Any]
+) -> None:
+    rows = [json.loads(line) for line in (task_data / "piqa.jsonl").read_text().splitlines()]
+    for part, chosen in (("00000", rows[:4]), ("00001", rows[4:])):
+        path = tmp_path / f"piqa/data/validation-{part}-of-00002.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(arrow.Table.from_pylist(chosen), path)
+    task = load_tasks(["piqa"], tmp_path, small_manager)["piqa"]
+    assert items_digest(task) == items_digest(local_tasks["piqa"])
+    assert definition_digest(task) == definition_digest(local_tasks["piqa"])
+
+
+def test_a_folder_of_the_configuration_is_preferred(
+    tmp_path: Path, task_data: Path, small_manager: Any
+) -> None:
+    """ai2_arc has ARC-Easy/ and ARC-Challenge/ in one repository of the hub."""
+    (tmp_path / "arc_easy/ARC-Easy").mkdir(parents=True)
+    lines = (task_data / "arc_easy/test-00000.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "arc_easy/ARC-Easy/test.jsonl").write_text("".join(lines[:3]))
+    (tmp_path / "arc_easy/test.jsonl").write_text("".join(lines))
+    assert len(load_tasks(["arc_easy"], tmp_path, small_manager)["arc_easy"].eval_docs) == 3
+
+
+def test_a_tag_is_replaced_by_its_tasks(small_manager: Any, task_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(task_data, tmp_path / "data")
+    shutil.copyfile(task_data / "lambada_openai.jsonl", tmp_path / "data/lambada_standard.jsonl")
+    found = load_tasks(["lambada"], tmp_path / "data", small_manager)
+    assert sorted(found) == ["lambada_openai", "lambada_standard"]
+
+
+def test_digests_change_with_items_and_with_the_definition(
+    tmp_path: Path, task_data: Path, small_manager: Any, local_tasks: dict[str, Any]
+) -> None:
+    text = (task_data / "winogrande.jsonl").read_text()
+    (tmp_path / "winogrande.jsonl").write_text(text.replace("bread", "rolls"))
+    other = load_tasks(["winogrande"], tmp_path, small_manager)["winogrande"]
+    mine = local_tasks["winogrande"]
+    assert items_digest(other) != items_digest(mine)
+    assert definition_digest(other) == definition_digest(mine)
+    other.set_config(key="description", value="Answer. ")
+    assert definition_digest(other) != definition_digest(mine)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (
+            ["helaswag"],
+            "TASKS names helaswag, which lm-evaluation-harness does not have; fix: did you mean hellaswag",
+        ),
+        (
+            ["arc_challenge"],
+            r"has no items of arc_challenge; fix: .*arc_challenge.jsonl, or .*arc_challenge/test\*",
+        ),
+    ],
+)
+def test_unknown_tasks_and_missing_files_are_refused(
+    names: list[str], says: str, task_data: Path, small_manager: Any
+) -> None:
+    with pytest.raises(UserError, match=says):
+        load_tasks(names, task_data, small_manager)
+
+
+def test_items_of_another_form_are_refused_with_the_reason(tmp_path: Path, small_manager: Any) -> None:
+    (tmp_path / "piqa.jsonl").write_text('{"question": "of another data set"}\n')
+    with pytest.raises(
+        UserError, match=r"piqa: its items cannot be loaded .*fix: TASK_DATA= a folder with piqa.jsonl"
+    ):
+        load_tasks(["piqa"], tmp_path, small_manager)
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, small_manager: Any) -> None:
+    with pytest.raises(UserError, match="nowhere is no folder; fix: TASK_DATA="):
+        load_tasks(["piqa"], tmp_path / "nowhere", small_manager)
+
+
+def test_without_local_files_and_without_a_hub_the_refusal_names_the_fix_and_nothing_is_retried(
+    small_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    asked = []
+    original = datasets.load_dataset
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        asked.append(datasets.config.HF_HUB_OFFLINE)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    before = datasets.config.HF_HUB_OFFLINE
+    with pytest.raises(UserError) as refused:
+        load_tasks(["piqa"], None, small_manager)
+    assert asked == [True]
+    assert datasets.config.HF_HUB_OFFLINE == before
+    assert str(refused.value) == (
+        "piqa: its items are not on this machine, and the hub cannot be reached; fix: TASK_DATA= a folder with "
+        "piqa.jsonl (docs/lm-eval.md)"
+    )

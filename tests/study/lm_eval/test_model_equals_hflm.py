@@ -1,0 +1,156 @@
+"""A run in the harness has the numbers of the harness's class for transformers on the exported run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval import evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.registry import get_model
+from lm_eval.models.huggingface import HFLM
+
+from gpt2.system.errors import UserError
+from study.export.export import export_run
+from study.lm_eval.model import NAME, RunModel, ScoredModel
+from tests.study.attention.test_inspect import a_run, config_file
+
+__all__ = ["config_file"]
+ARMS = {"B": "GPT2", "RAALL": "BYTES"}  # and the tokenizer of each
+BLOCK = 96
+TEXTS = [
+    ("The woman kneads", " dough on the floured table."),
+    ("", "An empty context is the end of text."),
+    ("A context that ends with spaces  ", "and is followed by é 日本."),
+    ("word " * 80, "after more tokens than the block size has"),
+]
+
+
+@pytest.fixture(scope="module", params=ARMS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, config_file: Path) -> Any:
+    """(ours, theirs): the same weights, ours from the run, theirs from its export."""
+    folder = tmp_path_factory.mktemp("pair")
+    lines = config_file.read_text().replace("CONFIG_GPT2_BLOCK_SIZE=32", f"CONFIG_GPT2_BLOCK_SIZE={BLOCK}")
+    for name in ("GPT2", "BYTES"):
+        chosen = ARMS[request.param] == name
+        other = f"# CONFIG_TOKENIZER_{name} is not set" if chosen else f"CONFIG_TOKENIZER_{name}=y"
+        line = f"CONFIG_TOKENIZER_{name}=y" if chosen else f"# CONFIG_TOKENIZER_{name} is not set"
+        lines = lines.replace(other, line)
+    (folder / "config").write_text(lines)
+    run = a_run(folder, folder / "config", request.param)
+    exported = export_run(run, folder / "out")
+    ours = get_model(NAME).create_from_arg_obj({"run": str(run)}, {"batch_size": 4})
+    theirs = HFLM(pretrained=str(exported.folder), device="cpu", dtype="float32", batch_size=3)
+    assert isinstance(ours, RunModel)
+    assert (
+        (ours.max_length, ours.eot_token_id)
+        == (theirs.max_length, theirs.eot_token_id)
+        == (BLOCK, ours.encoding.eot)
+    )
+    return ours, theirs
+
+
+def requests(kind: str, arguments: list[Any]) -> list[Instance]:
+    return [Instance(kind, {}, each, number) for number, each in enumerate(arguments)]
+
+
+def test_log_likelihoods_and_greedy_flags_are_theirs(pair: Any) -> None:
+    ours, _ = pair
+    greedy = ours.generate_until(requests("generate_until", [("The ", {"until": [], "max_gen_toks": 3})]))
+    texts = [*TEXTS, ("The ", greedy[0])] if greedy[0].isascii() else TEXTS
+    found, expected = (model.loglikelihood(requests("loglikelihood", texts)) for model in pair)
+    for (score, right), (other, wanted) in zip(found, expected, strict=True):
+        assert score == pytest.approx(other, abs=1e-3, rel=1e-5)
+        assert right == wanted
+    assert len({round(score, 2) for score, _ in found}) == len(texts)
+
+
+def test_rolling_log_likelihoods_over_several_windows_are_theirs(pair: Any) -> None:
+    texts = [("One short text.",), ("The old clock struck ten. " * 30,), ("é",)]
+    found, expected = (
+        model.loglikelihood_rolling(requests("loglikelihood_rolling", texts)) for model in pair
+    )
+    assert found == pytest.approx(expected, abs=1e-2, rel=1e-5)
+
+
+@pytest.mark.parametrize("until", [["e"], ["no text has this"], []])
+def test_greedy_texts_are_theirs(pair: Any, until: list[str]) -> None:
+    contexts = ["The woman", "A man", "Four people carry a long boat down to the lake. " * 9]
+    given = [(context, {"until": [*until], "max_gen_toks": 12, "do_sample": False}) for context in contexts]
+    found, expected = (model.generate_until(requests("generate_until", given)) for model in pair)
+    assert found == expected
+    assert any(found)
+
+
+def test_every_item_of_every_task_is_theirs(pair: Any, local_tasks: dict[str, Any]) -> None:
+    whole = pair[0].encoding.eot == 256
+    tasks = {name: task for name, task in local_tasks.items() if whole or name in ("lambada_openai", "piqa")}
+    found, expected = (
+        evaluate(model, {"tasks": tasks}, bootstrap_iters=20, log_samples=True) for model in pair
+    )
+    assert set(found["results"]) == set(tasks)
+    for name, results in expected["results"].items():
+        for key, value in results.items():
+            if key not in ("alias", "name"):
+                assert found["results"][name][key] == pytest.approx(value, rel=1e-4), (name, key)
+        for one, other in zip(found["samples"][name], expected["samples"][name], strict=True):
+            assert one["doc_hash"] == other["doc_hash"]
+            for metric in other["metrics"]:
+                assert one[metric] == pytest.approx(other[metric], rel=1e-4), (name, one["doc_id"], metric)
+    assert len(found["samples"]["piqa"]) == 10
+
+
+def test_a_continuation_longer_than_the_block_is_truncated_and_counted(pair: Any) -> None:
+    ours, _ = pair
+    ours.truncated = 0
+    ids = [7] * (BLOCK + 20)
+    (long,) = ours._loglikelihood_tokens([(None, [1, 2, 3], ids)])
+    (cut,) = ours._loglikelihood_tokens([(None, [7], ids[:BLOCK])])
+    assert long[0] == pytest.approx(cut[0], rel=1e-6)
+    assert ours.truncated == 1
+
+
+def test_results_do_not_depend_on_the_batch_and_a_batch_that_exceeds_memory_is_divided(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = pair
+    expected = ours.loglikelihood(requests("loglikelihood", TEXTS))
+    sizes = []
+
+    def score(self: ScoredModel, rows: Any) -> Any:
+        sizes.append(len(rows))
+        if len(rows) > 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return original(self, rows)
+
+    original = ScoredModel._score
+    before = ours.batch_tokens
+    ours.batch_tokens = 10**6
+    with monkeypatch.context() as patched:
+        patched.setattr(ScoredModel, "_score", score)
+        found = ours.loglikelihood(requests("loglikelihood", TEXTS))
+    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+    assert ours.batch_tokens == 10**6 // 8  # three batches were divided
+    ours.batch_tokens = before
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+    assert [score for score, _ in found] == pytest.approx([score for score, _ in expected], rel=1e-5)
+
+
+def test_sampling_depends_on_the_request_and_not_on_its_batch(pair: Any) -> None:
+    ours, _ = pair
+    given = [("The woman", {"do_sample": True, "temperature": 1.0, "max_gen_toks": 8, "until": []})] * 3
+    together = ours.generate_until(requests("generate_until", given))
+    before = ours.batch_tokens
+    ours.batch_tokens = 1
+    assert ours.generate_until(requests("generate_until", given)) == together
+    ours.batch_tokens = before
+    assert len(set(together)) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"max_gen_toks": BLOCK}, f"asks for {BLOCK} new tokens"), ({"num_beams": 4}, "num_beams=4")],
+)
+def test_texts_that_cannot_be_written_are_refused(pair: Any, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        pair[0].generate_until(requests("generate_until", [("The", settings)]))
