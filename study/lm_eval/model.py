@@ -40,7 +40,6 @@ from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import out_of_memory
 from study.attention.inspect import load_run
-from study.transfer.records import home_platform
 
 NAME = "ablation-run"
 MAX_NEW_TOKENS = 256  # of a task that names no number, as in HFLM
@@ -299,10 +298,14 @@ class RunModel(ScoredModel):
         trained = load_run(Path(run))
         target = replace(trained.config.target, name="auto", dtype="auto", scale_cpu=True)
         resolved = attention_kernels.prepare_device(target, trained.config.model)
-        platform = home_platform(record)
         number_format = record.target.dtype if record.target else "float32"
         trained.model.to(resolved.device)
-        model, autocast = on_platform(trained.model, parse_platform(platform), resolved.device, number_format)
+        model, autocast = on_platform(
+            trained.model,
+            parse_platform("bf16" if number_format == "bfloat16" else "fp32"),
+            resolved.device,
+            number_format,
+        )
         encoding = tokenizer.load(trained.config.data.tokenizer)
         super().__init__(
             model, encoding, resolved.device, autocast, (batch_size or 0) * trained.config.model.block_size
