@@ -283,17 +283,10 @@ def _token_scores(x_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> tuple[Ten
 class RunModel(ScoredModel):
     """The last weights of a trained run, in the number format of its training evaluations.
 
-    run: the folder. It runs on this machine's accelerator, or on the CPU. batch_size: sequences of the block size;
-    device and max_batch_size are accepted for the harness and not used.
+    run: the folder. It runs on this machine's accelerator, or on the CPU. batch_size: sequences of the block size.
     """
 
-    def __init__(
-        self,
-        run: str | Path,
-        batch_size: int | None = None,
-        max_batch_size: int | None = None,
-        device: str | None = None,
-    ) -> None:
+    def __init__(self, run: str | Path, batch_size: int | None = None) -> None:
         record = run_record.load(Path(run))
         trained = load_run(Path(run))
         target = replace(trained.config.target, name="auto", dtype="auto", scale_cpu=True)
