@@ -152,10 +152,13 @@ def digest(items: Sequence[Item]) -> str:
 def encode_pair(tokenizer: Tokenizer, query: str, ending: str) -> tuple[list[int], int]:
     """Return (tokens of query and ending together, number of the ending's tokens).
 
-    A space joins the two and belongs to the ending's first token; so do trailing spaces of the query.
+    A space joins the two and belongs to the ending's first token; so do trailing spaces of the query. An empty query is
+    an end of text.
     """
     context = query.rstrip()
     tokens = tokenizer.encode(query + " " + ending)
+    if not context:
+        return [tokenizer.eot, *tokens], len(tokens)
     return tokens, len(tokens) - len(tokenizer.encode(context))
 
 

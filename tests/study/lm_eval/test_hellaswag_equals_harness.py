@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from lm_eval import evaluate
 
@@ -96,6 +96,13 @@ def test_the_items_of_the_repository_are_scored_as_the_harness_does(
     assert 0 < sum(right) < len(right)
 
 
+NO_QUERY = {
+    "activity_label": "[",
+    "ctx_a": "]",
+    "ctx_b": "",
+    "endings": ["a x", "b", "cc d", "[y] e"],
+    "label": 3,
+}
 texts = st.lists(st.sampled_from(PARTS), min_size=1, max_size=7).map("".join)
 items = st.fixed_dictionaries({
     "activity_label": texts,
@@ -106,7 +113,13 @@ items = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes
+)
+@example([NO_QUERY, NO_QUERY | {"ctx_a": "]  "}])
 @given(st.lists(items, min_size=3, max_size=8))
 def test_items_with_brackets_spaces_and_other_alphabets_are_prepared_as_the_harness_does(
     tmp_path: Path, small_manager: Any, rows: list[dict[str, Any]]
