@@ -23,6 +23,7 @@ from pages.document import (
     Section,
     Table,
 )
+from pages.figure_tables import describe, number_blocks
 from pages.markup import ColorLabel, Text, escape_html, pieces, to_html, to_plain
 from pages.tables import table_html
 
@@ -92,7 +93,7 @@ def _block(block: Block, place: Place) -> str:
         case Table(_, rows) if rows:
             return table_html(block, place.heading)
         case Figure(_, spec) if spec:
-            return _figure(block, spec)
+            return _figure(block, spec, place)
         case Legend(labels):
             return _legend(labels)
         case Findings(items) if items:
@@ -151,12 +152,15 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _figure(figure: Figure, spec: dict[str, Any]) -> str:
-    """The place of a figure, its switches above it and its caption below."""
+def _figure(figure: Figure, spec: dict[str, Any], place: Place) -> str:
+    """The place of a figure, its switches above it and its caption below, then its numbers behind a fold."""
     caption = f"<figcaption>{to_html(figure.caption)}</figcaption>" if figure.caption else ""
+    numbers = render_blocks(number_blocks(figure), place)
+    folded = f'<details class="numbers"><summary>numbers of this figure</summary>\n{numbers}\n</details>'
     return (
-        f'<figure>{_switches(figure.name, spec["choices"])}<div class="plot" id="{figure.name}" '
-        f'style="--height:{spec["layout"]["height"]:g}px"></div>{caption}</figure>'
+        f'<figure>{_switches(figure.name, spec["choices"])}<div class="plot" id="{figure.name}" role="img" '
+        f'aria-label="{escape_html(describe(figure))}" style="--height:{spec["layout"]["height"]:g}px"></div>'
+        f"{caption}</figure>{folded if numbers else ''}"
     )
 
 

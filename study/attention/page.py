@@ -12,11 +12,13 @@ from pages.document import Block, BulletList, Details, Document, Figure, Note, P
 from pages.markup import Code, Text, pieces
 from ra.names import is_control_arm, one_class
 from study.attention.data import (
+    PATHS,
     STATISTICS,
     InputText,
     RunAttention,
     early_late_means,
     layer_means,
+    statistic_key,
     statistics_by_path,
     used_path,
 )
@@ -27,6 +29,7 @@ ABOUT_PATHS = (
     "projections. A layer uses one path or a mix of the two. In a layer with a fixed path, the other path is the "
     "result of exchanging W_Q and W_K. One text is one sample, so differences between runs are not evidence alone."
 )
+ABOUT_HEAD = "Means over all positions except the first. attention.json has every cell of the map."
 ABOUT_LAYERS = (
     "Mean over the heads of a layer and over all positions except the first. Solid: the standard path. Dashed: the "
     "reciprocal path, for the statistics that differ between the paths."
@@ -66,7 +69,8 @@ def _sections(
     for (layer, head), drawn in maps_by_head(runs).items():
         spec, reach = map_figure(drawn, text, scales)
         caption = f"Layer {layer}, head {head}. The colors reach a factor of {2**reach}."
-        maps.append(Figure(f"attention-map{layer}-{head}", spec, caption))
+        numbers: list[Block] = [_head_table([run for run, _ in drawn], layer, head), Note(ABOUT_HEAD)]
+        maps.append(Figure(f"attention-map{layer}-{head}", spec, caption, numbers))
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     about = ABOUT_MAPS if len(scales) == 1 else f"{ABOUT_MAPS} {ABOUT_MASS}"
     return [
@@ -75,6 +79,17 @@ def _sections(
         Section("Maps", [Paragraph(about if maps else ""), *maps], level),
         Section("Notes on attention", [BulletList(notes)], level),
     ]
+
+
+def _head_table(runs: Sequence[RunAttention], number: int, head: int) -> Table:
+    """The statistics of one head: a row for each run and path."""
+    rows = []
+    for run in runs:
+        layer = next(one for one in run.layers if one.layer == number)
+        for path in PATHS:
+            values = [getattr(layer, statistic_key(name, path))[head] for name in STATISTICS]
+            rows.append([f"{run.name}, {path}", *map(_number, values)])
+    return Table(["run and path", *(title for title, _ in STATISTICS.values())], rows)
 
 
 def _early_late_table(runs: Sequence[RunAttention], variants: Sequence[str]) -> Table:

@@ -371,3 +371,34 @@ def test_a_run_with_damaged_metrics_is_excluded_and_one_without_metrics_has_no_c
     drawn = specified(page(study))["training"]["data"]
     assert [trace["name"] for trace in drawn] == ["RAEARLY", "RALATE", "RALEARN"]
     assert "metrics.jsonl: number of train lines is 302; progress.iterations gives 300" in page(study)
+
+
+def test_every_figure_has_a_sentence_and_a_table_and_the_page_stays_small(tmp_path: Path) -> None:
+    text = page(a_study(tmp_path, effect=-0.02))
+    after = text.split('<div class="plot" id="')[1:]
+    assert [one.partition('"')[0] for one in after] == list(specified(text))
+    for one in after:
+        assert re.match(r'[\w-]+" role="img" aria-label="Figure: [^"]+; [^"]+"', one)
+        assert re.search(r'</figure><details class="numbers"><summary>.*?</summary>(?s:.*?)<td>', one)
+    assert after[1].startswith(
+        'validation" role="img" aria-label="Figure: validation perplexity against tokens; B, '
+    )
+    assert len(text) < 2_000_000
+
+
+def test_the_table_of_the_differences_has_the_intervals_of_report_json(tmp_path: Path) -> None:
+    study = a_study(tmp_path, effect=-0.02)
+    table = (
+        page(study)
+        .partition('id="differences"')[2]
+        .partition('<details class="numbers">')[2]
+        .partition("</table>")[0]
+    )
+    report = json.loads((study / "report.json").read_text())
+    intervals = [report["verdicts"][0]["test"]["difference"]]
+    intervals += [row["against_baseline"] for row in report["rows"] if row["variant"] == "RALEARN"]
+    rows = re.findall(r"<tr><th[^>]*>(RALEARN[^<]*)</th>(.*?)</tr>", table)
+    assert [name for name, _ in rows] == ["RALEARN, against control arms", "RALEARN, paired with B"]
+    for (_, cells), interval in zip(rows, intervals, strict=True):
+        found = [float(cell.replace("\u2212", "-")) for cell in re.findall(r"<td>(.*?)</td>", cells)]
+        assert found == pytest.approx([percent(interval[part]) for part in ("mean", "low", "high")], rel=1e-4)
