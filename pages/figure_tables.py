@@ -191,7 +191,7 @@ def _heat_maps(traces: Sequence[Plain]) -> list[tuple[Table, int]]:
     """A table of each heat map that is small enough to be read as one."""
     tables = []
     for trace in traces:
-        values: list[list[Any]] = trace.get("customdata", trace["z"])
+        values = trace["customdata"] if "customdata" in trace else trace["z"]
         if sum(map(len, values)) <= MOST_CELLS:
             rows = [[_number(at), *map(_number, row)] for at, row in zip(trace["y"], values, strict=True)]
             tables.append((Table([NAME, *map(_number, trace["x"])], rows), len(rows)))
