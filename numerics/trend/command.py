@@ -10,7 +10,7 @@ from typing import Any
 
 from numerics.dump_files import write_json, writing
 from numerics.errors import NumericsError
-from numerics.trend.conclusion import Record, Trend, analyse, as_json, next_commands, sentences
+from numerics.trend.conclusion import Record, Trend, Watch, analyse, as_json, next_commands, sentences
 from numerics.trend.page import trend_page
 from numerics.trend.tables import Monitored, read_monitor
 from pages.document import Block, BulletList, Document, Paragraph, Table, render_terminal
@@ -52,7 +52,7 @@ def run_trend(given: argparse.Namespace) -> int:
     parts = [path.resolve().name for path in given.runs]
     names = parts if len({*parts}) == len(parts) else [str(path) for path in given.runs]
     runs = read_runs(given.runs, names, losses, given.kinds, given.statistics)
-    print(*show(runs, given.output_path, record_command), sep="\n")
+    print(*show(runs, given.output_path, record_command, watch_command), sep="\n")
     return 0
 
 
@@ -74,10 +74,10 @@ def read_runs(
     ]
 
 
-def show(runs: Sequence[Monitored], folder: Path, record: Record) -> list[str]:
+def show(runs: Sequence[Monitored], folder: Path, record: Record, watch: Watch) -> list[str]:
     """Analyse one or two runs and write the results. Returns the lines for the terminal."""
     trend = analyse(runs[-1], runs[0] if len(runs) > 1 else None)
-    commands = next_commands(trend, record)
+    commands = next_commands(trend, record, watch)
     written, notes = write_trend(trend, commands, folder)
     return terminal_lines(trend, commands, written, notes)
 
@@ -129,3 +129,10 @@ def record_command(run: Monitored, step: int) -> str:
         f'record step {step} of {run.name} with PrecisionDebugger(task="statistics", level="mix"), step [{step}] in '
         "config.json"
     )
+
+
+def watch_command(run: Monitored, kinds: Sequence[str]) -> str:
+    """Return how a script monitors kinds."""
+    switches = {"actv": "xy_distribution", "param": "param_distribution"}
+    settings = ", ".join(f'"{switches[kind]}": true' for kind in kinds)
+    return f"monitor {' and '.join(kinds)} of {run.name} with {settings} in config.json of TrainerMon"

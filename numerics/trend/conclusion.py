@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +29,16 @@ from numerics.trend.attribution import (
     Carrier,
     attribute,
 )
+from numerics.trend.departure import Departures, describe_departures, find_departures
 from numerics.trend.history import ALARM, BEFORE, LEAST
 from numerics.trend.ranks import Ranks, compare_ranks
 from numerics.trend.tables import Monitored
 
 Record = Callable[[Monitored, int], str]  # the command that records a step
+Watch = Callable[
+    [Monitored, Sequence[str]], str
+]  # the command that monitors kinds from now on; "" where none can
+FIRST_CAUSES = ("actv", "param")  # to look at where the loss is anomalous first (section 2.3.1.3)
 EMBEDDING = re.compile(
     r"(^|[._])((tok|token|pos|position|word)?_?(emb|embed|embedding|embeddings)|token|wte|wpe)([._]|$)"
 )
@@ -53,24 +58,40 @@ class Trend:
     own: list[Anomalies] = field(
         default_factory=list
     )  # with a reference: of each run against its own history
+    departures: Departures | None = None  # with a reference
 
 
 def analyse(run: Monitored, reference: Monitored | None = None) -> Trend:
     """Find and attribute the anomalies of a run."""
     found = find_anomalies(run, reference)
     own = [find_anomalies(one) for one in (reference, run) if one] if reference else []
-    return Trend(run, reference, found, attribute(run, found, reference), compare_ranks(run), own)
+    departures = find_departures(run, reference) if reference else None
+    return Trend(run, reference, found, attribute(run, found, reference), compare_ranks(run), own, departures)
 
 
 def sentences(trend: Trend) -> list[str]:
     """Return the conclusion, the most important fact first."""
     found = [_first(trend), _order(trend), _carrier(trend), _throughout(trend), *_only(trend)]
     found += _ranks(trend.ranks)
+    found += [describe_departures(trend.departures)] if trend.departures else []
     return [one for one in found if one]
 
 
-def next_commands(trend: Trend, record: Record) -> list[str]:
+def next_commands(trend: Trend, record: Record, watch: Watch = lambda run, kinds: "") -> list[str]:
     """Return what to do next."""
+    missing = _not_monitored(trend)
+    watched = [watch(trend.run, missing)] if missing else []
+    return _recordings(trend, record) + [one for one in watched if one]
+
+
+def _not_monitored(trend: Trend) -> list[str]:
+    """Return the kinds to look at where the loss is anomalous before the gradient norm, without a table."""
+    if trend.attribution.order not in (LOSS_FIRST, LOSS_ONLY):
+        return []
+    return [kind for kind in FIRST_CAUSES if not trend.run.of_kind(kind)]
+
+
+def _recordings(trend: Trend, record: Record) -> list[str]:
     found, first = trend.attribution, trend.anomalies.first
     runs = [one for one in (trend.reference, trend.run) if one]
     steps: list[int | None] = [first.step] if first is not None else []
@@ -152,7 +173,7 @@ def _order(trend: Trend) -> str:
         case order if order == LOSS_FIRST:
             return (
                 f"The loss is anomalous{than} from step {found.loss_step}, before the gradient norm "
-                f"(step {found.norm_step}): look at activations and weights first"
+                f"(step {found.norm_step}): look at activations and weights first{_missing(trend)}"
             )
         case order if order == TOGETHER:
             return (
@@ -162,7 +183,7 @@ def _order(trend: Trend) -> str:
         case order if order == NORM_ONLY:
             return f"The gradient norm is anomalous{than} from step {found.norm_step}; {_loss(trend)}"
         case order if order == LOSS_ONLY:
-            return f"The loss is anomalous{than} from step {found.loss_step}; {_norm(trend)}"
+            return f"The loss is anomalous{than} from step {found.loss_step}; {_norm(trend)}{_missing(trend)}"
     if trend.anomalies.found and _loss(trend) != QUIET_LOSS and _norm(trend) == QUIET_NORM:
         return f"The gradient norm is not anomalous{than}; {_loss(trend)}"
     if trend.anomalies.found and _loss(trend) == QUIET_LOSS and _norm(trend) != QUIET_NORM:
@@ -170,6 +191,11 @@ def _order(trend: Trend) -> str:
     if trend.anomalies.found and _loss(trend) == QUIET_LOSS:
         return f"Neither the loss nor the gradient norm is anomalous{than}"
     return ""
+
+
+def _missing(trend: Trend) -> str:
+    kinds = _not_monitored(trend)
+    return f"; {' and '.join(kinds)} {'are' if kinds[1:] else 'is'} not monitored" if kinds else ""
 
 
 def _loss(trend: Trend) -> str:
@@ -331,6 +357,7 @@ def as_json(trend: Trend, commands: list[str]) -> dict[str, Any]:
             "steps": len(trend.anomalies.steps),
             "first_tested_step": min(trend.anomalies.tested, default=None),
             "first_difference": vars(found.difference) if found.difference else None,
+            "first_differing_value": _departures(trend.departures),
             "only_in_one_run": _unpaired(trend),
             "conclusion": sentences(trend),
             "next": commands,
@@ -358,6 +385,10 @@ def as_json(trend: Trend, commands: list[str]) -> dict[str, Any]:
         }
     )
     return content
+
+
+def _departures(found: Departures | None) -> dict[str, Any] | None:
+    return vars(found) | {"first": vars(found.first) if found.first else None} if found else None
 
 
 def _plain(value: Any) -> Any:

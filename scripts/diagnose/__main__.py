@@ -17,9 +17,10 @@ from numerics.diagnose.flow import Situation, walk
 from numerics.diagnose.pair import pair_curves
 from numerics.diagnose.rules import diagnose
 from numerics.diagnose.write import terminal_lines, write_diagnosis
+from numerics.dump_files import read_json
 from numerics.errors import NumericsError
 from numerics.trend.command import read_runs as read_monitors
-from numerics.trend.command import record_command, trend_files, write_trend
+from numerics.trend.command import record_command, trend_files, watch_command, write_trend
 from numerics.trend.conclusion import analyse, next_commands, sentences
 from numerics.trend.tables import Monitored, has_monitor
 from scripts.diagnose.runs import (
@@ -78,7 +79,7 @@ def monitored(runs: Sequence[RunSide], folder: Path) -> Callable[[], Sequence[st
                 [run.path for run in watched], [run.label for run in watched], [None] * len(watched)
             )
             trend = analyse(read[-1], read[0] if len(read) > 1 else None)
-            write_trend(trend, next_commands(trend, record_step), folder)
+            write_trend(trend, next_commands(trend, record_step, watch_more), folder)
         except NumericsError as error:
             return [f"the monitor files cannot be used: {error}"]
         alone = [] if len(read) > 1 else [f"only {read[0].name} has monitor files"]
@@ -92,6 +93,16 @@ def record_step(run: Monitored, step: int) -> str:
     if not (run.path / "run.json").exists():
         return record_command(run, step)
     return f"make record {shlex.quote(f'RUN={run.path}')} STEP={step}"
+
+
+def watch_more(run: Monitored, kinds: Sequence[str]) -> str:
+    """Return the command that monitors kinds in every step of a run from now on; "" of a finished run."""
+    if not (run.path / "run.json").exists():
+        return watch_command(run, kinds)
+    if read_json(run.path / "run.json", "name another run").get("status") == "finished":
+        return ""
+    words = shlex.quote(f"ON={' '.join(kinds)}")
+    return f"make monitor {shlex.quote(f'RUN={run.path}')} {words}"
 
 
 def default_folder(command: str, paths: Sequence[Path], labels: Sequence[str]) -> Path:

@@ -14,7 +14,7 @@ from kconfig.arguments import command_arguments
 from numerics.errors import NumericsError
 from numerics.trend.command import read_runs, show
 from numerics.trend.tables import has_monitor
-from scripts.diagnose.__main__ import default_folder, record_step, refuse_results
+from scripts.diagnose.__main__ import default_folder, record_step, refuse_results, watch_more
 from study.compare.load import labels
 
 USAGE = 'fix: make trend RUNS="results/a/runs/B0 [results/b/runs/B0]"'
@@ -45,7 +45,7 @@ def show_trend(paths: Sequence[Path], out: Path | None) -> int:
     folder = out or default_folder("trend", paths, names)
     refuse_results(folder)
     runs = read_runs(paths, names, [None] * len(paths))
-    print(*show(runs, folder, record_step), sep="\n")
+    print(*show(runs, folder, record_step, watch_more), sep="\n")
     return 0
 
 

@@ -43,7 +43,12 @@ def write(folder: Path, norm_step: int | None, loss_step: int | None, row: int =
         (110, 104, "loss first", "from step 104, before the gradient norm (step 110)"),
         (100, 100, "same step", "from the same step, 100"),
         (100, None, "gradient norm only", "from step 100; the loss is not."),
-        (None, 104, "loss only", "from step 104; the gradient norm is not."),
+        (
+            None,
+            104,
+            "loss only",
+            "from step 104; the gradient norm is not; actv and param are not monitored.",
+        ),
         (None, None, "neither", "No anomaly"),
     ],
 )

@@ -71,3 +71,33 @@ def test_what_cannot_be_used_is_one_line(runs: list[Path], monkeypatch: pytest.M
     for folder in (runs[1], Path("results/a")):
         with pytest.raises(UserError, match="name another folder"):
             trend(monkeypatch, runs[0], out=folder)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("interrupted", "next: make monitor RUN=results/b/runs/B0 'ON=actv param'\n"),
+        ("finished", ""),
+        (None, 'next: monitor actv and param of B0 with "xy_distribution": true, "param_dist'),
+    ],
+)
+def test_where_the_loss_is_first_the_command_switches_activations_on(
+    runs: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str | None,
+    words: str,
+) -> None:
+    losses = 2 + 0.01 * np.random.default_rng(0).standard_normal(120)
+    losses[89:95] += 3
+    write_losses(runs[1], losses.tolist(), np.sqrt(np.square(noisy(8, 120)).sum(axis=0)).tolist())
+    if status is None:
+        (runs[1] / "run.json").unlink()
+    else:
+        (runs[1] / "run.json").write_text(json.dumps({"status": status}))
+    assert trend(monkeypatch, runs[1]) == 0
+    printed = capsys.readouterr().out
+    assert "The loss is anomalous from step 90" in printed
+    assert "actv and param are not monitored" in printed
+    assert words in printed
+    assert ("monitor RUN=" in printed) == (status == "interrupted")
