@@ -13,6 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 UNEVEN = 1.5  # 90th percentile of the step times over their median
 UNEVEN_STEPS = 20  # fewest steps for a note
@@ -127,20 +131,76 @@ def device_synchroniser(device: str) -> Callable[[], None]:
     return synchronise
 
 
-def work_clock(device_type: str, threads: int, synchronise: Callable[[], None]) -> Callable[[], float]:
-    """Return the clock that step times are read from, in seconds.
+class StepTimer(Protocol):
+    """Times steps from mark to mark."""
+
+    def mark(self) -> Any:
+        """Return the present place in the work of the device or the host."""
+
+    def passed(self, begin: Any, end: Any) -> float | None:
+        """Return the seconds between two marks; None while the device has not reached the second."""
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two marks. May wait for the device."""
+
+
+class ClockTimer:
+    """Times steps by a clock of the host."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.mark = clock
+
+    def passed(self, begin: float, end: float) -> float | None:
+        return end - begin
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+class EventTimer:
+    """Times steps by events in the queue of an accelerator, without a wait between steps."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def mark(self) -> torch.Event:
+        import torch
+
+        event = torch.Event(self.device, enable_timing=True)
+        event.record()
+        return event
+
+    def passed(self, begin: torch.Event, end: torch.Event) -> float | None:
+        return begin.elapsed_time(end) / 1000 if end.query() else None
+
+    def seconds(self, begin: torch.Event, end: torch.Event) -> float:
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000
+
+
+def step_timer(device: str, threads: int, ranks: int = 1) -> StepTimer:
+    """Return the timer of steps on a device.
 
     On a CPU it is the CPU time of this process, all threads, over the number of threads: other processes hardly change
-    it, and without them it agrees with wall time. Elsewhere it is running time after the device finished its queue.
+    it, and without them it agrees with wall time. Of several ranks on CPUs it is running time: the time in which a rank
+    waits counts. Elsewhere it is the time between events in the device's queue; on a device without such events,
+    running time after the device finished its queue.
     """
-    if device_type == "cpu":
-        return lambda: time.process_time() / threads
+    if device.startswith("cpu"):
+        return ClockTimer(running_time() if ranks > 1 else lambda: time.process_time() / threads)
+    timer = EventTimer(device)
+    synchronise = device_synchroniser(device)
+    try:
+        begin, end = timer.mark(), timer.mark()
+        timer.seconds(begin, end)
+    except (RuntimeError, NotImplementedError):  # the backend has no events, or events without times
 
-    def synchronised() -> float:
-        synchronise()
-        return running_time()()
+        def synchronised() -> float:
+            synchronise()
+            return running_time()()
 
-    return synchronised
+        return ClockTimer(synchronised)
+    return timer
 
 
 def unevenness(step_seconds: Sequence[float]) -> str | None:

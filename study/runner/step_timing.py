@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpt2.config.batch import BatchPlan
 from gpt2.system import ranks
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gpt2.config.config import Config
     from gpt2.hardware.resolve import ResolvedTarget
     from gpt2.system.signals import Stop
+    from gpt2.train.clocks import StepTimer
     from ra.variants import Variant
 
 ROUNDS = 3  # turns of a process per class, where classes do not fit in memory together
@@ -125,13 +127,13 @@ def measure_steps(
     batch: BatchPlan,
     seconds: float,
     stop: Stop,
-    clock: Callable[[], float],
+    timer: StepTimer,
     after_warm_up: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
     """Return the seconds of steps on random tokens, by variant; each variant makes a step in turn.
 
-    seconds: for each of them, on `clock` (gpt2.train.clocks.work_clock). after_warm_up: called
-    before the first timed step.
+    seconds: for each of them, on the timer. after_warm_up: called before the first timed step. Nothing waits for the
+    device between steps; steps that it has not finished do not count as spent yet.
     """
     import torch
 
@@ -157,16 +159,21 @@ def measure_steps(
     shape = (batch.effective, batch.block_size + 1)
     ids_ET = torch.randint(config.model.vocabulary, shape, generator=torch.Generator().manual_seed(0))
     ids_ET = ranks.share(ids_ET).to(resolved.device)
-    samples: dict[str, list[float]] = {name: [] for name in steppers}
+    marks: dict[str, list[tuple[Any, Any]]] = {name: [] for name in steppers}
+    running: deque[tuple[Any, Any]] = deque()  # steps that the device has not finished
     turns, spent = 0, 0.0
     while turns < WARM_UP_STEPS + LEAST_TURNS or any(ranks.agree(spent < seconds * len(steppers))):
         if turns == WARM_UP_STEPS:
             after_warm_up()
         for name, stepper in steppers.items():
             ranks.together(stop.check)
-            began = clock()
+            began = timer.mark()
             stepper.step(ids_ET, turns, 10**9)  # a rate near zero: the time does not depend on it
-            samples[name].append(clock() - began)
+            marks[name].append((began, timer.mark()))
+            if turns >= WARM_UP_STEPS:
+                running.append(marks[name][-1])
         turns += 1
-        spent = sum(sum(own[WARM_UP_STEPS:]) for own in samples.values())
-    return {name: own[WARM_UP_STEPS:] for name, own in samples.items()}
+        while running and (passed := timer.passed(*running[0])) is not None:
+            spent += passed
+            running.popleft()
+    return {name: [timer.seconds(*pair) for pair in mine[WARM_UP_STEPS:]] for name, mine in marks.items()}

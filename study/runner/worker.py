@@ -232,7 +232,7 @@ def _time_steps(
 
     from gpt2.artifacts.metrics_log import print_event
     from gpt2.config.batch import plan_batch
-    from gpt2.train.clocks import device_synchroniser, work_clock
+    from gpt2.train.clocks import step_timer
     from gpt2.train.peak_memory import PeakMeter
     from ra.variants import variant
     from study.memory.micro_batch import Predictions, free_bytes, require_free
@@ -246,10 +246,9 @@ def _time_steps(
         need = Predictions(config, resolved).peak_bytes(timed[arguments.variant], batch.micro)
         require_free(resolved, need, free_bytes(resolved.device))
     meter = PeakMeter(resolved.device)
-    kind = resolved.device_type if ranks.world() == 1 else "ranks"  # the time in which a rank waits counts
-    clock = work_clock(kind, torch.get_num_threads(), device_synchroniser(resolved.device))
+    timer = step_timer(resolved.device, torch.get_num_threads(), ranks.world())
     seconds = measure_steps(
-        config, resolved, timed, batch, arguments.time, stop, clock, after_warm_up=meter.restart
+        config, resolved, timed, batch, arguments.time, stop, timer, after_warm_up=meter.restart
     )
     if ranks.first():
         print_event({"event": "timing", "seconds": seconds, "peak_bytes": meter.peaks()["allocated"]})

@@ -5,11 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2.train import clocks
-from gpt2.train.clocks import NAMES, UNEVEN_STEPS, Clocks, RunningTime, unevenness
+from gpt2.train.clocks import NAMES, UNEVEN_STEPS, Clocks, RunningTime, step_timer, unevenness
+from tests.device_queue import Event, Queue
 
 ROOT = Path(__file__).parents[3]
 
@@ -106,15 +108,48 @@ def test_on_a_cpu_step_time_is_the_cpu_time_of_all_threads_over_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(clocks.time, "process_time", lambda: 6.0)
-    assert clocks.work_clock("cpu", 4, lambda: None)() == 1.5
+    assert step_timer("cpu", 4).mark() == 1.5
+    monkeypatch.setattr(clocks, "running_time", lambda: lambda: 2.5)
+    assert step_timer("cpu", 4, ranks=2).mark() == 2.5
 
 
-def test_on_a_gpu_step_time_is_running_time_after_the_queue_is_finished(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    found = Queue()
+    monkeypatch.setattr(torch, "Event", found.event)
+    monkeypatch.setattr(clocks, "device_synchroniser", lambda device: found.wait)
+    return found
+
+
+def test_on_an_accelerator_step_time_is_between_events_of_its_queue(queue: Queue) -> None:
+    timer = step_timer("xpu:0", 4)
+    queue.waits.clear()
+    marks = []
+    for milliseconds in (2.0, 3.0, 5.0):
+        begin = timer.mark()
+        queue.launch(milliseconds)
+        marks.append((begin, timer.mark()))
+    assert [timer.passed(*pair) for pair in marks] == [None] * 3
+    assert queue.waits == []
+    queue.reached = 5.0
+    assert [timer.passed(*pair) for pair in marks] == [0.002, 0.003, None]
+    assert [timer.seconds(*pair) for pair in marks] == [0.002, 0.003, 0.005]
+    assert set(queue.waits) == {"event"}
+
+
+def test_without_events_step_time_is_running_time_after_the_queue_is_finished(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
-    monkeypatch.setattr(clocks, "running_time", lambda: lambda: float(len(done)))
-    assert clocks.work_clock("cuda", 4, lambda: done.append("synchronised"))() == 1.0
+    def refuse(*_: object) -> float:
+        raise RuntimeError("Backend doesn't support elapsedTime.")
+
+    monkeypatch.setattr(Event, "elapsed_time", refuse)
+    monkeypatch.setattr(clocks, "running_time", lambda: lambda: float(len(queue.waits)))
+    timer = step_timer("npu", 4)
+    queue.waits.clear()
+    begin = timer.mark()
+    assert queue.waits == ["device"]
+    assert timer.passed(begin, timer.mark()) == timer.seconds(1.0, 2.0) == 1.0
 
 
 def test_the_total_is_the_sum_of_the_clocks() -> None:

@@ -21,7 +21,7 @@ from gpt2.eval import validation
 from gpt2.hardware.resolve import resolve
 from gpt2.system.signals import Stop
 from gpt2.train import trainer
-from gpt2.train.clocks import Clocks
+from gpt2.train.clocks import Clocks, ClockTimer
 from gpt2.train.run_plan import WARM_UP_STEPS, RunPlan
 from gpt2.train.step import Stepper, StepResult
 from gpt2.train.trainer import Run
@@ -127,7 +127,7 @@ class Study:
                 patch.setattr(Stepper, "step", step)
                 timed = {name: variant(name, self.config.model, ALTERNATION) for name in names}
                 found: Mapping[str, list[float]] = measure_steps(
-                    self.config, self.resolved, timed, batch, seconds, Stop(), machine.now,
+                    self.config, self.resolved, timed, batch, seconds, Stop(), ClockTimer(machine.now),
                     after_warm_up=lambda: timed_from.append(steps[0]),
                 )  # fmt: skip
             assert timed_from == [WARM_UP_STEPS * len(names)]

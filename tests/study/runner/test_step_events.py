@@ -1,0 +1,49 @@
+"""Steps on an accelerator are timed by events of its queue: the planner waits for the device once, at the end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt2.config.batch import plan_batch
+from gpt2.hardware.resolve import resolve
+from gpt2.system.signals import Stop
+from gpt2.train.clocks import EventTimer
+from gpt2.train.run_plan import WARM_UP_STEPS
+from gpt2.train.step import Stepper
+from ra.settings import AlternationSettings
+from ra.variants import variant
+from study.runner.step_timing import LEAST_TURNS, measure_steps
+from tests import small_runs
+from tests.device_queue import Queue
+
+BEHIND = 30.0  # milliseconds of work in the queue
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_no_step_waits_for_the_device(
+    tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    queue, steps = Queue(), []
+    monkeypatch.setattr(torch, "Event", queue.event)
+
+    def step(stepper: Stepper, *arguments: Any) -> None:
+        steps.append(len(queue.waits))
+        queue.launch(10.0 if len(steps) % 2 else 15.0)
+        queue.reached = max(queue.reached, queue.queued - BEHIND)
+
+    monkeypatch.setattr(Stepper, "step", step)
+    config = small_runs.configuration(texts, 4)
+    batch = plan_batch(config.batch.effective, 1, 1, config.model.block_size)
+    variants = {
+        name: variant(name, config.model, AlternationSettings("output", 0.5, 100.0))
+        for name in ("B", "RAALL")
+    }
+    found = measure_steps(config, resolve(config.target), variants, batch, seconds, Stop(), EventTimer("xpu"))
+    assert set(steps) == {0}
+    turns = len(steps) // 2 - WARM_UP_STEPS
+    assert {name: set(samples) for name, samples in found.items()} == {"B": {0.010}, "RAALL": {0.015}}
+    assert [len(samples) for samples in found.values()] == [turns, turns]
+    # the time of both is spent when the device has reached it, some steps after the host
+    assert turns == (LEAST_TURNS if not seconds else pytest.approx((400 + BEHIND) / 25, abs=1))
