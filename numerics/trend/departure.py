@@ -67,9 +67,10 @@ def find_departures(run: Monitored, reference: Monitored) -> Departures:
     first = min(found, key=lambda one: one[0])[1] if found else None
     steps = sorted(run.losses.keys() & reference.losses.keys())
     other_losses = [step for step in steps if repr(run.losses[step]) != repr(reference.losses[step])]
-    step = other_losses[0] if other_losses else None
-    loss = None if step is None else run.losses[step] - reference.losses[step]
-    return Departures(count, first, len(steps), step, loss)
+    if not other_losses:
+        return Departures(count, first, len(steps), None, None)
+    at = other_losses[0]
+    return Departures(count, first, len(steps), at, run.losses[at] - reference.losses[at])
 
 
 def _relative(value: float, expected: float) -> float | None:

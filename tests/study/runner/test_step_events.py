@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from gpt2.config.batch import plan_batch
 from gpt2.hardware.resolve import resolve
@@ -26,7 +25,13 @@ def test_no_step_waits_for_the_device(
     tmp_path: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     queue, steps = Queue(), []
-    monkeypatch.setattr(torch, "Event", queue.event)
+
+    def mark(timer: EventTimer) -> Any:
+        event = queue.event(timer.device, enable_timing=True)
+        event.record()
+        return event
+
+    monkeypatch.setattr(EventTimer, "mark", mark)
 
     def step(stepper: Stepper, *arguments: Any) -> None:
         steps.append(len(queue.waits))
