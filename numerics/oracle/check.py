@@ -24,11 +24,12 @@ from numerics.oracle.operation import (
     compute,
     converted,
     described,
+    judged,
     reference,
     with_parameters,
 )
 from numerics.oracle.results import DEVICE, RECORDED_RUN, Check, Skipped
-from numerics.oracle.rounding_model.measure import Measure, measure, measure_exact, spread
+from numerics.oracle.rounding_model.measure import STAGES, Measure, measure_exact
 
 Around = Callable[[], AbstractContextManager[Any]]
 
@@ -247,8 +248,7 @@ def _checks(operation: Operation, how: str, done: Computed, known: Reference, di
             if len(known.rules) == 0:  # else a rounding error may change it
                 yield check("forward", f"result {place}", measure_exact(result.cpu(), exact), result.dtype)
             continue
-        sigma = spread(exact, [sample.results[place] for sample in known.samples])
-        measured = measure(result, exact, sigma, _real(result.dtype))
+        measured = judged(result, known, "forward", place, _real(result.dtype), STAGES[0])
         if why := _other_dtype(operation, place, result) if how == DEVICE else "":
             measured = dataclasses.replace(measured, ratio=float("inf"), why=why)
         yield check("forward", f"result {place}", measured, result.dtype)
@@ -267,9 +267,9 @@ def _checks(operation: Operation, how: str, done: Computed, known: Reference, di
                 missing = Measure(other.numel(), ratio=float("inf"), why="no gradient")
                 yield check("backward", f"gradient {place}", missing, operation.floating[place].dtype)
             continue
-        sigma = spread(other, [_present(sample.gradients[place], other) for sample in known.samples])
         coarse = operation.autocast or mine.dtype
-        yield check("backward", f"gradient {place}", measure(mine, other, sigma, _real(coarse)), mine.dtype)
+        measured = judged(mine, known, "backward", place, _real(coarse), STAGES[0])
+        yield check("backward", f"gradient {place}", measured, mine.dtype)
 
 
 def _other_dtype(operation: Operation, place: int, result: Tensor) -> str:
@@ -278,10 +278,6 @@ def _other_dtype(operation: Operation, place: int, result: Tensor) -> str:
     if expected == result.dtype or expected not in {tensor.dtype for tensor in operation.floating}:
         return ""
     return f"dtype {result.dtype}, the reference returns {expected}"
-
-
-def _present(gradient: Tensor | None, other: Tensor) -> Tensor:
-    return other if gradient is None else gradient
 
 
 def _real(dtype: torch.dtype) -> torch.dtype:

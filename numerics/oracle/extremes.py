@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from numerics.oracle.operation import Computed, Operation, Reference, converted, described, reference
+from numerics.oracle.operation import Computed, Operation, Reference, converted, described, judged, reference
 from numerics.oracle.results import Check, Skipped
-from numerics.oracle.rounding_model.measure import Measure, measure, spread
+from numerics.oracle.rounding_model.measure import Measure
 
 Run = Callable[[Operation], Computed]
 LARGEST = 1 << 22  # elements of an operation that is run on extreme inputs
-SAMPLES = 2
+SAMPLES = 2  # runs of the first stage
 ELEMENTWISE = ("arithmetic", "division", "function", "GELU")
 ORDINARY = (
     *ELEMENTWISE,
@@ -51,7 +51,7 @@ def extreme_checks(operation: Operation, run: Run) -> Iterator[Check | Skipped]:
     for kind, values in _inputs(x):
         changed = _with_first(operation, values)
         try:
-            known = reference(changed, SAMPLES)
+            known = reference(changed)
             done = run(changed)
         except Exception as error:  # an operation that refuses such values, as a Cholesky decomposition
             yield Skipped(operation.name, operation.label, f"{kind}: {described(error)}")
@@ -67,11 +67,12 @@ def _compared(kind: str, operation: Operation, known: Reference, done: Computed)
     for place, (result, exact) in enumerate(zip(done.results, known.exact.results, strict=False)):
         if not result.is_floating_point():
             continue
-        sigma = spread(exact, [sample.results[place] for sample in known.samples])
+        extra = 0.0
         if kind == "subnormal":  # each term of a sum may be rounded to a multiple of the smallest number
             limits = torch.finfo(result.dtype)
-            sigma = sigma + known.longest * limits.tiny * limits.eps * bool(known.rules)
-        measured, remark = _judged(kind, result, exact, sigma, known, operation)
+            extra = known.longest * limits.tiny * limits.eps * bool(known.rules)
+        measured = judged(result, known, "forward", place, result.dtype, SAMPLES, extra)
+        measured, remark = _judged(kind, measured, result, exact, known, operation)
         yield Check(
             operation.name,
             operation.label,
@@ -115,11 +116,10 @@ def _with_first(operation: Operation, values: Tensor) -> Operation:
 
 
 def _judged(
-    kind: str, result: Tensor, exact: Tensor, sigma: Tensor, known: Reference, operation: Operation
+    kind: str, measured: Measure, result: Tensor, exact: Tensor, known: Reference, operation: Operation
 ) -> tuple[Measure, str]:
-    measured = measure(result, exact, sigma, result.dtype)
     if kind == "subnormal":
-        return _subnormal(measured, result, exact, sigma, operation)
+        return _subnormal(measured, result, exact, operation)
     if kind not in ("infinity", "NaN") or not measured.why:
         return measured, ""
     x, y = result.detach().cpu().double(), exact
@@ -137,21 +137,20 @@ def _judged(
     return dataclasses.replace(measured, ratio=0.0, why=""), remark
 
 
-def _subnormal(
-    measured: Measure, result: Tensor, exact: Tensor, sigma: Tensor, operation: Operation
-) -> tuple[Measure, str]:
+def _subnormal(measured: Measure, result: Tensor, exact: Tensor, operation: Operation) -> tuple[Measure, str]:
     """Accept a result of the inputs as they are, or of zeros in their place."""
     if not measured.wrong:
         return measured, "subnormal results are flushed to zero" if measured.flushed else ""
     try:
-        zeros = reference(_with_first(operation, torch.zeros_like(operation.floating[0])), SAMPLES)
+        zeros = reference(_with_first(operation, torch.zeros_like(operation.floating[0])))
     except Exception as error:  # torch raises many kinds
         raise ZerosRefusedError(described(error)) from error
     for place, other in enumerate(zeros.exact.results):
         if other.shape != exact.shape:
             continue
-        spreads = spread(other, [sample.results[place] for sample in zeros.samples])
-        flushed = measure(result, other, spreads, result.dtype)
+        if not other.is_floating_point():
+            continue
+        flushed = judged(result, zeros, "forward", place, result.dtype, SAMPLES)
         if not flushed.wrong:
             return flushed, "subnormal inputs are flushed to zero"
     return measured, ""

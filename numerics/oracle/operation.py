@@ -19,10 +19,10 @@ from numerics.compare.replay import DefaultEps
 from numerics.describe import tensors_in
 from numerics.errors import NumericsError
 from numerics.oracle.rounding_model.errors import RoundingErrors, Tracing
+from numerics.oracle.rounding_model.measure import STAGES, Measure, measure, squared_change
 
 Change = Callable[[Tensor], Any]
 RECORDED, GENERATED, GIVEN = "recorded", "generated", "given"
-SAMPLES = 4  # runs with random roundings
 
 
 @dataclass(frozen=True)
@@ -135,18 +135,53 @@ def compute(
     return Computed([result.detach() for result in results], gradients)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reference:
-    """The results in float64, how far rounding moves them, and which rows of the table say so."""
+    """The results in float64, how far rounding moves them, and which rows of the table say so.
+
+    draw: runs with random roundings from a seed. longest: sum, in terms. runs: of `draw` so far.
+    """
 
     exact: Computed
-    samples: list[Computed]
+    draw: Callable[[int], Computed]
     rules: dict[str, Any]
     derivation: str
-    longest: int = 1  # sum, in terms
+    longest: int = 1
+    runs: int = 0
+    _squares: tuple[list[Tensor | float], list[Tensor | float]] = field(default_factory=lambda: ([], []))
+
+    def sigma(self, direction: str, place: int) -> Tensor:
+        """Return the root mean square change of a result ("forward") or a gradient over the runs; flat if complex."""
+        exact = self._sides(self.exact)[direction == "backward"][place]
+        assert exact is not None
+        squares = self._squares[direction == "backward"]
+        total = squares[place] if place < len(squares) else 0.0
+        if isinstance(total, Tensor):
+            return (total / self.runs).sqrt()
+        return squared_change(exact, exact)
+
+    def extend(self, runs: int) -> None:
+        """Run with random roundings until there are so many runs. Without a row that allows an error, none is run."""
+        while self.runs < runs:
+            if self.rules:
+                self._add(self.draw(self.runs))
+            self.runs += 1
+
+    def _add(self, sample: Computed) -> None:
+        for squares, exact, changed in zip(
+            self._squares, self._sides(self.exact), self._sides(sample), strict=True
+        ):
+            squares += [0.0] * (len(exact) - len(squares))
+            for place, (one, other) in enumerate(zip(exact, changed, strict=False)):
+                if one is not None and other is not None and (one.is_floating_point() or one.is_complex()):
+                    squares[place] = squares[place] + squared_change(one, other)
+
+    @staticmethod
+    def _sides(computed: Computed) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        return [*computed.results], computed.gradients
 
 
-def reference(operation: Operation, samples: int = SAMPLES) -> Reference:
+def reference(operation: Operation) -> Reference:
     """Compute an operation in float64 on the CPU. Attention is computed by its definition, not by a fused kernel."""
     function = operation.reference or operation.function
     coarse = operation.dtype
@@ -161,10 +196,39 @@ def reference(operation: Operation, samples: int = SAMPLES) -> Reference:
     tracing = Tracing()
     exact = run(tracing)
     trace = tracing.trace
-    others = [
-        run(RoundingErrors(trace, coarse, seed, operation.autocast is not None)) for seed in range(samples)
-    ]
-    return Reference(exact, others, trace.rules, trace.describe(), trace.longest)
+
+    def draw(seed: int) -> Computed:
+        return run(RoundingErrors(trace, coarse, seed, operation.autocast is not None))
+
+    return Reference(exact, draw, trace.rules, trace.describe(), trace.longest)
+
+
+def judged(
+    result: Tensor,
+    known: Reference,
+    direction: str,
+    place: int,
+    dtype: torch.dtype,
+    first: int,
+    extra: float = 0.0,
+) -> Measure:
+    """Measure a result or a gradient, with as many runs with random roundings as the decision needs.
+
+    dtype: that the kernel rounds to. first: runs of the first stage. extra: is added to sigma. The ratio is relative to
+    the bound that accepts; relative to the one that proves where only that one accepts.
+    """
+    exact = known._sides(known.exact)[direction == "backward"][place]
+    assert exact is not None
+    for runs in (first, *STAGES[1:]):
+        known.extend(runs)
+        sigma = known.sigma(direction, place) + extra
+        found = measure(result, exact, sigma, dtype)
+        if not found.wrong:
+            return found
+        proof = measure(result, exact, sigma, dtype, runs)
+        if proof.wrong:
+            return found
+    return proof
 
 
 def with_parameters(operation: Operation) -> Operation:

@@ -1,8 +1,10 @@
 """Apply the table of operations to a float64 reference: how far rounding may move its results.
 
-The reference is computed again with random signs of every error in the table (Monte Carlo arithmetic: Parker, "Monte
-Carlo Arithmetic", 1997). sigma is the standard deviation of a result over such runs. A sum of independent errors
-exceeds lambda sigma with a probability of at most 2 exp(-lambda^2 / 2), Hoeffding's inequality.
+The reference is computed again with random errors of the sizes in the table (Monte Carlo arithmetic: Parker, "Monte
+Carlo Arithmetic", 1997). sigma is the standard deviation of a result over such runs. A sum of independent errors of at
+most these sizes exceeds lambda sigma with a probability of at most 2 exp(-lambda^2 / 2), Hoeffding's inequality.
+The errors are normal with the size as their deviation. So the change of a result is normal as well, to first order,
+whatever the number of errors in it, and the uncertainty of sigma is known: see `measure`.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Tracing(TorchDispatchMode):
 
 
 class RoundingErrors(TorchDispatchMode):
-    """Change what each operation receives and returns by the errors of its row, with random signs.
+    """Change what each operation receives and returns by random errors of the sizes of its row.
 
     trace: of the same reference. dtype: the coarsest of the kernel that is judged. cast: whether the kernel rounds its
     inputs to this dtype, as autocast does.
@@ -113,22 +115,21 @@ class RoundingErrors(TorchDispatchMode):
             relative = math.hypot(size, self.stored * self._is_rounded(value))
             if not relative or not _is_wide(value) or not value.numel():
                 return value
-            return value * (1 + relative * self._signs(value))
+            return value * (1 + relative * self._draws(value))
         if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
             return [self._changed(part, size) for part in value]
         if isinstance(value, float) and math.isfinite(value) and not self._fits(value):
-            return value * (1 + self.stored * float(self._signs(torch.zeros(()))))
+            return value * (1 + self.stored * float(self._draws(torch.zeros(()))))
         return value
 
     def _add_noise(self, part: Tensor, relative: float, absolute: Tensor | None) -> None:
         if _is_wide(part) and relative:
-            part.mul_(1 + relative * self._signs(part))
+            part.mul_(1 + relative * self._draws(part))
         if _is_wide(part) and absolute is not None and absolute.dim() in (0, part.dim()):
-            part.add_(absolute * self._signs(part))
+            part.add_(absolute * self._draws(part))
 
-    def _signs(self, like: Tensor) -> Tensor:
-        draws = torch.randint(2, like.shape, generator=self.generator, dtype=torch.int8)
-        return draws.to(torch.float64).mul_(2).sub_(1)
+    def _draws(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64)
 
     def _fits(self, value: float) -> bool:
         """Return whether the dtype holds a number exactly."""

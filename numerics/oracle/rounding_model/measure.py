@@ -3,21 +3,34 @@
     allowed_i = ulp(y_i) / 2 + lambda (sigma_i + rms(sigma))        sigma: numerics.oracle.rounding_model.errors
     ratio     = max(max_i |x_i - y_i| / allowed_i, rms(x - y) / (rms(ulp) / 2 + lambda_1 rms(sigma)))
 
-with y in float64 and x the result. lambda = sqrt(2 ln(2 n / delta)) for n elements: by Hoeffding's inequality and the
-union bound, rounding alone exceeds it with a probability of at most delta. lambda_1 is that of one element. A ratio
-above 1 is wrong. rms(sigma) is there because sigma is measured from a few runs.
+with y in float64 and x the result. lambda = sqrt(2 ln(2 n / delta)) for n elements, by Hoeffding's inequality and the
+union bound; lambda_1 is that of one element. A result with a ratio of at most 1 is accepted.
+
+sigma is estimated from k runs, which is coarse where k is small: for the estimate s, k s^2 / sigma^2 has a chi-square
+distribution of k degrees of freedom, also for a whole tensor where all elements share one error. So a ratio above 1 is
+no proof. It is one above
+
+    allowed_i = ulp(y_i) / 2 + c_k(p / n) lambda(p / n) s_i         lambda(p) = sqrt(2 ln(2 / p))
+    c_k(p)    = sqrt(k / q)                                         q: the p-quantile of chi-square, k degrees
+
+and accordingly for the root mean square, with c_k(p) lambda(p) rms(s). Each of four events (s too small or the error
+too large, of an element or of the whole) has a probability of at most p. With 4, 16 and 64 runs in turn, a result is
+accepted, wrong, or undecided; after 64 it is wrong or accepted by the second bound. So rounding alone is called wrong
+with a probability of at most delta = 3 x 4 p for a tensor, whatever the number of its elements.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-DELTA = 1e-6  # probability that rounding alone is beyond the bound, for one tensor
+DELTA = 1e-6  # probability that rounding alone is called wrong, for one tensor
+STAGES = (4, 16, 64)  # runs with random roundings
+SHARE = DELTA / (4 * len(STAGES))  # of one event in one stage
 SLACK = 1 + 2.0**-20  # for the rounding of the reference itself
 EDGES = (
     0.0,
@@ -61,18 +74,39 @@ def factor(elements: int) -> float:
     return math.sqrt(2 * math.log(2 * max(elements, 1) / DELTA))
 
 
-def spread(reference: Tensor, samples: Sequence[Tensor]) -> Tensor:
-    """Return sigma, the root mean square change of each element over the samples; flat for complex numbers."""
+@functools.lru_cache(maxsize=256)
+def coarseness(runs: int, probability: float) -> float:
+    """Return c: sigma is at most c times its estimate from so many runs, but with this probability."""
+    half = torch.tensor(runs / 2, dtype=torch.float64)
+    low, high = -700.0, math.log(runs / 2)  # of log(quantile / 2)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = (
+            torch.special.gammainc(half, torch.tensor(math.exp(middle), dtype=torch.float64)) < probability
+        )
+        low, high = (middle, high) if below else (low, middle)
+    return math.sqrt(runs / 2 / math.exp(low))
+
+
+def tail(probability: float) -> float:
+    """Return how many standard deviations a sum of random signs exceeds with at most this probability."""
+    return math.sqrt(2 * math.log(2 / probability))
+
+
+def squared_change(reference: Tensor, sample: Tensor) -> Tensor:
+    """Return the squared change of each element; flat for complex numbers."""
     if reference.is_complex():
-        reference, samples = _parts(reference), [_parts(sample) for sample in samples]
-    if not samples:
-        return torch.zeros_like(reference)
-    changes = torch.stack([(sample - reference).square() for sample in samples])
-    return changes.nan_to_num(0.0, 0.0, 0.0).mean(0).sqrt()
+        reference, sample = _parts(reference), _parts(sample)
+    return (sample - reference).square().nan_to_num(0.0, 0.0, 0.0)
 
 
-def measure(result: Tensor, reference: Tensor, sigma: Tensor, dtype: torch.dtype) -> Measure:
-    """Measure a result. reference, sigma: float64. dtype: that the kernel rounds its result to."""
+def measure(
+    result: Tensor, reference: Tensor, sigma: Tensor, dtype: torch.dtype, runs: int | None = None
+) -> Measure:
+    """Measure a result. reference, sigma: float64. dtype: that the kernel rounds its result to.
+
+    runs: that sigma was estimated from, for the bound whose excess is a proof; None for the bound that accepts.
+    """
     if result.shape != reference.shape:
         shapes = f"{list(result.shape)} against {list(reference.shape)}"
         return Measure(
@@ -86,7 +120,13 @@ def measure(result: Tensor, reference: Tensor, sigma: Tensor, dtype: torch.dtype
     # the largest number of float64 is that of the dtype, as nan_to_num returns it
     y = torch.where(y.abs() == torch.finfo(torch.float64).max, y.sign() * limits.max, y)
     usable = x.isfinite() & y.isfinite()
-    why = _bad_numbers(x, y, sigma, limits)
+    if runs is None:
+        deviations, typical_deviations = factor(x.numel()), factor(1)
+    else:
+        each = SHARE / x.numel()
+        deviations = coarseness(runs, each) * tail(each)
+        typical_deviations = coarseness(runs, SHARE) * tail(SHARE)
+    why = _bad_numbers(x, y, deviations * sigma, limits)
     x, y, sigma = x[usable], y[usable], sigma[usable]
     if not x.numel():
         counts = (
@@ -98,11 +138,11 @@ def measure(result: Tensor, reference: Tensor, sigma: Tensor, dtype: torch.dtype
     error, unit = (x - y).abs(), ulp(y, dtype).clamp_(min=1e-300)  # half a unit of float64 may be 0
     flushed = (x == 0) & (y != 0) & (y.abs() < limits.tiny)
     floor = _rms(sigma)
-    allowed = unit / 2 * SLACK + factor(x.numel()) * (sigma + floor)
+    allowed = unit / 2 * SLACK + deviations * (sigma + floor * (runs is None))
     allowed += flushed * limits.tiny
     highest = float((error / allowed).max())
     typical = (
-        _rms(error[~flushed]) / (_rms(unit) / 2 * SLACK + factor(1) * floor)
+        _rms(error[~flushed]) / (_rms(unit) / 2 * SLACK + typical_deviations * floor)
         if not bool(flushed.all())
         else 0.0
     )
@@ -132,12 +172,12 @@ def measure_exact(result: Tensor, reference: Tensor) -> Measure:
     return Measure(result.numel(), ratio=math.inf if wrong else 0.0, why=why)
 
 
-def _bad_numbers(x: Tensor, y: Tensor, sigma: Tensor, limits: torch.finfo) -> str:
+def _bad_numbers(x: Tensor, y: Tensor, tolerance: Tensor, limits: torch.finfo) -> str:
     """Say where x is NaN or infinite and y, rounded to the dtype, is not; or the other way round."""
     if bool(x.isfinite().all()) and float(y.abs().max()) < limits.max / 2:  # NaN is not below
         return ""
-    bound = y.abs() - ulp(y.abs().clamp(max=limits.max), _dtype(limits)) / 2 - factor(y.numel()) * sigma
-    above = y.abs() + factor(y.numel()) * sigma + ulp(y.abs().clamp(max=limits.max), _dtype(limits))
+    bound = y.abs() - ulp(y.abs().clamp(max=limits.max), _dtype(limits)) / 2 - tolerance
+    above = y.abs() + tolerance + ulp(y.abs().clamp(max=limits.max), _dtype(limits))
     may_overflow = (above >= limits.max) & ~y.isnan()
     must_overflow = (bound > limits.max) & ~y.isnan()
     parts = []
