@@ -46,13 +46,13 @@ def calls(dtype: torch.dtype, seed: int = 0, rows: int = 24, width: int = 48) ->
     ):
         yield name, function, [positive(rows, width)], {}
     yield "gelu tanh", F.gelu, [x], {"approximate": "tanh"}
-    for name, function in (
+    for name, both in (
         ("add", torch.add),
         ("sub", torch.sub),
         ("mul", torch.mul),
         ("maximum", torch.maximum),
     ):
-        yield name, function, [x, y], {}
+        yield name, both, [x, y], {}
     yield "add a number", torch.add, [x, 0.1], {}
     yield "mul a number", torch.mul, [x, 0.3], {}
     yield "add alpha", torch.add, [x, y], {"alpha": 0.7}
