@@ -60,7 +60,7 @@ plan: setup-core  ## [SPREAD=0.5]: hours, disk space, memory and detectable diff
 extend: setup-main  ## FACTOR=2: plan the finished runs that much longer (CONFIG_SCHEDULE_WSD); UNDO=1: restore them
 	@$(INTERPRETER) -m scripts.extend
 
-report: setup-core  ## Rebuild the report from the records [STUDY=results/x; without it the study of .config]
+report: setup-core  ## Rebuild the report [STUDY=results/x, else that of .config] [FORMAT=latex: table and figures]
 	@$(INTERPRETER) -m scripts.report
 
 status: setup-core  ## State, progress and host of every run, also while they run [STUDY=results/x]

@@ -1,6 +1,7 @@
-"""`make report [STUDY=results/x]`: rebuild a study's report from its records and print the table.
+"""`make report [STUDY=results/x] [FORMAT=latex]`: rebuild a study's report from its records and print the table.
 
-python -m scripts.report [STUDY_DIR]    without STUDY_DIR: the study of .config
+python -m scripts.report [--format=latex] [STUDY_DIR]    without STUDY_DIR: the study of .config
+FORMAT=latex also writes the main table and the figures for a paper.
 """
 
 from __future__ import annotations
@@ -13,15 +14,42 @@ from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import command_arguments, refuse_assignments
 from study.records.lengths import shown_length
 from study.report import write
+from study.report.build import Report
+from study.report.latex.write import write_latex
 from study.report.write import render_terminal
 from study.runner.settings import StudySettings
 from study.sizes.build import read_sizes, study_folder
 from study.sizes.write import write_sizes
 
+FORMAT_OPTION = "--format="
+FORMATS = ("latex",)
+
+
+def report_formats() -> list[str]:
+    """The formats that FORMAT names, beside the pages."""
+    found = [
+        one.removeprefix(FORMAT_OPTION)
+        for one in command_arguments(("FORMAT",))
+        if one.startswith(FORMAT_OPTION)
+    ]
+    for name in found:
+        if name not in FORMATS:
+            raise UserError(
+                f"FORMAT is {name}; a report has the format {', '.join(FORMATS)}; fix: make report FORMAT={FORMATS[0]}"
+            )
+    return found
+
+
+def write_formats(report: Report, directory: Path, formats: Sequence[str]) -> None:
+    """Write the other formats and name their files."""
+    if "latex" in formats:
+        paths = write_latex(report, directory)
+        print(f"LaTeX: {paths[0].parent}: {', '.join(path.name for path in paths)}")
+
 
 def named_study(target: str) -> tuple[Path, tuple[str, ...]]:
     """The folder that STUDY names, or that of .config's study; and its sizes, where it has several."""
-    if arguments := command_arguments(path="STUDY"):
+    if arguments := [one for one in command_arguments(path="STUDY") if not one.startswith(FORMAT_OPTION)]:
         directory = Path(arguments[-1])
         return directory, read_sizes(directory)
     if Path(".config").exists():
@@ -49,7 +77,7 @@ def study_directory(target: str) -> Path:
     return directory
 
 
-def report_sizes(directory: Path, sizes: Sequence[str]) -> None:
+def report_sizes(directory: Path, sizes: Sequence[str], formats: Sequence[str] = ()) -> None:
     """Rebuild the report of each size that has runs, and the page of all sizes."""
     folders = [study_folder(directory, size) for size in sizes]
     started = [folder for folder in folders if (folder / "runs").is_dir()]
@@ -58,22 +86,25 @@ def report_sizes(directory: Path, sizes: Sequence[str]) -> None:
             f"no study of the sizes {', '.join(sizes)} has runs: {folders[0]} has no folder runs; fix: run `make`"
         )
     for folder in started:
-        write.write_report(folder)
+        write_formats(write.write_report(folder), folder, formats)
     print(write_sizes(directory, sizes))
 
 
 def main() -> int:
     refuse_assignments()
+    formats = report_formats()
     directory, sizes = named_study("report")
     if sizes:
-        report_sizes(directory, sizes)
+        report_sizes(directory, sizes, formats)
         return 0
     directory = study_directory("report")
-    print(render_terminal(write.write_report(directory)))
+    report = write.write_report(directory)
+    print(render_terminal(report))
     note = shown_length(directory).note
     if note:
         print(note)
     print(f"report: {directory / 'report.html'} (and .md)    numbers: {directory / 'report.json'}")
+    write_formats(report, directory, formats)
     return 0
 
 

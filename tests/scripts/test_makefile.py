@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 # Target -> the variables that its command reads.
 VARIABLES = {
-    "report": ("STUDY",),
+    "report": ("STUDY", "FORMAT"),
     "compare": ("STUDIES", "OUT"),
     "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
     "sample": ("RUN", "PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT"),
