@@ -8,6 +8,7 @@ Needs transformers 5. Shapes: B batch, T tokens, V vocabulary, C channels.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -216,7 +217,10 @@ class ArmForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         if not self.config.use_cache or self._padding(mask_BT) is not None:
             kwargs |= {"past_key_values": None, "next_sequence_length": None, "use_cache": False}
         prepared: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
-        return prepared
+        known = inspect.signature(
+            self.forward
+        ).parameters  # transformers 5.0 gives cache_position to every model
+        return {name: value for name, value in prepared.items() if name in known}
 
     @staticmethod
     def _padding(mask_BT: Tensor | None) -> Tensor | None:

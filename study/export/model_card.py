@@ -31,7 +31,7 @@ LOAD = """
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{folder}"{options})
-tokenizer = AutoTokenizer.from_pretrained("{folder}")
+tokenizer = AutoTokenizer.from_pretrained("{folder}"{options})
 ```
 """
 

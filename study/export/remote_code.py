@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def arm_parts(arm: Arm, model: ModelConfig, alternation: AlternationSettings) ->
 
 def python_files(name: str, parts: dict[str, Part]) -> dict[str, str]:
     """Return file -> text. FlattenError for a variant whose imports cannot be copied."""
-    texts = {MODELLING: _modelling(name, parts)}
+    texts = {MODELLING: _modelling(name, parts, [])}
     code = revision(ROOT)
     commit = (code.commit or "unknown") + (", with local changes" if code.dirty else "")
 
@@ -73,6 +74,8 @@ def python_files(name: str, parts: dict[str, Part]) -> dict[str, str]:
         path = _path(module)
         return path.read_text(encoding="utf-8") if path else None
 
+    needed = sorted(set(flatten(MODELLING, source, INSTEAD)) - {MODELLING})
+    texts[MODELLING] = _modelling(name, parts, needed)
     found = {}
     for module, text in flatten(MODELLING, source, INSTEAD).items():
         path = _path(module)
@@ -111,7 +114,8 @@ def arm_config(
     }
 
 
-def _modelling(name: str, parts: dict[str, Part]) -> str:
+def _modelling(name: str, parts: dict[str, Part], needed: Sequence[str]) -> str:
+    """Return the modelling file. needed: all modules that are copied."""
     imports = sorted(
         {f"from {part.module} import {part.function} as {kind}_builder" for kind, part in parts.items()}
     )
@@ -125,6 +129,9 @@ def _modelling(name: str, parts: dict[str, Part]) -> str:
             "",
             *imports,
             "from study.export.causal_lm import ArmConfig as Config, ArmForCausalLM as Model",
+            "",
+            "# transformers 5.0 copies the files that this file imports, and not the files that those import",
+            *(f"from {module} import __name__ as _" for module in needed),
             "",
             "",
             f"class {CLASSES['AutoConfig']}(Config):",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,9 @@ def test_a_padded_batch_generates_what_each_prompt_alone_does(
     key: str, study: dict[str, tuple[Path, Path]]
 ) -> None:
     theirs = loaded(study, key)
-    tokens = transformers.AutoTokenizer.from_pretrained(study[key][1], padding_side="left")
+    tokens = transformers.AutoTokenizer.from_pretrained(
+        study[key][1], padding_side="left", trust_remote_code=True
+    )
     tokens.pad_token = tokens.eos_token
     texts = ["def f(x):", "a", "import"]
     batch = tokens(texts, return_tensors="pt", padding=True)
@@ -334,6 +337,17 @@ def test_the_configuration_has_the_settings_of_the_arm(study: dict[str, tuple[Pa
     assert wide.hidden_size == run_of(study, "wide").config.model.width != config.hidden_size
     fixed = transformers.AutoConfig.from_pretrained(study["fixed"][1], trust_remote_code=True)
     assert fixed.parts == {"attention": "ra.builders.fixed([1])", "norm": "ra.published.rms.norm"}
+
+
+@pytest.mark.parametrize("key", ["learned", "mixed"])
+def test_the_modelling_file_imports_every_other_file_itself(
+    key: str, study: dict[str, tuple[Path, Path]]
+) -> None:
+    """transformers 5.0 copies no file that only another file imports."""
+    folder = study[key][1]
+    text = (folder / "modeling_arm.py").read_text()
+    direct = set(re.findall(r"^from \.(\w+) import ", text, flags=re.MULTILINE))
+    assert direct == {path.stem for path in folder.glob("*.py")} - {"modeling_arm"}
 
 
 @pytest.mark.parametrize("key", ["learned", "window", "mine"])
