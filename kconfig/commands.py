@@ -22,6 +22,7 @@ from typing import Any
 
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read_text
+from gpt2.data.eval_files import check_files
 from gpt2.hardware.detect import detected_target_name
 from kconfig import rules
 from kconfig.arguments import make_assignments, parse_assignments, refuse_assignments
@@ -61,7 +62,9 @@ def defconfig(specification: str, assignments: Sequence[str] = (), makeflags: st
     tree = rules.load_kconfig(detected_target_name())
     assignments = [*assignments, *make_assignments(tree, makeflags, assignments)]
     symbols = configure(tree, read_layers(specification), assignments)
-    replace_config(tree, Config.from_symbols(symbols), f", from {specification}")
+    config = Config.from_symbols(symbols)
+    check_files(config.evaluation.sets)
+    replace_config(tree, config, f", from {specification}")
 
 
 def menuconfig() -> None:

@@ -1,4 +1,4 @@
-"""`make data`: prepare the corpus and HellaSwag that .config names; check both and rebuild a damaged corpus."""
+"""`make data`: prepare the corpus, HellaSwag and the held-out texts of .config; check all, rebuild a damaged corpus."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from gpt2.data import dataset
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.system.errors import run_command
 from scripts.study import load
+from study.eval_sets.later import check_texts
 
 
 def main() -> int:
@@ -22,6 +23,7 @@ def main() -> int:
         else:
             items = hellaswag.load_items(source, config.evaluation.hellaswag_limit)
             print(f"HellaSwag: {source}: {len(items):,} items")
+    check_texts(config, report=print)
     return 0
 
 

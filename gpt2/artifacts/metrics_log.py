@@ -86,6 +86,10 @@ class MetricsLog:
             self._printed_at = now
             print_event(line | {"iterations": self.iterations})
 
+    def phase(self, phase: str) -> None:
+        """Print the work that begins."""
+        self.log({"event": "phase", "phase": phase}, always=True)
+
     def note(self, iteration: int, message: str) -> None:
         """Add a note for the report."""
         self.notes.append(message)

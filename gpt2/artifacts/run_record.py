@@ -167,6 +167,26 @@ class HellaSwagEntry(JsonObject):
 
 
 @dataclass(frozen=True)
+class EvalSetEntry(JsonObject):
+    """The perplexity of a held-out text (gpt2.eval.rolling). loss: mean nats per token; null where it is not finite.
+
+    text_sha256, tokens_sha256: of the documents, and of their tokens.
+    """
+
+    documents: Positive
+    tokens: Positive
+    words: Positive
+    bytes: Positive
+    loss: float | None
+    perplexity: float | None
+    word_perplexity: float | None
+    byte_perplexity: float | None
+    bits_per_byte: float | None
+    text_sha256: Text
+    tokens_sha256: Text
+
+
+@dataclass(frozen=True)
 class PhasePeaks(JsonObject):
     """Peak bytes of each phase of a step."""
 
@@ -275,7 +295,7 @@ class Spike(NamedTuple):
 class RunRecord(JsonObject):
     """The content of run.json. A part is None until it is known. seal: older records have none.
 
-    fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words.
+    fixes: the computations that CONFIG_NUMERICS_FIX replaced, in words. eval_sets: by name, those of the run's end.
     """
 
     schema: Literal[1]
@@ -306,6 +326,7 @@ class RunRecord(JsonObject):
     admission: Missing[Admission] = None
     scalars: Missing[tuple[ScalarPoint, ...]] = None
     fixes: Missing[tuple[Text, ...]] = None
+    eval_sets: Missing[Mapping[str, EvalSetEntry]] = None
     seal: Missing[Seal] = None
 
     @property

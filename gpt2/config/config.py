@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpt2.config.batch import micro_batches, nearest
 from gpt2.config.dotconfig import Symbols, read_symbols, split_words
+from gpt2.config.eval_sets import EvalSet, eval_sets
 from gpt2.config.fix_words import numerics_fix
 from gpt2.config.monitor import NOT_MONITORED, MonitorSettings
 
@@ -243,13 +244,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """tokens: validation tokens per evaluation. interval_tokens: training tokens between them, 0: at the end only."""
+    """tokens: validation tokens per evaluation. interval_tokens: training tokens between them, 0: at the end only.
+
+    sets: held-out texts, evaluated at the end.
+    """
 
     tokens: int
     interval_tokens: int
     hellaswag: bool
     hellaswag_file: Path | None
     hellaswag_limit: int
+    sets: tuple[EvalSet, ...] = ()
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> EvaluationConfig:
@@ -267,6 +272,7 @@ class EvaluationConfig:
             hellaswag=hellaswag,
             hellaswag_file=Path(file) if file else None,
             hellaswag_limit=symbols.integer("HELLASWAG_LIMIT") if hellaswag else 0,
+            sets=eval_sets(symbols),
         )
 
 

@@ -115,27 +115,30 @@ def embedded_files() -> list[Path]:
 # -- local files ------------------------------------------------------------------------------------------------
 
 
-def local_files(patterns: tuple[str, ...]) -> list[Path]:
-    """List the files that match the globs, sorted. DataError for a glob without files or an unknown suffix."""
+def local_files(
+    patterns: tuple[str, ...], symbol: str = "CONFIG_DATASET_FILES", suffixes: tuple[str, ...] = SUFFIXES
+) -> list[Path]:
+    """List the files that match the globs, sorted. DataError for a glob without files or an unknown suffix.
+
+    symbol: the setting that has the globs, for messages.
+    """
     found: set[Path] = set()
     for pattern in patterns:
         matched = [Path(name) for name in glob.glob(os.path.expanduser(pattern), recursive=True)]
         files = [path for path in matched if path.is_file()]
         if not files:
             raise DataError(
-                f"CONFIG_DATASET_FILES: {pattern!r} matches no file; fix: use globs such as texts/**/*.txt; "
+                f"{symbol}: {pattern!r} matches no file; fix: use globs such as texts/**/*.txt; "
                 "quote a name with spaces: 'my texts/*.txt'"
             )
         found |= set(files)
     for path in found:
-        if path.suffix not in SUFFIXES:
+        if path.suffix not in suffixes:
             raise DataError(
-                f"CONFIG_DATASET_FILES: {os.fspath(path)!r} is of an unknown kind; fix: use {', '.join(SUFFIXES)}"
+                f"{symbol}: {os.fspath(path)!r} is of an unknown kind; fix: use {', '.join(suffixes)}"
             )
         if SURROGATE.search(os.fspath(path)):  # the manifest is UTF-8
-            raise DataError(
-                f"CONFIG_DATASET_FILES: the name {os.fspath(path)!r} is not UTF-8 text; fix: rename the file"
-            )
+            raise DataError(f"{symbol}: the name {os.fspath(path)!r} is not UTF-8 text; fix: rename the file")
     return sorted(found)
 
 
@@ -154,13 +157,20 @@ def report_empty_files(config: DataConfig, report: Callable[[str], None]) -> Non
 def _file_documents(files: list[Path]) -> Iterator[str]:
     few = len(files) < FEW_FILES and all(path.suffix in (".txt", ".md") for path in files)
     for path in files:
-        if path.suffix in (".txt", ".md"):
-            text = _read_text(path)
-            yield from split_at_paragraphs(text) if few else [text]
-        elif path.suffix == ".jsonl":
-            yield from _jsonl_documents(path)
+        if few:
+            yield from split_at_paragraphs(_read_text(path))
         else:
-            yield from _parquet_documents(path)
+            yield from read_documents(path)
+
+
+def read_documents(path: Path) -> Iterator[str]:
+    """Yield the documents of a file: the rows of .jsonl and .parquet; any other file is one document."""
+    if path.suffix == ".jsonl":
+        yield from _jsonl_documents(path)
+    elif path.suffix == ".parquet":
+        yield from _parquet_documents(path)
+    else:
+        yield _read_text(path)
 
 
 def split_at_paragraphs(text: str) -> Iterator[str]:
@@ -231,31 +241,34 @@ def _parquet_documents(path: Path) -> Iterator[str]:
 
 def _hub_documents(dataset: str) -> Iterator[str]:
     source = HUB[dataset]
-    rows = _open_hub(source)
+    rows = open_hub(source)
     texts = (row[source.column] for row in rows)
     return group_articles(texts) if dataset == "wikitext103" else texts
 
 
-def _open_hub(source: HubSource) -> Any:
-    """Open the data set as a stream. DataError within seconds where the hub cannot be reached."""
+def open_hub(source: HubSource, split: str = "train", alternatives: str = ALTERNATIVES) -> Any:
+    """Open the data set as a stream. DataError within seconds where the hub cannot be reached.
+
+    alternatives: the fix without a network.
+    """
     if importlib.util.find_spec("datasets") is None:
         raise DataError(
             f"{source.path} needs the package datasets, which this Python lacks; fix: install it, or run make without "
-            f"PYTHON=; {ALTERNATIVES}"
+            f"PYTHON=; {alternatives}"
         )
-    probe_hub(source.path)
+    probe_hub(source.path, alternatives)
     for variable in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):
         os.environ.setdefault(variable, "20")
     import datasets
 
     try:
-        return datasets.load_dataset(source.path, source.name, split="train", streaming=True)
+        return datasets.load_dataset(source.path, source.name, split=split, streaming=True)
     except Exception as error:  # the hub's client raises many kinds
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{source.path} cannot be loaded from the hub ({first}); {ALTERNATIVES}") from error
+        raise DataError(f"{source.path} cannot be loaded from the hub ({first}); {alternatives}") from error
 
 
-def probe_hub(path: str) -> None:
+def probe_hub(path: str, alternatives: str = ALTERNATIVES) -> None:
     """Raise DataError in seconds where the hub is unreachable; its client retries for minutes. Skipped with a proxy."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return
@@ -265,7 +278,7 @@ def probe_hub(path: str) -> None:
         socket.create_connection((url.hostname or "", port), timeout=PROBE_SECONDS).close()
     except OSError as error:
         raise DataError(
-            f"{path}: the hub at {url.hostname} cannot be reached ({error}); {ALTERNATIVES}"
+            f"{path}: the hub at {url.hostname} cannot be reached ({error}); {alternatives}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Evaluate a run: perplexity on a fixed grid of tokens, HellaSwag at the end, and their history."""
+"""Evaluate a run: perplexity on a fixed grid of tokens and their history; HellaSwag and held-out texts at the end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch
 
 from gpt2.artifacts.run_record import bits_per_byte
 from gpt2.config.config import EvaluationConfig
+from gpt2.data.eval_texts import EvalText
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.eval import hellaswag, validation
+from gpt2.eval import hellaswag, rolling, validation
 from gpt2.eval.validation import perplexity_of
 from gpt2.model.transformer import GPT2, learned_scalars
 from gpt2.system.resource_errors import out_of_memory
@@ -98,6 +99,21 @@ class Evaluator:
                 self.model,
                 items,
                 self.tokenizer,
+                batch_tokens=batch_tokens,
+                block_size=self._block_size,
+                device=self.device,
+                autocast=self.autocast,
+                stop=self.stop.check,
+            )
+        )
+
+    def score_text(self, text: EvalText) -> rolling.TextScore:
+        """Score a held-out text on the current model."""
+        return self._retry_smaller(
+            lambda batch_tokens: rolling.score(
+                self.model,
+                text,
+                self.tokenizer.eot,
                 batch_tokens=batch_tokens,
                 block_size=self._block_size,
                 device=self.device,

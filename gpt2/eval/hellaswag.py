@@ -17,19 +17,15 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
-
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.eval.validation import evaluating
+from gpt2.eval.token_rows import row_losses
 from gpt2.model.transformer import GPT2
-from gpt2.system import ranks
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes
 
@@ -184,46 +180,9 @@ def score(
     pairs = [encode_pair(tokenizer, item.query, ending) for item in items for ending in item.endings]
     rows = [(tokens[-(block_size + 1) :], scored) for tokens, scored in pairs]
 
-    def score_batch(indices: list[int]) -> list[float]:
-        ids_BT, targets_BT = _pad([rows[index] for index in indices])
-        with autocast():
-            losses_BT = model.token_losses(ids_BT.to(device), targets_BT.to(device))
-        losses: list[float] = losses_BT.double().sum(1).tolist()
-        return losses
-
-    groups = list(batches([len(tokens) - 1 for tokens, _ in rows], batch_tokens))
-    with evaluating(model):
-        scored = ranks.map_shared(score_batch, groups, stop, lockstep=getattr(model, "sharded", False))
-    sums = [0.0] * len(rows)
-    for indices, losses in zip(groups, scored, strict=True):
-        for index, loss in zip(indices, losses, strict=True):
-            sums[index] = -loss
+    losses = row_losses(model, rows, batch_tokens=batch_tokens, device=device, autocast=autocast, stop=stop)
+    sums = [-loss for loss in losses]
     return _summary(items, [sums[start : start + ENDINGS] for start in range(0, len(sums), ENDINGS)])
-
-
-def batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Yield batches of row indices, longest rows first, with rows x longest <= batch_tokens.
-
-    Longest first makes a batch that exceeds memory fail at the start. A row longer than batch_tokens forms one batch.
-    """
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
-
-
-def _pad(rows: Sequence[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids_BT, targets_BT), int64. Right padding: id 0, which no earlier position attends to, and target -1."""
-    ids, targets = [], []
-    for tokens, scored in rows:
-        ids.append(torch.tensor(tokens[:-1]))
-        targets.append(torch.tensor(tokens[1:]))
-        targets[-1][: max(0, len(tokens) - 1 - scored)] = -1
-    return pad_sequence(ids, batch_first=True), pad_sequence(targets, batch_first=True, padding_value=-1)
 
 
 def _summary(items: Sequence[Item], log_likelihoods: list[list[float]]) -> HellaSwag:

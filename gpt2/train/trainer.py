@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gpt2.artifacts import checkpoint
+from gpt2.artifacts import checkpoint, eval_sets
 from gpt2.artifacts.metrics_log import MetricsLog, truncate_metrics
 from gpt2.artifacts.run_record import Admission
 from gpt2.artifacts.seal import write_sealed
@@ -25,6 +25,7 @@ from gpt2.config.config import Config
 from gpt2.data import dataset, tokenizer
 from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
+from gpt2.eval.held_out import evaluate_sets
 from gpt2.hardware import attention_kernels, resolve
 from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.numerics.fixes import RunFixes
@@ -142,6 +143,7 @@ class Run:
                 self.save()  # before anything that can fail
                 self.evaluate()
                 self.score_hellaswag()
+                self.evaluate_texts()
                 self.examine_model()
             self.summarize_notes()
             self.write_record("finished")
@@ -299,7 +301,7 @@ class Run:
             return
         seconds = self.clocks.read("train")
         with self.clocks.on("evaluate"):
-            self.log.log({"event": "phase", "phase": "validating"}, always=True)
+            self.log.phase("validating")
             line = self.evaluator.validate(self.tokens, seconds)
         if self.ended():
             windows = {"tokens": self.tokens, "losses": self.evaluator.window_losses}
@@ -315,10 +317,20 @@ class Run:
             self.log.record["hellaswag"] = {"absent": self.plan.hellaswag}
             return
         with self.clocks.on("evaluate"):
-            self.log.log({"event": "phase", "phase": "scoring HellaSwag"}, always=True)
+            self.log.phase("scoring HellaSwag")
             score = self.evaluator.score_hellaswag(self.plan.hellaswag)
         self.log.record["hellaswag"] = hellaswag_entry(score)
         self.log.write_side_file("hellaswag.json", hellaswag_choices(score))
+
+    def evaluate_texts(self) -> None:
+        """Evaluate the held-out texts of CONFIG_EVAL_SETS on the trained model. One that cannot be read is a note."""
+        if not self.config.evaluation.sets:
+            return
+        with self.clocks.on("evaluate"):
+            found = evaluate_sets(self.config, self.evaluator, self.resolved, self.log.phase, self.note)
+        self.log.record["eval_sets"] = {name: one.entry for name, one in found.items()}
+        if ranks.first():
+            eval_sets.add(self.plan.directory, self.plan.run, self.iteration, found)
 
     def examine_model(self) -> None:
         """Examine the trained model on the first validation windows. Ranks with sharded weights all do, in lockstep."""

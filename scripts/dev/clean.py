@@ -44,9 +44,10 @@ SOURCES = (
 KINDS = ("caches", "data", "config", "venv", "results")
 CORPUS = re.compile(r"\w+-[0-9a-f]{12}")
 # The lock of a corpus and its folder while it is prepared; saved examinations of variants; the downloaded HellaSwag
-# and its temporary file.
+# and WikiText-2 with their temporary files.
 DATA = re.compile(r"\.\w+-[0-9a-f]{12}(\.lock|\.\d+\.tmp)|\.admission-[0-9a-f]{16}\.json|"
-                  r"hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+")  # fmt: skip
+                  r"hellaswag_val\.jsonl|\.hellaswag_val\.jsonl\.\w+|"
+                  r"eval-wikitext-2\.jsonl|\.eval-wikitext-2\.jsonl\.\d+\.tmp")  # fmt: skip
 # In the results folder; bench and memory write several files of these kinds.
 RESULTS = ("*/compare.json", "*/compare.md", "*/compare.html", "bench/*.json", "memory/*.json", "memory/*.html",
            "memory/*.pickle", "admit/*.html")  # fmt: skip
@@ -66,7 +67,8 @@ def kept_paths(studies: Iterable[Path]) -> set[Path]:
     names = [os.fsdecode(name) for name in listed.split(b"\0")]
     for config in (Path(".config"), Path(".config.old"), *(study / "config" for study in studies)):
         names.append(configured("HELLASWAG_FILE", config))
-        for pattern in split_words(configured("DATASET_FILES", config)):
+        held_out = [word.partition("=")[2] for word in split_words(configured("EVAL_SETS", config))]
+        for pattern in (*split_words(configured("DATASET_FILES", config)), *held_out):
             names += glob.glob(os.path.expanduser(pattern), recursive=True)
     files = {form for name in names if name for form in (Path(name).absolute(), Path(name).resolve())}
     return files | {parent for file in files for parent in file.parents}

@@ -27,7 +27,8 @@ VENV = ROOT / ".venv"
 KINDS = ("base", "core", "main", "exchange", "lm-eval", "dev")
 MODULES = {"pillow": "PIL", "pytest-xdist": "xdist"}  # of the packages whose module has another name
 EXTRAS = {  # lines of .config that need an extra
-    "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet",
+    "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet"
+    r'|CONFIG_EVAL_SETS="(.*\bparquet|(.* )?wikitext-2[" ])',
     "rl": r"CONFIG_GRPO=y",
     "wandb": r"CONFIG_WANDB=y",
     "trackio": r"CONFIG_TRACKIO=y",

@@ -26,9 +26,11 @@ from study.compare import figures
 from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
 from study.compare.sentences import error, order_note, ranking_note, sentences, table_introduction
+from study.eval_sets.section import compared_section
 from study.records.runs import BASELINE, variant_order
 from study.report.build import bits
-from study.report.sentences import change, perplexity, shown, shown_bits
+from study.report.sentences import change, shown, shown_bits
+from study.stats.interval_text import perplexity
 
 PAGES = (HTML, MARKDOWN)
 ALIGNMENT = (
@@ -54,6 +56,9 @@ def comparison_document(comparison: StudyComparison) -> Document:
         blocks += [
             _main_section(comparison),
             _bits_section(comparison),
+            compared_section(
+                {study.label: study.report.eval_sets for study in comparison.studies}, _units(comparison)
+            ),
             _checklist_section(comparison),
             _alignment_section(comparison),
             _order_section(comparison),
@@ -89,7 +94,7 @@ def _bits_section(comparison: StudyComparison) -> Section:
             if interval := bits(study.report, row.final_loss):
                 found.setdefault(row.variant, {})[study.label] = shown_bits(interval)
     labels = [study.label for study in comparison.studies]
-    units = ", ".join(f"{study.label}: one {study.report.unit}" for study in comparison.studies)
+    units = _units(comparison)
     rows: list[list[Text]] = [
         [name, *(number_with_detail(found[name].get(label, "-")) for label in labels)]
         for name in sorted(found, key=variant_order)
@@ -99,6 +104,11 @@ def _bits_section(comparison: StudyComparison) -> Section:
         "the tokenizer, but each study has its validation text."
     )
     return Section("Bits per byte", [Table(["variant", *labels], rows), about] if rows else [])
+
+
+def _units(comparison: StudyComparison) -> str:
+    """Name the token of each study."""
+    return ", ".join(f"{study.label}: one {study.report.unit}" for study in comparison.studies)
 
 
 def _checklist_section(comparison: StudyComparison) -> Section:

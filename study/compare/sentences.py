@@ -11,8 +11,9 @@ from study.compare.build import StudyComparison
 from study.compare.load import LoadedStudy
 from study.compare.ranking import AGREE, CONTRADICT, NONE, Ranking
 from study.records.runs import BASELINE, variant_order
-from study.report.sentences import ONE_SEED, percent, seeds_text, uncounted
+from study.report.sentences import ONE_SEED, seeds_text, uncounted
 from study.report.summary import at_equal_time, exaggeration_sentence
+from study.stats.interval_text import percent
 
 
 def sentences(comparison: StudyComparison) -> list[Text]:

@@ -87,6 +87,17 @@ def _own_numbers(record: FinishedRecord) -> Iterator[Check]:
     )
     bits = bits_per_byte(validation.loss, validation.tokens, validation.bytes)
     yield "validation.bits_per_byte", validation.bits_per_byte, bits, "validation.loss, tokens and bytes"
+    for name, text in (record.eval_sets or {}).items():
+        where, nats = f"eval_sets.{name}", (text.loss or 0.0) * text.tokens
+        expected = {
+            "perplexity": nats / text.tokens,
+            "word_perplexity": nats / text.words,
+            "byte_perplexity": nats / text.bytes,
+        }
+        for key, one in expected.items():
+            yield f"{where}.{key}", getattr(text, key), _exp(one), f"{where}.loss"
+        bits = bits_per_byte(text.loss, text.tokens, text.bytes)
+        yield f"{where}.bits_per_byte", text.bits_per_byte, bits, f"{where}.loss, tokens and bytes"
     pairs = list(itertools.pairwise(validation.history))
     ordered = sum(a.tokens < b.tokens and a.train_seconds <= b.train_seconds for a, b in pairs)
     yield "validation.history: entries in order", ordered, len(pairs), "their number"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts import checkpoint, run_record
+from gpt2.artifacts import checkpoint, eval_sets, run_record
 from gpt2.artifacts.seal import read_sealed
 from gpt2.system.errors import UserError
 from study.records import plan_file
@@ -64,7 +64,8 @@ def _verify_run(folder: Path) -> Verified:
         beside = [file(part).name for part in run_record.SIDE_FILES if file(part).exists()]
         checked += [f"{name} ({record.status}, {'sealed' if record.seal else 'unsealed'})", *beside]
         problems += disagreements(record, file, full=True)
-    for name in ("memory.json", "attention.json", "lm_eval.json"):
+    saved = [eval_sets.FILE, *(path.name for path in folder.glob("eval_sets-*.json"))]
+    for name in ("memory.json", "attention.json", "lm_eval.json", *saved):
         if (folder / name).exists():
             checked.append(name)
             problems += _errors(functools.partial(read_sealed, folder / name))

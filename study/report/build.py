@@ -31,6 +31,7 @@ from study.analysis.sensitivity import Sensitivity, seed_hours, sensitivities
 from study.analysis.speed import Speed, speeds
 from study.analysis.verdict import MARGIN, Verdict, earlier_verdicts, judge
 from study.attention import data
+from study.eval_sets.results import EvalSets, eval_set_tables
 from study.records import plan_file
 from study.records.curves import probabilities
 from study.records.design import Design, read_design
@@ -122,6 +123,7 @@ class Report:
     not_configured: list[str]
     damaged: list[str]  # sentences on files that do not agree, with their remedy
     marks: list[str]  # warnings of variants that fail an ignored check of their examination
+    eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
     rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
 
     @property
@@ -215,6 +217,7 @@ def build_report(study_dir: Path) -> Report:
         not_configured=not_configured(study_dir, used),
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
         marks=warnings(names),
+        eval_sets=eval_set_tables(study_dir, ended),
         rates=rates,
     )
     return with_marks(report, names)
@@ -327,4 +330,6 @@ def as_json(report: Report) -> dict[str, Any]:
         row["bits_per_byte"] = found and {part: getattr(found, part) for part in ("mean", "low", "high")}
     if report.rates is None:
         del value["rates"]
+    if not report.eval_sets.tables:
+        del value["eval_sets"]
     return {"schema": 1} | value

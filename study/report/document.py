@@ -27,6 +27,7 @@ from pages.document import (
 from pages.markup import Link, Strong, Text
 from study.attention.data import InputText, read_study
 from study.attention.page import report_section
+from study.eval_sets.section import held_out_section
 from study.lm_eval.page import downstream_section
 from study.records.runs import BASELINE, Run
 from study.report import figures_final, sections
@@ -34,7 +35,7 @@ from study.report.build import Report, Row, bits
 from study.report.detectable import sensitivity_sentences
 from study.report.facts import facts_section
 from study.report.method import method
-from study.report.sentences import percent, perplexity, score, seeds_text, shown
+from study.report.sentences import score, seeds_text, shown
 from study.report.summary import (
     context,
     control_findings,
@@ -44,6 +45,7 @@ from study.report.summary import (
     rate_findings,
     run_names,
 )
+from study.stats.interval_text import percent, perplexity
 from study.sweep.section import learning_rates_blocks
 
 LONG = 40  # runs, above which their list is folded
@@ -71,6 +73,7 @@ def report_document(report: Report, study_dir: Path) -> Document:
             Only((HTML,), [sections.training_section(report, study_dir)]),
             Section("Detectable differences", [BulletList(sensitivity_sentences(report))]),
             sections.hellaswag_section(report),
+            held_out_section(report.eval_sets, report.variants),
             downstream_section(study_dir, report.used, report.variants),
             sections.cost_section(report),
             sections.alternation_section(report),

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 from study.analysis.paired_tests import ItemTest
 from study.analysis.verdict import CANNOT_TELL
 from study.records.hellaswag_scores import HellaSwagScore, near_chance
 from study.records.runs import diverged_seeds
 from study.report.build import Report
-from study.stats.statistics import Interval, perplexity_percent
+from study.stats.interval_text import ends, percent, perplexity, with_interval
+from study.stats.statistics import Interval
 
 NAMED = 8  # names that are listed, above which they are counted
 ONE_SEED = "one seed, control arms, differences are not evidence"
-
-
-def perplexity(loss: float) -> str:
-    """exp(loss) with as many digits as are readable."""
-    value = math.exp(min(loss, 700.0))
-    if value >= 1e6:
-        return f"{value:.1e}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
-
-
-def percent(difference: float) -> str:
-    """A difference of losses as the change of perplexity, with its sign."""
-    value = perplexity_percent(difference)
-    if abs(value) >= 1000:
-        return f"{value:+.1e} %"
-    digits = 2 if abs(value) >= 0.1 else 3
-    return f"{value if round(value, digits) else 0.0:+.{digits}f} %"
 
 
 def size(difference: float) -> str:
@@ -42,25 +23,19 @@ def shown(interval: Interval | None, seeds: int | None = None) -> str:
     """A loss as perplexity, with its interval where there is one. seeds: of the variant, named where it has more."""
     if interval is None:
         return "-"
-    return f"{perplexity(interval.mean)}{_interval(interval, perplexity)}{_of_fewer(interval, seeds)}"
+    return f"{perplexity(interval.mean)}{ends(interval, perplexity)}{_of_fewer(interval, seeds)}"
 
 
 def shown_bits(interval: Interval | None) -> str:
     """Bits per byte with the interval."""
-    return "-" if interval is None else f"{interval.mean:.3f}{_interval(interval, lambda end: f'{end:.3f}')}"
+    return with_interval(interval, lambda end: f"{end:.3f}")
 
 
 def difference(interval: Interval | None, seeds: int | None = None) -> str:
     """A paired difference as a change of perplexity with its interval. seeds: as in `shown`."""
     if interval is None:
         return "-"
-    return f"{percent(interval.mean)}{_interval(interval, percent)}{_of_fewer(interval, seeds)}"
-
-
-def _interval(interval: Interval, text: Callable[[float], str]) -> str:
-    if interval.low is None or interval.high is None:
-        return " (one seed)"
-    return f" [{text(interval.low)}, {text(interval.high)}]"
+    return f"{percent(interval.mean)}{ends(interval, percent)}{_of_fewer(interval, seeds)}"
 
 
 def _of_fewer(interval: Interval, seeds: int | None) -> str:

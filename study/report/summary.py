@@ -26,13 +26,13 @@ from study.report.sentences import (
     dof_text,
     listed,
     p_text,
-    percent,
     seeds_text,
     shown,
     size,
     some,
     uncounted,
 )
+from study.stats.interval_text import percent
 from study.stats.looks import nominal_levels
 from study.stats.statistics import mean
 from study.sweep.results import RateReport

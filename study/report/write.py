@@ -15,7 +15,7 @@ from study.lm_eval.page import downstream_json
 from study.report.build import Report, as_json, build_report
 from study.report.document import report_document, terminal_document
 
-RUN_INPUTS = ("run", "metrics", "hellaswag", "validation_windows", "lm_eval")
+RUN_INPUTS = ("run", "metrics", "hellaswag", "validation_windows", "eval_sets", "lm_eval")
 INPUTS = ("plan*.json", "expected.json", data.FILE, *(f"runs/*/{name}*.json*" for name in RUN_INPUTS))
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from gpt2.artifacts import checkpoint, metrics_log, run_record
+from gpt2.artifacts import checkpoint, eval_sets, metrics_log, run_record
 from gpt2.artifacts.run_record import RunRecord
 from gpt2.artifacts.typed_json import JsonObject, read_file
 from gpt2.config.config import Config, OptimizerConfig
@@ -39,8 +39,8 @@ from study.runner.preconditions import locked, refuse_another_configuration, req
 from study.runner.settings import StudySettings
 
 DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?")
-SAVED = (*run_record.SIDE_FILES, "run.json")  # run.json last: it marks the end
-END_RESULTS = ("hellaswag.json", "validation_windows.json")  # only a finished run has them
+SAVED = (*run_record.SIDE_FILES, eval_sets.FILE, "run.json")  # run.json last: it marks the end
+END_RESULTS = ("hellaswag.json", "validation_windows.json", eval_sets.FILE)  # only a finished run has them
 
 UNDO = "undo.json"
 

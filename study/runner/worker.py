@@ -15,6 +15,7 @@ from gpt2.hardware import attention_kernels
 from gpt2.system import ranks
 from gpt2.system.errors import UserError
 from gpt2.system.rank_launcher import end_like, launch
+from study.eval_sets.later import FLAG
 from study.executors import claims
 from study.executors.child_process import (
     EXIT_CLAIMED,
@@ -44,6 +45,7 @@ def main() -> int:
     parser.add_argument("seed", type=int)
     parser.add_argument("--time", type=float, default=0.0, help="seconds of steps to time for each variant")
     parser.add_argument("--resolve", action="store_true", help="print the device of this machine only")
+    parser.add_argument(FLAG, action="store_true", help="evaluate the finished run on texts that it lacks")
     parser.add_argument("--micro", type=int, default=0)
     parser.add_argument("--beside", nargs="+", default=[], help="variants to time in turn with the first")
     parser.add_argument(
@@ -54,7 +56,8 @@ def main() -> int:
 
     stop = Stop().install(arguments.parent)
     try:
-        if not arguments.resolve and (count := _ranks_to_start(arguments.study_dir)):
+        alone = arguments.resolve or arguments.eval_sets
+        if not alone and (count := _ranks_to_start(arguments.study_dir)):
             return end_like(launch(count, _rank_command(), stop))
         return _work(arguments, stop)
     except Interrupted:
@@ -113,6 +116,7 @@ def _explain(error: BaseException, folder: Path) -> int:
 
 def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     from gpt2.artifacts.metrics_log import print_event
+    from gpt2.artifacts.run_record import run_name
     from gpt2.artifacts.typed_json import to_plain
     from gpt2.config.config import Config
     from gpt2.config.dotconfig import read_symbols
@@ -122,6 +126,7 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     from ra.settings import AlternationSettings
     from ra.variants import variant
     from study.admission import ignore
+    from study.eval_sets.evaluate import evaluate_run
     from study.memory.micro_batch import free_bytes, require_free
 
     symbols = read_symbols(arguments.study_dir / "config")
@@ -135,6 +140,10 @@ def _work(arguments: argparse.Namespace, stop: Stop) -> int:
     with attention_kernels.attention_context(resolved, config.model.dropout):
         if arguments.time:
             return _time_steps(arguments, config, resolved, alternation, stop)
+        if arguments.eval_sets:
+            folder = arguments.study_dir / "runs" / run_name(arguments.variant, arguments.seed)
+            evaluate_run(folder, config, resolved, stop, lambda text: print(text, file=sys.stderr))
+            return EXIT_FINISHED
         refuse_another_card(arguments.study_dir, resolved)
         run = run_plan(arguments.study_dir, arguments.variant, arguments.seed)
         here = ranks.local("LOCAL_WORLD_SIZE", 1) if resolved.device_type == "cpu" else 1

@@ -108,6 +108,9 @@ def test_every_defconfig_command_of_the_docs_writes_a_configuration(
         for file in re.findall(r"`ra/custom/(\w+\.py)`", page.read_text(encoding="utf-8")):
             (custom / file).touch()
     monkeypatch.setattr(names, "CUSTOM_FOLDER", custom)
+    for file in ("texts/a.txt", "wiki.test.raw"):  # the texts of CONFIG_EVAL_SETS
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("text")
     assignments = [word for word in call[1:] if word.startswith("CONFIG_")]
     assert len(assignments) == len(call) - 1
     commands.main(["defconfig", call[0].removeprefix("defconfig-"), *assignments])

@@ -148,7 +148,7 @@ def test_a_hub_corpus_is_streamed_up_to_the_token_limit(
         return rows()
 
     monkeypatch.setattr(hub, "load_dataset", load_dataset, raising=False)
-    monkeypatch.setattr(sources, "probe_hub", lambda path: None)
+    monkeypatch.setattr(sources, "probe_hub", lambda *_: None)
     monkeypatch.setattr(shards, "BATCH_CHARACTERS", 2000)
     monkeypatch.setattr(shards, "SMALL_CHARACTERS", 4000)
     corpus = prepared(source(tmp_path, kind="fineweb-edu", max_tokens=5000))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gpt2.data import tokenizer
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.eval import hellaswag
+from gpt2.eval import hellaswag, token_rows
 from gpt2.eval.evaluator import hellaswag_entry
 from gpt2.eval.hellaswag import HellaSwag, HellaSwagError, Item
 from gpt2.model.init import initialise
@@ -237,7 +237,7 @@ def test_batches_hold_every_row_once() -> None:
     for _ in range(50):
         lengths = [draw.randint(1, 40) for _ in range(draw.randint(0, 30))]
         limit = draw.randint(1, 100)
-        found = list(hellaswag.batches(lengths, limit))
+        found = list(token_rows.batches(lengths, limit))
         assert sorted(i for b in found for i in b) == list(range(len(lengths)))
         assert all(len(b) == 1 or len(b) * max(lengths[i] for i in b) <= limit for b in found)
 

@@ -204,6 +204,7 @@ def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixt
         ("CONFIG_TRACKIO=y", "trackio"),
         ("CONFIG_DATASET_FINEWEB_EDU=y", "datasets"),
         ('CONFIG_DATASET_FILES="texts/*.parquet"', "datasets"),
+        ('CONFIG_EVAL_SETS="a=texts/*.parquet"', "datasets"),
     ],
 )
 def test_an_extra_is_installed_when_the_configuration_needs_it(

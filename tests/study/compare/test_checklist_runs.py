@@ -78,6 +78,7 @@ ONE_THING = [
     (setting({"ALTERNATION_MIX_OUTPUT": "n", "ALTERNATION_MIX_SCORE": "y"}), "ALTERNATION_MIX", "fatal", "score"),
     (setting({"GPT2_MAX_TIME": "90"}), "GPT2_MAX_TIME", "harmless", "90"),
     (setting({"COMPILE": "n"}), "COMPILE", "harmless", "not set"),
+    (setting({"EVAL_SETS": '"news=n.txt"'}), "EVAL_SETS", "harmless", "news=n.txt"),
     (setting({"DATA_WORKERS": "3"}), "DATA_WORKERS", "harmless", "3"),
     (setting({"HELLASWAG_FILE": '""'}), "HELLASWAG_FILE", "harmless", '""'),
 ]  # fmt: skip

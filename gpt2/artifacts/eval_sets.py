@@ -1,0 +1,66 @@
+"""eval_sets.json of a run: its held-out texts window by window, sealed. A text that is added later joins the others.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.artifacts.run_record import Count, EvalSetEntry, Positive, Text
+from gpt2.artifacts.seal import read_sealed, write_sealed
+from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, parse
+from gpt2.system.read_files import DamagedFileError
+
+FILE = "eval_sets.json"
+
+
+@dataclass(frozen=True)
+class EvaluatedText(JsonObject):
+    """A text on a trained model. window_nats: of each window in the order of the text, with its scored tokens."""
+
+    entry: EvalSetEntry
+    device: Text
+    dtype: Text
+    window_tokens: tuple[Positive, ...]
+    window_nats: tuple[float | None, ...]
+
+    def __post_init__(self) -> None:
+        if sum(self.window_tokens) != self.entry.tokens or len(self.window_nats) != len(self.window_tokens):
+            raise ValueError(f"its windows have {sum(self.window_tokens)} tokens, not {self.entry.tokens}")
+
+
+@dataclass(frozen=True)
+class EvalSetsFile(JsonObject):
+    """The texts that a run was evaluated on, by name, after these iterations."""
+
+    run: Text
+    iterations: Count
+    sets: Mapping[str, EvaluatedText]
+
+
+def read(path: Path, run: str, iterations: int) -> dict[str, EvaluatedText]:
+    """Return the texts of a run of these iterations; none where the file is missing or of another length.
+
+    DamagedFileError where the file does not agree with its seal.
+    """
+    try:
+        content = read_sealed(path)
+        found = parse(EvalSetsFile, {k: v for k, v in content.items() if k != "seal"}, path.name)
+    except FileNotFoundError:
+        return {}
+    except (InvalidJsonError, AttributeError) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from error
+    return dict(found.sets) if (found.run, found.iterations) == (run, iterations) else {}
+
+
+def add(run_dir: Path, run: str, iterations: int, found: Mapping[str, EvaluatedText]) -> None:
+    """Add texts to the file of a run. A file that is damaged or of another length is replaced."""
+    path = run_dir / FILE
+    try:
+        before = read(path, run, iterations)
+    except DamagedFileError:
+        before = {}
+    write_sealed(path, EvalSetsFile(run, iterations, before | dict(found)).to_json(), indent=None)

@@ -1,0 +1,107 @@
+"""Read the held-out texts of CONFIG_EVAL_SETS as tokens, with the words and bytes that their perplexities count.
+
+A document is a file, or a row of .jsonl and .parquet. Words are counted as in lm-evaluation-harness: the parts of a
+document between white space, with empty ones at its ends. The set `wikitext-2` has WikiText's articles as documents;
+its tokens are those of the text without marks, its words and bytes those of the articles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpt2.config.config import DataConfig
+from gpt2.config.eval_sets import WIKITEXT, EvalSet
+from gpt2.data import tokenizer, wikitext
+from gpt2.data.eval_files import SYMBOL, files_of
+from gpt2.data.sources import DataError, HubSource, open_hub, read_documents
+from gpt2.system.errors import one_line
+from gpt2.system.files import write_bytes
+
+HUB = HubSource("EleutherAI/wikitext_document_level", "wikitext-2-raw-v1", "page")
+HUB_FILE = "eval-wikitext-2.jsonl"
+OFFLINE = f'fix without a network: {SYMBOL}="{WIKITEXT}=wiki.test.raw" with a copy'
+
+
+@dataclass(frozen=True)
+class EvalText:
+    """A text as tokens, one int64 array for each document.
+
+    text_sha256: of the documents. tokens_sha256: of the arrays.
+    """
+
+    name: str
+    documents: list[np.ndarray]
+    words: int
+    bytes: int
+    text_sha256: str
+    tokens_sha256: str
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens; all are scored."""
+        return sum(map(len, self.documents))
+
+
+def read_text(one: EvalSet, data: DataConfig, block_size: int, report: Callable[[str], None]) -> EvalText:
+    """Read a set. DataError names the set and what is wrong with it.
+
+    block_size: of the model. A shorter text is refused. report: called before a download.
+    """
+    if one.name == WIKITEXT:
+        originals = _wikitext(one, data.directory, report)
+        texts = [wikitext.plain_text(article) for article in originals]
+    else:
+        originals = texts = [text for path in files_of(one) for text in read_documents(path) if text]
+    encoding = tokenizer.load(data.tokenizer)
+    documents = [np.array(encoding.encode(text), dtype=np.int64) for text in texts]
+    tokens = sum(map(len, documents))
+    if tokens < block_size:
+        raise DataError(
+            f"{SYMBOL}: the text of {one.name} has {tokens:,} tokens, less than one sequence of "
+            f"CONFIG_GPT2_BLOCK_SIZE={block_size}; fix: more text, or leave the set out"
+        )
+    digest = hashlib.sha256()
+    for ids in documents:
+        digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i8").tobytes())
+    return EvalText(
+        one.name,
+        documents,
+        words=sum(len(re.split(r"\s+", text)) for text in originals),
+        bytes=sum(len(text.encode(errors="replace")) for text in originals),
+        text_sha256=hashlib.sha256(json.dumps(originals).encode()).hexdigest(),
+        tokens_sha256=digest.hexdigest(),
+    )
+
+
+def _wikitext(one: EvalSet, directory: Path, report: Callable[[str], None]) -> list[str]:
+    """Return the articles: of files in WikiText's raw form, of rows of articles, or of the hub's copy."""
+    files = files_of(one) if one.pattern else [_downloaded(directory, report)]
+    found: list[str] = []
+    for path in files:
+        rows = list(read_documents(path))
+        found += rows if path.suffix in (".jsonl", ".parquet") else wikitext.articles("".join(rows))
+    return found
+
+
+def _downloaded(directory: Path, report: Callable[[str], None]) -> Path:
+    """Return the file of the hub's articles; load it if it is missing."""
+    path = directory / HUB_FILE
+    if not path.is_file():
+        report(f"{WIKITEXT}: loading {HUB.path} from the hub")
+        rows = open_hub(HUB, "test", OFFLINE)
+        try:
+            lines = [json.dumps({"text": row[HUB.column]}) + "\n" for row in rows]
+        except Exception as error:  # the hub's client raises many kinds
+            raise DataError(
+                f"{HUB.path} cannot be read from the hub ({one_line(error)}); {OFFLINE}"
+            ) from error
+        directory.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, "".join(lines).encode())
+    return path

@@ -1,0 +1,136 @@
+"""The held-out texts of a study from its records: losses by arm, differences to the control arms. Needs no torch.
+
+Runs count for a text if they were evaluated on the same tokens as most runs. The others are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpt2.artifacts import eval_sets
+from gpt2.artifacts.run_record import EvalSetEntry
+from gpt2.system.read_files import DamagedFileError
+from ra.names import is_control_arm
+from study.analysis.equivalence import Losses, control_losses
+from study.records.runs import Run, variant_order
+from study.stats.statistics import Interval, mean, mean_interval
+
+
+@dataclass
+class EvalSetRow:
+    """One arm on a text. loss: mean nats per token over its seeds. runs: those that were evaluated on this text.
+
+    against_controls: nats per token, paired by seed, minus the mean of the control arms; None for a control arm.
+    """
+
+    variant: str
+    control: bool
+    runs: int
+    of: int
+    loss: Interval
+    against_controls: Interval | None
+
+
+@dataclass
+class EvalSetTable:
+    """A text with its arms. left_out: the runs that were evaluated on another text of this name."""
+
+    name: str
+    documents: int
+    tokens: int
+    words: int
+    bytes: int
+    text_sha256: str
+    tokens_sha256: str
+    rows: list[EvalSetRow]
+    left_out: list[str]
+
+    def by_word(self, loss: float) -> float:
+        """Return nats per word of a loss in nats per token."""
+        return loss * self.tokens / self.words
+
+    def bits_per_byte(self, loss: float) -> float:
+        """Return bits per byte of a loss in nats per token."""
+        return loss * self.tokens / (self.bytes * math.log(2))
+
+
+@dataclass
+class EvalSets:
+    """The texts of a study. notes: on files that cannot be read."""
+
+    tables: list[EvalSetTable]
+    notes: list[str]
+
+
+def eval_set_tables(study_dir: Path, runs: Sequence[Run]) -> EvalSets:
+    """Return a table for each text that one of the runs was evaluated on, in the order of their first run."""
+    notes: list[str] = []
+    found = {run.name: _entries(study_dir, run, notes) for run in runs}
+    names = dict.fromkeys(name for entries in found.values() for name in entries)
+    tables = [
+        _table(name, runs, {run: one[name] for run, one in found.items() if name in one}) for name in names
+    ]
+    return EvalSets([table for table in tables if table.rows], notes)
+
+
+def _entries(study_dir: Path, run: Run, notes: list[str]) -> dict[str, EvalSetEntry]:
+    """Return the texts of a run: those of its record, and those that were added later."""
+    entries = dict(run.record.eval_sets or {})
+    path = run.file(study_dir, eval_sets.FILE)
+    try:
+        later = eval_sets.read(path, run.record.run, run.record.progress.iterations)
+    except DamagedFileError as error:
+        notes.append(
+            f"{error}; texts that were added to {run.name} later are not shown; fix: delete it and run `make`"
+        )
+        later = {}
+    return entries | {name: text.entry for name, text in later.items() if name not in entries}
+
+
+def _table(name: str, runs: Sequence[Run], entries: dict[str, EvalSetEntry]) -> EvalSetTable:
+    """Return the table of the text that most runs were evaluated on, or the first of equals."""
+    usual = Counter(entry.tokens_sha256 for entry in entries.values()).most_common(1)[0][0]
+    same = {
+        run: entry
+        for run, entry in entries.items()
+        if entry.tokens_sha256 == usual and entry.loss is not None
+    }
+    losses: dict[str, dict[int, float]] = {}
+    for run in runs:
+        if run.name in same and run.seed is not None:
+            losses.setdefault(run.variant, {})[run.seed] = same[run.name].loss or 0.0
+    text = next(entry for entry in entries.values() if entry.tokens_sha256 == usual)
+    rows = [
+        EvalSetRow(
+            variant,
+            is_control_arm(variant),
+            len(losses[variant]),
+            sum(run.variant == variant for run in runs),
+            mean_interval(list(losses[variant].values())),
+            None if is_control_arm(variant) else _against_controls(losses, variant),
+        )
+        for variant in sorted(losses, key=variant_order)
+    ]
+    return EvalSetTable(
+        name,
+        text.documents,
+        text.tokens,
+        text.words,
+        text.bytes,
+        text.text_sha256,
+        text.tokens_sha256,
+        rows,
+        [run for run, entry in entries.items() if entry.tokens_sha256 != usual],
+    )
+
+
+def _against_controls(losses: Losses, variant: str) -> Interval | None:
+    """Return the arm minus the mean of the control arms, paired by seed; None without a common seed."""
+    seeds = sorted(losses[variant])
+    pairs = zip(seeds, control_losses(losses, seeds), strict=True)
+    differences = [losses[variant][seed] - mean(arms) for seed, arms in pairs if arms]
+    return mean_interval(differences) if differences else None

@@ -1,0 +1,90 @@
+"""Held-out texts at the end of a run: the same numbers after an interruption, and a text that is missing."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gpt2.artifacts import eval_sets, run_record
+from gpt2.config.config import Config
+from gpt2.config.eval_sets import EvalSet
+from tests import small_runs
+from tests.small_runs import StopAfter, outcome, same, start
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    texts = small_runs.write_texts(tmp_path / "texts")
+    (tmp_path / "news.md").write_text("A held-out text, with words that no story has: zebra. " * 20)
+    config = small_runs.configuration(texts, 3)
+    sets = (EvalSet("news", str(tmp_path / "news.md")), EvalSet("stories", str(texts / "0*.txt")))
+    return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, sets=sets))
+
+
+def test_a_run_records_each_text_and_its_windows(config: Config, tmp_path: Path) -> None:
+    run = start(tmp_path / "run", config)
+    assert run.train() == "finished"
+    record = run_record.load(tmp_path / "run")
+    found = eval_sets.read(tmp_path / "run/eval_sets.json", "B0", 3)
+    assert {name: text.entry for name, text in found.items()} == record.eval_sets
+    assert list(record.eval_sets) == ["news", "stories"]
+    assert record.eval_sets["stories"].documents == 10
+    assert sum(found["news"].window_nats) / record.eval_sets["news"].tokens == pytest.approx(
+        record.eval_sets["news"].loss
+    )
+    assert (found["news"].device, found["news"].dtype) == (record.target.device, record.target.dtype)
+    assert record.clock.evaluate > 0
+
+
+def test_a_run_that_stops_in_any_evaluation_resumes_to_the_same_numbers(
+    config: Config, tmp_path: Path
+) -> None:
+    start(tmp_path / "whole", config).train()
+    whole = run_record.load(tmp_path / "whole").eval_sets
+    interrupted = []
+    for checks in range(1, 40):
+        folder = tmp_path / f"{checks}"
+        run = start(folder, config, stop=StopAfter(checks))
+        if run.train() == "finished":
+            break
+        interrupted.append(run.iteration)
+        before = run_record.load(folder)
+        assert before.eval_sets is None
+        assert start(folder, config).train() == "finished"
+        assert run_record.load(folder).eval_sets == whole
+        assert same(outcome(folder), outcome(tmp_path / "whole"))
+        written = [eval_sets.read(one / "eval_sets.json", "B0", 3) for one in (folder, tmp_path / "whole")]
+        assert written[0] == written[1]
+    assert interrupted.count(3) >= 3  # in the last validation and in each text
+
+
+def test_the_numbers_of_training_do_not_depend_on_the_texts(config: Config, tmp_path: Path) -> None:
+    start(tmp_path / "with", config).train()
+    without = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, sets=()))
+    start(tmp_path / "without", without).train()
+    assert same(outcome(tmp_path / "with"), outcome(tmp_path / "without"))
+    assert run_record.load(tmp_path / "without").eval_sets is None
+    assert not (tmp_path / "without/eval_sets.json").exists()
+
+
+def test_a_text_that_vanished_is_a_note_and_the_run_finishes(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "news.md").unlink()
+    assert start(tmp_path / "run", config).train() == "finished"
+    record = run_record.load(tmp_path / "run")
+    assert list(record.eval_sets) == ["stories"]
+    assert any("news is not evaluated: CONFIG_EVAL_SETS: news: " in note for note in record.notes)
+
+
+def test_a_damaged_file_is_named_and_one_of_another_length_is_not_read(
+    config: Config, tmp_path: Path
+) -> None:
+    start(tmp_path / "run", config).train()
+    path = tmp_path / "run/eval_sets.json"
+    assert eval_sets.read(path, "B0", 2) == eval_sets.read(path, "B1", 3) == {}
+    assert eval_sets.read(tmp_path / "none.json", "B0", 3) == {}
+    text = path.read_text()
+    path.write_text(text.replace('"device": "', '"device": "x'))
+    with pytest.raises(eval_sets.DamagedFileError, match="was altered"):
+        eval_sets.read(path, "B0", 3)
