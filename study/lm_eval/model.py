@@ -31,7 +31,7 @@ from aqn.platforms import parse_platform
 from gpt2.artifacts import run_record
 from gpt2.data import tokenizer
 from gpt2.data.tokenizer import Tokenizer
-from gpt2.eval.hellaswag import batches
+from gpt2.eval.token_rows import batches
 from gpt2.eval.validation import EVALUATION_TOKENS, evaluating
 from gpt2.hardware import attention_kernels
 from gpt2.model.loss import CHUNK_ROWS, IGNORED
