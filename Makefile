@@ -96,7 +96,7 @@ stress: setup-core  ## MINUTES=10 [OUT=]: golden computations over and over, to 
 bisect: setup-core  ## RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [STEP=40] [OVER=modules]: find a culprit
 	@$(INTERPRETER) -m scripts.bisect
 
-shrink: setup-core  ## RUN=results/x/runs/B0 [SYMPTOM=nan]: the smallest model and batch that show a symptom
+shrink: setup-core  ## RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0] [SYMPTOM=nan]: the smallest run that shows it
 	@$(INTERPRETER) -m scripts.shrink
 
 compare-records: export COMPARE_A = $(value A)

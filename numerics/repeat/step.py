@@ -14,7 +14,10 @@ import torch
 from numerics.errors import NumericsError
 from numerics.repeat.conclude import Tree
 from numerics.repeat.conditions import (
+    BLOCKING,
     OBSERVED,
+    ONE_THREAD,
+    SYNCHRONISED,
     Condition,
     Conditions,
     Progress,
@@ -64,4 +67,14 @@ def repeat_step(
     finally:
         step.restore()
     operations = len(conditions.found[OBSERVED].traces[0].events)
-    return Repetition(conditions.found, conclusion, operations)
+    return Repetition(conditions.found, conclusion, operations, tuple(_not_run(conditions)))
+
+
+def _not_run(conditions: Conditions) -> list[str]:
+    """Return a sentence for conditions that this machine or this call leaves out."""
+    found = []
+    if conditions.many == 1:
+        found.append(f"{ONE_THREAD}: not compared with several, since the step ran with one")
+    if not conditions.synchronise:
+        found.append(f"{SYNCHRONISED}, {BLOCKING}: not run, since a CPU queues nothing")
+    return found

@@ -42,9 +42,6 @@ def parse_arguments() -> argparse.Namespace:
     found = parser.parse_args(command_arguments(("RUN", "AGAINST", "STEP", "SYMPTOM", "OVER", "OUT")))
     found.over = tuple(found.over.split())
     check_run(found, USAGE)
-    found.against = Path(found.against) if found.against else None
-    if found.against and not (found.against / "run.json").exists():
-        raise UserError(f"AGAINST={found.against} is no folder of a run; fix: {USAGE}")
     for name in found.over:
         if name not in SEARCHES:
             raise UserError(f"OVER={name} is unknown; fix: use {', '.join(SEARCHES)}")
@@ -52,12 +49,15 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_run(found: argparse.Namespace, usage: str) -> None:
-    """Convert RUN, STEP and OUT, and check SYMPTOM. UserError names a wrong one."""
+    """Convert RUN, AGAINST, STEP and OUT, and check SYMPTOM. UserError names a wrong one."""
     if not found.run:
         raise UserError(f"RUN is missing; fix: {usage}")
     found.run = Path(found.run)
     if not (found.run / "run.json").exists():
         raise UserError(f"RUN={found.run} is no folder of a run; fix: {usage}")
+    found.against = Path(found.against) if found.against else None
+    if found.against and not (found.against / "run.json").exists():
+        raise UserError(f"AGAINST={found.against} is no folder of a run; fix: {usage}")
     if found.step and not (found.step.isascii() and found.step.isdigit() and int(found.step)):
         raise UserError(f"STEP={found.step} is no number of a step; fix: {usage}")
     found.step = int(found.step) if found.step else None

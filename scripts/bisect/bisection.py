@@ -97,20 +97,28 @@ def _settings(run: RunSide, against: RunSide, symptom: Symptom, session: Session
 
 
 def _steps(run: RunSide, against: RunSide, session: Session) -> Result:
-    assert against.record
+    """Search from the nearest common checkpoint; where the states differ there already, from the initial weights."""
     last = session.symptom.step
+    paths = run.path, against.path
     try:
-        other = Player.of_replay(Replay(against.path, against.record, last))
-        if other.start != session.player.start:
-            other = Player.of_replay(Replay(against.path, against.record, last, from_start=True))
+        other = _player(against, last)
     except UserError as error:
         print(f"{against.label} is not replayed: {str(error).partition('; fix')[0]}")
-        return search_steps((run.path, against.path), (session.player, None), last)
+        return search_steps(paths, (session.player, None), last)
     player = session.player
-    if other.start != player.start:
-        assert run.record
-        player = Player.of_replay(Replay(run.path, run.record, last, from_start=True))
-    return search_steps((run.path, against.path), (player, other), last)
+    if other.start == player.start:
+        found = search_steps(paths, (player, other), last)
+        if not player.start or found.found != (f"step {player.start}",):
+            return found
+        print(f"the checkpoints at {player.start} differ already: from the initial weights", flush=True)
+    return search_steps(
+        paths, (_player(run, last, from_start=True), _player(against, last, from_start=True)), last
+    )
+
+
+def _player(side: RunSide, last: int, from_start: bool = False) -> Player:
+    assert side.record
+    return Player.of_replay(Replay(side.path, side.record, last, from_start))
 
 
 def _parts(

@@ -179,6 +179,12 @@ class Settings:
             record.batch.world_size,
         )
 
+    def micro_batch(self, effective: int) -> int:
+        """Return the largest micro-batch that divides that of the run and a rank's share of the effective batch."""
+        return (
+            math.gcd(effective // self.ranks, self.micro) or 1
+        )  # plan_batch refuses a share that is not whole
+
     def player(self, scratch: Path) -> Player:
         """Return the run from its initial weights. scratch: a folder that is not written to.
 

@@ -110,7 +110,8 @@ def repeat(replay: Replay, out: Path, times: int, environment: dict[str, str]) -
                 f"{name}: {condition}, {done + 1} of {total}", done / total
             ),
         )
-    notes = [f"not equal to the run: {text}" for text in replay.differences]
+    notes = list(found.notes)
+    notes += [f"not equal to the run: {text}" for text in replay.differences]
     notes += [f"possible reason: {text}" for text in replay.reasons()] if replay.differences else []
     if replay.checked and not replay.differences:
         notes.append(

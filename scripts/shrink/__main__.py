@@ -1,14 +1,15 @@
-"""`make shrink RUN=results/x/runs/B0 [SYMPTOM=nan]`: the smallest configuration that still shows the symptom of a run.
+"""`make shrink RUN=results/x/runs/B0 [AGAINST=results/y/runs/B0]`: the smallest configuration that shows a symptom.
 
-Layers, heads, width, sequence length and batch are reduced one after the other (section 2.2.4). Each trial trains from
-the initial weights up to the step of the symptom; its answer is in journal.jsonl, so that a second call continues.
+Ranks, layers, heads, width, sequence length and batch are reduced one after the other (section 2.2.4). Each trial
+trains from the initial weights up to the step of the symptom. Its answer is in journal.jsonl, so that a second call
+continues.
+With AGAINST the symptom is a difference, and each trial trains the settings of both runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-from pathlib import Path
 
 from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError, run_command
@@ -16,7 +17,7 @@ from kconfig.arguments import command_arguments
 from scripts.bisect.__main__ import check_run
 from scripts.record.__main__ import enter_environment
 
-USAGE = "make shrink RUN=results/STUDY/runs/NAME [SYMPTOM=nan]"
+USAGE = "make shrink RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAME] [SYMPTOM=nan]"
 
 
 def main(restart: bool = False) -> int:
@@ -27,8 +28,7 @@ def main(restart: bool = False) -> int:
     from scripts.shrink.shrinking import shrink_run
 
     try:
-        folder: Path | None = given.out
-        return shrink_run(given.run, given.step, given.symptom, folder)
+        return shrink_run(given)
     except NumericsError as error:
         raise UserError(str(error)) from error
 
@@ -36,12 +36,10 @@ def main(restart: bool = False) -> int:
 def parse_arguments() -> argparse.Namespace:
     """Parse the variables of make. UserError names a wrong one."""
     parser = argparse.ArgumentParser(prog="scripts.shrink")
-    for name in ("run", "step", "symptom", "out"):
+    for name in ("run", "against", "step", "symptom", "out"):
         parser.add_argument(f"--{name}", default="")
-    found = parser.parse_args(command_arguments(("RUN", "STEP", "SYMPTOM", "OUT")))
+    found = parser.parse_args(command_arguments(("RUN", "AGAINST", "STEP", "SYMPTOM", "OUT")))
     check_run(found, USAGE)
-    if found.symptom == "differs":
-        raise UserError("SYMPTOM=differs is of two runs; fix: SYMPTOM=nan or SYMPTOM=spike")
     return found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpt2.artifacts import run_record
+from gpt2.artifacts.run_record import RunRecord
 from gpt2.config.config import CUSTOM_MODEL, MODELS, Config
 from gpt2.config.dotconfig import Entry, Symbols, read_symbols
 from gpt2.hardware.gpu_specs import TargetError
@@ -20,8 +21,9 @@ from numerics.bisect.search import smallest_sizes
 from scripts.bisect.play import Played, Settings
 from scripts.bisect.session import default_folder, identity
 from scripts.bisect.settings import SCRATCH
-from scripts.bisect.symptoms import Symptom, find_symptom
+from scripts.bisect.symptoms import OF_TWO, Symptom, find_symptom
 from scripts.diagnose.runs import read_run
+from study.compare.load import labels
 
 LEAST_HEAD, LEAST_BLOCK = 8, 16  # channels of a head, for which kernels exist; Kconfig's least sequence
 NAMES = {  # of a size -> its symbol, or its meaning
@@ -33,45 +35,87 @@ NAMES = {  # of a size -> its symbol, or its meaning
 }
 
 
-def shrink_run(run_dir: Path, step: int | None, kind: str, out: Path | None) -> int:
-    record = run_record.load(run_dir)
-    run = read_run(run_dir, run_dir.name)
-    symptom = find_symptom(run, None, step, kind).from_start(run, 0)
-    folder = out or default_folder(run_dir, "shrink")
-    settings = Settings.of_run(run_dir, record, read_symbols(run_dir / "config").entries)
-    config = Config.from_symbols(Symbols("settings", settings.entries))
-    model = config.model
-    start = {
-        "layers": model.layers,
-        "heads": model.heads,
-        "head_size": model.width // model.heads,
-        "block_size": model.block_size,
-        "batch": config.batch.effective,
-    }
-    print(f"{record.run}: {symptom.text}")
-    print(f"trials: up to {symptom.step} steps from the initial weights; at first {_text(start)}", flush=True)
-    journal = Journal(folder / "journal.jsonl", identity(record, symptom, 0, {"sizes": start}))
+def shrink_run(given: argparse.Namespace) -> int:
+    """given: run, against, step, symptom and out of the command."""
+    paths = [path for path in (given.run, given.against) if path]
+    names = labels(paths) if len(paths) > 1 else [given.run.name]
+    runs = [read_run(path, name) for path, name in zip(paths, names, strict=True)]
+    against = runs[1] if len(runs) > 1 else None
+    symptom = find_symptom(runs[0], against, given.step, given.symptom).from_start(runs[0], 0)
+    folder = given.out or default_folder(given.run, "shrink")
+    sides = [side for side in runs if side is runs[0] or symptom.kind in OF_TWO]
+    records = [side.record for side in sides if side.record]
+    settings = [
+        Settings.of_run(side.path, record, read_symbols(side.path / "config").entries)
+        for side, record in zip(sides, records, strict=True)
+    ]
+    start = sizes_of(settings[0])
+    print(f"{runs[0].label}: {symptom.text}")
+    of = " of both runs" if len(sides) > 1 else ""
+    print(
+        f"trials: up to {symptom.step} steps{of} from the initial weights; at first {_text(start)}",
+        flush=True,
+    )
+    others = [[other.run, other.variant, other.seed, other.config_sha256] for other in records[1:]]
+    journal = Journal(
+        folder / "journal.jsonl", identity(records[0], symptom, 0, {"sizes": start, "against": others})
+    )
 
     def shows(sizes: Mapping[str, int]) -> bool:
         def compute() -> object:
             return _trial(settings, sizes, start, symptom, journal.asked + 1)
 
         answer = journal.ask(json.dumps(sorted(sizes.items())), compute)
-        return answer is not None and symptom.present(Played.from_json(answer))
+        return answer is not None and present(symptom, [Played.from_json(played) for played in answer])
 
     if not shows(start):
-        raise UserError(
-            f"a trial of {record.run} up to step {symptom.step} does not show the symptom, so it is not reproducible "
-            f"here; fix: make repeat RUN={run_dir} STEP={symptom.step}"
-        )
+        raise UserError(_not_shown(given.run, records, symptom))
     found = smallest_sizes(start, choices(start), shows)
-    path = folder / "defconfig"
-    files.write_text(path, defconfig(settings, found, record.run))
     print(f"smallest: {_text(found)}; at first {_text(start)}")
     print(f"journal: {journal.asked} trials computed, {journal.reused} answers of it used again")
-    print(f"wrote {path}")
-    print(f"next: cp {path} .config && make olddefconfig && make")
+    written = []
+    for number, (side, record) in enumerate(zip(settings, records, strict=True)):
+        ending = "-against" if number else ""
+        study = f"shrink-{records[0].run}"[: 64 - len(ending)] + ending
+        path = folder / f"defconfig{ending}"
+        files.write_text(path, defconfig(side, found, records[0].run, study))
+        print(f"wrote {path}")
+        print(f"next: cp {path} .config && make olddefconfig && make")
+        written.append(f"results/{study}/runs/{record.run}")
+    if len(written) > 1:
+        print(f'then: make diagnose RUNS="{written[1]} {written[0]}"')
     return 0
+
+
+def present(symptom: Symptom, played: Sequence[Played]) -> bool:
+    """Whether a trial shows the symptom. played: of the run and, where it is a difference, of the other one."""
+    if len(played) > 1:
+        symptom = replace(symptom, other=played[1].curve("against"))
+    return symptom.present(played[0])
+
+
+def _not_shown(run_dir: Path, records: Sequence[RunRecord], symptom: Symptom) -> str:
+    batch = records[0].batch
+    exchange = symptom.kind in OF_TWO and batch and batch.world_size > 1
+    reason = f"the exchange between its {batch.world_size} ranks, or " if exchange and batch else ""
+    return (
+        f"a trial of {records[0].run} up to step {symptom.step} does not show the symptom, so it is {reason}not "
+        f"reproducible here; fix: make repeat RUN={run_dir} STEP={symptom.step}"
+    )
+
+
+def sizes_of(settings: Settings) -> dict[str, int]:
+    """Return the sizes of a run; the number of ranks where there are several."""
+    config = Config.from_symbols(Symbols("settings", settings.entries))
+    model = config.model
+    found = {"ranks": settings.ranks} if settings.ranks > 1 else {}
+    return found | {
+        "layers": model.layers,
+        "heads": model.heads,
+        "head_size": model.width // model.heads,
+        "block_size": model.block_size,
+        "batch": config.batch.effective,
+    }
 
 
 def choices(start: Mapping[str, int]) -> dict[str, list[int]]:
@@ -81,7 +125,8 @@ def choices(start: Mapping[str, int]) -> dict[str, list[int]]:
     def up_to(name: str, least: int) -> list[int]:
         return [value for value in powers if least <= value < start[name]] + [start[name]]
 
-    return {
+    ranks = {"ranks": list(range(1, start["ranks"] + 1))} if "ranks" in start else {}
+    return ranks | {
         "layers": list(range(1, start["layers"] + 1)),
         "batch": up_to("batch", 1),
         "block_size": up_to("block_size", LEAST_BLOCK),
@@ -94,7 +139,7 @@ def _text(sizes: Mapping[str, int]) -> str:
     width = sizes["heads"] * sizes["head_size"]
     return (
         f"{sizes['layers']} layers, {sizes['heads']} heads, width {width}, {sizes['block_size']} tokens, "
-        f"batch {sizes['batch']}"
+        f"batch {sizes['batch']}{f', {ranks} ranks' if (ranks := sizes.get('ranks', 1)) > 1 else ''}"
     )
 
 
@@ -114,29 +159,39 @@ def sized(settings: Settings, sizes: Mapping[str, int]) -> Settings:
         "EFFECTIVE_BATCH": number("EFFECTIVE_BATCH", sizes["batch"]),
         "MICRO_BATCH": number("MICRO_BATCH", 0),
     }
-    return replace(settings, entries=entries | changed)
+    ranks = sizes.get("ranks", settings.ranks)
+    if ranks != settings.ranks:
+        changed["RANKS"] = number("RANKS", ranks)
+    return replace(settings, entries=entries | changed, ranks=ranks)
 
 
 def _trial(
-    settings: Settings, sizes: Mapping[str, int], start: Mapping[str, int], symptom: Symptom, number: int
+    settings: Sequence[Settings],
+    sizes: Mapping[str, int],
+    start: Mapping[str, int],
+    symptom: Symptom,
+    number: int,
 ) -> object:
-    """Train with other sizes. Returns the played steps as plain data; None where the sizes make no run."""
-    chosen = settings if sizes == start else sized(settings, sizes)
+    """Train with other sizes. Returns the played steps of each run as plain data; None where the sizes make no run."""
     try:
-        played = chosen.player(SCRATCH).play(symptom.step)
+        played = [
+            (side if sizes == start else sized(side, sizes)).player(SCRATCH).play(symptom.step)
+            for side in settings
+        ]
     except TargetError:
         raise
     except (UserError, ValueError) as error:
         print(f"  trial {number}: {_text(sizes)}: no run: {error}", flush=True)
         return None
-    state = "symptom" if symptom.present(played) else "no symptom"
+    state = "symptom" if present(symptom, played) else "no symptom"
     print(f"  trial {number}: {_text(sizes)}: {state}", flush=True)
-    return played.to_json()
+    return [each.to_json() for each in played]
 
 
-def defconfig(settings: Settings, sizes: Mapping[str, int], run: str) -> str:
-    """Return the shortest defconfig of a study of the run alone, with other sizes."""
-    entries = dict(sized(settings, sizes).entries)
+def defconfig(settings: Settings, sizes: Mapping[str, int], run: str, study: str) -> str:
+    """Return the shortest defconfig of a study of the run alone, with other sizes. study: its name."""
+    shrunken = sized(settings, sizes)
+    entries = dict(shrunken.entries)
 
     def text(name: str, value: str) -> Entry:
         return Entry(name, value, True, "shrink")
@@ -145,7 +200,8 @@ def defconfig(settings: Settings, sizes: Mapping[str, int], run: str) -> str:
         return Entry(name, str(value), False, "shrink")
 
     entries |= {
-        "STUDY_NAME": text("STUDY_NAME", f"shrink-{run}"[:64]),
+        "STUDY_NAME": text("STUDY_NAME", study),
+        "MICRO_BATCH": number("MICRO_BATCH", shrunken.micro_batch(sizes["batch"])),
         "VARIANTS": text("VARIANTS", settings.variant),
         "SEEDS": number("SEEDS", settings.seed + 1),
         "GPT2_MAX_ITERS": number("GPT2_MAX_ITERS", settings.iterations),

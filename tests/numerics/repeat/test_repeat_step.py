@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from numerics import NumericsError, repeat_step
 from numerics.repeat import conclude
 from numerics.repeat.conclude import Finding
-from numerics.repeat.conditions import Step, run_once
+from numerics.repeat.conditions import ONE_THREAD, SYNCHRONISED, Step, run_once
 from numerics.repeat.observe import Observer
 from numerics.repeat.report import Repetition
 from numerics.repeat.trace import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, Trace
@@ -293,6 +293,20 @@ def test_another_path_of_python_code_is_named() -> None:
         return x.sin() if len(calls) % 2 else x.cos()
 
     assert first(repeated(change)).name == conclude.PATH
+
+
+def test_conditions_that_did_not_run_are_in_the_report() -> None:
+    both = repeated(threads=1, times=2)
+    assert SYNCHRONISED not in both.conditions
+    assert "synchronised, blocking launches: not run, since a CPU queues nothing" in " ".join(
+        both.text().split()
+    )
+    assert "one thread: not compared with several, since the step ran with one" in " ".join(
+        both.text().split()
+    )
+    neither = repeated(threads=2, times=2, synchronise=lambda: None)
+    assert {SYNCHRONISED, ONE_THREAD} <= neither.conditions.keys()
+    assert neither.notes == ()
 
 
 def test_a_difference_that_only_unobserved_repetitions_show_is_named_as_timing() -> None:

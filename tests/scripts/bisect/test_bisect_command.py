@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +158,25 @@ def test_the_first_step_of_another_state_is_named(place: Path, monkeypatch: pyte
     assert found["symptom"]["step"] == 4
     assert result(found, "steps")["found"] == ["step 4"]
     assert result(found, "settings")["found"] == ["variant"]
+
+
+def test_the_first_step_is_found_behind_checkpoints_that_differ_already(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both runs have a checkpoint at step 5. The state differs from step 4 on, the losses beyond rounding as well."""
+    (place / "custom/earlier.py").write_text(HALF.replace("2e4 / y", "1e4 / y").replace("140", "14"))
+    runs = []
+    for arm, study in (("EARLIER", "third"), ("B", "fourth")):
+        train(arm, study, small_runs.StopAfter(6))
+        assert list(Path(f"results/{study}/runs/{arm}0/checkpoint").glob("*5*")), study
+        runs.append(Path(f"results/{study}/runs/{arm}0"))
+        kept = Path(f"results/{study}/kept")
+        shutil.copytree(runs[-1] / "checkpoint", kept)
+        train(arm, study)
+        shutil.copytree(kept, runs[-1] / "checkpoint", dirs_exist_ok=True)
+    found = bisect(monkeypatch, run=runs[0], against=runs[1], over="steps", step=6)
+    assert "the checkpoints at 5 differ already: from the initial weights" in capsys.readouterr().out
+    assert result(found, "steps")["found"] == ["step 4"]
 
 
 @pytest.mark.parametrize(

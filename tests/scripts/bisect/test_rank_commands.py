@@ -1,4 +1,4 @@
-"""Runs of two ranks under every command of numerics: record, bisect, monitor and trend."""
+"""Runs of two ranks under every command of numerics: record, bisect, shrink, repeat, monitor and trend."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from gpt2.artifacts import run_record
 from gpt2.system.errors import UserError
+from numerics.repeat.step import repeat_step
 from scripts.bisect import __main__ as bisect_command
 from scripts.monitor import __main__ as monitor_command
 from scripts.record import __main__ as record_command
+from scripts.record.replay import Replay
+from scripts.repeat.__main__ import step_of
+from scripts.shrink import __main__ as shrink_command
 from scripts.trend import __main__ as trend_command
 from tests.scripts.bisect.faulty_runs import HALF, ROOT, configured, train, workplace
 
@@ -111,3 +116,21 @@ def test_trend_has_the_rows_of_both_ranks_and_no_finding(
     found = json.loads(Path("results/trend-one-runs-B0-two-runs-B0/trend.json").read_text())
     assert found["ranks"]["mismatched"] == {}
     assert found["ranks"]["reduction"] == "sum"
+
+
+def test_repeat_replays_both_ranks(place: Path) -> None:
+    replay = Replay(run("two"), run_record.load(run("two")), 3)
+    with replay.at_step() as ids_ET:
+        found = repeat_step(step_of(replay, ids_ET, replay.check), times=2, threads=1)
+    assert (replay.differences, replay.checked) == ([], 3)
+    assert not found.conclusion.is_fault, found.text()
+
+
+def test_the_ranks_shrink_first_where_the_symptom_stays(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(shrink_command, monkeypatch, run=run("half", "HALF0")) == 0
+    printed = capsys.readouterr().out
+    assert "smallest: 2 layers, 1 heads, width 8, 16 tokens, batch 1; at first 2 layers" in printed
+    assert "16 tokens, batch 8, 2 ranks\n" in printed
+    assert "RANKS" not in Path("results/half/shrink/HALF0/defconfig").read_text()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpt2.artifacts import run_record
 from gpt2.config.config import load_config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import UserError
@@ -81,12 +82,53 @@ def test_a_run_without_the_symptom_is_refused(
     place: Path, overflowing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for given, message in (
-        ({"symptom": "differs"}, "SYMPTOM=differs is of two runs; fix: SYMPTOM=nan or SYMPTOM=spike"),
+        ({"symptom": "differs"}, "SYMPTOM=differs needs another run; fix: AGAINST=results/y/runs/B0"),
+        ({"against": "nowhere"}, "AGAINST=nowhere is no folder of a run; fix: make shrink RUN="),
         ({"symptom": "spike"}, "HALF0 shows no symptom: a loss spike"),
         ({"run": "nowhere"}, "RUN=nowhere is no folder of a run; fix: make shrink RUN="),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             shrink(monkeypatch, **({"run": overflowing} | given))
+
+
+def test_a_difference_of_two_runs_shrinks_while_it_persists(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The difference acts in layer 1 from step 4 on, so two layers are needed."""
+    (place / "custom/shifted.py").write_text(HALF.replace("2e4 / y", "1e4 / y").replace("140", "14"))
+    first, second = train("SHIFTED", "first"), train("B", "second")
+    shrink(monkeypatch, run=first, against=second)
+    printed = capsys.readouterr().out
+    assert "trials: up to 4 steps of both runs from the initial weights" in printed
+    assert "smallest: 2 layers, 1 heads, width 8, 16 tokens, batch 1; at first 2 layers, 2 heads" in printed
+    folder = first.parents[1] / "shrink/SHIFTED0"
+    names = []
+    for path in (folder / "defconfig", folder / "defconfig-against"):
+        Path(".config").write_text(path.read_text())
+        commands.olddefconfig()
+        study = StudySettings.from_symbols(read_symbols(".config"))
+        names.append((study.name, study.variants, load_config(".config").model.layers))
+    assert names == [("shrink-SHIFTED0", ("SHIFTED",), 2), ("shrink-SHIFTED0-against", ("B",), 2)]
+    assert 'RUNS="results/shrink-SHIFTED0-against/runs/B0 results/shrink-SHIFTED0/runs/SHIFTED0"' in printed
+    asked = len((folder / "journal.jsonl").read_text().splitlines())
+    shrink(monkeypatch, run=first, against=second)
+    assert len((folder / "journal.jsonl").read_text().splitlines()) == asked  # nothing is computed twice
+
+
+def test_make_with_the_smallest_configuration_shows_the_symptom(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = train("B", "wrong", GPT2_MAX_ITERS="30", LEARNING_RATE="1", WEIGHT_DECAY="10")
+    shrink(monkeypatch, run=wrong)
+    Path(".config").write_text((wrong.parents[1] / "shrink/B0/defconfig").read_text())
+    commands.olddefconfig()
+    found = subprocess.run(
+        [sys.executable, "-m", "scripts.study"], capture_output=True, text=True, timeout=300
+    )
+    record = run_record.load(Path("results/shrink-B0/runs/B0"))
+    assert record.status == "failed", found.stderr
+    assert record.faults
+    assert record.batch == run_record.Batch(1, 1, 1, 1, 16)
 
 
 def test_the_command_restarts_in_the_environment_of_the_run_and_ends(overflowing: Path) -> None:
