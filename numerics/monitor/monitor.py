@@ -15,7 +15,7 @@ Statistics are computed on the device and reach the host in one transfer a step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from numerics.errors import NumericsError
 from numerics.monitor.activations import ActivationWatch
 from numerics.monitor.reduction.moments import Moments
-from numerics.monitor.statistics import Pending, update_ratios
+from numerics.monitor.statistics import Pending, sign_agreements, update_ratios
 from numerics.monitor.tables import KINDS, MOMENTS, STATISTICS, STEPS_PER_FILE, TableWriter
 from numerics.monitor.targets import Target, parse_targets, plain_name
 
@@ -93,6 +93,7 @@ class Monitor:
         self.now: tuple[Target, ...] = ()  # of the running step
         self.current = 0
         self.pending = Pending()
+        self.gradient: Callable[[nn.Parameter], Tensor | None] = lambda parameter: parameter.grad
         self.full_until = -1  # the last step in which everything is watched
 
     # -- what to watch
@@ -151,7 +152,7 @@ class Monitor:
 
     def gradients(self, kind: str) -> None:
         """Read the gradients that the parameters have now, as a kind of tables.GRADIENTS."""
-        self.read(kind, [(name, parameter.grad) for name, parameter in self.parameters])
+        self.read(kind, [(name, self.gradient(parameter)) for name, parameter in self.parameters])
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
@@ -161,12 +162,29 @@ class Monitor:
         ]
         with torch.no_grad():
             before = [local(parameter).clone() for _, parameter in ratios]
+            self._directions()
         yield
         if ratios:
             with torch.no_grad():
                 values = update_ratios(before, [local(parameter) for _, parameter in ratios])
             self.pending.add_values([("update_ratio", name) for name, _ in ratios], values[:, None])
         self.weights()
+
+    def _directions(self) -> None:
+        """Compare the signs of the gradients with those of Adam's first moments before the update."""
+        state = self.optimizer.state if self.optimizer else {}
+        found = [
+            (name, gradient, state.get(parameter, {}).get("exp_avg"))
+            for name, parameter in self.parameters
+            if self.wants("mg_direction", name) and (gradient := self.gradient(parameter)) is not None
+        ]
+        found = [
+            (name, local(gradient), local(moment)) for name, gradient, moment in found if moment is not None
+        ]
+        if found:
+            names, gradients, moments = zip(*found, strict=True)
+            values = sign_agreements(gradients, moments)
+            self.pending.add_values([("mg_direction", name) for name in names], values[:, None])
 
     def weights(self) -> None:
         """Read the weights and Adam's moments as they are now."""

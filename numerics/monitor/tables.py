@@ -5,8 +5,8 @@
 Kinds and columns are msProbe's, as far as it has them (MindStudio-Probe, monitor: CSV_HEADER and the prefixes of its
 writer). Every file begins with a header. One row is one tensor in one step:
 
-    vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but the two below
-    vpp_stage,name,step,ratio                                    update_ratio
+    vpp_stage,name,step,norm,mean,min,max,std,zeros,nan,inf      every kind but the three below
+    vpp_stage,name,step,ratio                                    update_ratio, mg_direction
     vpp_stage,name,step,entropy,logit_max                        attention
 
     kind            name                                         content
@@ -18,14 +18,17 @@ writer). Every file begins with a header. One row is one tensor in one step:
     param           <parameter>                                  weights after the update
     exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
     update_ratio    <parameter>                                  norm of the update / norm of the weights before it
+    mg_direction    <parameter>                                  how far the signs of gradient and exp_avg agree
     attention       <module>.sdpa.<i>                            call i of scaled_dot_product_attention in the module
 
 vpp_stage is 0: models of one pipeline stage. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does.
 norm is the Euclidean norm, std is of the population, zeros is the fraction of elements that equal 0, nan and inf are
-counts. mean, min, max, std and norm are nan where an element is nan. entropy is the mean over heads and queries, in
-nats; logit_max is the largest scaled score that the mask admits. msProbe also splits activations by micro_step; here
-their rows join all micro-batches, so the column is absent. Only ranks with a difference write grad_unreduced: a run of
-one rank has no reduction. Parquet files (.parquet) have the same columns.
+counts. mg_direction is (mean of sign(gradient) x sign(exp_avg) + 1) / 2 before the update, as msProbe's: 1 where all
+signs agree, 0.5 of independent ones; the first step has none. mean, min, max, std and norm are nan where an element
+is nan. entropy is the mean over heads and queries, in nats; logit_max is the largest scaled score that the mask
+admits. msProbe also splits activations by micro_step; here their rows join all micro-batches, so the column is
+absent. Only ranks with a difference write grad_unreduced: a run of one rank has no reduction. Parquet files
+(.parquet) have the same columns.
 
 A step is absent where its kind was not monitored in it, so rows are not evenly spaced. The last line of a killed run
 may be torn; `read_table` leaves it out. Rows are in the order of the steps, and a step has a name at most once.
@@ -52,11 +55,14 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "param": STATISTICS,
     **dict.fromkeys(MOMENTS, STATISTICS),
     "update_ratio": ("ratio",),
+    "mg_direction": ("ratio",),
     "attention": ("entropy", "logit_max"),
 }
 FILE = re.compile(r"(?P<kind>[a-z_]+)_(?P<first>[0-9]+)-(?P<last>[0-9]+)\.csv")
 STEPS_PER_FILE = 1000
 FIX = "free space on the disk, or choose another folder"
+
+ALL = tuple(kind for kind in KINDS if kind != "mg_direction")  # of the target "all"
 
 Values = tuple[float, ...]
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from numerics.errors import NumericsError
-from numerics.monitor.tables import GRADIENTS, KINDS, MOMENTS
+from numerics.monitor.tables import ALL, GRADIENTS, KINDS, MOMENTS
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "grad": GRADIENTS[:2],
     "adam": MOMENTS,
     "update": ("update_ratio",),
-    "all": tuple(KINDS),
+    "all": ALL,
 }
 # trigger (numerics.monitor.triggers) -> its limit by default
 TRIGGERS: Mapping[str, float] = {"nan": 0.0, "spike": 8.0, "grad_norm": 8.0, "envelope": 4.0}

@@ -37,11 +37,11 @@ GROUPS = {  # switch of config.json -> groups of targets
     "param_distribution": ("param",),
     "mv_distribution": ("adam",),
     "ur_distribution": ("update",),
+    "mg_direction": ("mg_direction",),
     "attention_distribution": ("attention",),  # not msProbe's
 }
 REFUSED = {
-    "mg_direction": "the directions of gradient and momentum are not compared",
-    "cc_distribution": "communication is not observed; grad_unreduced and grad_reduced are its two sides",
+    "cc_distribution": "calls of torch.distributed are not observed; grad_unreduced and grad_reduced are the two sides",
     "alert": "config.json has no rules here; numerics.monitor.triggers has them",
     "append_output": "start_iteration of set_monitor continues the tables of a resumed run",
     "stack_info": "call stacks are not recorded",
@@ -122,6 +122,7 @@ class TrainerMon:
         self.monitor.writer.truncate(start_iteration - 1)
         if self.settings["format"] == "tensorboard":
             self._board = TensorBoard(self.monitor.folder / "tensorboard")
+        self.monitor.gradient = self._gradient
         self._active = not self.dynamic or self.settings["dynamic_on"]
         self._install(model, optimizer)
 
@@ -228,8 +229,10 @@ class TrainerMon:
     def _report_missing(self, kinds: Sequence[str], optimizer: Any) -> None:
         """Print one line on each kind without a tensor in the first monitored step."""
         for kind in kinds:
+            if kind == "mg_direction" and self.iteration == 0:
+                continue  # the first step has no moment before it
             reason = "no tensor of the targets has it"
-            if kind in MOMENTS:
+            if kind in (*MOMENTS, "mg_direction"):
                 reason = f"{type(optimizer).__name__} keeps no such state"
             elif kind == "attention":
                 reason = "no module of the targets called scaled_dot_product_attention"

@@ -37,6 +37,7 @@ KINDS = (
     "grad_unreduced",
     "grad_reduced",
     "grad_clipped",
+    "mg_direction",
     "exp_avg",
     "exp_avg_sq",
     "update_ratio",

@@ -17,7 +17,7 @@ from gpt2.system.errors import UserError
 from gpt2.train.step import NotFiniteError, Stepper
 from gpt2.train.trainer import Run
 from numerics.monitor.control import change_control
-from numerics.monitor.tables import KINDS, STATISTICS, read_table, table_files
+from numerics.monitor.tables import ALL, KINDS, STATISTICS, read_table, table_files
 from numerics.monitor.triggers import read_triggers
 from tests import small_runs
 from tests.small_runs import StopAfter, outcome, same, start
@@ -53,7 +53,7 @@ def test_no_bit_changes_and_a_resume_writes_no_step_twice(
     start(tmp_path / "watched", watched, name).train()
     expected = outcome(tmp_path / "plain")
     assert same(outcome(tmp_path / "watched"), expected)
-    assert set(table_files(tmp_path / "watched/monitor/rank0")) == set(KINDS) - {"grad_unreduced"}
+    assert set(table_files(tmp_path / "watched/monitor/rank0")) == set(ALL) - {"grad_unreduced"}
     assert steps(tmp_path / "watched", "actv_grad") == list(range(1, 9))
     for check in (2, 7):
         directory = tmp_path / f"stopped{check}"
@@ -72,7 +72,7 @@ def test_a_fixed_run_has_the_tables_of_the_run_without_fixes(tmp_path: Path, tex
     start(tmp_path / "fixed", fixed).train()
     start(tmp_path / "unwatched", dataclasses.replace(fixed, monitor=MonitorSettings())).train()
     assert same(outcome(tmp_path / "fixed"), outcome(tmp_path / "unwatched"))
-    for kind in set(KINDS) - {"grad_unreduced"}:
+    for kind in set(ALL) - {"grad_unreduced"}:
         found, before = (
             sorted(rows(tmp_path / name, kind), key=lambda row: (row.step, row.name))
             for name in ("fixed", "plain")

@@ -1,0 +1,135 @@
+"""TrainerMon under DistributedDataParallel: gradients before and after the reduction are those computed by hand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from numerics.monitor.tables import read_table, table_files
+
+ROOT = Path(__file__).parents[3]
+RANKS, STEPS, MICRO_BATCHES = 2, 3, 2
+COLUMNS = ("norm", "mean", "min", "max")
+SCRIPT = """
+import contextlib, os, sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from numerics import TrainerMon
+from tests.numerics.monitor.test_trainer_mon_ranks import MICRO_BATCHES, STEPS, build, data
+
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+for bucket_view in (False, True):
+    for synchronised in (False, True):
+        os.environ["MONITOR_OUTPUT_DIR"] = str(folder / f"out-{bucket_view}-{synchronised}")
+        model, optimizer = build()
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view, bucket_cap_mb=0.0001)
+        monitor = TrainerMon(folder / "config.json")
+        monitor.set_monitor(wrapped if bucket_view == synchronised else model, optimizer, grad_acc_steps=MICRO_BATCHES)
+        for step in range(STEPS):
+            for micro in range(MICRO_BATCHES):
+                last = micro == MICRO_BATCHES - 1
+                with contextlib.nullcontext() if last or synchronised else wrapped.no_sync():
+                    (wrapped(data(rank, step, micro)).square().mean() / MICRO_BATCHES).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.close()
+distributed.destroy_process_group()
+"""
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    return model, torch.optim.AdamW(model.parameters(), 1e-2)
+
+
+def data(rank: int, step: int, micro: int) -> Tensor:
+    draw = torch.Generator().manual_seed(100 * rank + 10 * step + micro)
+    return torch.randn(3, 4, generator=draw) * (1 + rank)
+
+
+Expected = dict[tuple[str, int, str, int], Tensor]
+
+
+def by_hand(synchronised: bool) -> Expected:
+    """Return (kind, rank, parameter, step) -> gradient of a training without DistributedDataParallel."""
+    model, optimizer = build()
+    named = dict(model.named_parameters())
+    found: Expected = {}
+    for step in range(STEPS):
+        before: list[dict[str, Tensor]] = [
+            {name: torch.zeros_like(p) for name, p in named.items()} for _ in range(RANKS)
+        ]
+        for micro in range(MICRO_BATCHES):
+            for rank in range(RANKS):
+                optimizer.zero_grad()
+                (model(data(rank, step, micro)).square().mean() / MICRO_BATCHES).backward()
+                for name, parameter in named.items():
+                    assert parameter.grad is not None
+                    before[rank][name] = before[rank][name] + parameter.grad
+            reduced = {name: sum(one[name] for one in before) / RANKS for name in named}
+            if micro == MICRO_BATCHES - 1:
+                for name in named:
+                    for rank in range(RANKS):
+                        found["grad_unreduced", rank, name, step] = before[rank][name]
+                        found["grad_reduced", rank, name, step] = reduced[name]  # type: ignore[assignment]
+            elif synchronised:  # each micro-batch is reduced, and the next one is added to the mean
+                before = [dict(reduced) for _ in range(RANKS)]  # type: ignore[arg-type]
+        for name, parameter in named.items():
+            parameter.grad = reduced[name]  # type: ignore[assignment]
+        for name, parameter in named.items():
+            moment = optimizer.state.get(parameter, {}).get("exp_avg")
+            if moment is not None:
+                agreed = (parameter.grad.sign() * moment.sign()).mean()  # type: ignore[union-attr]
+                for rank in range(RANKS):
+                    found["mg_direction", rank, name, step] = (agreed + 1) / 2
+        optimizer.step()
+    return found
+
+
+def test_each_rank_writes_its_gradients_before_and_after_the_reduction(tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "wg_distribution": True,
+        "mg_direction": True,
+        "ops": list(COLUMNS),
+        "ndigits": 9,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config | {"step_count_per_record": 100}))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(rank)], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        for rank in range(RANKS)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    for bucket_view in (False, True):
+        for synchronised in (False, True):
+            exact = by_hand(synchronised)
+            folder = tmp_path / f"out-{bucket_view}-{synchronised}"
+            assert sorted(path.name for path in folder.iterdir()) == ["rank0", "rank1"]
+            seen = 0
+            for rank in range(RANKS):
+                assert set(table_files(folder / f"rank{rank}")) == {kind for kind, *_ in exact}
+                for kind in ("grad_unreduced", "grad_reduced", "mg_direction"):
+                    for row in read_table(folder / f"rank{rank}", kind).rows:
+                        tensor = exact[kind, rank, row.name, row.step]
+                        values = [tensor.norm(), tensor.mean(), tensor.min(), tensor.max()]
+                        wanted = list(map(float, values if kind != "mg_direction" else [tensor]))
+                        assert list(row.values) == pytest.approx(wanted, rel=1e-4, abs=1e-6), (kind, row)
+                        seen += 1
+            assert seen == len(exact)
+    unreduced = {rank: by_hand(False)["grad_unreduced", rank, "0.weight", 0] for rank in range(RANKS)}
+    assert not torch.allclose(unreduced[0], unreduced[1], rtol=0.05)
