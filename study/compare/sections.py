@@ -27,6 +27,7 @@ from study.compare.alignment import TOLERANCE, Alignment
 from study.compare.build import StudyComparison
 from study.compare.sentences import error, order_note, ranking_note, sentences, table_introduction
 from study.eval_sets.section import compared_section
+from study.lm_eval.page import across_section
 from study.records.runs import BASELINE, variant_order
 from study.report.build import bits
 from study.report.sentences import change, shown, shown_bits
@@ -59,6 +60,7 @@ def comparison_document(comparison: StudyComparison) -> Document:
             compared_section(
                 {study.label: study.report.eval_sets for study in comparison.studies}, _units(comparison)
             ),
+            Only(PAGES, [across_section([(one.label, one.path, one.used) for one in comparison.studies])]),
             _checklist_section(comparison),
             _alignment_section(comparison),
             _order_section(comparison),

@@ -13,7 +13,7 @@ from pages.document import Block, BulletList, Document, Note, Paragraph, Section
 from pages.markup import Text
 from study.lm_eval.pairs import ArmDifference, ArmValue, Comparison, Results, compare_arms
 from study.lm_eval.records import PERPLEXITY, LmEvalRecord, read_final
-from study.records.runs import Run
+from study.records.runs import Run, variant_order
 
 NO_VERDICT = (
     "No verdict follows from these numbers: the study declared the validation loss as its comparison before the first "
@@ -109,6 +109,50 @@ def downstream_json(study_dir: Path, used: Sequence[Run]) -> dict[str, Any]:
     """Return the same as plain data; {} where no run was evaluated."""
     results = read_results(study_dir, used)
     return {"downstream": dataclasses.asdict(compare_arms(results))} if results else {}
+
+
+def across_section(studies: Sequence[tuple[str, Path, Sequence[Run]]]) -> Section:
+    """Return the tasks of several studies, (label, folder, counted runs) each.
+
+    Without content where fewer than two studies have results of a variant. A variant of a later study is compared with the same one of the first study, at the same seed.
+    """
+    labels = [label for label, _, _ in studies]
+    by_variant: dict[str, list[Results]] = {}
+    for label, folder, used in studies:
+        for each in read_results(folder, used):
+            by_variant.setdefault(each.arm, []).append(dataclasses.replace(each, arm=label))
+    rows: list[list[Text]] = []
+    notes: dict[str, None] = {}
+    for variant in sorted(by_variant, key=variant_order):
+        if len({each.arm for each in by_variant[variant]}) < 2:
+            continue
+        found = compare_arms(by_variant[variant], labels[0])
+        values = {(one.task, one.metric, one.arm): _value(one) for one in found.values}
+        differences = {(one.task, one.metric, one.arm): _with_errors(one) for one in found.differences}
+        notes |= dict.fromkeys(f"{variant}: {note}" for note in found.notes)
+        for task, metric in dict.fromkeys((one.task, one.metric) for one in found.values):
+            shown = [values.get((task, metric, label), "-") for label in labels]
+            rows.append(
+                [
+                    variant,
+                    task,
+                    metric,
+                    *shown,
+                    *(differences.get((task, metric, one), "-") for one in labels[1:]),
+                ]
+            )
+    headings = ["variant", "task", "metric", *labels, *(f"{label} to {labels[0]}" for label in labels[1:])]
+    about = Note(f"{ABOUT_VALUES} {ABOUT_DIFFERENCES.format(baseline='the first study')} {NO_VERDICT}")
+    return Section(
+        "Downstream tasks", [Table(headings, rows, (1, 2)), about, BulletList(list(notes))] if rows else []
+    )
+
+
+def _with_errors(one: ArmDifference) -> str:
+    errors = (f"± {_number(one.stderr_items, one)} items", f"± {_number(one.stderr_seeds, one)} seeds")
+    return (
+        f"{_number(one.difference, one, sign=True)} {', '.join(errors[: 1 + (one.stderr_seeds is not None)])}"
+    )
 
 
 def _differences(found: Comparison, variants: Sequence[str] | None) -> list[Block]:

@@ -76,10 +76,10 @@ class Comparison:
     notes: list[str]
 
 
-def compare_arms(results: Sequence[Results]) -> Comparison:
-    """Average each arm and compare it with the baseline: B, or without it the first arm."""
+def compare_arms(results: Sequence[Results], baseline: str = "") -> Comparison:
+    """Average each arm and compare it with the baseline: by default B, or without it the first arm."""
     arms = list(dict.fromkeys(result.arm for result in results))
-    baseline = BASELINE if BASELINE in arms else next(iter(arms), "")
+    baseline = baseline or (BASELINE if BASELINE in arms else next(iter(arms), ""))
     notes = _truncated(results)
     values: list[ArmValue] = []
     differences: list[ArmDifference] = []

@@ -13,6 +13,8 @@ from scipy import stats
 from gpt2.artifacts import run_record
 from pages.document import render_markdown, render_terminal
 from pages.page import render_html
+from study.compare.build import build_comparison
+from study.compare.sections import comparison_document
 from study.lm_eval import records
 from study.lm_eval.page import NO_PAIRS, NO_VERDICT, results_document
 from study.lm_eval.pairs import Results, compare_arms
@@ -176,6 +178,28 @@ def test_a_report_shows_the_results_of_its_counted_runs_and_is_renewed(tmp_path:
         assert words in text, words
     assert '"downstream"' in (study / "report.json").read_text()
     assert len(report.used) > 6
+
+
+def test_compare_shows_studies_side_by_side_and_their_paired_differences(tmp_path: Path) -> None:
+    studies = [a_study(tmp_path / name) for name in ("one", "two")]
+    assert "Downstream tasks" not in render_markdown(comparison_document(build_comparison(studies)))
+    write_results(studies[0])
+    assert "Downstream tasks" not in render_markdown(comparison_document(build_comparison(studies)))
+    write_results(studies[1], ("RALEARN", "B"))
+    text = render_markdown(comparison_document(build_comparison(studies)))
+    found = {}
+    for name, study in zip(("one", "two"), studies, strict=True):
+        rows = []
+        for seed in range(3):
+            record_of_run = records.read(study / "runs" / f"B{seed}")
+            assert record_of_run
+            rows.append(record_of_run.tasks[0].metrics[0].values)
+        found[name] = np.array(rows)
+    gaps = found["two"] - found["one"]
+    items, seeds = (100 * stats.sem(gaps.mean(axis=axis)) for axis in (0, 1))
+    (line,) = [line for line in text.splitlines() if line.startswith("| B | piqa | acc |")]
+    assert line.endswith(f"| {100 * gaps.mean():+.2f} ± {items:.2f} items, ± {seeds:.2f} seeds |")
+    assert f"| {100 * found['one'].mean():.1f} ± " in line
 
 
 def test_results_of_other_weights_are_not_shown(tmp_path: Path) -> None:
