@@ -114,7 +114,8 @@ def downstream_json(study_dir: Path, used: Sequence[Run]) -> dict[str, Any]:
 def across_section(studies: Sequence[tuple[str, Path, Sequence[Run]]]) -> Section:
     """Return the tasks of several studies, (label, folder, counted runs) each.
 
-    Without content where fewer than two studies have results of a variant. A variant of a later study is compared with the same one of the first study, at the same seed.
+    Without content where fewer than two studies have results of a variant. A variant of a later study is compared with
+    the same one of the first study, at the same seed.
     """
     labels = [label for label, _, _ in studies]
     by_variant: dict[str, list[Results]] = {}
@@ -132,15 +133,8 @@ def across_section(studies: Sequence[tuple[str, Path, Sequence[Run]]]) -> Sectio
         notes |= dict.fromkeys(f"{variant}: {note}" for note in found.notes)
         for task, metric in dict.fromkeys((one.task, one.metric) for one in found.values):
             shown = [values.get((task, metric, label), "-") for label in labels]
-            rows.append(
-                [
-                    variant,
-                    task,
-                    metric,
-                    *shown,
-                    *(differences.get((task, metric, one), "-") for one in labels[1:]),
-                ]
-            )
+            shown += [differences.get((task, metric, label), "-") for label in labels[1:]]
+            rows.append([variant, task, metric, *shown])
     headings = ["variant", "task", "metric", *labels, *(f"{label} to {labels[0]}" for label in labels[1:])]
     about = Note(f"{ABOUT_VALUES} {ABOUT_DIFFERENCES.format(baseline='the first study')} {NO_VERDICT}")
     return Section(
