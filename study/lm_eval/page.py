@@ -19,10 +19,8 @@ NO_VERDICT = (
     "No verdict follows from these numbers: the study declared the validation loss as its comparison before the first "
     "run, and among many tasks and metrics some differences exceed two standard errors by chance."
 )
-ABOUT_VALUES = (
-    "± one standard error over the items. † within two of them of guessing, so no sign of skill. Arms with several "
-    "seeds show the mean of the seeds; more seeds do not shrink this error, because the items are the same."
-)
+ABOUT_VALUES = "± one standard error over the items. † within two of them of guessing, so no sign of skill."
+ABOUT_MEANS = "Arms with several seeds show their mean; more seeds do not shrink this error: same items."
 ABOUT_DIFFERENCES = (
     "Arm minus {baseline} at the same seed and on the same items: accuracies in percentage points, perplexities as the "
     "difference of their logarithms. ± items: one standard error over the items, for these trained models. ± seeds: "
@@ -62,6 +60,7 @@ def results_document(records: Sequence[tuple[str, LmEvalRecord]], tasks: Sequenc
     found = compare_arms(results)
     blocks: list[Block] = [
         Table(["run", "task", "metric", "value", "items"], rows, (1, 2)),
+        Note(ABOUT_VALUES),
         *(_differences(found, None) if len(results) > 1 else []),
         BulletList(found.notes),
         Paragraph(NO_VERDICT if len(results) > 1 else ""),
@@ -98,7 +97,7 @@ def downstream_section(study_dir: Path, used: Sequence[Run], variants: Sequence[
     return Section("Downstream tasks", [
         Paragraph(f"Evaluated by lm-evaluation-harness {harness} (make lm-eval). {NO_VERDICT}"),
         Table(["variant", "task", "metric", "value", "items", "seeds"], rows, (1, 2)),
-        Note(ABOUT_VALUES),
+        Note(f"{ABOUT_VALUES} {ABOUT_MEANS}"),
         *_differences(found, variants),
         BulletList(found.notes, small=True),
         Note(note),
@@ -136,7 +135,9 @@ def across_section(studies: Sequence[tuple[str, Path, Sequence[Run]]]) -> Sectio
             shown += [differences.get((task, metric, label), "-") for label in labels[1:]]
             rows.append([variant, task, metric, *shown])
     headings = ["variant", "task", "metric", *labels, *(f"{label} to {labels[0]}" for label in labels[1:])]
-    about = Note(f"{ABOUT_VALUES} {ABOUT_DIFFERENCES.format(baseline='the first study')} {NO_VERDICT}")
+    about = Note(
+        f"{ABOUT_VALUES} {ABOUT_MEANS} {ABOUT_DIFFERENCES.format(baseline='the first study')} {NO_VERDICT}"
+    )
     return Section(
         "Downstream tasks", [Table(headings, rows, (1, 2)), about, BulletList(list(notes))] if rows else []
     )

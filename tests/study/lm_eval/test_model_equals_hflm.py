@@ -1,15 +1,20 @@
 """A run in the harness has the numbers of the harness's class for transformers on the exported run."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lm_eval import evaluate
+from lm_eval import evaluate, simple_evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
+from torch import Tensor, nn
 
+from gpt2.data import tokenizer
+from gpt2.model.init import initialise
+from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.system.errors import UserError
 from study.export.export import export_run
 from study.lm_eval.model import NAME, RunModel, ScoredModel
@@ -47,6 +52,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         == (theirs.max_length, theirs.eot_token_id)
         == (BLOCK, ours.encoding.eot)
     )
+    ours.folder = run
     return ours, theirs
 
 
@@ -98,6 +104,18 @@ def test_every_item_of_every_task_is_theirs(pair: Any, local_tasks: dict[str, An
             for metric in other["metrics"]:
                 assert one[metric] == pytest.approx(other[metric], rel=1e-4), (name, one["doc_id"], metric)
     assert len(found["samples"]["piqa"]) == 10
+
+
+def test_the_harness_finds_the_class_by_its_name(
+    pair: Any, local_tasks: dict[str, Any], small_manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = pair
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda storage: None)  # it starts processes
+    arguments = {"run": str(ours.folder), "batch_size": 2}
+    task = [local_tasks["piqa"]]
+    found = simple_evaluate(model=NAME, model_args=arguments, tasks=task, task_manager=small_manager)
+    expected = evaluate(ours, {"tasks": {"piqa": local_tasks["piqa"]}})
+    assert found["results"] == expected["results"]
 
 
 def test_a_continuation_longer_than_the_block_is_truncated_and_counted(pair: Any) -> None:
@@ -154,3 +172,34 @@ def test_sampling_depends_on_the_request_and_not_on_its_batch(pair: Any) -> None
 def test_texts_that_cannot_be_written_are_refused(pair: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         pair[0].generate_until(requests("generate_until", [("The", settings)]))
+
+
+class RunningMean(nn.Module):
+    """An attention without queries and keys, which cannot be cached."""
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC.cumsum(1) / torch.arange(1, x_BTC.shape[1] + 1)[:, None]
+
+
+def test_an_attention_without_a_cache_continues_texts_greedily() -> None:
+    encoding = tokenizer.load("bytes")
+    sizes = {
+        "layers": 2,
+        "heads": 2,
+        "width": 16,
+        "block_size": 48,
+        "vocabulary": 257,
+        "padded_vocabulary": 384,
+    }
+    model = GPT2(**sizes, parts=ModelParts(attention=lambda layer: RunningMean())).eval()
+    initialise(model, 0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 10
+    ours = ScoredModel(model, encoding, "cpu", contextlib.nullcontext)
+    (found,) = ours.generate_until(requests("generate_until", [("A man", {"max_gen_toks": 9, "until": []})]))
+    ids = encoding.encode("A man")
+    for _ in range(9):
+        ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    assert found == tokenizer.decode(encoding, ids[5:]).split(tokenizer.END_OF_TEXT)[0]
+    assert found
