@@ -58,12 +58,18 @@ const valueOf = (scale, code) => {
 };
 const show = value => value === 0 ? "0" : Math.abs(value) >= 0.01 && Math.abs(value) < 1e5
   ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+const times = doublings => {  // a ratio; near 1 by its difference from 1, which is rounding
+  const more = Math.expm1(doublings * Math.LN2);
+  return more && Math.abs(more) < 1e-3
+    ? `1 ${more < 0 ? "-" : "+"} ${show(Math.abs(more))} times` : `${show(2 ** doublings)} times`;
+};
 const text = (map, code) => {
   if (!code) return "no value";
   if (code === NAN) return "NaN";
   if (code > TOP) return code === PLUS ? "Inf" : "-Inf";
   const value = valueOf(map.scale, code);
-  return map.ratio ? `${show(2 ** value)} times` : show(value);
+  const step = Math.abs(valueOf(map.scale, Math.min(code + 1, TOP)) - value);  // below it, a ratio of 1 was rounded
+  return map.ratio ? times(Math.abs(value) < step ? 0 : value) : show(value);
 };
 
 // ---- colors

@@ -73,7 +73,7 @@ def shrink_run(given: argparse.Namespace) -> int:
     found = smallest_sizes(start, choices(start), shows)
     print(f"smallest: {_text(found)}; at first {_text(start)}")
     print(f"journal: {journal.asked} trials computed, {journal.reused} answers of it used again")
-    written = []
+    written: list[str] = []
     for number, (side, record) in enumerate(zip(settings, records, strict=True)):
         ending = "-against" if number else ""
         study = f"shrink-{records[0].run}"[: 64 - len(ending)] + ending
@@ -83,7 +83,7 @@ def shrink_run(given: argparse.Namespace) -> int:
         print(f"next: cp {path} .config && make olddefconfig && make")
         written.append(f"results/{study}/runs/{record.run}")
     if len(written) > 1:
-        print(f'then: make diagnose RUNS="{written[1]} {written[0]}"')
+        print(f"then: make bisect RUN={written[0]} AGAINST={written[1]}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +137,16 @@ def test_two_runs_stand_side_by_side_and_ranks_are_a_switch(browser: Chromium, t
     assert len(browser.evaluate(f"({COLORS})(2, 2, 4)")) > 1
     select(browser, "rank", "0")
     assert "difference 1 times" in browser.evaluate(WHERE)
+    assert faults(browser) == []
+
+
+def test_a_difference_of_rounding_is_shown_by_its_size(browser: Chromium, tmp_path: Path) -> None:
+    norms = noisy(4, 60)
+    write_monitor(tmp_path / "a", norms)
+    write_monitor(tmp_path / "b", norms * (1 - 1e-5))
+    show(browser, [tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    press(browser, "Home")
+    assert re.search(r"difference 1 - (1\.0\d*e-5|9\.9\d*e-6) times", browser.evaluate(WHERE))
     assert faults(browser) == []
 
 

@@ -109,7 +109,8 @@ def test_a_difference_of_two_runs_shrinks_while_it_persists(
         study = StudySettings.from_symbols(read_symbols(".config"))
         names.append((study.name, study.variants, load_config(".config").model.layers))
     assert names == [("shrink-SHIFTED0", ("SHIFTED",), 2), ("shrink-SHIFTED0-against", ("B",), 2)]
-    assert 'RUNS="results/shrink-SHIFTED0-against/runs/B0 results/shrink-SHIFTED0/runs/SHIFTED0"' in printed
+    runs = "RUN=results/shrink-SHIFTED0/runs/SHIFTED0 AGAINST=results/shrink-SHIFTED0-against/runs/B0"
+    assert f"then: make bisect {runs}\n" in printed
     asked = len((folder / "journal.jsonl").read_text().splitlines())
     shrink(monkeypatch, run=first, against=second)
     assert len((folder / "journal.jsonl").read_text().splitlines()) == asked  # nothing is computed twice
