@@ -23,7 +23,7 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
-        olddefconfig data run plan extend report status serve verify compare diagnose monitor trend record bisect \
+        olddefconfig demo data run plan extend report status serve verify compare diagnose monitor trend record bisect \
         shrink \
         stress repeat compare-records check-config pack-run logp-diff oracle attention sample export lm-eval evaluate \
         transfer grpo admit control memory bench card check faults clean mrproper
@@ -50,6 +50,9 @@ olddefconfig: setup-base  ## Update .config to the Kconfig files
 
 data: setup-main  ## Prepare and check the data that .config names
 	@$(INTERPRETER) -m scripts.data
+
+demo: setup-main  ## A study of a tiny model with a known result on the CPU: three minutes, three verdicts
+	@$(INTERPRETER) -m scripts.demo
 
 run: setup-main  ## The same as make
 	@$(INTERPRETER) -m scripts.study

@@ -33,6 +33,7 @@ RUN_BY = {
     "compare-records": "tests/numerics/compare/test_command.py",
     "control": "tests/ra/test_control.py",
     "data": "tests/faults/data.py",
+    "demo": "tests/scripts/demo/test_demo_command.py",
     "diagnose": "tests/scripts/diagnose/test_diagnose_command.py",
     "export": "tests/scripts/export/test_export_command.py",
     "extend": "tests/study/runner/test_study.py",
