@@ -131,7 +131,7 @@ def test_a_part_is_a_definition_and_no_line_of_a_docstring(
     monkeypatch.setattr(names, "CUSTOM_FOLDER", tmp_path)
     assert names.files_with("norm") == ["RMS"]
     assert names.files_with("mlp") == ["SWIGLU"]
-    assert names.files_with("position") == ["ROTARY", "MINE"]
+    assert names.files_with("position") == ["NOPE", "ROTARY", "MINE"]
     assert names.files_with("recipe") == ["MINE"]
 
 

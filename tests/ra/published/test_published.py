@@ -108,7 +108,7 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "VALUERES": valueres,
     "WINDOW": window,
 }
-OTHER_PARTS = {"RMS", "ROTARY", "SWIGLU"}  # test_parts.py
+OTHER_PARTS = {"NOPE", "RMS", "ROTARY", "SWIGLU"}  # test_parts.py
 
 
 def reference(name: str, attention: nn.Module, x_TC: Tensor, layer: int) -> Tensor:

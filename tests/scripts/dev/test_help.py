@@ -88,7 +88,7 @@ def test_the_names_of_runs_are_explained_by_valid_examples(shown: list[str]) -> 
 
 def test_the_attentions_and_the_grammar_of_arms_are_a_line_each(shown: list[str]) -> None:
     (arms,) = [line for line in shown if line.startswith("Attentions: ")]
-    assert {*published_variants(), *PATTERNS} - {"RMS", "ROTARY", "SWIGLU"} == set(arms.split()[1:])
+    assert {*published_variants(), *PATTERNS} - {"NOPE", "RMS", "ROTARY", "SWIGLU"} == set(arms.split()[1:])
     (grammar,) = [line for line in shown if line.startswith("Arms: ")]
     example = grammar.partition(" ")[2].replace("ATTENTION", "B").replace("[", "").replace("]", "")
     assert parse_arm(example).name == example

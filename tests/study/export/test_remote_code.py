@@ -34,7 +34,7 @@ ARMS: dict[str, tuple[str, dict[str, str]]] = {  # folder -> name of the arm, se
         name.lower(): (name, {})
         for name in ("GATED", "QKNORM", "WINDOW", "DIFFERENTIAL", "VALUERES", "DOUBLE")
     },
-    **{name.lower(): (name, {}) for name in ("LENS", "RABETA", "RMS", "ROTARY", "SWIGLU")},
+    **{name.lower(): (name, {}) for name in ("LENS", "NOPE", "RABETA", "RMS", "ROTARY", "SWIGLU")},
     "combined": ("RALEARN+NORM=rms+MLP=swiglu+POSITION=rotary", {}),
     "fixed": ("RA:1+NORM=rms", {}),
     "wide": ("GATED+WIDTH=match+NORM=rms", {}),
