@@ -8,7 +8,7 @@
 ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
              VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
              PORT ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER AGAINST SYMPTOM \
-             OVER TIMES MINUTES TASKS TASK_DATA
+             OVER TIMES MINUTES TASKS TASK_DATA MODEL
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)
@@ -25,8 +25,8 @@ endif
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
         olddefconfig demo data run plan extend report status serve verify compare diagnose monitor trend record bisect \
         shrink \
-        stress repeat compare-records check-config pack-run logp-diff oracle attention sample export lm-eval evaluate \
-        transfer grpo admit control memory bench card check faults clean mrproper
+        stress repeat compare-records check-config pack-run logp-diff oracle attention sample export import lm-eval \
+        evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -143,6 +143,9 @@ export: setup-exchange  ## RUN=results/x/runs/B0 [OUT=folder]: a folder that tra
 
 lm-eval: setup-lm-eval  ## RUN="results/x/runs/B0 ..." TASKS="hellaswag piqa" [TASK_DATA=folder]: lm-evaluation-harness
 	@$(INTERPRETER) -m scripts.lm_eval
+
+import: setup-exchange  ## MODEL=gpt2 [OUT=results/imported]: GPT-2 weights of transformers (folder or hub) as a run
+	@$(INTERPRETER) -m scripts.import_model
 
 admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other faults (seconds)
 	@$(INTERPRETER) -m scripts.admit

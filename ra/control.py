@@ -9,27 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
 from gpt2.model.transformer import GPT2, CausalSelfAttention
 from gpt2.train.step import Stepper
+from ra.attention import exchange_query_and_key
 from ra.names import reciprocal_layers
 from ra.settings import AlternationSettings
 from ra.variants import variant
 
 
-@torch.no_grad()
 def swap_query_and_key(model: GPT2, layers: Iterable[int]) -> None:
     """Exchange the rows of W_Q and W_K (weights and biases) in the given layers, in place."""
     for layer in layers:
         attention = model.blocks[layer].attention
         assert isinstance(attention, CausalSelfAttention)
-        for parameter in (attention.qkv.weight, attention.qkv.bias):
-            query, key, value = parameter.chunk(3)
-            parameter.copy_(torch.cat([key, query, value]))
+        exchange_query_and_key(attention)
 
 
 @dataclass(frozen=True)

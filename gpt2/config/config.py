@@ -350,7 +350,7 @@ class TrackingConfig:
 class Config:
     """The settings of a run. checkpoint_seconds: between checkpoints. sha256: of the symbols' values.
 
-    numerics_fix: words of numerics.fix.
+    numerics_fix: words of numerics.fix. init_from: the weights that all runs start from; "": those of their seeds.
     """
 
     model: ModelConfig
@@ -365,6 +365,7 @@ class Config:
     sha256: str
     numerics_fix: str = ""
     monitor: MonitorSettings = NOT_MONITORED
+    init_from: str = ""
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> Config:
@@ -381,6 +382,7 @@ class Config:
             sha256=symbols.sha256,
             numerics_fix=numerics_fix(symbols),
             monitor=MonitorSettings.from_symbols(symbols),
+            init_from=symbols.text("INIT_FROM").strip() if "INIT_FROM" in symbols else "",
         )
 
 

@@ -27,6 +27,7 @@ from gpt2.data.prefetch import BatchPrefetcher
 from gpt2.eval.evaluator import Evaluator, hellaswag_choices, hellaswag_entry
 from gpt2.eval.held_out import evaluate_sets
 from gpt2.hardware import attention_kernels, resolve
+from gpt2.interop.start import load_start
 from gpt2.model.transformer import GPT2, ModelParts
 from gpt2.numerics.fixes import RunFixes
 from gpt2.numerics.monitoring import start_monitor
@@ -89,6 +90,8 @@ class Run:
             warmup=plan.warmup_iterations,
             tree=config.target.ranks_tree,
         )
+        if plan.started_from and not self.has_checkpoint():
+            load_start(self.stepper.model, plan.started_from)
         wsd = config.optimizer.schedule == "wsd"
         self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: no checkpoint there
         self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
@@ -237,6 +240,10 @@ class Run:
             self.config.monitor, stepper.model, stepper.optimizer, plan.directory, self.iteration, self.note
         )
         ranks.together(self.stop.check)
+
+    def has_checkpoint(self) -> bool:
+        folders = [self.plan.directory / name for name in ("checkpoint", "stable")]
+        return any(checkpoint.complete(folder) for folder in folders)
 
     def check_fits(self, loaded: checkpoint.Loaded) -> None:
         stepper = self.stepper

@@ -46,12 +46,15 @@ def model_card(
     run_dir: Path, record: RunRecord, facts: Sequence[str], folder: str, arm: Sequence[str] = ()
 ) -> str:
     """Return README.md. facts: about the exported weights. arm: for remote code, the definitions of its parts."""
+    said = ["Nothing."] if record.imported else _verdicts(run_dir, str(record.variant))
     blocks: list[Block] = [
         Paragraph(
-            f"Run {record.run}: variant {record.variant}, seed {record.seed}, trained by an ablation study of "
+            f"Imported weights of {record.started_from.source}, written as {record.run}. They were not trained here."
+            if record.imported and record.started_from
+            else f"Run {record.run}: variant {record.variant}, seed {record.seed}, trained by an ablation study of "
             "attentions. It is one run of a comparison, not a model for use."
         ),
-        Section("What the study says", [BulletList(_verdicts(run_dir, str(record.variant)))]),
+        Section("What the study says", [BulletList(said)]),
         Section("Scores", [Table(["measure", "value"], _scores(record))]),
         Section("Weights", [BulletList(list(facts))]),
     ]

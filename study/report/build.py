@@ -37,7 +37,7 @@ from study.records.curves import probabilities
 from study.records.design import Design, read_design
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.records.lengths import shown_length
-from study.records.plan_file import Plan
+from study.records.plan_file import InitialWeights, Plan
 from study.records.runs import (
     BASELINE,
     DAMAGED,
@@ -124,6 +124,10 @@ class Report:
     damaged: list[str]  # sentences on files that do not agree, with their remedy
     marks: list[str]  # warnings of variants that fail an ignored check of their examination
     eval_sets: EvalSets  # of the runs that ended their schedule; no verdict uses them
+    initial_weights: InitialWeights | None = None  # imported ones; None where the seeds give them
+    rounding: float | None = (
+        None  # nats: largest difference of control arms at a seed, which have equal starts
+    )
     rates: RateReport | None = None  # tuned learning rates; runs are then those at the best rate of their arm
 
     @property
@@ -159,6 +163,8 @@ def build_report(study_dir: Path) -> Report:
     for run in ended:
         final[run.variant][run.record.seed] = run.record.validation.loss
     controls = control_losses(final)
+    equal_starts = plan is not None and plan.initial_weights is not None  # they differ by rounding: one arm
+    controls = [arms[:1] for arms in controls] if equal_starts else controls
     floor = noise_floor(controls)
     design = read_design(study_dir, plan, runs)
     margin = plan.equivalence_margin if plan else MARGIN
@@ -191,8 +197,8 @@ def build_report(study_dir: Path) -> Report:
         sensitivities=sensitivities(
             verdicts, floor, len(controls), planned, max(map(len, controls), default=0), seed_hours(used)
         ),
-        variance_check=variance_check(final),
-        odd_controls=odd_controls(final),
+        variance_check=None if equal_starts else variance_check(final),
+        odd_controls=[] if equal_starts else odd_controls(final),
         items=item_tests(study_dir, ended),
         equal_time=plan is not None and plan.budget.equal_time,
         learned=moments,
@@ -218,9 +224,20 @@ def build_report(study_dir: Path) -> Report:
         damaged=[*_damaged_runs(runs), *damage, *_damaged_attention(study_dir)],
         marks=warnings(names),
         eval_sets=eval_set_tables(study_dir, ended),
+        initial_weights=plan.initial_weights if plan else None,
+        rounding=_spread(final) if equal_starts else None,
         rates=rates,
     )
     return with_marks(report, names)
+
+
+def _spread(final: Losses) -> float | None:
+    """Return the largest difference of two control arms at one seed in nats; None with one control arm."""
+    arms = [by_seed for name, by_seed in final.items() if is_control_arm(name)]
+    found = [
+        [by_seed[seed] for by_seed in arms if seed in by_seed] for seed in {s for one in arms for s in one}
+    ]
+    return max((max(losses) - min(losses) for losses in found if len(losses) > 1), default=None)
 
 
 def _row(name: str, used: list[Run], short: list[Run], final: Losses, items: Items | None) -> Row:

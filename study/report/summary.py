@@ -300,7 +300,13 @@ def context(report: Report) -> list[str]:
         *design_sentences(report),
         *map(speed_sentence, report.speeds),
     ]
-    if len(controls) > 1:
+    if report.initial_weights and report.rounding is not None:
+        lines.append(
+            f"{listed(controls)} are control arms. They start as one function from {report.initial_weights.source} and "
+            f"see the same batches, so they differ by rounding alone: at most {report.rounding:.1e} nats at a seed. "
+            "They count as one arm, and their spread estimates no seeds."
+        )
+    elif len(controls) > 1:
         lines.append(one_class(controls))
     if report.floor:
         lines.append(

@@ -132,6 +132,10 @@ def _sizes(symbols: Symbols) -> tuple[str, ...]:
             raise symbols.error("SIZES", f"has {name}, which is no size; fix: use {', '.join(known)}")
         if name in names[:position]:
             raise symbols.error("SIZES", f"names {name} twice; fix: remove one")
+    if names and "INIT_FROM" in symbols and symbols.text("INIT_FROM"):
+        raise symbols.error(
+            "SIZES", "and CONFIG_INIT_FROM exclude each other: weights have one size; fix: remove one"
+        )
     if len(names) == 1:
         raise symbols.error(
             "SIZES",

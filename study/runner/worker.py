@@ -198,6 +198,7 @@ def refuse_another_card(study_dir: Path, resolved: ResolvedTarget) -> None:
 def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
     """Return the plan of one run from the study's plan.json."""
     from gpt2.artifacts import run_record
+    from gpt2.artifacts.run_record import StartedFrom
     from gpt2.config.batch import plan_for
     from gpt2.train.run_plan import RunPlan
     from study.records import plan_file
@@ -205,7 +206,7 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
     plan = plan_file.read(study_dir)
     if plan is None:
         raise UserError(f"{study_dir} has no plan.json; fix: start the study with `make`")
-    row, name = plan.row(variant), run_record.run_name(variant, seed)
+    row, name, weights = plan.row(variant), run_record.run_name(variant, seed), plan.initial_weights
     return RunPlan(
         directory=study_dir / "runs" / name,
         run=name,
@@ -217,6 +218,7 @@ def run_plan(study_dir: Path, variant: str, seed: int) -> RunPlan:
         hellaswag=hellaswag_source(study_dir),
         warmup_iterations=row.warmup_iterations,
         extended=plan.extended or 1.0,
+        started_from=StartedFrom(weights.source, weights.sha256) if weights else None,
     )
 
 

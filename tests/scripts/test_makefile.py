@@ -25,6 +25,7 @@ VARIABLES = {
     "sample": ("RUN", "PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT"),
     "export": ("RUN", "OUT"),
     "lm-eval": ("RUN", "TASKS", "TASK_DATA"),
+    "import": ("MODEL", "OUT"),
     "serve": ("STUDY", "PORT"),
     "admit": ("VARIANT",),
     "diagnose": ("RUNS", "OUT"),
