@@ -75,11 +75,12 @@ def measured(
     state = standard_weights(weights, *sizes)
     base = build_model(dataclasses.replace(config.model, dropout=0.0))
     start_from(base, state)
-    logits, loss = _evaluate(base, ids_BT)
+    logits, losses = _evaluate(base, ids_BT)
+    loss = float(losses.mean())
     del base
     arms = dict(known.arms) if known else {}
     for name, arm in missing.items():
-        arms[name] = _compare(name, arm, state, ids_BT, logits, loss, plan.equivalence_margin)
+        arms[name] = _compare(name, arm, state, ids_BT, logits, losses, plan.equivalence_margin)
     tokens = ids_BT.shape[0] * (ids_BT.shape[1] - 1)
     initial = InitialWeights(config.init_from, weights.sha256, tokens, loss, arms)
     return plan_file.write(study_dir, dataclasses.replace(plan, initial_weights=initial))
@@ -98,7 +99,7 @@ def _compare(
     state: Mapping[str, Tensor],
     ids_BT: Tensor,
     logits: Tensor,
-    loss: float,
+    losses: Tensor,
     margin: float,
 ) -> StartDifference:
     model = build_model(arm.model, arm.parts)
@@ -109,7 +110,12 @@ def _compare(
     except StartError as error:
         raise StudyStartError(f"{name} cannot hold the imported weights: {error}; {another}") from error
     found, other = _evaluate(model, ids_BT)
-    difference = StartDifference(float((found - logits).abs().max() / logits.abs().max()), other - loss)
+    changes = other - losses
+    difference = StartDifference(
+        float((found - logits).abs().max() / logits.abs().max()),
+        float(changes.mean()),
+        float(changes.abs().mean()),
+    )
     declared = any(hasattr(module, "start_at_identity") for module in model.modules())
     if not declared and not difference.logits <= ROUNDING:
         raise StudyStartError(
@@ -124,9 +130,9 @@ def _compare(
     return difference
 
 
-def _evaluate(model: GPT2, ids_BT: Tensor) -> tuple[Tensor, float]:
-    """Return the logits (B, T-1, V) and the mean loss in nats, in float32 on the CPU."""
+def _evaluate(model: GPT2, ids_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits (B, T-1, V), and the loss of each token in nats as float64. Computed in float32 on the CPU."""
     with evaluating(model):
         logits: Tensor = model(ids_BT[:, :-1])
     losses = cross_entropy(logits.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none")
-    return logits, float(losses.double().mean())
+    return logits, losses.double()

@@ -130,10 +130,12 @@ class StartDifference(JsonObject):
     """The difference of an arm to the imported model before the first step.
 
     logits: largest one, relative to the largest logit. loss: in nats, of this arm minus that of the imported model.
+    token_loss: mean absolute difference of the loss of a token, in nats; no mean over tokens differs more.
     """
 
     logits: Amount
     loss: float
+    token_loss: Amount
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from study.analysis.equivalence import (
 from study.analysis.paired_tests import ItemTest, item_tests
 from study.analysis.sensitivity import Sensitivity, seed_hours, sensitivities
 from study.analysis.speed import Speed, speeds
-from study.analysis.verdict import MARGIN, Verdict, earlier_verdicts, judge
+from study.analysis.verdict import MARGIN, Verdict, beside_start, earlier_verdicts, judge
 from study.attention import data
 from study.eval_sets.results import EvalSets, eval_set_tables
 from study.records import plan_file
@@ -178,6 +178,12 @@ def build_report(study_dir: Path) -> Report:
     else:
         verdicts = judge(final, margin, design.arm, design.looks, design.finished)
         earlier = earlier_verdicts(final, margin, design.arm, design.looks)
+    if plan and plan.initial_weights:
+        starts = {name: arm.token_loss for name, arm in plan.initial_weights.arms.items()}
+        verdicts, earlier = (
+            [beside_start(one, starts.get(one.variant, 0.0)) for one in found]
+            for found in (verdicts, earlier)
+        )
     items = common_items([run.record for run in used])
     planned = Counter(run.variant for run in runs if run.used or run.status in PENDING)
     moments = {

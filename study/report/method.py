@@ -78,15 +78,17 @@ def _start(report: Report) -> list[str]:
     if start is None:
         return []
     arms = "; ".join(
-        f"{name} {arm.logits:.1e} and {arm.loss:+.1e} nats" for name, arm in sorted(start.arms.items())
+        f"{name} {arm.logits:.1e}, {arm.loss:+.1e} and {arm.token_loss:.1e} nats"
+        for name, arm in sorted(start.arms.items())
     )
     return [
         f"All runs start from the weights of {start.source} (CONFIG_INIT_FROM, SHA-256 {start.sha256[:12]}...). A seed "
         "sets the order of the data and the initial values of parameters that the imported model lacks. So the spread "
         "over seeds does not contain that of other pre-trained weights: a verdict holds for fine-tuning these weights.",
         f"Before the first step the imported model has a loss of {start.loss:.4f} on {start.tokens:,} validation "
-        "tokens. The largest difference of a logit to it, over the largest logit, and the difference of the loss are, "
-        f"in float32: {arms}. Reciprocal layers start with W_Q and W_K exchanged.",
+        "tokens. The differences of the arms to it are, in float32: of a logit (the largest, over the largest logit), "
+        f"of the loss, and of the loss of a token (mean absolute): {arms}. Reciprocal layers start with W_Q and W_K "
+        "exchanged. A final difference not above the last number of its arm is called neither better nor worse.",
     ]
 
 

@@ -177,6 +177,9 @@ def reason(report: Report, verdict: Verdict) -> str:
             f"its 90 % interval [{percent(low)}, {percent(high)}] lies within {size(verdict.margin)} on either side "
             "of zero."
         )
+    start = report.initial_weights.arms.get(name) if report.initial_weights else None
+    if verdict.word == CANNOT_TELL and start and abs(verdict.test.difference.mean) <= start.token_loss:
+        return f"the difference is not above that before the first step ({size(start.token_loss)} of perplexity)."
     if verdict.word == CANNOT_TELL and verdict.test.difference.contains_zero:
         return "the interval contains zero, so chance can explain the difference."
     if verdict.word == CANNOT_TELL:

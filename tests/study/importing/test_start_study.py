@@ -85,6 +85,8 @@ def test_all_arms_start_as_the_imported_model_and_control_arms_coincide(finished
     assert arms["B"].logits == 0
     assert arms["RAALL"].logits < 1e-6
     assert 1e-6 < arms["RALEARN"].logits < 2e-3
+    assert abs(arms["RALEARN"].loss) <= arms["RALEARN"].token_loss < 0.01
+    assert arms["RAALL"].token_loss < 1e-6
     record = run_record.load(finished.run_dir("RALEARN0"))
     assert record.started_from
     assert record.fingerprint
