@@ -29,7 +29,6 @@ MODULES = {"pillow": "PIL", "pytest-xdist": "xdist"}  # of the packages whose mo
 EXTRAS = {  # lines of .config that need an extra
     "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet"
     r'|CONFIG_EVAL_SETS="(.*\bparquet|(.* )?wikitext-2[" ])',
-    "hub": r"CONFIG_DATASET_(FINEWEB_EDU|OPENWEBTEXT|TINYSTORIES|WIKITEXT103)=y|CONFIG_DATASET_FILES=.*parquet",
     "exchange": r'CONFIG_INIT_FROM="[^"]',
     "rl": r"CONFIG_GRPO=y",
     "wandb": r"CONFIG_WANDB=y",
