@@ -101,6 +101,7 @@ NOT_ON_A_TERMINAL = {
     "gpt2/hardware/torch_devices.py",
     "ra/admission/child.py",
     "study/executors/place.py",
+    "study/export/loading_check.py",
 }
 
 
