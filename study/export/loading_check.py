@@ -52,6 +52,7 @@ def differences(folder: str, reference: dict[str, Tensor]) -> dict[str, float]:
     dead = [name for name, value in model.named_parameters() if value.requires_grad and value.grad is None]
     found = {"loss": abs(float(loss) - float(reference["loss"])) / float(reference["loss"])}
     found["parameters without gradient"] = float(len(dead))
+    model.zero_grad(set_to_none=True)
     with torch.no_grad():
         found["logits"] = relative(model(ids).logits, ours)
         found["without use_cache"] = relative(model(ids, use_cache=False).logits, ours)
