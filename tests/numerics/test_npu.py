@@ -21,6 +21,7 @@ from numerics import PrecisionDebugger, seed_all
 from numerics.checklist.pack import machine
 from numerics.checklist.structure import random_states
 from numerics.monitor.monitor import Monitor, MonitorConfig
+from numerics.monitor.reduction.device import fused
 from numerics.oracle.check import check_operation
 
 folder = Path(sys.argv[1])
@@ -56,7 +57,7 @@ checks = {
     for device in ("npu", "cpu")
 }
 print(json.dumps({"states": [states, random_states()], "machine": machine()["device"], "late": late,
-                  "npu": train("npu"), "cpu": train("cpu"),
+                  "npu": train("npu"), "lists": fused("npu", torch.float32), "cpu": train("cpu"),
                   "checks": {device: [[check.direction, check.measured.max_ulps] for check in every]
                              for device, every in checks.items()}}))
 """
@@ -84,6 +85,7 @@ def test_the_generator_of_the_device_is_seeded_and_listed(found: dict[str, Any])
 
 def test_a_monitored_training_has_the_statistics_of_the_cpu(found: dict[str, Any]) -> None:
     assert {name.partition("_0")[0] for name in found["npu"]["monitor"]} >= {"actv", "actv_grad", "exp_avg"}
+    assert found["lists"]
     assert found["npu"]["monitor"].keys() == found["cpu"]["monitor"].keys()
     for name, rows in found["npu"]["monitor"].items():
         for row, exact in zip(rows, found["cpu"]["monitor"][name], strict=True):

@@ -38,7 +38,7 @@ from gpt2.config.config import ANY_TARGET, ModelConfig, OptimizerConfig
 from gpt2.hardware.attention_kernels import attention_context, prepare_device
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.model import cpu_linear, loss
-from gpt2.train.clocks import device_synchroniser
+from gpt2.train.clocks import ClockTimer, device_synchroniser, step_timer
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import Stepper
 from tests.small_runs import StopAfter, configuration, outcome, same, start, write_texts
@@ -69,6 +69,7 @@ def compare(dtype, micro):
 
 found = {name: compare(*name.split()[:1], int(name.split()[1])) for name in ("float32 4", "float32 2", "bfloat16 4")}
 device_synchroniser(npu.device)()
+assert isinstance(step_timer(npu.device, 1), ClockTimer)  # its events have no times
 torch.manual_seed(7)
 
 folder = Path(sys.argv[1])
