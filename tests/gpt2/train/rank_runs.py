@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import Config
+from gpt2.config.eval_sets import EvalSet
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system import ranks
 from gpt2.system.rank_launcher import free_port
@@ -40,10 +41,16 @@ HELLASWAG = Path(__file__).parents[2] / "fixtures" / "hellaswag_small.jsonl"
 
 def configuration(texts: Path, dropout: float = 0.0, tree: bool = False, sharded: bool = False) -> Config:
     config = small_runs.configuration(texts, ITERATIONS, dropout=dropout)
+    held_out = (EvalSet("stories", str(texts / "0*.txt")),)
     return dataclasses.replace(
         config,
         evaluation=dataclasses.replace(
-            config.evaluation, tokens=480, interval_tokens=512, hellaswag=True, hellaswag_limit=7
+            config.evaluation,
+            tokens=480,
+            interval_tokens=512,
+            hellaswag=True,
+            hellaswag_limit=7,
+            sets=held_out,
         ),
         target=dataclasses.replace(config.target, ranks_tree=tree, sharded=sharded),
         checkpoint_seconds=1,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpt2.artifacts import run_record
+from gpt2.artifacts import eval_sets, run_record
 from gpt2.config.batch import BatchError, plan_batch, plan_for
 from gpt2.memory.prediction import predict
 from gpt2.memory.workload import StepWorkload
@@ -102,6 +102,7 @@ def scores(directory: Path) -> Any:
         record.hellaswag,
         record.validation and record.validation.loss,
         (directory / "hellaswag.json").read_text(),
+        eval_sets.read(directory / eval_sets.FILE, record.run, rank_runs.ITERATIONS)["stories"],
     )
 
 
@@ -169,6 +170,9 @@ def close(one: Path, other: Path) -> None:
 def test_sharded_weights_give_the_numbers_of_whole_ones(alone: Path, two: Path) -> None:
     close(two / "sharded", alone / "dropout")
     assert run_record.load(two / "sharded").hellaswag.items == 7
+    texts = [run_record.load(folder).eval_sets["stories"] for folder in (two / "sharded", alone / "dropout")]
+    assert texts[0].tokens_sha256 == texts[1].tokens_sha256
+    assert texts[0].loss == pytest.approx(texts[1].loss, rel=2e-6)
     assert of_rank(two, "sharded", 0) == of_rank(two, "sharded", 1)
     for folder in (two / "sharded", alone / "dropout"):
         admission = run_record.load(folder).admission
@@ -213,8 +217,8 @@ def test_a_checkpoint_loads_sharded_or_whole(alone: Path, two: Path, texts: Path
 def test_one_rank_writes_one_record_and_all_have_its_weights(two: Path) -> None:
     assert of_rank(two, "plain", 0) == of_rank(two, "plain", 1)
     assert sorted(path.name for path in (two / "plain").iterdir()) == sorted(
-        ["checkpoint", "hellaswag.json", "memory.json", "metrics.jsonl", "rank0.json", "rank1.json", "run.json",
-         "validation_windows.json"]
+        ["checkpoint", "eval_sets.json", "hellaswag.json", "memory.json", "metrics.jsonl", "rank0.json", "rank1.json",
+         "run.json", "validation_windows.json"]
     )  # fmt: skip
     lines = (two / "plain" / "metrics.jsonl").read_text().splitlines()
     assert sum('"train"' in line for line in lines) == rank_runs.ITERATIONS
