@@ -37,6 +37,7 @@ from numerics.errors import NumericsError
 from numerics.fixes import passes
 from numerics.functions import FunctionCalls, call_stack, without_overwritten
 from numerics.gradients import GradientWatch, sequence_number
+from numerics.oracle.steps.beside import Beside
 from numerics.record_config import RecorderConfig
 from numerics.recorded_step import OpenCall, RecordedStep, backward_name
 
@@ -53,6 +54,7 @@ class Recorder:
         self.within: list[str] = []  # the modules that are running
         self._record = RecordedStep()
         self._running = contextlib.ExitStack()
+        self._beside = Beside()
         self._active = self._has_rows = False
         self._scope_open = self._scope_ended = False
 
@@ -83,6 +85,8 @@ class Recorder:
             folder.mkdir(parents=True, exist_ok=True)  # an unusable folder is known before the step
         self._active = self._has_rows = True
         self._scope_open, self._scope_ended = not config.scope, False
+        if config.task == "tensor":
+            self._beside.start(roots, self._running)
         self._run_eagerly(roots)
         if config.level != "L1":
             for number, root in enumerate(roots):
@@ -107,6 +111,7 @@ class Recorder:
         """End the iteration, and write its record."""
         try:
             self.stop()
+            self._beside.stop()
             if self._has_rows:
                 self._write()
         finally:
@@ -370,6 +375,7 @@ class Recorder:
         parents = self._parents()
         with self._writing() as folder:
             write_record(folder, head, resolve(record.data), record.stacks, parents, record.tensors)
+            self._beside.write(folder)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Path]:

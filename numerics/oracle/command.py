@@ -71,7 +71,9 @@ def check_all(
         reason = str(error).partition("\n")[0]
         raise NumericsError(f"device {device} cannot be used: {reason}; fix: --device cpu") from error
     oracle = Oracle(chosen, extremes=extremes)
+    names: list[str] = []
     for operation in found:
+        names.append(operation.name)
         if isinstance(operation, Skipped):
             oracle.skipped.append(operation)
         else:
@@ -82,7 +84,7 @@ def check_all(
         )
     pairs, alone = parties(oracle.checks, benchmark) if benchmark else ([], 0)
     name = benchmark.device if benchmark else ""
-    return Report(device_name(chosen), source, oracle.checks, oracle.skipped, name, pairs, alone)
+    return Report(device_name(chosen), source, oracle.checks, oracle.skipped, name, pairs, alone, names)
 
 
 def device_name(device: object) -> str:

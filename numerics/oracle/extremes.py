@@ -52,6 +52,7 @@ def extreme_checks(operation: Operation, run: Run) -> Iterator[Check | Skipped]:
         changed = _with_first(operation, values)
         try:
             known = reference(changed)
+            known.extend(SAMPLES)
             done = run(changed)
         except Exception as error:  # an operation that refuses such values, as a Cholesky decomposition
             yield Skipped(operation.name, operation.label, f"{kind}: {described(error)}")
@@ -143,6 +144,7 @@ def _subnormal(measured: Measure, result: Tensor, exact: Tensor, operation: Oper
         return measured, "subnormal results are flushed to zero" if measured.flushed else ""
     try:
         zeros = reference(_with_first(operation, torch.zeros_like(operation.floating[0])))
+        zeros.extend(SAMPLES)
     except Exception as error:  # torch raises many kinds
         raise ZerosRefusedError(described(error)) from error
     for place, other in enumerate(zeros.exact.results):

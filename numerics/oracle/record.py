@@ -19,6 +19,9 @@ from numerics.oracle.inputs import tensor_of
 from numerics.oracle.operation import GENERATED, RECORDED, Operation
 from numerics.oracle.results import Skipped
 from numerics.oracle.slices import FirstRows, first_rows
+from numerics.oracle.steps.custom import custom_operations
+from numerics.oracle.steps.linear_algebra import DECOMPOSITIONS
+from numerics.oracle.steps.replay import step_operations
 from numerics.recorded_step import backward_name
 
 
@@ -30,6 +33,7 @@ def linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, after: str,
 
 
 REFERENCES = {"mkldnn._linear_pointwise": linear_pointwise}  # of operations that take no float64
+WITHIN = "a module: the recorded calls within it are checked"
 LOW = (torch.bfloat16, torch.float16)
 CONVERSIONS = ("to", "type", "type_as", "float", "half", "bfloat16", "double", "copy_")
 # Results depend on the order of writes where an index repeats, as a generated one does.
@@ -54,8 +58,12 @@ def operations(path: Path) -> Iterator[Operation | Skipped]:
             except NotReplayableError as reason:
                 yield Skipped(prefix + call.name, _label(call), str(reason))
                 continue
-            if operation:
+            if operation is None:
+                yield Skipped(prefix + call.name, _label(call), WITHIN)
+            else:
                 yield dataclasses.replace(operation, name=prefix + call.name)
+        yield from custom_operations(folder, prefix)
+        yield from step_operations(folder, prefix)
 
 
 def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | None:
@@ -105,6 +113,7 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
     }
     ordered = [value for value in call.inputs.values() if value.dtype]
     results = [value for value in call.outputs.values() if value.dtype]
+    unique = call.path.rpartition(".")[2] not in DECOMPOSITIONS or not call.path.startswith("Torch.linalg.")
     if call.is_module:
         state = {place: tensor_of(value, f"{call.name} {place}") for place, value in call.parameters.items()}
         args = [state, *args]
@@ -113,7 +122,7 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
     received = (
         _by_place(backward.inputs, results, backward.name, rows) if backward and backward.inputs else None
     )
-    has_results = is_recorded and _complete(results) and all(map(rows.has_result, results))
+    has_results = unique and is_recorded and _complete(results) and all(map(rows.has_result, results))
     return Operation(
         call.name,
         _label(call),
@@ -121,11 +130,11 @@ def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | N
         args,
         kwargs,
         reference=REFERENCES.get(name),
-        received=received,
+        received=received if unique else None,
         wanted=[value.requires_grad is not False for value in ordered if value.floating],
         values=RECORDED if is_recorded else GENERATED,
         results=[tensor_of(value, "", rows.of_result(value)) for value in results] if has_results else (),
-        passed=_passed(backward, ordered, call) if is_recorded and rows.count is None else (),
+        passed=_passed(backward, ordered, call) if unique and is_recorded and rows.count is None else (),
         autocast=_autocast(name, ordered, results),
         on_device=not (call.is_module and functions),
     )
@@ -135,7 +144,10 @@ def _function(call: Call) -> tuple[Any, str]:
     """Return a function of torch, or an operation of torch.ops such as "mkldnn._linear_pointwise", and its name."""
     name = call.path.removeprefix("Torch.")
     space, _, operation = name.partition(".")
-    if name in ("functional.einsum", "functional.tensordot", "linalg.vector_norm"):
+    if call.path.startswith("Torch.linalg.") and operation in DECOMPOSITIONS:
+        return DECOMPOSITIONS[operation], operation
+    known = space in ("linalg", "special") and callable(getattr(getattr(torch, space), operation, None))
+    if known or name in ("functional.einsum", "functional.tensordot"):
         return getattr(getattr(torch, space), operation), operation
     found = getattr(getattr(torch.ops, space, None), operation, None) if name in REFERENCES else None
     return (found, name) if found is not None else function_of(call)

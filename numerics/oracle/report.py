@@ -57,7 +57,10 @@ MEANING = (
 
 @dataclass(frozen=True)
 class Report:
-    """The results of a check. source: of the operations, in words. pairs: with a benchmark device; alone: without."""
+    """The results of a check. source: of the operations, in words. pairs: with a benchmark device; alone: without.
+
+    recorded: names of all operations, checked or not.
+    """
 
     device: str
     source: str
@@ -66,6 +69,24 @@ class Report:
     benchmark: str = ""
     pairs: list[Party] = field(default_factory=list)
     alone: int = 0
+    recorded: list[str] = field(default_factory=list)
+
+    @property
+    def not_checked(self) -> Counter[str]:
+        """Return how many of the recorded operations have no check, by the first reason."""
+        checked = {check.name for check in self.checks}
+        reasons: dict[str, str] = {}
+        for skip in self.skipped:
+            reasons.setdefault(skip.name, skip.reason)
+        return Counter(
+            reasons.get(name, "nothing to compare") for name in self.recorded if name not in checked
+        )
+
+    @property
+    def counts(self) -> str:
+        """Return the sum of operations: "15 operations: 13 checked, 2 not checked"."""
+        left = self.not_checked.total()
+        return f"{len(self.recorded)} operations: {len(self.recorded) - left} checked, {left} not checked"
 
     @property
     def wrong(self) -> list[Check]:
@@ -82,11 +103,14 @@ def report_document(report: Report) -> Document:
     """Return the document: the wrong operations first, then every check, the histogram and the table of bounds."""
     checks = worst_first(report.checks)
     counts = Counter(check.verdict for check in checks)
-    operations = len({check.name for check in checks})
+    left = {skip.name for skip in report.skipped} - {check.name for check in checks}
+    partly = [skip for skip in report.skipped if skip.name not in left]
     numbers = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
     lines: list[Text] = [
-        f"{operations} operations, {len(checks)} checks: {numbers}.",
-        *(f"{count} runs skipped: {reason}" for reason, count in _reasons(report.skipped)),
+        f"{report.counts}.",
+        *(f"not checked, {count}: {reason}" for reason, count in report.not_checked.most_common()),
+        f"{len(checks)} checks: {numbers}.",
+        *(f"{count} runs of checked operations skipped: {reason}" for reason, count in _reasons(partly)),
     ]
     notes = [check for check in checks if check.verdict == NOTE]
     blocks: list[Block] = [
@@ -281,6 +305,11 @@ def results_json(report: Report) -> dict[str, Any]:
         "device": report.device,
         "torch": torch.__version__,
         "source": report.source,
+        "operations": {
+            "recorded": len(report.recorded),
+            "checked": len(report.recorded) - report.not_checked.total(),
+            "not_checked": dict(report.not_checked),
+        },
         "counts": {verdict: counts[verdict] for verdict in VERDICTS},
         "delta": DELTA,
         "histogram_edges_ulps": list(EDGES),

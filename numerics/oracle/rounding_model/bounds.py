@@ -108,7 +108,8 @@ class Rule:
     """A row of the table. names: of torch.ops.aten, without overloads. why: its derivation or source.
 
     exact: every result is representable. products: of matrices. stored: intermediate results may be rounded to the
-    dtype of the tensors. in_dtype: sums are in the dtype of the tensors, also in one of 16 bits.
+    dtype of the tensors. in_dtype: sums are in the dtype of the tensors, also in one of 16 bits. normwise: the
+    errors of an input are relative to the root mean square of its matrix, not to each element.
     """
 
     kind: str
@@ -122,6 +123,7 @@ class Rule:
     exact: bool = False
     stored: bool = False
     in_dtype: bool = False
+    normwise: bool = False
 
 
 EXACT = Rule(
@@ -355,6 +357,20 @@ RULES = (
         terms=repeats,
         inputs=root,
         in_dtype=True,
+    ),
+    Rule(
+        "linear algebra",
+        "_linalg_solve_ex linalg_inv_ex linalg_lu_factor_ex linalg_lu linalg_lu_solve _linalg_det _linalg_slogdet "
+        "linalg_cholesky_ex cholesky_solve cholesky_inverse linalg_solve_triangular triangular_solve linalg_lstsq "
+        "linalg_qr _linalg_eigh _linalg_svd linalg_ldl_factor_ex linalg_ldl_solve linalg_matrix_exp "
+        "linalg_householder_product",
+        "Backward stable: the exact result for a matrix A + E, with a norm of E of at most n u times that of A (Higham "
+        "2002, theorems 9.5, 10.3 and 19.4; Golub and Van Loan, 'Matrix Computations', 2013, sections 5.4 and 8.6). So "
+        "the bound has the condition number.",
+        terms=lambda args, results: int(args[0].shape[-1]) if args[0].dim() > 1 else 1,
+        inputs=lambda n: n,
+        outputs=lambda n: 4 + math.sqrt(n),
+        normwise=True,
     ),
 )
 BY_NAME: Mapping[str, Rule] = {name: rule for rule in RULES for name in rule.names.split()}

@@ -94,12 +94,14 @@ class RoundingErrors(TorchDispatchMode):
         if rule.exact:
             from_rounded = any(map(self._is_rounded, tensors_in([list(args), kwargs])))
             result = func(*args, **kwargs)
+            if from_rounded and isinstance(result, float):  # a number that Python reads was stored before
+                return result * (1 + self.stored * float(self._draws(torch.zeros(()))))
             if from_rounded:
                 self._keep(result)
             return result
         size = (self.stored if rule.in_dtype else self.computed) * rule.inputs(terms)
         size += self.stored * rule.stored + self.matmul * rule.products
-        changed = [self._changed(part, size) for part in args]
+        changed = [self._changed(part, size, rule.normwise) for part in args]
         if func._schema.is_mutable and changed[0] is not args[0] and 0 not in args[0].stride():
             changed[0] = args[0].copy_(changed[0])  # overwritten by the result
         noise = self.computed * rule.absolute(args, terms) if rule.absolute else None
@@ -109,12 +111,15 @@ class RoundingErrors(TorchDispatchMode):
         self._keep(result)
         return result
 
-    def _changed(self, value: Any, size: float) -> Any:
+    def _changed(self, value: Any, size: float, normwise: bool = False) -> Any:
         """Return an argument with relative errors; the result of another operation has its rounding as well."""
         if isinstance(value, Tensor):
             relative = math.hypot(size, self.stored * self._is_rounded(value))
             if not relative or not _is_wide(value) or not value.numel():
                 return value
+            if normwise and value.dim() > 1:
+                scale = value.abs().square().mean((-2, -1), keepdim=True).sqrt()
+                return value + relative * scale * self._draws(value)
             return value * (1 + relative * self._draws(value))
         if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
             return [self._changed(part, size) for part in value]

@@ -10,8 +10,8 @@ sigma is estimated from k runs, which is coarse where k is small: for the estima
 distribution of k degrees of freedom, also for a whole tensor where all elements share one error. So a ratio above 1 is
 no proof. It is one above
 
-    allowed_i = ulp(y_i) / 2 + c_k(p / n) lambda(p / n) s_i         lambda(p) = sqrt(2 ln(2 / p))
-    c_k(p)    = sqrt(k / q)                                         q: the p-quantile of chi-square, k degrees
+    allowed_i = ulp(y_i) / 2 + max(c_k(p / n) lambda(p / n) s_i, lambda (s_i + rms(s)))    lambda(p) = sqrt(2 ln(2 / p))
+    c_k(p)    = sqrt(k / q)                                q: the p-quantile of chi-square with k degrees of freedom
 
 and accordingly for the root mean square, with c_k(p) lambda(p) rms(s). Each of four events (s too small or the error
 too large, of an element or of the whole) has a probability of at most p. With 4, 16 and 64 runs in turn, a result is
@@ -120,13 +120,13 @@ def measure(
     # the largest number of float64 is that of the dtype, as nan_to_num returns it
     y = torch.where(y.abs() == torch.finfo(torch.float64).max, y.sign() * limits.max, y)
     usable = x.isfinite() & y.isfinite()
-    if runs is None:
-        deviations, typical_deviations = factor(x.numel()), factor(1)
-    else:
+    deviations, typical_deviations = factor(x.numel()), factor(1)
+    proving = deviations
+    if runs is not None:
         each = SHARE / x.numel()
-        deviations = coarseness(runs, each) * tail(each)
+        proving = coarseness(runs, each) * tail(each)
         typical_deviations = coarseness(runs, SHARE) * tail(SHARE)
-    why = _bad_numbers(x, y, deviations * sigma, limits)
+    why = _bad_numbers(x, y, proving * sigma, limits)
     x, y, sigma = x[usable], y[usable], sigma[usable]
     if not x.numel():
         counts = (
@@ -138,11 +138,12 @@ def measure(
     error, unit = (x - y).abs(), ulp(y, dtype).clamp_(min=1e-300)  # half a unit of float64 may be 0
     flushed = (x == 0) & (y != 0) & (y.abs() < limits.tiny)
     floor = _rms(sigma)
-    allowed = unit / 2 * SLACK + deviations * (sigma + floor * (runs is None))
+    allowed = unit / 2 * SLACK + torch.maximum(deviations * (sigma + floor), proving * sigma)
     allowed += flushed * limits.tiny
     highest = float((error / allowed).max())
     typical = (
-        _rms(error[~flushed]) / (_rms(unit) / 2 * SLACK + typical_deviations * floor)
+        _rms(error[~flushed])
+        / (_rms(unit[~flushed]) / 2 * SLACK + typical_deviations * _rms(sigma[~flushed]))
         if not bool(flushed.all())
         else 0.0
     )

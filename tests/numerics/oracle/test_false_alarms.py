@@ -115,3 +115,13 @@ def test_a_loss_in_bfloat16_is_within_rounding() -> None:
         for name, function, args, options in calls(torch.bfloat16, seed, 7, 65):
             if function is F.cross_entropy:
                 assert [c.text for c in check_operation(function, args, options) if c.wrong] == [], name
+
+
+def test_results_that_are_rounded_to_zero_do_not_enter_the_root_mean_square_of_the_bound() -> None:
+    """One of 16 numbers is about 1, most others are below the smallest one of float16: each is correctly rounded."""
+    reference_values = torch.tensor([0.9998062654782099] + [1e-9] * 15, dtype=torch.float64)
+    found = measure(
+        reference_values.half(), reference_values, torch.zeros(16, dtype=torch.float64), torch.float16
+    )
+    assert found.flushed == 15
+    assert found.ratio <= 1

@@ -1,0 +1,32 @@
+"""What a record of values holds beside the calls of torch: steps of optimizers, and calls of custom functions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from torch import nn
+
+from numerics.oracle.steps.capture import StepCapture
+from numerics.oracle.steps.custom_calls import CustomCalls
+
+
+class Beside:
+    """Copy calls of custom functions until a stack is closed, and steps of optimizers until stop()."""
+
+    def __init__(self) -> None:
+        self._steps, self._customs = StepCapture(), CustomCalls()
+
+    def start(self, modules: Iterable[nn.Module], running: contextlib.ExitStack) -> None:
+        """modules: whose parameters have names. running: is closed before the optimizer steps."""
+        self._steps.start(modules)
+        self._customs.start()
+        running.callback(self._customs.stop)
+
+    def stop(self) -> None:
+        self._steps.stop()
+
+    def write(self, folder: Path) -> None:
+        self._steps.write(folder)
+        self._customs.write(folder)
