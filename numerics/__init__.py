@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numerics.logp.diff import logp_diff
     from numerics.monitor.monitor import Monitor, MonitorConfig
     from numerics.monitor.trainer_mon import TrainerMon
+    from numerics.oracle.beside import check_optimizer
     from numerics.oracle.check import check_operation
     from numerics.record_config import RecorderConfig
     from numerics.recorder import Recorder
@@ -31,6 +32,7 @@ MODULES = {
     "Recorder": "recorder",
     "RecorderConfig": "record_config",
     "check_operation": "oracle.check",
+    "check_optimizer": "oracle.beside",
     "fix": "fixes.apply",
     "TrainerMon": "monitor.trainer_mon",
     "logp_diff": "logp.diff",
@@ -48,6 +50,7 @@ __all__ = [
     "RecorderConfig",
     "TrainerMon",
     "check_operation",
+    "check_optimizer",
     "fix",
     "logp_diff",
     "repeat_step",

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from numerics.beside.copies import Beside
 from numerics.describe import (
     describe,
     describe_tensor,
@@ -37,7 +38,6 @@ from numerics.errors import NumericsError
 from numerics.fixes import passes
 from numerics.functions import FunctionCalls, call_stack, without_overwritten
 from numerics.gradients import GradientWatch, sequence_number
-from numerics.oracle.steps.beside import Beside
 from numerics.record_config import RecorderConfig
 from numerics.recorded_step import OpenCall, RecordedStep, backward_name
 

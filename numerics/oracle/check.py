@@ -29,8 +29,8 @@ from numerics.oracle.operation import (
     with_parameters,
 )
 from numerics.oracle.results import DEVICE, RECORDED_RUN, Check, Skipped
+from numerics.oracle.rounding_model.linear_algebra import ill_conditioned
 from numerics.oracle.rounding_model.measure import STAGES, Measure, measure_exact
-from numerics.oracle.steps.linear_algebra import ill_conditioned
 
 Around = Callable[[], AbstractContextManager[Any]]
 
@@ -57,7 +57,7 @@ class Oracle:
             return found
         if why := misread_mask(operation):
             found.append(self._failed(operation, why))
-        if why := ill_conditioned(operation):
+        if why := ill_conditioned(operation.label, operation.floating[0], operation.dtype):
             self._skip(operation, why)
             return found
         try:

@@ -15,13 +15,11 @@ from numerics.compare.records import find_records, read_record
 from numerics.compare.replay import LARGEST, RANDOM, NotReplayableError, argument, function_of, layer_of
 from numerics.compare.table.step_record import Call, StepRecord, Value
 from numerics.functions import OVERWRITING
-from numerics.oracle.inputs import tensor_of
+from numerics.oracle.beside import custom_operations, step_operations
+from numerics.oracle.inputs import FirstRows, first_rows, tensor_of
 from numerics.oracle.operation import GENERATED, RECORDED, Operation
 from numerics.oracle.results import Skipped
-from numerics.oracle.slices import FirstRows, first_rows
-from numerics.oracle.steps.custom import custom_operations
-from numerics.oracle.steps.linear_algebra import DECOMPOSITIONS
-from numerics.oracle.steps.replay import step_operations
+from numerics.oracle.rounding_model.linear_algebra import DECOMPOSITIONS
 from numerics.recorded_step import backward_name
 
 

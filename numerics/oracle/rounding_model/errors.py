@@ -118,7 +118,8 @@ class RoundingErrors(TorchDispatchMode):
             if not relative or not _is_wide(value) or not value.numel():
                 return value
             if normwise and value.dim() > 1:
-                scale = value.abs().square().mean((-2, -1), keepdim=True).sqrt()
+                finite = torch.where(value.isfinite(), value, 0.0)
+                scale = finite.abs().square().mean((-2, -1), keepdim=True).sqrt()
                 return value + relative * scale * self._draws(value)
             return value * (1 + relative * self._draws(value))
         if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):

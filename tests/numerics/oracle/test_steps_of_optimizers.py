@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from numerics import NumericsError, Recorder, RecorderConfig, check_operation
+from numerics.beside.optimizers import MOST
+from numerics.oracle.beside import check_optimizer
 from numerics.oracle.check import Oracle
 from numerics.oracle.command import check_all
 from numerics.oracle.operation import Operation
 from numerics.oracle.record import operations
 from numerics.oracle.report import Report, results_json, write_report
 from numerics.oracle.results import Check, Skipped
-from numerics.oracle.steps.capture import MOST
-from numerics.oracle.steps.replay import check_optimizer
 
 X = torch.randn(8, 12, generator=torch.Generator().manual_seed(1))
 

@@ -1,4 +1,4 @@
-"""Check steps of optimizers: each step in float64, and again on the device, from recorded parameters, gradients, state.
+"""Check steps of optimizers and calls of custom functions: in float64, and again on the device, from recorded values.
 
 The float64 reference is the optimizer's implementation tensor by tensor (foreach and fused off), so that the rows of
 the table for its additions, products, roots and divisions bound a fused or multi-tensor kernel, too.
@@ -6,33 +6,37 @@ the table for its additions, products, roots and divisions bound a fused or mult
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.optim import Optimizer
 
+from numerics.beside import functions, optimizers
+from numerics.describe import tensors_in
 from numerics.errors import NumericsError
-from numerics.oracle.check import Oracle, default_device
+from numerics.oracle.check import Oracle, default_device, random_gradients
 from numerics.oracle.operation import RECORDED, Operation
 from numerics.oracle.results import Check, Skipped
-from numerics.oracle.steps.capture import FILE, OptimizerStep, before_step
 
 PLAINLY = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 
 
 def step_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Skipped]:
     """Yield the optimizer's steps of a rank's folder. NumericsError where the file cannot be read."""
-    file = folder / FILE
+    file = folder / optimizers.FILE
     if not file.exists():
         return
     try:
         rows = torch.load(file, map_location="cpu", weights_only=True)
-        steps = [OptimizerStep(**row) for row in rows]
+        steps = [optimizers.OptimizerStep(**row) for row in rows]
     except (RuntimeError, TypeError, ValueError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).strip().partition("\n")[0][:200]
         raise NumericsError(f"{file} cannot be loaded: {reason}; fix: record the step again") from error
@@ -41,7 +45,7 @@ def step_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Skip
 
 
 def operation_of(
-    step: OptimizerStep, prefix: str = "", kind: type[Optimizer] | None = None
+    step: optimizers.OptimizerStep, prefix: str = "", kind: type[Optimizer] | None = None
 ) -> Operation | Skipped:
     """Return the operation of a step: its arguments are parameters, gradients and state; or why there is none."""
     name = prefix + step.title
@@ -93,7 +97,7 @@ def check_optimizer(
     names = {} if model is None else {id(value): name for name, value in model.named_parameters()}
     oracle = Oracle(torch.device(device) if device else default_device())
     with torch.no_grad():
-        steps = before_step(optimizer, names)
+        steps = optimizers.before_step(optimizer, names)
     for step in steps:
         found = operation_of(step, kind=type(optimizer))
         if isinstance(found, Skipped):
@@ -110,7 +114,7 @@ def check_optimizer(
     return oracle.checks
 
 
-def _default_eps(step: OptimizerStep) -> dict[str, Any]:
+def _default_eps(step: optimizers.OptimizerStep) -> dict[str, Any]:
     """Return the eps of an optimizer that takes that of the parameters' dtype for None, as Adafactor."""
     eps = step.options[0].get("eps")
     if not isinstance(eps, tuple) or None not in eps:
@@ -128,7 +132,7 @@ def _class(path: str) -> type[Optimizer]:
 
 
 def _replay(
-    kind: Any, step: OptimizerStep, changed: dict[str, Any], keys: list[list[str]] | None
+    kind: Any, step: optimizers.OptimizerStep, changed: dict[str, Any], keys: list[list[str]] | None
 ) -> Callable[..., list[Tensor]]:
     """Return a function of parameters, gradients and state that returns parameters and state after the step."""
 
@@ -175,3 +179,51 @@ def _floating(state: dict[str, Any]) -> list[str]:
         for name, value in state.items()
         if isinstance(value, Tensor) and value.is_floating_point() and name != "step"
     ]
+
+
+# -- custom functions
+
+
+def custom_operations(folder: Path, prefix: str = "") -> Iterator[Operation | Skipped]:
+    """Yield the calls of custom functions of a rank's folder, or why one cannot be checked.
+
+    The gradients of the results are generated. NumericsError where the file cannot be read.
+    """
+    file = folder / functions.FILE
+    if not file.exists():
+        return
+    try:
+        rows: list[dict[str, Any]] = torch.load(file, map_location="cpu", weights_only=True)
+        found = [_custom_operation(row, prefix) for row in rows]
+    except (RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise NumericsError(f"{file} cannot be loaded: {reason}; fix: record the step again") from error
+    yield from found
+
+
+def _custom_operation(row: dict[str, Any], prefix: str) -> Operation | Skipped:
+    name, label = prefix + row["name"], row["label"]
+    if row["why"]:
+        return Skipped(name, label, row["why"])
+    kind = _function_class(row["module"], row["qualname"])
+    if kind is None:
+        return Skipped(
+            name, label, f"custom function that cannot be imported: {row['module']}.{row['qualname']}"
+        )
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(row["args"])):
+        return Skipped(name, label, "no floating tensor")
+    operation = Operation(
+        name, label, kind.apply, row["args"], wanted=row["wanted"], values=RECORDED, results=row["results"]
+    )
+    received = random_gradients(operation) if row["differentiable"] else None
+    return dataclasses.replace(operation, received=received)
+
+
+def _function_class(module: str, qualname: str) -> type[Function] | None:
+    try:
+        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return None
+    return found if isinstance(found, type) and issubclass(found, Function) else None

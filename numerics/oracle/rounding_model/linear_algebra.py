@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numerics.oracle.operation import Operation
-
 Results = tuple[Tensor, ...]
 
 
@@ -48,17 +46,18 @@ CONDITIONED = {
 MOST = 0.1  # of n x condition x roundoff; above, the change of a result is not proportional to the error
 
 
-def ill_conditioned(operation: Operation) -> str:
-    """Say that a matrix is too ill-conditioned for its dtype; "" where no matrix is, or none matters."""
-    name = operation.label.rpartition(".")[2].rpartition(" ")[2]
-    if name not in CONDITIONED or not operation.floating or operation.dtype is None:
+def ill_conditioned(label: str, matrix: Tensor, dtype: torch.dtype) -> str:
+    """Say that a matrix is too ill-conditioned for a dtype; "" where it is not, or where that does not matter.
+
+    label: of the operation, as in "Torch.linalg.solve".
+    """
+    if label.rpartition(".")[2] not in CONDITIONED:
         return ""
-    matrix = operation.floating[0]
     if matrix.dim() < 2 or not matrix.numel() or not bool(matrix.isfinite().all()):
         return ""
     values = torch.linalg.svdvals(matrix.to(torch.complex128 if matrix.is_complex() else torch.float64))
     condition = float((values[..., 0] / values[..., -1]).nan_to_num(nan=torch.inf).max())
-    roundoff = torch.finfo(operation.dtype).eps / 2
+    roundoff = torch.finfo(dtype).eps / 2
     limit = MOST / (roundoff * max(matrix.shape[-2:]))
     return f"ill-conditioned: a condition number of {condition:.2g}, at most {limit:.2g} can be checked" * (
         condition > limit

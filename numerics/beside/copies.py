@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from numerics.oracle.steps.capture import StepCapture
-from numerics.oracle.steps.custom_calls import CustomCalls
+from numerics.beside.functions import CustomCalls
+from numerics.beside.optimizers import StepCapture
 
 
 class Beside:
