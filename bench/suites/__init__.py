@@ -21,6 +21,7 @@ NAMES = (
     "executors",
     "scale",
     "monitor",
+    "sampling",
 )
 
 

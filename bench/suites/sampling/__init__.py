@@ -1,0 +1,5 @@
+"""The suite of sampling."""
+
+from bench.suites.sampling.measure import SUITE
+
+__all__ = ["SUITE"]
