@@ -31,7 +31,7 @@ EXACT = (
 )
 NEAR = {"RALEARN": 2e-3, "LENS": 2e-2, "RALEARN score": 2e-3, "RALEARN hard": 1e-6}  # of the largest logit
 OTHERS = ("WINDOW", "DOUBLE", "QKNORM", "DIFFERENTIAL")  # hold the weights and are other functions
-WITHOUT_PLACE = ("RMS", "ROTARY", "SWIGLU")  # lack parameters of GPT-2
+WITHOUT_PLACE = ("RMS", "ROTARY", "SWIGLU", "NOPE")  # lack parameters of GPT-2
 
 
 def started(name: str, seed: int = 0) -> GPT2:
