@@ -6,8 +6,10 @@ from aqn.schedule import PRESETS
 from numerics.logp.diff import THRESHOLD
 from pages.components import color, legend
 from pages.document import (
+    COPY,
     HTML,
     MARKDOWN,
+    SORT,
     Block,
     BulletList,
     Document,
@@ -123,7 +125,7 @@ def _final(report: GrpoReport) -> Table:
             ]
         )
     headings = ["arm", "sigma", "accuracy %", "against baseline", "verdict", "finished", "diverged"]
-    return Table(headings, rows, text_columns=(1, 4))
+    return Table(headings, rows, text_columns=(1, 4), tools=(SORT, COPY))
 
 
 def _trajectory(report: GrpoReport) -> Table:

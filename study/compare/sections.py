@@ -7,8 +7,11 @@ import dataclasses
 from numerics.checklist.checks import EQUAL, NOT_RECORDED, Check, counts, status_text, worst_first
 from pages.components import legend
 from pages.document import (
+    COPY,
+    FILTER,
     HTML,
     MARKDOWN,
+    SORT,
     TERMINAL,
     Block,
     BulletList,
@@ -179,7 +182,7 @@ def _run_sections(comparison: StudyComparison) -> list[Section]:
         for study in comparison.studies
         for run in study.report.uncounted
     ]
-    table = Table(["study", "run", "status", "reason"], rows, (0, 1, 2, 3))
+    table = Table(["study", "run", "status", "reason"], rows, (0, 1, 2, 3), tools=(SORT, FILTER))
     notes = [f"{study.label}: {note}" for study in comparison.studies for note in study.notes]
     none = Paragraph("" if rows else "None: every run counts.")
     return [Section("Runs that are not counted", [table, none]), Section("Notes", [BulletList(notes)])]
@@ -197,7 +200,8 @@ def _main_table(comparison: StudyComparison, brief: bool = False) -> Table:
             [row.variant, *(number_with_detail(change(one, row.control)) for one in row.against_baseline)]
             for row in comparison.relative
         ]
-        return Table(["variant", *(f"{label}: against its {BASELINE}" for label in labels)], rows)
+        headings = ["variant", *(f"{label}: against its {BASELINE}" for label in labels)]
+        return Table(headings, rows, tools=(SORT, COPY))
     rows = [
         [
             row.variant,
@@ -209,7 +213,7 @@ def _main_table(comparison: StudyComparison, brief: bool = False) -> Table:
         for row in comparison.absolute
     ]
     changes = [f"{label} against {labels[0]}" for label in labels[1:]]
-    return Table(["variant", "seeds", "tokens", *labels, *changes], rows)
+    return Table(["variant", "seeds", "tokens", *labels, *changes], rows, tools=(SORT, COPY))
 
 
 def alignment_table(lines: list[Alignment], brief: bool = False) -> Table:

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from pages.components import color_label
-from pages.document import Block, BulletList, Document, Note, Paragraph, Section, Table
+from pages.document import (
+    COPY,
+    SORT,
+    Block,
+    BulletList,
+    Document,
+    Note,
+    Paragraph,
+    Section,
+    Table,
+)
 from pages.markup import Text
 from study.lm_eval.pairs import ArmDifference, ArmValue, Comparison, Results, compare_arms
 from study.lm_eval.records import PERPLEXITY, LmEvalRecord, read_final
@@ -59,7 +69,7 @@ def results_document(records: Sequence[tuple[str, LmEvalRecord]], tasks: Sequenc
     ]
     found = compare_arms(results)
     blocks: list[Block] = [
-        Table(["run", "task", "metric", "value", "items"], rows, (1, 2)),
+        Table(["run", "task", "metric", "value", "items"], rows, (1, 2), tools=(SORT, COPY)),
         Note(ABOUT_VALUES),
         *(_differences(found, None) if len(results) > 1 else []),
         BulletList(found.notes),
@@ -96,7 +106,7 @@ def downstream_section(study_dir: Path, used: Sequence[Run], variants: Sequence[
     harness = ", ".join(dict.fromkeys(one.harness for each in results for one in each.tasks))
     return Section("Downstream tasks", [
         Paragraph(f"Evaluated by lm-evaluation-harness {harness} (make lm-eval). {NO_VERDICT}"),
-        Table(["variant", "task", "metric", "value", "items", "seeds"], rows, (1, 2)),
+        Table(["variant", "task", "metric", "value", "items", "seeds"], rows, (1, 2), tools=(SORT, COPY)),
         Note(f"{ABOUT_VALUES} {ABOUT_MEANS}"),
         *_differences(found, variants),
         BulletList(found.notes, small=True),

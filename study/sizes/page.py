@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from pages.components import color, color_label
 from pages.document import (
+    COPY,
     HTML,
     MARKDOWN,
+    SORT,
     BulletList,
     Document,
     Figure,
@@ -101,7 +103,7 @@ def effects_table(report: SizesReport) -> Table:
         for row, effect in zip(report.rows, trend.effects, strict=True)
     ]  # fmt: skip
     headings = ["arm", "size", "parameters", "FLOPs", "seeds", "difference [95 %]", "verdict"]
-    return Table(headings, cells, (1, 6))
+    return Table(headings, cells, (1, 6), tools=(SORT, COPY))
 
 
 def trend_table(report: SizesReport) -> Table:
@@ -118,7 +120,7 @@ def trend_table(report: SizesReport) -> Table:
             ]
         cells.append([one.arm, one.role, *numbers, one.word])
     headings = ["arm", "role", "change per tenfold parameters [95 %]", "dof", "p", "trend"]
-    return Table(headings, cells, (1, 5))
+    return Table(headings, cells, (1, 5), tools=(SORT, COPY))
 
 
 def studies_table(report: SizesReport) -> Table:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pages.components import color, color_label
-from pages.document import Block, BulletList, Details, Figure, Note, Table
+from pages.document import (
+    COPY,
+    FILTER,
+    SORT,
+    Block,
+    BulletList,
+    Details,
+    Figure,
+    Note,
+    Table,
+)
 from pages.markup import Link, Strong, Text, escape_html
 from pages.plots import Plain, axis, figure, line, trace
 from study.sweep.results import ArmRates, RateReport
@@ -36,10 +46,10 @@ def learning_rates_blocks(rates: RateReport, variants: Sequence[str]) -> list[Bl
         "loss": lambda run: "-" if run.loss is None else f"{run.loss:.4f}",
         "without a loss because": lambda run: run.why_not,
     }
-    listed = Table.of([*rates.tuning, *rates.others], runs, (3,))
+    listed = Table.of([*rates.tuning, *rates.others], runs, (3,), tools=(SORT, FILTER))
     return [
         Figure("learning-rates", loss_against_rate(rates, names), ABOUT),
-        Table.of(rates.arms, columns),
+        Table.of(rates.arms, columns, tools=(SORT, COPY)),
         Note(ABOUT_TABLE),
         BulletList(edge_sentences(rates)),
         Details(f"{len(listed.rows)} runs at tuning seeds and at other rates", [listed]),

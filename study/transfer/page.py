@@ -6,7 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 
 from aqn.platforms import parse_platform
-from pages.document import Block, BulletList, Document, Note, Table
+from pages.document import (
+    COPY,
+    SORT,
+    Block,
+    BulletList,
+    Document,
+    Note,
+    Table,
+)
 from pages.markup import Text
 from study.transfer.records import PlatformRecord, gap, item_gap
 
@@ -49,7 +57,8 @@ def platforms_document(
     devices = dict.fromkeys(f"{one.device}, torch {one.torch}" for one in shown)
     subtitle = f"{shown[0].run} on {' and '.join(devices)}, {len(shown[0].window_losses)} windows"
     legend = [f"{record.platform}: {parse_platform(record.platform).text}" for record in shown]
-    blocks: list[Block] = [Table.of(shown, columns), *explained, BulletList(legend), *map(Note, notes)]
+    table = Table.of(shown, columns, tools=(SORT, COPY))
+    blocks: list[Block] = [table, *explained, BulletList(legend), *map(Note, notes)]
     return Document("Platforms", blocks, subtitle=subtitle)
 
 

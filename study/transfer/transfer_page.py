@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from aqn.platforms import Platform, parse_platform
 from pages.components import color
 from pages.document import (
+    COPY,
     HTML,
     MARKDOWN,
+    SORT,
     Block,
     BulletList,
     Document,
@@ -109,7 +111,7 @@ def gap_table(report: TransferReport) -> Table:
             gap = report.mean_gap(arm, name)
             cells.append("-" if gap is None else f"{gap:+.5f}")
         rows.append(cells)
-    return Table(["arm", f"loss on {report.home}", *others], rows)
+    return Table(["arm", f"loss on {report.home}", *others], rows, tools=(SORT, COPY))
 
 
 def _disruptions(report: TransferReport) -> list[Block]:
