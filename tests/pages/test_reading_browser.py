@@ -50,7 +50,9 @@ def document() -> Document:
     sections = [
         Section("Results", [WIDE]),
         Section("Curves", [legend(NAMES), Figure("curves", spec, f"A caption {LONG}")]),
-        Section(f"Folded {LONG}", [Details(f"more {LONG}", [Paragraph("inside the fold"), BulletList([LONG])])]),
+        Section(
+            f"Folded {LONG}", [Details(f"more {LONG}", [Paragraph("inside the fold"), BulletList([LONG])])]
+        ),
         Section("Links", [Paragraph(("see ", Link(LONG, "runs/B0/run.json"), Code(LONG)))]),
         Section("Method", [Note(LONG)]),
     ]
