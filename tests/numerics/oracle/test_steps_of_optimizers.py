@@ -17,7 +17,7 @@ from numerics.beside.optimizers import MOST
 from numerics.oracle.beside import check_optimizer
 from numerics.oracle.check import Oracle
 from numerics.oracle.command import check_all
-from numerics.oracle.operation import Operation
+from numerics.oracle.operation import Operation, reference
 from numerics.oracle.record import operations
 from numerics.oracle.report import Report, results_json, write_report
 from numerics.oracle.results import Check, Skipped
@@ -328,3 +328,12 @@ def test_recorded_decompositions_are_checked_by_what_is_unique(tmp_path: Path) -
     names = {check.label for check in report.checks}
     assert names >= {f"Torch.linalg.{name}" for name in ("qr", "eigh", "svd", "inv")}
     assert [check.text for check in report.checks if check.wrong] == []
+
+
+def test_the_error_of_a_matrix_is_relative_to_its_norm() -> None:
+    """A stable algorithm moves a small eigenvalue by u times the norm, which errors of each element would not do."""
+    known = reference(
+        Operation("e", "eigvalsh", torch.linalg.eigvalsh, [torch.diag(torch.tensor([1e4, 1e-4]))])
+    )
+    known.extend(4)
+    assert 1e-5 < float(known.sigma("forward", 0)[0]) < 1e-1
