@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import resource
@@ -19,6 +18,7 @@ from bench.workers import Worker
 from gpt2.config.config import DataConfig
 from gpt2.data import dataset
 from gpt2.data.sources import embedded_files
+from gpt2.hardware.cpu import allowed_cpus
 from gpt2.system.errors import UserError
 
 MEGABYTES = 16
@@ -86,7 +86,7 @@ def prepare_corpus(texts: Path, into: Path) -> dict[str, Any]:
         "tokens_per_second": tokens / seconds,
         "parent_bytes": peak_of_this_process(),
         "worker_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT,
-        "workers": len(os.sched_getaffinity(0)),
+        "workers": len(allowed_cpus()),
     }
 
 

@@ -36,6 +36,7 @@ from gpt2.data.sources import (
     source_identity,
     validation_permille,
 )
+from gpt2.hardware.cpu import allowed_cpus
 from gpt2.system.files import open_append
 from gpt2.system.progress import LiveLine, Report, duration
 
@@ -274,7 +275,7 @@ def _build(config: DataConfig, directory: Path, identity: dict[str, Any], report
 def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Report) -> int:
     """Tokenize every document into its split, in the source's order. Returns the number of documents."""
     count = total = 0
-    permille, workers = validation_permille(config.dataset), config.workers or len(os.sched_getaffinity(0))
+    permille, workers = validation_permille(config.dataset), config.workers or len(allowed_cpus())
     expected = document_count(config)
     began = time.monotonic()
     with LiveLine(PLAIN_SECONDS, report) as line:

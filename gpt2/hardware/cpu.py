@@ -43,6 +43,13 @@ def memory_bytes(sys: Path = SYS, proc: Path = PROC) -> int:
     return min([total, *(limit for limit in limits if 0 < limit < UNLIMITED)])
 
 
+def allowed_cpus() -> set[int]:
+    """Return the logical CPUs that this process may use; all of them where the system has no affinity (macOS)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    found: set[int] = affinity(0) if affinity else set(range(os.cpu_count() or 1))
+    return found
+
+
 def cpu_threads(requested: int, sys: Path = SYS, proc: Path = PROC, allowed: set[int] | None = None) -> int:
     """Return `requested` threads, or for 0 one thread per physical core available to this process.
 
@@ -51,9 +58,7 @@ def cpu_threads(requested: int, sys: Path = SYS, proc: Path = PROC, allowed: set
     """
     if requested:
         return requested
-    if allowed is None:
-        affinity = getattr(os, "sched_getaffinity", None)
-        allowed = affinity(0) if affinity else set(range(os.cpu_count() or 1))
+    allowed = allowed_cpus() if allowed is None else allowed
     topology = [sys / "devices/system/cpu" / f"cpu{cpu}" / "topology" for cpu in sorted(allowed)]
     siblings = [read_text(folder / "thread_siblings_list") or str(folder) for folder in topology]
     quotas = [len(set(siblings)), *_cpu_quotas(sys, proc)]

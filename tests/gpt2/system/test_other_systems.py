@@ -1,0 +1,91 @@
+"""macOS trains on its CPU; Windows is refused in one line; numerics needs no module that Windows lacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.checkout import ROOT, link_project
+
+MACOS = ROOT / "tests/fixtures/macos"
+SMALL = (
+    "CONFIG_VARIANTS=B",
+    "CONFIG_HELLASWAG=n",
+    "CONFIG_GPT2_MAX_ITERS=2",
+    "CONFIG_EVAL_TOKENS=256",
+    "CONFIG_DATASET_MAX_TOKENS=20000",
+)
+POSIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "pty", "syslog", "posix", "_posixsubprocess")
+
+
+def run(folder: Path, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    environment |= {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+def test_a_study_runs_without_affinity_and_linux_files(tmp_path: Path) -> None:
+    link_project(tmp_path)
+    defconfig = run(tmp_path, MACOS, "-m", "scripts.kconfig", "defconfig", "gpt2-ra-ablation-smoke", *SMALL)
+    assert defconfig.returncode == 0, defconfig.stderr
+    study = run(tmp_path, MACOS, "-m", "scripts.study")
+    assert study.returncode == 0, study.stderr
+    assert (tmp_path / "results/gpt2-ra-ablation-smoke/runs/B0/run.json").exists()
+    assert "report: results/gpt2-ra-ablation-smoke/report.html" in study.stdout
+    several = run(
+        tmp_path,
+        MACOS,
+        "-m",
+        "scripts.kconfig",
+        "defconfig",
+        "gpt2-ra-ablation-smoke",
+        *SMALL,
+        "CONFIG_SLOTS=2",
+    )
+    assert several.returncode == 0, several.stderr
+    (tmp_path / "results").rename(tmp_path / "older")
+    refused = run(tmp_path, MACOS, "-m", "scripts.study")
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1].startswith("error: CONFIG_SLOTS=2")
+    assert "fix: " in refused.stderr
+
+
+def test_windows_is_refused_in_one_line_by_every_command(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import pathlib, os\nos.name = 'nt'\n")
+    for command in ("scripts.dev.setup", "scripts.study", "scripts.kconfig"):
+        done = run(ROOT, tmp_path, "-m", command)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr == (
+            "error: Windows has no POSIX signals and file locks, which the trainer needs; "
+            "fix: use WSL 2 (docs/systems.md)\n"
+        )
+
+
+def test_numerics_imports_nothing_that_windows_lacks(tmp_path: Path) -> None:
+    program = tmp_path / "every_module.py"
+    program.write_text(
+        "import importlib, importlib.abc, pkgutil, sys\n"
+        "import torch, numpy\n"
+        f"missing = {POSIX_ONLY!r}\n"
+        "class Finder(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in missing:\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "for name in missing:\n"
+        "    sys.modules.pop(name, None)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "import numerics\n"
+        "names = [item.name for item in pkgutil.walk_packages(numerics.__path__, 'numerics.')]\n"
+        "for name in names:\n"
+        "    if not name.endswith('__main__'):\n"
+        "        importlib.import_module(name)\n"
+        "print(len(names))\n"
+    )
+    done = run(tmp_path, ROOT, str(program))
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 100
