@@ -23,10 +23,9 @@ override SETUP := python3 -m scripts.dev.setup
 endif
 
 .PHONY: all help setup-base setup-core setup-main setup-exchange setup-lm-eval setup-dev menuconfig savedefconfig \
-        olddefconfig demo data run plan extend report status serve verify compare diagnose monitor trend record bisect \
-        shrink \
-        stress repeat compare-records check-config pack-run logp-diff oracle attention sample export import lm-eval \
-        evaluate transfer grpo admit control memory bench card check faults clean mrproper
+        olddefconfig demo data run plan extend report status serve verify sync compare diagnose monitor trend record \
+        bisect shrink stress repeat compare-records check-config pack-run logp-diff oracle attention sample export \
+        import lm-eval evaluate transfer grpo admit control memory bench card check faults clean mrproper
 .DEFAULT_GOAL := all
 
 all: setup-main  ## Install missing packages, run or resume the study's runs, write the report
@@ -74,6 +73,9 @@ serve: setup-core  ## Watch a study in a browser on this machine: curves, time l
 
 verify: setup-core  ## Check records, side files and checkpoints against their checksums [STUDY=results/x]
 	@$(INTERPRETER) -m scripts.verify
+
+sync: setup-core  ## [STUDY=results/x]: send what W&B, trackio or TensorBoard does not have yet
+	@$(INTERPRETER) -m scripts.sync
 
 compare: setup-core  ## STUDIES="results/a results/b" [OUT=folder]: two or more studies side by side
 	@$(INTERPRETER) -m scripts.compare

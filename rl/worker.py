@@ -212,7 +212,9 @@ class Worker:
         if tracking.wandb:
             os.environ |= {"WANDB_MODE": tracking.wandb_mode, "WANDB_PROJECT": tracking.wandb_project}
             os.environ.setdefault("WANDB_DIR", str(self.run_dir))
-        report_to = [name for name in ("wandb", "trackio") if getattr(tracking, name)]
+        if tracking.tensorboard:
+            os.environ["TENSORBOARD_LOGGING_DIR"] = str(self.run_dir / "tensorboard")
+        report_to = [name for name in ("wandb", "trackio", "tensorboard") if getattr(tracking, name)]
         arguments = GRPOConfig(
             output_dir=str(self.run_dir / CHECKPOINTS),
             run_name=self.record.run,

@@ -1,4 +1,4 @@
-"""Forward runs to Weights & Biases and trackio without slowing training.
+"""Forward runs to Weights & Biases, trackio and TensorBoard without slowing training.
 
 Each logger is a process beside the training process: `python -m gpt2.artifacts.experiment_loggers RUN_DIR LOGGER MODE
 PROJECT STUDY_PID`. It follows metrics.jsonl and run.json and forwards them. Training neither imports a logger nor waits
@@ -9,7 +9,6 @@ FINISH_SECONDS.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import shlex
 import signal
@@ -17,44 +16,47 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import RecordError, RunRecord
+from gpt2.artifacts.tracker_clients import (
+    Opening,
+    connect,
+    message_digest,
+    offline_folders,
+    opened,
+    write_tracked,
+)
 from gpt2.config.config import TrackingConfig
 from gpt2.config.dotconfig import ConfigError, read_symbols
 from gpt2.system.read_files import DamagedFileError, open_regular, parse_json
 
 POLL_SECONDS = 1.0
+MODULE = "gpt2.artifacts.experiment_loggers"
 FINISH_SECONDS = 20.0  # limit for a logger at the end of a run, or after the study's death
 
 
 class ExperimentLoggers:
-    """The logger processes of one run. `finish` waits a limited time, then ends them."""
+    """The logger processes of one run. `finish` waits a limited time, then ends them.
 
-    def __init__(self, run_dir: Path, tracking: TrackingConfig) -> None:
+    module: the program of the processes, which takes the arguments of `main`.
+    """
+
+    def __init__(self, run_dir: Path, tracking: TrackingConfig, module: str = MODULE) -> None:
         self.run_dir = run_dir
         self.processes: list[subprocess.Popen[bytes]] = []
         self.wandb_offline = tracking.wandb and tracking.wandb_mode == "offline"
-        wanted = [("wandb", tracking.wandb_mode, tracking.wandb_project)] if tracking.wandb else []
-        wanted += (
-            [("trackio", "local", tracking.wandb_project or "gpt2-ra-ablation")] if tracking.trackio else []
-        )
+        wanted = wanted_loggers(tracking)
         self.names = [name for name, _, _ in wanted]
         for arguments in wanted:
             with (run_dir / "track.log").open("ab") as log:
                 self.processes.append(
                     subprocess.Popen(
-                        [
-                            sys.executable,
-                            "-m",
-                            "gpt2.artifacts.experiment_loggers",
-                            str(run_dir),
-                            *arguments,
-                            str(os.getpid()),
-                        ],
+                        [sys.executable, "-m", module, str(run_dir), *arguments, str(os.getpid())],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
@@ -79,11 +81,22 @@ class ExperimentLoggers:
         finally:
             for process in self.processes:
                 end_session(process)
-        folders = sorted((self.run_dir / "wandb").glob("*run-2*"))  # excludes the link latest-run
+        folders = offline_folders(self.run_dir)
         if folders and (self.wandb_offline or late):
             return f"to send this run to W&B:\n  {command('wandb', 'sync', str(folders[-1]))}"
         bad = [name for name, process in zip(self.names, self.processes, strict=True) if process.returncode]
         return f"{' and '.join(bad)} did not finish; see {self.run_dir / 'track.log'}" if bad else None
+
+
+def wanted_loggers(tracking: TrackingConfig) -> list[tuple[str, str, str]]:
+    """Return (logger, mode, project) of each tracker that is switched on."""
+    project = tracking.wandb_project or "gpt2-ra-ablation"
+    chosen = [
+        (tracking.tensorboard, "tensorboard", "local"),
+        (tracking.trackio, "trackio", "local"),
+        (tracking.wandb, "wandb", tracking.wandb_mode),
+    ]
+    return [(name, mode, project) for wanted, name, mode in chosen if wanted]
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
@@ -195,40 +208,66 @@ def settings(run_dir: Path) -> dict[str, str]:
     return {f"CONFIG_{entry.name}": entry.value for entry in entries if entry.quoted or entry.value != "n"}
 
 
+def messages(
+    lines: Iterable[dict[str, Any]], record: RunRecord | None
+) -> Iterator[tuple[dict[str, float], int]]:
+    """Yield the values and steps of a run's lines, then the summary of its record."""
+    for line in lines:
+        values = metric_names(line)
+        if values:
+            yield values, int(line["iteration"])
+    if record and record.progress:
+        yield summary(record.to_json()), record.progress.iterations
+
+
+def recorded_digest(run_dir: Path, record: RunRecord) -> str:
+    """Return the digest that the note of a completely tracked run has."""
+    return message_digest(messages(new_lines(run_dir / "metrics.jsonl", 0)[0], record))
+
+
 def main(arguments: list[str]) -> None:
-    """Forward one run to one logger. trackio has wandb's interface."""
+    """Forward one run to one logger."""
     folder, logger, mode, project, study = arguments
-    run_dir, parent = Path(folder), int(study)
+    beside(int(study), lambda: forward(Path(folder), int(study), logger, mode, project))
+
+
+def beside(parent: int, work: Callable[[], None]) -> None:
+    """Do the work, and end with all child processes soon after the death of the parent."""
     end_after_parent(parent, FINISH_SECONDS)
     try:
-        forward(run_dir, parent, logger, mode, project)
+        work()
     finally:
         if os.getppid() != parent:  # no parent is left to end the logger's child processes
             os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def forward(run_dir: Path, parent: int, logger: str, mode: str, project: str) -> None:
-    """Follow the run to its end or the study's end."""
-    client = importlib.import_module(logger)
-    options: dict[str, Any] = {
-        "project": project,
-        "name": run_dir.name,
-        "group": run_dir.absolute().parent.parent.name,  # the study
-        "config": settings(run_dir),
-    }
-    if logger == "wandb":
-        os.environ.setdefault("WANDB_SILENT", "true")
-        options |= {"mode": mode, "dir": str(run_dir)}
-    client.init(**options)
-    for line in follow(run_dir, parent):
-        values = metric_names(line)
-        if values:
-            client.log(values, step=int(line["iteration"]))
+    """Follow the run to its end or the study's end, and note what the tracker has of a run that ended."""
+    note, first = opened(run_dir, logger), _record(run_dir)
+    client = connect(
+        logger,
+        Opening(
+            folder=run_dir,
+            run_id=note.run_id,
+            project=project,
+            name=run_dir.name,
+            group=run_dir.absolute().parent.parent.name,  # the study
+            tags=(first.variant, f"seed {first.seed}") if first else (),
+            config=settings(run_dir),
+            mode=mode,
+        ),
+    )
+    sent: list[tuple[dict[str, float], int]] = []
+    for values, step in messages(follow(run_dir, parent), None):
+        client.log(values, step)
+        sent.append((values, step))
     record = _record(run_dir)
-    if record and record.progress:
-        client.log(summary(record.to_json()), step=record.progress.iterations)
-    ended = {} if (record and record.status == "finished") or logger != "wandb" else {"exit_code": 1}
-    client.finish(**ended)
+    for values, step in messages((), record):
+        client.summarize(values, step)
+        sent.append((values, step))
+    client.finish(failed=not record or record.status != "finished")
+    if record and record.status != "running":
+        write_tracked(run_dir, logger, replace(note, digest=message_digest(sent), sent=mode != "offline"))
 
 
 if __name__ == "__main__":

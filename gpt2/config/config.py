@@ -331,6 +331,7 @@ class TrackingConfig:
     wandb_mode: str
     wandb_project: str
     trackio: bool
+    tensorboard: bool = False
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TrackingConfig:
@@ -343,7 +344,8 @@ class TrackingConfig:
                 raise symbols.error(
                     "WANDB_PROJECT", "is no project name; fix: use letters, digits, . _ and -"
                 )
-        return cls(wandb, mode, project, symbols.flag("TRACKIO"))
+        board = "TENSORBOARD" in symbols and symbols.flag("TENSORBOARD")  # older configurations lack it
+        return cls(wandb, mode, project, symbols.flag("TRACKIO"), board)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ EXTRAS = {  # lines of .config that need an extra
     "rl": r"CONFIG_GRPO=y",
     "wandb": r"CONFIG_WANDB=y",
     "trackio": r"CONFIG_TRACKIO=y",
+    "tensorboard": r"CONFIG_TENSORBOARD=y",
     "ray": r"CONFIG_EXECUTOR_RAY=y",
 }
 OLDEST = (3, 11)

@@ -70,6 +70,7 @@ from study.runner.status_text import SpeedCheck, beside_note, expected_seconds, 
 from study.runner.step_timing import DoesNotFitError, Timing
 from study.runner.terminal import Estimate, Terminal
 from study.sweep.run_list import RunList
+from study.tracking.verdict_run import track_verdict
 
 
 class Study:
@@ -185,6 +186,8 @@ class Study:
         unfinished = [run_record.run_name(*run) for run in self.runs.pending()]
         if unfinished:
             print(f"not finished: {', '.join(unfinished)}; fix: `make` retries them", file=sys.stderr)
+        else:
+            track_verdict(self.directory, self.config.tracking)
         return 1 if unfinished or problems else 0
 
     def execute_pending(self, plan: Plan) -> Plan:

@@ -58,6 +58,7 @@ RUN_BY = {
     "savedefconfig": "tests/kconfig/test_commands.py",
     "serve": "tests/scripts/serve/test_serve_command.py",
     "status": "tests/scripts/status/test_status_table.py",
+    "sync": "tests/scripts/sync/test_sync_command.py",
     "trend": "tests/scripts/trend/test_trend_command.py",
     "stress": "tests/scripts/stress/test_stress_command.py",
     "verify": "tests/study/records/test_integrity.py",

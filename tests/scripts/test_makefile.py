@@ -27,6 +27,7 @@ VARIABLES = {
     "lm-eval": ("RUN", "TASKS", "TASK_DATA"),
     "import": ("MODEL", "OUT"),
     "serve": ("STUDY", "PORT"),
+    "sync": ("STUDY",),
     "admit": ("VARIANT",),
     "diagnose": ("RUNS", "OUT"),
     "trend": ("RUNS", "OUT"),

@@ -25,6 +25,9 @@ def _write(*what):
 def init(**options): _write("init", *(options[key] for key in ("project", "name", "mode", "group", "config")))
 def log(values, step): _write("log", values, step)
 def finish(exit_code=0): _write("finish", exit_code)
+class run:
+    class summary:
+        update = staticmethod(lambda values: _write("summary", values))
 """
 FAKES = {
     "good": GOOD,

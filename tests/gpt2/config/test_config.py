@@ -364,7 +364,14 @@ def test_hellaswag_settings_are_read_only_with_hellaswag():
 
 def test_tracking_is_online_or_offline():
     on = {"WANDB": "y", "WANDB_MODE": '"offline"', "WANDB_PROJECT": '"p"'}
-    assert dataclasses.astuple(Config.from_symbols(symbols(**on)).tracking) == (True, "offline", "p", False)
+    assert dataclasses.astuple(Config.from_symbols(symbols(**on)).tracking) == (
+        True,
+        "offline",
+        "p",
+        False,
+        False,
+    )
+    assert Config.from_symbols(symbols(**on, TENSORBOARD="y")).tracking.tensorboard
     assert "fix: use online or offline" in refusal(**on | {"WANDB_MODE": '"maybe"'})
     assert "WANDB_PROJECT" in refusal(**on | {"WANDB_PROJECT": '"a b"'})
 

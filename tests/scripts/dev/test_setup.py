@@ -29,6 +29,7 @@ trainer = ["kconfiglib>=14.1,<15"]
 hub = ["datasets>=4.0,<6"]
 wandb = ["wandb>=0.20,<1"]
 trackio = ["trackio>=0.20,<1"]
+tensorboard = ["tensorboard>=2.18,<3"]
 dev = ["pytest>=8.3,<10"]
 """
 
@@ -202,6 +203,7 @@ def test_a_second_call_does_nothing(machine: Machine, capsys: pytest.CaptureFixt
     [
         ("CONFIG_WANDB=y", "wandb"),
         ("CONFIG_TRACKIO=y", "trackio"),
+        ("CONFIG_TENSORBOARD=y", "tensorboard"),
         ("CONFIG_DATASET_FINEWEB_EDU=y", "datasets"),
         ('CONFIG_DATASET_FILES="texts/*.parquet"', "datasets"),
         ('CONFIG_EVAL_SETS="a=texts/*.parquet"', "datasets"),

@@ -80,6 +80,7 @@ ONE_THING = [
     (setting({"COMPILE": "n"}), "COMPILE", "harmless", "not set"),
     (setting({"EVAL_SETS": '"news=n.txt"'}), "EVAL_SETS", "harmless", "news=n.txt"),
     (setting({"DATA_WORKERS": "3"}), "DATA_WORKERS", "harmless", "3"),
+    (setting({"TENSORBOARD": "y"}), "TENSORBOARD", "harmless", "y"),
     (setting({"HELLASWAG_FILE": '""'}), "HELLASWAG_FILE", "harmless", '""'),
 ]  # fmt: skip
 

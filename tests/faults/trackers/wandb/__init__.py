@@ -50,3 +50,10 @@ def log(values: dict[str, Any], step: int) -> None:
 
 def finish(exit_code: int = 0) -> None:
     pass
+
+
+class run:  # noqa: N801  the name of W&B
+    class summary:  # noqa: N801
+        @staticmethod
+        def update(values: dict[str, Any]) -> None:
+            log(values, 0)

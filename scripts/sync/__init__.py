@@ -1,0 +1,1 @@
+"""Send a study to its trackers."""
