@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -29,8 +30,12 @@ REACH_SECONDS = 5.0  # limit for the first answer of W&B
 NOTHING, SENT, KNOWN, REFUSED = "nothing to send", "sent", "already sent", "not sent"
 
 
-class TooSlowError(UserError):
-    """A tracker took longer than SEND_SECONDS for one run."""
+def too_slow(logger: str, name: str) -> UserError:
+    """Return the error of a tracker that took longer than SEND_SECONDS for one run."""
+    return UserError(
+        f"{logger} took longer than {SEND_SECONDS:.0f} s for {name}; the rest was not sent; fix: make sync (it "
+        "continues)"
+    )
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,9 @@ class Outcome:
 
 
 def sync_study(study_dir: Path, tracking: TrackingConfig, say: Callable[[Outcome], None]) -> list[Outcome]:
-    """Send the runs and verdicts of a study to each tracker of the configuration, W&B last. Returns the outcomes.
+    """Send the runs and verdicts of a study to each tracker of the configuration, W&B last. Return the outcomes.
 
-    UserError: no tracker is configured or installed, W&B cannot be reached, or it takes longer than SEND_SECONDS.
+    UserError: no tracker is configured or installed, W&B cannot be reached, or a tracker takes longer than SEND_SECONDS.
     """
     loggers = [name for name, _, _ in wanted_loggers(tracking)]
     if not loggers:
@@ -134,7 +139,10 @@ def _send(item: Item, logger: str, tracking: TrackingConfig) -> Outcome:
     )
     log = item.folder / "track.log"
     before = log.stat().st_size if log.exists() else 0
-    ExperimentLoggers(item.folder, only, item.module).finish(SEND_SECONDS)
+    loggers = ExperimentLoggers(item.folder, only, item.module)
+    loggers.finish(SEND_SECONDS)
+    if loggers.processes[0].returncode == -signal.SIGKILL:
+        raise too_slow(logger, item.name)
     note = tracked(item.folder, logger)
     if note.sent and note.digest == item.digest:
         return Outcome(logger, item.name, SENT, "replayed from the records")
@@ -151,10 +159,7 @@ def _wandb_sync(folder: Path, name: str) -> tuple[int, str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SEND_SECONDS)
     except subprocess.TimeoutExpired:
-        raise TooSlowError(
-            f"W&B took longer than {SEND_SECONDS:.0f} s for {name}; the rest was not sent; fix: make sync (it "
-            "continues)"
-        ) from None
+        raise too_slow("wandb", name) from None
     lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     return done.returncode, lines[-1][:160] if lines else f"exit status {done.returncode}"
 

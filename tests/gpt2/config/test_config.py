@@ -98,7 +98,7 @@ def test_a_config_fills_every_field():
         600,
         False,
     )
-    assert dataclasses.astuple(config.tracking) == (False, "off", "", False)
+    assert dataclasses.astuple(config.tracking) == (False, "off", "", False, False)
     assert config.checkpoint_seconds == 30
 
 

@@ -131,12 +131,15 @@ def test_without_a_network_local_trackers_are_served_and_one_line_names_the_serv
     assert observed("wandb") == []
 
 
+@pytest.mark.parametrize("recorded", [True, False])
 def test_a_server_that_does_not_answer_in_time_ends_the_sync(
-    study: Path, monkeypatch: pytest.MonkeyPatch
+    study: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
-    ExperimentLoggers(study / "runs" / "B0", WANDB).finish(120)
+    """recorded: W&B's folder is sent. Otherwise the run is replayed."""
+    if recorded:
+        ExperimentLoggers(study / "runs" / "B0", WANDB).finish(120)
     monkeypatch.setattr(sync, "SEND_SECONDS", 0.0)
-    with pytest.raises(UserError, match="W&B took longer than 0 s for B0"):
+    with pytest.raises(UserError, match="wandb took longer than 0 s for B0"):
         states(study)
 
 
