@@ -66,7 +66,7 @@ class Outcome:
 def sync_study(study_dir: Path, tracking: TrackingConfig, say: Callable[[Outcome], None]) -> list[Outcome]:
     """Send the runs and verdicts of a study to each tracker of the configuration, W&B last. Return the outcomes.
 
-    UserError: no tracker is configured or installed, W&B cannot be reached, or a tracker takes longer than SEND_SECONDS.
+    UserError: no tracker is configured or installed, W&B cannot be reached, or a tracker is too slow.
     """
     loggers = [name for name, _, _ in wanted_loggers(tracking)]
     if not loggers:
