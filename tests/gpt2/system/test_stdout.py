@@ -98,6 +98,7 @@ NOT_ON_A_TERMINAL = {
     "bench/card/disturbed_train.py",
     "bench/first_step.py",
     "gpt2/artifacts/experiment_loggers.py",
+    "study/tracking/verdict_run.py",
     "gpt2/hardware/torch_devices.py",
     "ra/admission/child.py",
     "study/executors/place.py",
