@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bench.numerics.oracle_rates.kernels import Call, calls
+from gpt2.system.errors import run_command
 from numerics import check_operation
 from numerics.oracle.check import random_gradients
 from numerics.oracle.operation import Operation, Reference, judged, reference
@@ -154,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
