@@ -429,6 +429,16 @@ def load(run_dir: Path, name: str = "run.json") -> RunRecord:
         raise RecordError(f"{path} does not follow the schema: {error}") from error
 
 
+def load_given(run_dir: Path) -> RunRecord:
+    """Read the record of a run that the user named. RecordError with a fix where there is none."""
+    fix = "fix: RUN=results/STUDY/runs/NAME of a run that exists"
+    if not run_dir.is_dir():
+        raise RecordError(f"{run_dir} is not a folder; {fix}")
+    if not (run_dir / "run.json").exists():
+        raise RecordError(f"{run_dir / 'run.json'} does not exist, so {run_dir} is no run; {fix}")
+    return load(run_dir)
+
+
 def from_json(value: Any) -> RunRecord:
     """Return plain JSON data as a record; InvalidJsonError names the first part that does not follow the schema."""
     return parse(RunRecord, value, "record")

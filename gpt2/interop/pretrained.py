@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpt2.config.config import BYTES, GPT2, MODELS, TOKENIZERS, ModelConfig, Vocabulary
 from gpt2.data import tokenizer
 from gpt2.interop.files import NORM_EPSILON, tokenizer_files
-from gpt2.system.errors import UserError
+from gpt2.system.errors import UserError, first_sentences
 from gpt2.system.read_files import DamagedFileError, read_json, read_text
 
 if TYPE_CHECKING:
@@ -151,10 +151,9 @@ def _from_hub(source: str) -> Path:
     try:
         return Path(snapshot_download(source, **options))
     except Exception as error:  # of any library below
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         raise PretrainedError(
-            f"{problem} and did not come from the Hugging Face hub ({reason}); fix: {folder}, copied from a machine "
-            "with a network"
+            f"{problem} and did not come from the Hugging Face hub ({first_sentences(error)}); fix: {folder}, copied "
+            "from a machine with a network"
         ) from None
 
 
@@ -180,10 +179,23 @@ def _check_config(source: str, config: Any) -> None:
         found = config.get(name, values[0])
         if not any(found == value and type(found) is type(value) for value in values):
             raise PretrainedError(
-                f"{source}/config.json: {name} is {json.dumps(found)[:80]}, and this project computes "
-                f"{' or '.join(map(json.dumps, filter(lambda one: one is not None, values))) or 'none'}; fix: a model "
-                "with it"
+                f"{source}/config.json: {name} is {json.dumps(found)}, and "
+                + _needed(name, config["vocab_size"], [value for value in values if value is not None])
             )
+
+
+def _needed(name: str, size: int, values: list[Any]) -> str:
+    """Return the values of a field that this project computes, and the fix."""
+    if name == "eos_token_id":
+        pairs = " or ".join(f"{one.size - 1} with vocab_size {one.size}" for one in KNOWN.values())
+        return (
+            f"vocab_size is {size}; this project needs eos_token_id {pairs}, the last id of the vocabulary; fix: a "
+            f"model with these ids, or eos_token_id {size - 1} in config.json if that is its end of text"
+        )
+    if not values:
+        return f"this project computes no model with {name}; fix: a model without it"
+    needed = " or ".join(map(json.dumps, values))
+    return f"this project computes {needed}; fix: a model with {name} {needed}"
 
 
 def _vocabulary(source: str, folder: Path, size: int) -> tuple[Vocabulary, tuple[str, ...]]:
@@ -192,7 +204,9 @@ def _vocabulary(source: str, folder: Path, size: int) -> tuple[Vocabulary, tuple
     wrong = f"{source} has another tokenizer than GPT-2's"
     fix = "fix: a model with GPT-2's tokenizer, or one that `make export` wrote"
     if known is None:
-        raise PretrainedError(f"{wrong}: vocab_size is {size}, not {GPT2.size}; {fix}")
+        raise PretrainedError(
+            f"{wrong}: vocab_size is {size}, not {GPT2.size} (or {BYTES.size}, bytes); {fix}"
+        )
     ours = tokenizer_files(tokenizer.load(known.name), 1)["tokenizer.json"]["model"]
     if (folder / "tokenizer.json").exists():
         theirs = _json(folder, "tokenizer.json")
@@ -252,8 +266,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     except UserError:
         raise
     except Exception as error:  # a damaged file can fail in any way
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-        raise PretrainedError(f"{path} cannot be read: {reason}; fix: copy the file again") from None
+        raise PretrainedError(
+            f"{path} cannot be read: {first_sentences(error)}; fix: copy the file again"
+        ) from None
 
 
 def _json(folder: Path, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,17 @@ class UserError(Exception):
 def one_line(error: BaseException) -> str:
     """Return the error's text in one line, or its type where it has no text."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def first_sentences(error: BaseException, most: int = 300) -> str:
+    """Return the type of the error and the sentences of its text that fit into `most` characters, at least one."""
+    first, *others = re.split(r"(?<=[.!?])\s+", one_line(error))
+    for sentence in others:
+        if len(first) + len(sentence) >= most:
+            break
+        first = f"{first} {sentence}"
+    name = type(error).__name__
+    return name if first == name else f"{name}: {first.removesuffix('.')}"
 
 
 def run_command(main: Callable[[], int | None]) -> None:

@@ -8,6 +8,7 @@ command line changes them, such as the data on which the weights are evaluated.
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from gpt2.artifacts.run_record import RunRecord
@@ -55,10 +56,12 @@ def main() -> int:
         print(f"wrote {found.folder}")
     print("\n".join(scores(found.record)))
     print(f"next: make sample RUN={found.folder}")
-    lines = " ".join(line for line in weights.config_lines if "BLOCK_SIZE" not in line)
     print(
-        f"fine-tune variants: make defconfig-{STUDY} CONFIG_INIT_FROM={weights.source} {lines} "
-        "CONFIG_LEARNING_RATE=3e-5 CONFIG_STUDY_NAME=finetune"
+        f"fine-tune variants: make defconfig-{STUDY} CONFIG_INIT_FROM={shlex.quote(weights.source)} "
+        f"{' '.join(weights.config_lines)} CONFIG_LEARNING_RATE=3e-5 CONFIG_STUDY_NAME=finetune"
+    )
+    print(
+        f"the model has {weights.positions:,} positions; a smaller CONFIG_GPT2_BLOCK_SIZE needs less time and memory"
     )
     return 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpt2.artifacts import run_record
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.progress import LiveLine
@@ -46,7 +47,7 @@ def main() -> int:
     from study.lm_eval.tasks import load_tasks
 
     tasks = load_tasks(names, given.task_data)
-    found = []
+    found, studies = [], dict[str, None]()  # studies: those whose report shows the results, in order
     for number, run in enumerate(runs, 1):
         where = f"[{number}/{len(runs)}] {run.name}"
         with LiveLine() as line:
@@ -61,12 +62,13 @@ def main() -> int:
         print(f"{where}: evaluated on {', '.join(computed) or 'nothing new'}"
               + (f"; existing results of {', '.join(kept)}" if kept else ""), flush=True)  # fmt: skip
         found.append((run.resolve().parents[1].name, evaluated.record))
+        if run.resolve().parent.name == "runs" and not run_record.load(run).imported:
+            studies[str(run.parent.parent)] = None
     print()
     print(render_terminal(results_document(found, list(tasks))))
-    studies = list(dict.fromkeys(str(run.parent.parent) for run in runs))
-    print(
-        f"\nresults: lm_eval.json in each run's folder; make report STUDY={studies[0]} shows them beside the verdict"
-    )
+    reports = " and ".join(f"make report STUDY={study}" for study in studies)
+    shown = f"; the report shows them beside the verdict: {reports}" if reports else ""
+    print(f"\nresults: lm_eval.json in each run's folder{shown}")
     return 0
 
 

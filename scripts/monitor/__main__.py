@@ -30,9 +30,7 @@ USAGE = "make monitor RUN=results/STUDY/runs/NAME"
 def main() -> int:
     arguments = parse_arguments()
     run_dir: Path = arguments.run
-    if not run_dir.is_dir():
-        raise UserError(f"{run_dir} is not a folder; fix: {USAGE}")
-    record, folder = run_record.load(run_dir), run_dir / "monitor"
+    record, folder = run_record.load_given(run_dir), run_dir / "monitor"
     settings = MonitorSettings.from_symbols(read_symbols(run_dir / "config"))
     if not settings.enabled and not folder.is_dir():
         raise UserError(

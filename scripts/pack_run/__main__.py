@@ -42,7 +42,7 @@ def main() -> int:
 
 def run_snapshot(run_dir: Path) -> Snapshot:
     """Return what a run recorded. UserError where it has not recorded its machine, or a file is unreadable."""
-    record = run_record.load(run_dir)
+    record = run_record.load_given(run_dir)
     environment, target, prints = record.environment, record.target, record.fingerprint
     if environment is None or target is None or prints is None:
         raise UserError(f"{run_dir} has not recorded its machine and data; fix: train it with `make`")

@@ -32,9 +32,7 @@ def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
     arguments = parse_arguments()
     run_dir: Path = arguments.run
-    if not run_dir.is_dir():
-        raise UserError(f"{run_dir} is not a folder; fix: {USAGE}")
-    record = run_record.load(run_dir)
+    record = run_record.load_given(run_dir)
     enter_environment(record, restart)
     from numerics.errors import NumericsError
     from numerics.record_config import RecorderConfig

@@ -82,11 +82,9 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
 
     While a run is being extended, its finished model is loaded. iterations: selects one of several finished models.
 
-    Raises AttentionError without a checkpoint; RecordError or ConfigError for unreadable files.
+    Raises AttentionError without a checkpoint; RecordError or ConfigError for missing and unreadable files.
     """
-    if not run_dir.is_dir():
-        raise AttentionError(f"{run_dir} is not a folder; fix: make attention RUN=results/STUDY/runs/NAME")
-    record = run_record.load(run_dir)
+    record = run_record.load_given(run_dir)
     damage = disagreements(record, run_dir.joinpath)
     if damage:
         raise AttentionError(f"{run_dir} is damaged: {'; '.join(damage)}; {REMEDY}")

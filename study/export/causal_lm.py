@@ -25,6 +25,9 @@ from gpt2.model.transformer import GPT2, FirstValues, ModelParts
 from ra.settings import AlternationSettings
 from ra.spec import AttentionSpec
 
+# inputs and outputs of other models in transformers
+INPUTS = ("inputs_embeds", "position_ids")
+OUTPUTS = ("output_hidden_states", "output_attentions")
 IGNORED = -100  # a label that is not scored, as everywhere in transformers
 
 
@@ -165,6 +168,24 @@ class ArmForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
 
     def resize_token_embeddings(self, *arguments: Any, **options: Any) -> nn.Embedding:
         raise NotImplementedError("the vocabulary of an exported arm is fixed; fix: use an existing token")
+
+    def gradient_checkpointing_enable(self, *arguments: Any, **options: Any) -> None:
+        raise ValueError(
+            "an exported arm has no gradient checkpointing; fix: gradient_checkpointing=False and smaller batches"
+        )
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Compute `forward`. ValueError for inputs and outputs that an arm does not have."""
+        for name in INPUTS:
+            if options.pop(name, None) is not None:
+                raise ValueError(
+                    f"an exported arm takes no {name}; fix: give input_ids and attention_mask only"
+                )
+        for name in OUTPUTS:
+            asked = options.pop(name, None)
+            if asked or (asked is None and getattr(self.config, name, False)):
+                raise ValueError(f"an exported arm returns logits and loss only; fix: leave out {name}=True")
+        return super().__call__(*arguments, **options)
 
     def forward(
         self,

@@ -36,6 +36,10 @@ tokenizer = AutoTokenizer.from_pretrained("{folder}"{options})
 """
 
 
+NOT_JUDGED = (
+    "Nothing: it was not trained here. A study that starts from these weights compares training from them, and its "
+    "verdict holds for that alone."
+)
 REMOTE_CODE = (
     "transformers has no class for this model, so the folder has Python files. from_pretrained runs them only with "
     "trust_remote_code=True. They are copies of the trainer's files; the first line of each names its origin."
@@ -46,13 +50,24 @@ def model_card(
     run_dir: Path, record: RunRecord, facts: Sequence[str], folder: str, arm: Sequence[str] = ()
 ) -> str:
     """Return README.md. facts: about the exported weights. arm: for remote code, the definitions of its parts."""
-    said = ["Nothing."] if record.imported else _verdicts(run_dir, str(record.variant))
+    said = [NOT_JUDGED] if record.imported else _verdicts(run_dir, record)
+    start, first = record.started_from, ""
+    if start is not None:
+        weights = f"the weights of {start.source} (SHA-256 {start.sha256})"
+        first = (
+            f" Its training started from {weights}; the initial values of a seed gave only what these lack."
+        )
+        if not record.imported:
+            said.append(
+                f"The verdict holds for training from {weights}, not for training from random weights."
+            )
     blocks: list[Block] = [
         Paragraph(
-            f"Imported weights of {record.started_from.source}, written as {record.run}. They were not trained here."
-            if record.imported and record.started_from
+            f"Imported weights of {start.source} (SHA-256 {start.sha256}), written as {record.run}. They were not "
+            "trained here."
+            if record.imported and start
             else f"Run {record.run}: variant {record.variant}, seed {record.seed}, trained by an ablation study of "
-            "attentions. It is one run of a comparison, not a model for use."
+            f"attentions. It is one run of a comparison, not a model for use.{first}"
         ),
         Section("What the study says", [BulletList(said)]),
         Section("Scores", [Table(["measure", "value"], _scores(record))]),
@@ -70,8 +85,9 @@ def model_card(
     )
 
 
-def _verdicts(run_dir: Path, variant: str) -> list[str]:
+def _verdicts(run_dir: Path, record: RunRecord) -> list[str]:
     """Return the sentences of the report: that of the variant where it has one, else those of the study."""
+    variant = str(record.variant)
     if run_dir.resolve().parent.name != "runs":
         return ["The run is in no study's folder, so it was compared with nothing."]
     try:
@@ -81,9 +97,10 @@ def _verdicts(run_dir: Path, variant: str) -> list[str]:
     found = [item for item in findings(report) if item.label.text == variant] or findings(report)
     sentences = [" ".join(filter(None, map(to_plain, (item.sentence, item.reason)))) for item in found]
     if is_control_arm(variant):
-        sentences.insert(
-            0, f"{variant} is a control arm: its differences to the other control arms are noise."
-        )
+        others = any(row.control and row.variant != variant for row in report.rows)
+        noise = "rounding" if record.started_from else "noise"
+        rest = f": its differences to the other control arms are {noise}" if others else ""
+        sentences.insert(0, f"{variant} is a control arm{rest}.")
     return sentences + ([to_plain(no_verdict(report))] if no_verdict(report) else [])
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.data.sources import probe_hub
-from gpt2.system.errors import UserError, one_line
+from gpt2.system.errors import UserError, first_sentences
+from study.lm_eval.local_files import check_files, missing_field
 from study.lm_eval.model import LmEvalError
 
 KINDS = {
@@ -88,7 +89,7 @@ def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = No
     with tempfile.TemporaryDirectory() as cache:
         specifications = [_local(leaf, data, cache, manager) for leaf in dict.fromkeys(leaves)]
         return {
-            s["task"]: _load({"group": "local", "task": [s]}, s["task"], manager)[s["task"]]
+            s["task"]: _load({"group": "local", "task": [s]}, s["task"], manager, paths=_paths(s))[s["task"]]
             for s in specifications
         }
 
@@ -135,17 +136,22 @@ def _offline(active: bool) -> Iterator[None]:
             module.HF_HUB_OFFLINE = value
 
 
-def _load(specification: Any, name: str, manager: Any, online: bool = True) -> dict[str, Any]:
-    """Load tasks, zero-shot unless they say otherwise."""
+def _load(
+    specification: Any, name: str, manager: Any, online: bool = True, paths: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """Load tasks, zero-shot unless they say otherwise. paths: local files, for errors."""
     try:
         found: dict[str, Any] = manager.load([specification])["tasks"]
     except Exception as error:  # the libraries raise many kinds
-        why = f"its items cannot be loaded ({type(error).__name__}: {one_line(error)[:160]})"
+        if missing := missing_field(name, paths, error):
+            raise missing from error
+        why = f"its items cannot be loaded ({first_sentences(error)})"
         if not online:
             why = "its items are not on this machine, and the hub cannot be reached"
-        raise LmEvalError(
-            f"{name}: {why}; fix: TASK_DATA= a folder with {name}.jsonl (docs/lm-eval.md)"
-        ) from error
+        fix = f"TASK_DATA= a folder with {name}.jsonl (docs/lm-eval.md)"
+        if paths:
+            fix = f"correct {paths[0]}; it must have the fields of the data set of {name} (docs/lm-eval.md)"
+        raise LmEvalError(f"{name}: {why}; fix: {fix}") from error
     for task in found.values():
         if task.get_config("num_fewshot") is None:
             task.set_config(key="num_fewshot", value=0)
@@ -185,6 +191,7 @@ def _local(name: str, data: Path, cache: str, manager: Any) -> dict[str, Any]:
             f"{name} shows the model {config['num_fewshot']} examples, and TASK_DATA={data} has no file of them; fix: "
             f"{data / name}/{config.get('fewshot_split') or config.get('training_split')}*.jsonl"
         )
+    check_files(name, files, config)
     return {
         "task": name,
         "dataset_path": kinds.pop(),
@@ -196,6 +203,11 @@ def _local(name: str, data: Path, cache: str, manager: Any) -> dict[str, Any]:
         },
         **{key: config[key] if config.get(key) in files else None for key in SPLITS},
     }
+
+
+def _paths(specification: dict[str, Any]) -> list[Path]:
+    """Return the local files of a specification."""
+    return [Path(path) for paths in specification["dataset_kwargs"]["data_files"].values() for path in paths]
 
 
 def _files(data: Path, name: str, split: str, configuration: str) -> list[Path]:

@@ -103,6 +103,30 @@ def test_a_model_that_computes_something_else_is_refused_by_field_and_value(
     assert "\n" not in text
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        (
+            "eos_token_id",
+            50256,
+            r"vocab_size is 257; this project needs eos_token_id .*256 with vocab_size 257.*; fix",
+        ),
+        (
+            "activation_function",
+            "relu",
+            r'"gelu_pytorch_tanh"; fix: a model with activation_function "gelu_new" or',
+        ),
+        ("auto_map", {"A": "m.M"}, r"this project computes no model with auto_map; fix: a model without it"),
+    ],
+)
+def test_a_refusal_names_the_values_that_are_needed(
+    field: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "m", **{field: value})
+    with pytest.raises(PretrainedError, match=says):
+        find_pretrained(str(folder))
+
+
 def test_absent_fields_have_the_defaults_of_transformers(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", activation_function="gelu_pytorch_tanh")
     config = json.loads((folder / "config.json").read_text())
@@ -261,6 +285,12 @@ def test_without_hub_or_network_one_line_names_the_fix(
     with pytest.raises(
         PretrainedError, match=r"x is no folder .* \(OSError: Name or service not known\); fix: a"
     ):
+        find_pretrained("x")
+    long = (
+        "We cannot find the snapshot folder of the revision, " + "and we looked for it " * 9 + "everywhere."
+    )
+    fake_hub(monkeypatch, None, OSError(f"{long} Please check your connection. {'More words. ' * 30}"))
+    with pytest.raises(PretrainedError, match=rf"\(OSError: {long} Please check .*[a-z]\); fix: a"):
         find_pretrained("x")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(PretrainedError, match=r"need huggingface_hub; fix: pip install huggingface_hub"):

@@ -89,9 +89,14 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(
     with pytest.raises(UserError, match=r"has other content \(thesis.txt\); fix: OUT=an empty folder"):
         call(monkeypatch, str(run), "--out", str(full))
     assert [path.name for path in full.iterdir()] == ["thesis.txt"]
-    for arguments in ((), (str(tmp_path / "absent"),), (str(run), str(learned))):
-        with pytest.raises(UserError, match="fix: make"):
+    for arguments in ((), (str(run), str(learned))):
+        with pytest.raises(UserError, match="fix: make export"):
             call(monkeypatch, *arguments)
+    fix = r"; fix: RUN=results/STUDY/runs/NAME of a run that exists$"
+    with pytest.raises(UserError, match=f"absent is not a folder{fix}"):
+        call(monkeypatch, str(tmp_path / "absent"))
+    with pytest.raises(UserError, match=f"full/run.json does not exist, so .*full is no run{fix}"):
+        call(monkeypatch, str(full))
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(UserError, match="safetensors is not installed; fix"):
         call(monkeypatch, str(run))

@@ -1,6 +1,7 @@
 """`make import`: weights of transformers become a run that the commands for runs read."""
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import torch
 from gpt2.artifacts import run_record
 from gpt2.config.config import BYTES, ModelConfig, load_config
 from gpt2.interop.files import model_config
+from gpt2.interop.pretrained import find_pretrained
 from gpt2.system.errors import UserError
+from kconfig import commands, rules
 from kconfig.targets import symbols_for_target
 from scripts.import_model import __main__ as importing
 from study.attention.inspect import load_run
@@ -51,6 +54,17 @@ def imported(
     assert f"wrote {tmp_path / 'out/runs/small'}" in output
     assert "validation loss" in output
     assert "CONFIG_GPT2_LAYERS=2" in output
+    assert "the model has 24 positions; a smaller CONFIG_GPT2_BLOCK_SIZE" in output
+    (line,) = [line for line in output.splitlines() if line.startswith("fine-tune variants: make defconfig-")]
+    target, *assigned = shlex.split(line.partition(" make defconfig-")[2])
+    tree = rules.load_kconfig("cpu")
+    commands.configure(tree, commands.read_layers(target), assigned)
+    (tmp_path / "config").write_text(rules.render(tree))
+    config = load_config(tmp_path / "config")
+    find_pretrained(config.init_from).check(
+        config.model
+    )  # it refuses other positions than 24, such as the default
+    assert config.model.block_size == 24
     return tmp_path / "out/runs/small"
 
 
@@ -87,7 +101,10 @@ def test_the_commands_for_runs_read_it(imported: Path, tmp_path: Path) -> None:
     assert sampled.run == "small"
     exported = export_run(imported, tmp_path / "exported")
     assert exported.difference == 0
-    assert "They were not trained here" in (exported.folder / "README.md").read_text()
+    card = " ".join((exported.folder / "README.md").read_text().split())
+    assert "They were not trained here" in card
+    assert f"(SHA-256 {record.started_from and record.started_from.sha256})" in card.replace("\\", "")
+    assert "its verdict holds for that alone" in card
     symbols, _ = symbols_for_target("a100-40g", str(imported / "config"), "")
     assert symbols.integer("GPT2_WIDTH") == 16
     assert load_config(imported / "config").init_from == str(tmp_path / "small")

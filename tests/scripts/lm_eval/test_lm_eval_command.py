@@ -72,6 +72,7 @@ def test_every_run_gets_every_task_with_items_errors_and_versions(place: Workpla
     assert chances == {
         "hellaswag": 0.25, "piqa": 0.5, "arc_easy": 0.25, "winogrande": 0.5, "lambada_openai": None,
     }  # fmt: skip
+    assert f"beside the verdict: make report STUDY={place.study}" in printed
     assert "no verdict" in printed.lower()
     assert "bootstrapping" not in printed
     assert "it/s]" not in printed
@@ -142,6 +143,20 @@ def test_other_weights_are_evaluated_again(place: Workplace, printed: str, tmp_p
     checkpoint.save(folder / "checkpoint", loaded.iteration, loaded.state, loaded.meta)
     done = place.here("scripts.lm_eval", str(folder), "--tasks", "piqa", "--task_data", "items")
     assert "B0: evaluated on piqa" in done.stdout
+    assert f"make report STUDY={tmp_path / 'other'}" in done.stdout
+    outside = tmp_path / "copies/B0"
+    shutil.copytree(folder, outside)
+    imported = replace(
+        run_record.load(folder),
+        schedule=run_record.Schedule(0, False),
+        started_from=run_record.StartedFrom("gpt2", "0" * 64),
+    )
+    run_record.write(folder, imported)
+    for run in (outside, folder):  # no report shows them
+        done = place.here("scripts.lm_eval", str(run), "--tasks", "piqa", "--task_data", "items")
+        assert done.returncode == 0, done.stdout
+        assert "results: lm_eval.json in each run's folder" in done.stdout
+        assert "make report" not in done.stdout
     record = records.read(folder)
     assert record
     assert [one.task for one in record.tasks] == ["piqa"]

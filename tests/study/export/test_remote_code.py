@@ -285,9 +285,25 @@ def test_what_has_no_meaning_is_refused(study: dict[str, tuple[Path, Path]]) -> 
             "a padded batch",
         ),
     ]
+    calls += [
+        (
+            lambda: theirs(ids, output_hidden_states=True),
+            "logits and loss only; fix: leave out output_hidden_states",
+        ),
+        (
+            lambda: theirs(ids, output_attentions=True),
+            "logits and loss only; fix: leave out output_attentions",
+        ),
+        (lambda: theirs(inputs_embeds=torch.zeros(1, 4, 64)), "takes no inputs_embeds; fix: give input_ids"),
+        (lambda: theirs(ids, position_ids=ids), "takes no position_ids; fix: give input_ids"),
+        (theirs.gradient_checkpointing_enable, "no gradient checkpointing; fix"),
+        (lambda: loaded(study, "learned", output_hidden_states=True)(ids), "leave out output_hidden_states"),
+    ]
     for call, problem in calls:
         with pytest.raises(ValueError, match=problem):
             call()
+    plain = theirs(ids).logits
+    assert torch.equal(theirs(ids, position_ids=None, output_attentions=False).logits, plain)
     with pytest.raises(NotImplementedError, match="vocabulary of an exported arm is fixed"):
         theirs.resize_token_embeddings(300)
 

@@ -20,6 +20,7 @@ from kconfig import commands, rules
 from ra.settings import AlternationSettings
 from ra.variants import variant
 from scripts.record.replay import Replay
+from study.export.model_card import model_card
 from study.importing.start import StudyStartError, check_weights, measured
 from study.planning.past import PastStudy
 from study.records import plan_file
@@ -51,6 +52,34 @@ def finished(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Workplace
     assert done.returncode == 0, done.stdout
     assert "comparing 3 arms with" in done.stdout
     return place
+
+
+def test_the_model_card_names_the_weights_that_training_started_from(finished: Workplace) -> None:
+    for name, rest in (("B", "its differences to the other control arms are rounding."), ("RALEARN", "")):
+        run_dir = finished.run_dir(f"{name}0")
+        record = run_record.load(run_dir)
+        start = record.started_from
+        assert start
+        assert len(start.sha256) == 64
+        card = to_plain_line(model_card(run_dir, record, [], "folder"))
+        weights = f"the weights of {start.source} (SHA-256 {start.sha256})"
+        assert f"Its training started from {weights}" in card
+        assert f"The verdict holds for training from {weights}, not for training from random weights." in card
+        assert rest in card
+        assert ("is a control arm" in card) is (name == "B")
+
+
+def test_a_lone_control_arm_differs_from_no_other(finished: Workplace, tmp_path: Path) -> None:
+    place = copy(finished, tmp_path / "lone")
+    shutil.rmtree(place.run_dir("RAALL0"))
+    card = to_plain_line(model_card(place.run_dir("B0"), run_record.load(place.run_dir("B0")), [], "x"))
+    assert "B is a control arm." in card
+    assert "other control arms" not in card
+
+
+def to_plain_line(markdown: str) -> str:
+    """Return Markdown in one line without backslashes."""
+    return " ".join(markdown.replace("\\", "").split())
 
 
 def copy(place: Workplace, folder: Path) -> Workplace:

@@ -11,6 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from gpt2.system.errors import UserError
+from study.lm_eval.local_files import needed_fields
 from study.lm_eval.tasks import definition_digest, items_digest, load_tasks
 from tests.study.lm_eval.conftest import NAMES
 
@@ -87,12 +88,79 @@ def test_unknown_tasks_and_missing_files_are_refused(
         load_tasks(names, task_data, small_manager)
 
 
-def test_items_of_another_form_are_refused_with_the_reason(tmp_path: Path, small_manager: Any) -> None:
-    (tmp_path / "piqa.jsonl").write_text('{"question": "of another data set"}\n')
-    with pytest.raises(
-        UserError, match=r"piqa: its items cannot be loaded .*fix: TASK_DATA= a folder with piqa.jsonl"
-    ):
+PIQA = '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        ("piqa.jsonl", "", r"piqa.jsonl has no items of piqa \(split validation\); fix: copy the file again"),
+        ("piqa.json", "[]", r"piqa.json has no items of piqa"),
+        (
+            "piqa.jsonl",
+            PIQA + '{"goal": "x",\n',
+            r"line 2 of .*piqa.jsonl is no JSON: .*; fix: correct the line",
+        ),
+        ("piqa.json", '[\n{"goal": }]', r"line 2 of .*piqa.json is no JSON: .* at character 10; fix"),
+        ("piqa.jsonl", PIQA + "[1]\n", r"line 2 of .*piqa.jsonl is \[1\], not an item; fix"),
+        (
+            "piqa.jsonl",
+            '{"goal": "a"}\n',
+            r"line 1 of .* has no label and no sol1 and no sol2, .*\(it has goal\); fix",
+        ),
+        (
+            "piqa.jsonl",
+            PIQA + PIQA.replace("sol2", "s2"),
+            r"line 2 of .*piqa.jsonl has no sol2, which piqa needs",
+        ),
+        (
+            "piqa.json",
+            f"[{PIQA}, {{}}]",
+            r"item 2 of .*piqa.json has no .*\(it has no field\); fix: add goal",
+        ),
+        (
+            "hellaswag.jsonl",
+            '{"ctx": "a"}\n',
+            r"line 1 of .*hellaswag.jsonl has no ctx_a, which hellaswag needs",
+        ),
+        ("winogrande.jsonl", '{"sentence": "a _"}\n', r"line 1 of .*winogrande.jsonl has no answer, which"),
+        (
+            "piqa.parquet",
+            "PAR1",
+            r"piqa.parquet is no readable parquet file \(.*\); fix: copy the file again",
+        ),
+    ],
+)
+def test_empty_broken_and_incomplete_files_are_refused_by_file_line_and_field(
+    file: str, content: str, says: str, tmp_path: Path, small_manager: Any
+) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=says):
+        load_tasks([Path(file).stem], tmp_path, small_manager)
+
+
+def test_a_line_that_is_not_utf8_is_named(tmp_path: Path, small_manager: Any) -> None:
+    (tmp_path / "piqa.jsonl").write_bytes(PIQA.encode() + PIQA.replace("b", "\xe4").encode("latin-1"))
+    with pytest.raises(UserError, match=r"line 2 of .*piqa.jsonl is not UTF-8; fix"):
         load_tasks(["piqa"], tmp_path, small_manager)
+
+
+def test_a_list_in_one_json_file_and_objects_by_line_are_the_same_items(
+    tmp_path: Path, small_manager: Any
+) -> None:
+    for name, text in (("list", f"[{PIQA}]"), ("one", PIQA)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "piqa.json").write_text(text)
+    digests = {
+        items_digest(load_tasks(["piqa"], tmp_path / name, small_manager)["piqa"]) for name in ("list", "one")
+    }
+    assert len(digests) == 1
+
+
+def test_only_fields_that_a_template_always_reads_are_needed() -> None:
+    found = needed_fields({"doc_to_text": "{{a.b}} {{range(3)}}", "doc_to_target": "{{x if y else z}}"})
+    assert found == ["a"]
+    assert needed_fields({"doc_to_text": "{{a}}", "process_docs": "utils.process"}) == []
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, small_manager: Any) -> None:
