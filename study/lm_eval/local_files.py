@@ -117,10 +117,10 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             rows = whole if isinstance(whole, list) else [whole]
             yield from ((f"item {number} of {path}", row) for number, row in enumerate(rows, 1))
             return
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
+    for number, one in enumerate(text.split("\n"), 1):
+        if one.strip():
             try:
-                row = json.loads(line)
+                row = json.loads(one)
             except json.JSONDecodeError as error:
                 raise _broken(path, number, error) from error
             yield f"line {number} of {path}", row
