@@ -144,7 +144,8 @@ def fix(
             unfused = True
             continue
         found += _matches(word, kind, pattern, modules, aliases)
-    for _, module in found:
+    for change, module in found:
+        _check_parts(change, module)
         if "forward" in vars(module):
             raise NumericsError(
                 f"{type(module).__name__} has a forward of its own, which another tool or torch.compile has set; fix: "
@@ -159,6 +160,22 @@ def fix(
     if unfused and optimizer is not None:
         applied.set_optimizer(optimizer)
     return applied
+
+
+def _check_parts(change: Change, module: nn.Module) -> None:
+    """Raise NumericsError for a module with parts whose tensors cannot be replaced or converted."""
+    for name, part in module.named_modules(prefix=change.path):
+        if isinstance(part, torch.jit.ScriptModule):
+            raise NumericsError(
+                f"{change.word}: {name or change.module} is a module of torch.jit, which no fix can change; fix: apply "
+                "fixes to the model before torch.jit.script or trace"
+            )
+        embeds = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+        if embeds and change.kind != SMALL and change.function in ("", "embedding", "embedding_bag"):
+            raise NumericsError(
+                f"{change.word}: {name or change.module} has sparse gradients, which torch cannot convert; fix: "
+                f"{type(part).__name__}(..., sparse=False)"
+            )
 
 
 def _check_optimizer(word: str, kind: str, optimizer: torch.optim.Optimizer | None) -> None:
@@ -224,9 +241,14 @@ def _callable_paths(pattern: str, modules: Mapping[str, nn.Module]) -> list[str]
     return [
         path
         for path, module in modules.items()
-        if (fnmatch.fnmatchcase(path, pattern) and (path or not pattern))
-        and (type(module).forward is not nn.Module.forward or "forward" in vars(module))
+        if (fnmatch.fnmatchcase(path, pattern) and (path or not pattern)) and _has_forward(module)
     ]
+
+
+def _has_forward(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):  # its class has no forward that can be read
+        return True
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _within(path: str, other: str) -> bool:

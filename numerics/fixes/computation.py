@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from numerics.errors import NumericsError
-from numerics.fixes.contexts import ReplacedFunctions, Replacement, swapped_tensors
+from numerics.fixes.contexts import ModuleState, ReplacedFunctions, Replacement, swapped_tensors
 from numerics.fixes.conversion import SMALL, UPCAST, Conversion
 from numerics.fixes.passes import DISCARDED, LISTENERS, running
 from numerics.fixes.replay import Autocast, Finish, device_types, forked_rng, replayed
@@ -49,11 +49,12 @@ class Computation:
         places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         parameters = list({id(one): one for one in module.parameters()}.values())
         held = _held(leaves)
+        state = ModuleState(module)
         if torch.is_grad_enabled() and any(one.requires_grad for one in held.values()):
             raise self._exchange()
         results: list[Any] = []  # form of the results
         tensors = [*(leaves[place] for place in places), *parameters]
-        dtypes = self._result_dtypes(module, lambda: forward(*args, **kwargs), tensors)
+        dtypes = self._result_dtypes(lambda: forward(*args, **kwargs), tensors, state)
 
         def compute(given: Sequence[Tensor], first: bool, finish: Finish) -> Any:
             conversion = Conversion.of("" if self.function else self.kind, given)
@@ -64,8 +65,8 @@ class Computation:
             others = [conversion.into(one) for one in given[len(places) :]]
             swapped = {id(one): other for one, other in zip(parameters, others, strict=True)}
             with (
-                self._buffers(module, conversion, first) as buffers,
-                swapped_tensors(module, swapped | buffers),
+                self._buffers(module, conversion) if first else state.restored(conversion.into) as buffers,
+                swapped_tensors(module, swapped | (buffers or {}), keep_assigned=first),
                 self.around(),
                 self._functions(),
                 conversion.context(),
@@ -73,6 +74,8 @@ class Computation:
                 versions = [_version(one) for one in inputs]
                 new_args, new_kwargs = tree_unflatten(inputs, form)
                 flat, structure = tree_flatten(forward(*new_args, **new_kwargs))
+                if any(isinstance(one, Iterator) for one in flat):
+                    raise self._generator()
                 for leaf, one, version in zip(leaves, inputs, versions, strict=True):
                     if one is not leaf and _version(one) != version:
                         raise self._overwritten()
@@ -87,7 +90,7 @@ class Computation:
         return tree_unflatten([next(outputs) if one is Tensor else one for one in flat], structure)
 
     def _result_dtypes(
-        self, module: nn.Module, original: Callable[[], Any], tensors: Sequence[Tensor]
+        self, original: Callable[[], Any], tensors: Sequence[Tensor], state: ModuleState
     ) -> Sequence[torch.dtype]:
         """Return the formats of the results without the fix, from one further call; empty where they stay wide.
 
@@ -97,11 +100,10 @@ class Computation:
             return ()
         key = tuple(tensor.dtype for tensor in tensors)
         if key not in self.dtypes:
-            clones = {id(one): one.clone() for one in module.buffers()}
             with (
                 torch.no_grad(),
                 forked_rng(tensors),
-                swapped_tensors(module, clones),
+                state.restored(lambda one: one),
                 running(DISCARDED),
             ):
                 self.dtypes[key] = [
@@ -110,14 +112,13 @@ class Computation:
         return self.dtypes[key]
 
     @contextlib.contextmanager
-    def _buffers(self, module: nn.Module, conversion: Conversion, first: bool) -> Iterator[dict[int, Tensor]]:
-        """Yield id of each buffer -> its converted copy. Changes of the first computation are copied back."""
+    def _buffers(self, module: nn.Module, conversion: Conversion) -> Iterator[dict[int, Tensor]]:
+        """Yield id of each buffer -> its converted copy. Changes are copied back."""
         found = list({id(one): one for one in module.buffers()}.values())
         copies = [conversion.into(one) for one in found]
-        copies = copies if first else [copy.clone() for copy in copies]
         yield {id(one): copy for one, copy in zip(found, copies, strict=True)}
         for one, copy in zip(found, copies, strict=True):
-            if first and copy is not one:
+            if copy is not one:
                 with torch.no_grad():
                     one.copy_(copy)
 
@@ -155,6 +156,12 @@ class Computation:
         return NumericsError(
             f"{self.path} reads or sets tensors of an object among its arguments, whose gradient a fix would lose; "
             "fix: name modules that exchange tensors as arguments and results alone"
+        )
+
+    def _generator(self) -> NumericsError:
+        return NumericsError(
+            f"{self.path} returns a generator, which computes after the fix has ended; fix: return a list or a tuple, "
+            "or name a module around it"
         )
 
     def _overwritten(self) -> NumericsError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,11 @@ CASTS = {
     "float": torch.float32,
     "double": torch.float64,
 }
+STRUCTURE = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+)  # attributes of a module that `swapped_tensors` replaces, or none
 Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 
 
@@ -25,17 +31,82 @@ def narrower(dtype: Any, wide: torch.dtype) -> bool:
 
 
 @contextlib.contextmanager
-def swapped_tensors(module: nn.Module, others: Mapping[int, Tensor]) -> Iterator[None]:
-    """Within the block, parameters and buffers of the module are replaced. others: id of a tensor -> another one."""
+def swapped_tensors(
+    module: nn.Module, others: Mapping[int, Tensor], keep_assigned: bool = False
+) -> Iterator[None]:
+    """Within the block, parameters and buffers of the module are replaced. others: id of a tensor -> another one.
+
+    keep_assigned: buffers that the block assigns stay, in the format and on the device of the buffer before.
+    """
     before = [(part, part._parameters, part._buffers) for part in module.modules()]
     try:
         for part, parameters, buffers in before:
             for attribute, tensors in (("_parameters", parameters), ("_buffers", buffers)):
                 vars(part)[attribute] = {name: others.get(id(one), one) for name, one in tensors.items()}
+        given = [dict(part._buffers) for part, _, _ in before]
         yield
+        for (part, _, buffers), former in zip(before, given, strict=True):
+            assigned = {name: one for name, one in part._buffers.items() if one is not former.get(name)}
+            if keep_assigned:
+                buffers |= {name: _as_before(one, buffers.get(name)) for name, one in assigned.items()}
     finally:
         for part, parameters, buffers in before:
             vars(part)["_parameters"], vars(part)["_buffers"] = parameters, buffers
+
+
+def _as_before(value: Tensor | None, before: Tensor | None) -> Tensor | None:
+    """Return an assigned buffer with the device and, of floating-point numbers, the format of the one before."""
+    if value is None or before is None:
+        return value
+    both = value.is_floating_point() and before.is_floating_point()
+    return value.to(before.device, before.dtype if both else value.dtype)
+
+
+class ModuleState:
+    """Buffers and attributes of a module before a call, for further computations of this call.
+
+    Tensors without a gradient, generators of random numbers, lists, dicts and sets are copied, other objects shared.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parts = [
+            (part, _copies(part._buffers), _copies(vars(part), without=STRUCTURE))
+            for part in module.modules()
+        ]
+
+    @contextlib.contextmanager
+    def restored(self, convert: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Within the block, the module is as before the call. convert: of the buffers. Changes within are discarded."""
+        present = [(part, dict(vars(part))) for part, _, _ in self.parts]
+        try:
+            for (part, buffers, attributes), (_, now) in zip(self.parts, present, strict=True):
+                structure = {name: now[name] for name in STRUCTURE if name in now}
+                copies = {
+                    name: one if one is None else convert(one) for name, one in _copies(buffers).items()
+                }
+                _set_attributes(part, structure | {"_buffers": copies} | _copies(attributes))
+            yield
+        finally:
+            for part, values in present:
+                _set_attributes(part, values)
+
+
+def _copies(values: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
+    return {name: _copied(name, value) for name, value in values.items() if name not in without}
+
+
+def _copied(name: str, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.requires_grad else value.clone()
+    if isinstance(value, torch.Generator):
+        return value.clone_state()
+    is_plain = type(value) in (list, dict, set) and not name.startswith("_")  # torch's dicts begin with _
+    return copy.copy(value) if is_plain else value
+
+
+def _set_attributes(part: nn.Module, values: Mapping[str, Any]) -> None:
+    vars(part).clear()
+    vars(part).update(values)
 
 
 @contextlib.contextmanager

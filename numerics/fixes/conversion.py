@@ -47,6 +47,8 @@ class Conversion:
     def into(self, tensor: Tensor) -> Tensor:
         if self.wide and narrower(tensor.dtype, self.wide):
             return tensor.to(self.wide)
+        if self.wide and tensor.is_complex() and tensor.dtype.itemsize < 2 * self.wide.itemsize:
+            return tensor.to(self.wide.to_complex())
         return tensor.cpu() if self.home else tensor
 
     def back(self, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:

@@ -100,7 +100,9 @@ class _Replayed(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         with replay.autocast.restored(), running(FIRST):
             outputs: tuple[Tensor, ...] = replay.compute(tensors, True, tuple)
-        ctx.mark_non_differentiable(*[one for one in outputs if not one.is_floating_point()])
+        ctx.mark_non_differentiable(
+            *[one for one in outputs if not (one.is_floating_point() or one.is_complex())]
+        )
         return outputs
 
     @staticmethod

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn._reduction import legacy_get_string
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -91,7 +92,12 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Compute the cross-entropy in nats. input (N, C, ...) or (C,); target: classes, or probabilities as input."""
+    """Compute the cross-entropy in nats. input (N, C, ...) or (C,); target: classes, or probabilities as input.
+
+    size_average, reduce: names of torch before `reduction`, which they overrule.
+    """
+    if size_average is not None or reduce is not None:
+        reduction = legacy_get_string(size_average, reduce, emit_warning=False)
     x = _wide(input)
     classes = 0 if x.dim() == 1 else 1
     x = x.movedim(classes, -1)

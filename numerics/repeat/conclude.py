@@ -48,13 +48,14 @@ NOT_DETERMINISTIC = "non-deterministic operation"
 IN_OPERATION = "memory fault or hardware fault in an operation"
 TIMING = "observation removes the difference"
 STATE = "state that is not restored"
+PYTHON = "a Python value differs between repetitions"
 PATH = "the step takes another path"
 PROCESS = "differs between processes"
 UNNAMED = "cause not separated"
-FAILS = "the step fails"
 UNKNOWN_INPUTS = "Whether the inputs of this operation were equal is unknown."
 
 RANDOM_NAMES = re.compile(r"bernoulli|dropout|rand|normal_|uniform_|multinomial|exponential_|poisson")
+MOST_RESULTS = 3  # in notes
 Capture = Callable[[str, int], tuple[list[Tensor], list[Tensor]]]
 
 
@@ -247,6 +248,13 @@ class Tree:
         elif difference.kind == "operations":
             self._add(PATH, (*evidence, difference.text), "Python code decides otherwise: by a random number, a set's "
                       "order, the clock, or a value of the device.", "2.3.2.2", operation=event)  # fmt: skip
+        elif difference.kind == "scalar":
+            self._add(
+                PYTHON, evidence, "State that is not restored, a clock or a counter: Python computed another number "
+                "for an operation whose tensors are equal.", "2.3.2.2", operation=event,
+                suggestions=("keep the value in an object with state_dict and give that as state, draw it from random "
+                             "or torch, or use a constant instead of a clock",),
+            )  # fmt: skip
         elif difference.kind == "input":
             self._add(
                 STATE, evidence, "Every observed operation before has equal results, so the input comes from outside: "
@@ -360,15 +368,14 @@ class Tree:
             traces = self.found[name].traces
             errors = dict.fromkeys(trace.error for trace in traces if trace.error)
             texts = tuple(f"{name}: the step ended with {error}" for error in errors)
-            if name == PLAIN and all(trace.error for trace in traces):
-                self._add(
-                    FAILS,
-                    texts,
-                    "It has no results in any repetition, so nothing is known about them.",
-                    "2.2",
-                )
-            else:
-                self.conclusion.notes += texts
+            self.conclusion.notes += texts
+        traces = self.found[PLAIN].traces
+        results = dict.fromkeys(result for trace in traces for result in trace.not_finite)
+        for result in list(results)[:MOST_RESULTS]:
+            count = sum(result in trace.not_finite for trace in traces)
+            self.conclusion.notes.append(
+                f"the result {result} is not finite (NaN or infinity) in {count} of {len(traces)} repetitions"
+            )
         first, *others = self.found[OBSERVED].traces
         idle = dict.fromkeys(event.title for trace in others for event in without_effect(first, trace))
         self.conclusion.notes += [f"{title}: an output differs that no result depends on" for title in idle]

@@ -171,8 +171,14 @@ class Conditions:
         self.found: dict[str, Condition] = {}
 
     def run(self) -> dict[str, Condition]:
-        """Run every condition that can differ on this device."""
+        """Run every condition that can differ on this device. NumericsError for a step that always raises."""
         self._repeat(PLAIN, self.many, self.times, lambda: None)
+        if all(trace.error for trace in self.found[PLAIN].traces):
+            error = self.found[PLAIN].traces[0].error.partition("\n")[0]
+            raise NumericsError(
+                f"the step raises {error} in each of {self.times} repetitions, so it has no results; fix: run the step "
+                "once without repeat and correct the error"
+            )
         self._repeat(OBSERVED, self.many, self.times, self.observer)
         if self.many > 1:
             self._repeat(ONE_THREAD, 1, self.times, self.observer)

@@ -71,6 +71,14 @@ def bits_of(tensor: Tensor) -> Tensor:
     return flat.view(INTEGERS[flat.element_size()])
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether every value that can be read is finite."""
+    try:
+        return bool(plain_values(tensor.detach()).isfinite().all())
+    except Exception:  # values that cannot be read are in the trace's `unknown`
+        return True
+
+
 def resolve(digests: Sequence[Tensor]) -> list[int]:
     """Return the numbers of digests, with one transfer a device."""
     found = [0] * len(digests)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from numerics.describe import NoValuesError, tensors_in
 from numerics.functions import OVERWRITING, UNSET, call_stack
 from numerics.gradients import sequence_number
-from numerics.repeat.digest import digest, resolve
+from numerics.repeat.digest import digest, is_finite, resolve
 from numerics.repeat.memory import BEFORE, Block, MemoryMap, with_memory
 from numerics.repeat.trace import (
     BACKWARD,
@@ -33,6 +33,7 @@ from numerics.repeat.trace import (
     Event,
     Overwritten,
     Trace,
+    scalar_arguments,
 )
 
 COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
@@ -41,7 +42,7 @@ WHOLE = OVERWRITING | {"zero_", "zero", "fill", "copy", "_foreach_zero_", "_fore
 ALIASING = {"lift_fresh", "lift_fresh_copy"}  # the result is new memory, although the schema has an alias
 UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")  # they write running statistics
 NO_DIGEST = torch.zeros((), dtype=torch.int64)  # `unknown` of the event has the reason
-FILL_BYTE = {"zeros": 0x00, "NaN": 0xFF}
+CHECKED = ("returned ", "gradient of ")  # results whose values should be finite
 
 
 class Observer(TorchDispatchMode):
@@ -71,6 +72,7 @@ class Observer(TorchDispatchMode):
         self._optimizing = 0
         self._rows: list[dict[str, Any]] = []
         self._digests: list[Tensor] = []
+        self._not_finite: list[str] = []
         self._unknown: dict[int, str] = {}  # reasons of tensors without a digest, by their place in _digests
         self._expected: list[tuple[int, int, int, int, int]] = []  # two digests, writer, reader, input
         self._pending: dict[
@@ -137,6 +139,7 @@ class Observer(TorchDispatchMode):
         row["inputs"], row["writers"], row["unset"] = [], [], []
         for position, tensor in enumerate(read):
             self._read(row, number, position, tensor)
+        row["scalars"] = scalar_arguments(func, args, kwargs)
         row["sizes"] = [tensor.numel() for tensor in read]
         if self.capture == number:
             self.captured[0].extend(tensor.detach().clone() for tensor in read)
@@ -269,6 +272,8 @@ class Observer(TorchDispatchMode):
             self.results[name] = self._digest(tensor)
             block = self.memory.block(tensor, "result")
             self.makers[name] = block.writer if block else BEFORE
+            if name.startswith(CHECKED) and not is_finite(tensor):
+                self._not_finite.append(name)
 
     def trace(self, error: str = "") -> Trace:
         """Return the trace, after the last operation."""
@@ -286,6 +291,7 @@ class Observer(TorchDispatchMode):
                 sizes=tuple(row.get("sizes", ())),
                 unset=tuple(row["unset"]),
                 unknown=self._reasons(row),
+                scalars=row["scalars"],
             )
             for row in self._rows
         )
@@ -296,7 +302,16 @@ class Observer(TorchDispatchMode):
         )
         results = {name: values[n] for name, n in self.results.items()}
         unknown = {name: self._unknown[n] for name, n in self.results.items() if n in self._unknown}
-        return Trace(events, results, self.makers, changed, tuple(self.memory.overlaps), error, unknown)
+        return Trace(
+            events,
+            results,
+            self.makers,
+            changed,
+            tuple(self.memory.overlaps),
+            error,
+            unknown,
+            tuple(self._not_finite),
+        )
 
 
 def _arguments(

@@ -98,6 +98,8 @@ def repetition_document(found: Repetition, title: str) -> Document:
 
 
 def _results(condition: Condition) -> str:
+    if all(trace.error for trace in condition.traces):
+        return "none, it raises"
     if (distinct := condition.distinct) > 1:
         return f"{distinct} different"
     return "equal" + LIMITED * bool(uncompared(condition.traces))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from numerics.describe import SCALARS
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 COMMUNICATION, OUTSIDE = "communication", "outside of modules"
 INPUT, OUTPUT = "input", "output"
+PLAIN_TYPES = (*SCALARS, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
+MOST_TEXT = 80  # characters of a scalar argument
+READ = "aten._local_scalar_dense"  # tensor.item()
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,7 @@ class Event:
     operation that wrote its memory last; -1 for memory from before the step. kinds: dtype and shape of the outputs,
     sizes: elements of the inputs. unset: inputs in memory of torch.empty, whose elements may not all be written.
     unknown: inputs and outputs without a digest, as (INPUT or OUTPUT, position, reason); their digests are 0.
+    scalars: name and text of each argument that is no tensor.
     """
 
     name: str
@@ -32,6 +42,7 @@ class Event:
     sizes: tuple[int, ...] = ()
     unset: tuple[int, ...] = ()
     unknown: tuple[tuple[str, int, str], ...] = ()
+    scalars: tuple[tuple[str, str], ...] = ()
 
     @property
     def knows_inputs(self) -> bool:
@@ -43,6 +54,21 @@ class Event:
         """Return name, phase and place in one phrase, as in "aten.mm.default (forward, blocks.0.mlp.fc)"."""
         where = ", ".join(part for part in (self.phase, self.place) if part)
         return f"{self.name} ({where})" + (f" at {self.source}" if self.source else "")
+
+
+def scalar_arguments(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[str, str], ...]:
+    """Return name and text of each argument of a plain type. Objects, such as generators, have no value to compare."""
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        given = args[position] if position < len(args) else kwargs.get(argument.name)
+        values = list(given) if isinstance(given, list | tuple) else [given]
+        if all(isinstance(value, PLAIN_TYPES) for value in values):
+            text = repr(given)
+            more = f"... (CRC-32 {zlib.crc32(text.encode()):#010x})" if len(text) > MOST_TEXT else ""
+            found.append((argument.name, text[:MOST_TEXT] + more))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -68,6 +94,7 @@ class Trace:
     """One repetition. results: digest of each result by name. error: of a step that raised one; else empty.
 
     makers: the operation that wrote each result last; -1 where none did. unknown: results without a digest.
+    not_finite: returned tensors and gradients with NaN or infinity.
     """
 
     events: tuple[Event, ...]
@@ -77,6 +104,7 @@ class Trace:
     overlaps: tuple[Overlap, ...] = ()
     error: str = ""
     unknown: dict[str, str] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,8 +134,8 @@ class Difference:
     """The first difference of two traces.
 
     kind: "output" (equal inputs, unequal output `position`), "input" (unequal input `position`, every output before
-    is equal), "operations" (another operation follows), "results" (operations agree, results do not), or "error".
-    event: the number of the operation; -1 for "results".
+    is equal), "scalar" (equal inputs, another argument that is no tensor), "operations" (another operation follows),
+    "results" (operations agree, results do not), or "error". event: the number of the operation; -1 for "results".
     """
 
     kind: str
@@ -155,8 +183,12 @@ def _leading_to_results(one: Trace, other: Trace) -> Difference | None:
             a, b = one.events[number], other.events[number]
             pairs = enumerate(zip(a.inputs, b.inputs, strict=False))
             live |= {a.writers[position] for position, (x, y) in pairs if x != y} - {-1}
+            if a.scalars != b.scalars:
+                live |= _read_by_python(one, other, number)
     for number in sorted(live):
         a, b = one.events[number], other.events[number]
+        if a.inputs == b.inputs and a.scalars != b.scalars:
+            return _scalar(number, a, b)
         if a.inputs == b.inputs and a.outputs != b.outputs:
             return Difference("output", number, _first(a.outputs, b.outputs))
         for position, (x, y) in enumerate(zip(a.inputs, b.inputs, strict=False)):
@@ -172,6 +204,8 @@ def _in_order(one: Trace, other: Trace) -> Difference | None:
             return Difference("operations", number, 0, f"{a.title} in one repetition, {b.title} in another")
         if a.inputs != b.inputs:
             return Difference("input", number, _first(a.inputs, b.inputs))
+        if a.scalars != b.scalars:
+            return _scalar(number, a, b)
         if a.kinds != b.kinds and len(a.outputs) == len(b.outputs):
             return Difference("operations", number, 0, f"{a.title} returns {a.kinds} and {b.kinds}")
         if a.outputs != b.outputs:
@@ -188,6 +222,21 @@ def _in_order(one: Trace, other: Trace) -> Difference | None:
     return Difference("results", -1, 0, ", ".join(differing[:3])) if differing else None
 
 
+def _read_by_python(one: Trace, other: Trace, before: int) -> set[int]:
+    """Return the operations before one that gave Python unequal values of tensors, as item() does."""
+    pairs = enumerate(zip(one.events[:before], other.events[:before], strict=True))
+    return {number for number, (a, b) in pairs if a.name.startswith(READ) and a.inputs != b.inputs}
+
+
+def _scalar(number: int, one: Event, other: Event) -> Difference:
+    """Name the first argument that is no tensor and differs."""
+    values, others = dict(one.scalars), dict(other.scalars)
+    name = next(name for name in values | others if values.get(name) != others.get(name))
+    one_text, other_text = (found.get(name, "an object") for found in (values, others))
+    text = f"argument {name} of {one.title} is {one_text} in one repetition, {other_text} in another"
+    return Difference("scalar", number, 0, text)
+
+
 def _first(one: Sequence[int], other: Sequence[int]) -> int:
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
@@ -200,6 +249,8 @@ def named(difference: Difference, event: Event | None, events: tuple[Event, ...]
     if difference.kind == "output":
         known = "equal inputs" if event.knows_inputs else "inputs that could not be compared"
         return (f"first difference: {event.title} has {known} and an unequal output",)
+    if difference.kind == "scalar":
+        return (f"first difference: {difference.text}; its tensors are equal",)
     if difference.kind == "input":
         writer = event.writers[difference.position] if difference.position < len(event.writers) else -1
         origin = events[writer].title if writer >= 0 else "from before the step"

@@ -341,13 +341,25 @@ def test_an_output_that_no_result_depends_on_is_a_note_and_hides_no_fault() -> N
     assert "index_sum_unordered" in named.operation.name
 
 
-def test_a_step_that_fails_is_reported_with_its_error() -> None:
+def test_a_step_that_always_raises_is_an_error_of_one_line() -> None:
     def change(x: Tensor) -> Tensor:
-        raise RuntimeError("broken")
+        raise RuntimeError("broken\nand more")
 
-    found = repeated(change, times=2)
-    assert first(found).name == conclude.FAILS
-    assert "RuntimeError: broken" in first(found).evidence[0]
+    with pytest.raises(
+        NumericsError, match=r"raises RuntimeError: broken in each of 2 repetitions.*; fix"
+    ) as caught:
+        repeated(change, times=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_condition_that_always_raises_has_no_equal_results() -> None:
+    def change(x: Tensor) -> Tensor:
+        if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+            raise RuntimeError("observed")
+        return x
+
+    rows = [line.split() for line in repeated(change, times=2, threads=1).text().splitlines()]
+    assert next(row for row in rows if row[:1] == ["observed"])[3:] == ["none,", "it", "raises"]
 
 
 @pytest.mark.parametrize("times", [1, 0, 1001, True])
