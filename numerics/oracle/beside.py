@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from numerics.beside import functions, optimizers
 from numerics.describe import tensors_in
 from numerics.errors import NumericsError
-from numerics.oracle.check import Oracle, default_device, random_gradients
+from numerics.oracle.check import Oracle, random_gradients, usable_device
 from numerics.oracle.operation import RECORDED, Operation
 from numerics.oracle.results import Check, Skipped
 
@@ -94,8 +94,12 @@ def check_optimizer(
     model: for the names of the parameters. Returns the checks of each parameter and of its state. NumericsError where
     nothing can be checked.
     """
+    if not isinstance(optimizer, Optimizer):
+        raise NumericsError(f"{optimizer!r} is no torch.optim.Optimizer; fix: pass the optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise NumericsError("LBFGS cannot be checked: a step with a closure; fix: check another optimizer")
     names = {} if model is None else {id(value): name for name, value in model.named_parameters()}
-    oracle = Oracle(torch.device(device) if device else default_device())
+    oracle = Oracle(usable_device(device, 'pass device="cpu"'))
     with torch.no_grad():
         steps = optimizers.before_step(optimizer, names)
     for step in steps:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numerics.describe import tensors_in
 from numerics.errors import NumericsError
 from numerics.oracle.extremes import LARGEST, extreme_checks
 from numerics.oracle.masks import misread_mask
@@ -31,6 +32,7 @@ from numerics.oracle.operation import (
 from numerics.oracle.results import DEVICE, RECORDED_RUN, Check, Skipped
 from numerics.oracle.rounding_model.linear_algebra import ill_conditioned
 from numerics.oracle.rounding_model.measure import STAGES, Measure, measure_exact
+from numerics.oracle.rounding_model.randomness import RANDOM, Randomness
 
 Around = Callable[[], AbstractContextManager[Any]]
 
@@ -61,7 +63,11 @@ class Oracle:
             self._skip(operation, why)
             return found
         try:
-            exact = reference(operation)
+            with Randomness(self.device, always=operation.values == GIVEN) as drawn:
+                exact = reference(operation)
+            if drawn.differ(exact.exact, lambda: reference(operation).exact):
+                self._skip(operation, RANDOM)
+                return found
             exact.extend(STAGES[0])
         except Exception as error:  # torch raises many kinds
             return [*found, *self._refused(operation, error, found)]
@@ -72,7 +78,11 @@ class Oracle:
         if operation.on_device:
             for how, changed in self._variants(operation):
                 try:
-                    done = self.run(changed)
+                    with Randomness(self.device, always=operation.values == GIVEN) as drawn:
+                        done = self.run(changed)
+                    if drawn.differ(done, lambda changed=changed: self.run(changed)):  # type: ignore[misc]
+                        self._skip(operation, RANDOM)
+                        break
                     known = exact if changed is operation else reference(changed)
                     known.extend(STAGES[0])
                 except Exception as error:
@@ -81,7 +91,7 @@ class Oracle:
                 found += _checks(changed, how, done, known, digest)
                 if how == DEVICE:
                     self._skip_results(operation, done, known)
-            if self.extremes and (kind := _kind(operation)) not in self._tried:
+            if not drawn.found and self.extremes and (kind := _kind(operation)) not in self._tried:
                 self._tried.add(kind)
                 if sum(tensor.numel() for tensor in operation.floating) > LARGEST:
                     self._skip(operation, f"extremes: over {LARGEST:,} elements")
@@ -141,8 +151,12 @@ class Oracle:
         for place, result in enumerate(done.results):
             if not result.numel():
                 self._skip(operation, f"result {place} has no elements")
-            elif not result.is_floating_point() and not result.is_complex() and known.rules:
-                self._skip(operation, f"result {place} has integers, which a rounding error may change")
+            elif (left := _left_out(result, known, place)) is not None and (count := int(left.sum())):
+                self._skip(
+                    operation,
+                    f"result {place} has integers, which a rounding error may change: "
+                    f"{count:,} of {result.numel():,}",
+                )
 
 
 def check_operation(
@@ -166,10 +180,12 @@ def check_operation(
     (docs/oracle.md). NumericsError where nothing can be checked.
     """
     label = name or getattr(function, "__qualname__", type(function).__name__)
+    if any(tensor.is_nested for tensor in tensors_in([list(inputs), dict(options or {})])):
+        raise NumericsError(f"{label} cannot be checked: nested tensors; fix: pass each of their tensors")
     operation = with_parameters(
         Operation(label, label, function, tuple(inputs), dict(options or {}), reference)
     )
-    oracle = Oracle(torch.device(device) if device else default_device(), around)
+    oracle = Oracle(usable_device(device, 'pass device="cpu"'), around)
     results = _own_results(operation)
     if received is None:
         received = _gradients(results)
@@ -180,10 +196,10 @@ def check_operation(
         reasons = (
             "; ".join(dict.fromkeys(skip.reason for skip in oracle.skipped)) or "there is nothing to compare"
         )
-        raise NumericsError(
-            f"{label} cannot be checked: {reasons}; "
-            "fix: pass every tensor that it uses, with floating numbers, and return floating tensors"
-        )
+        fix = "pass every tensor that it uses, with floating numbers, and return floating tensors"
+        if RANDOM in reasons:
+            fix = "pass the random numbers, or switch them off, as dropout by eval()"
+        raise NumericsError(f"{label} cannot be checked: {reasons}; fix: {fix}")
     return oracle.checks
 
 
@@ -214,6 +230,17 @@ def _gradients(results: list[Tensor] | None, seed: int = 2024) -> list[Tensor | 
     ]
 
 
+def usable_device(device: str | torch.device | None, fix: str = "--device cpu") -> torch.device:
+    """Return a device, by default that of this machine. NumericsError where it cannot be used."""
+    try:
+        chosen = torch.device(device) if device else default_device()
+        torch.ones(1, device=chosen)
+    except Exception as error:  # torch raises many kinds for a device that is not there
+        reason = str(error).partition("\n")[0]
+        raise NumericsError(f"device {device} cannot be used: {reason}; fix: {fix}") from error
+    return chosen
+
+
 def default_device() -> torch.device:
     """Return the accelerator of this machine, or the CPU."""
     found = torch.accelerator.current_accelerator(check_available=True)
@@ -224,7 +251,8 @@ def digest_of(operation: Operation) -> str:
     """Return a checksum of the call's tensors: equal on two machines where both checked the same values."""
     total = 0
     for tensor in [*operation.floating, *(part for part in operation.received or () if part is not None)]:
-        total = zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data, total)
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten()
+        total = zlib.crc32(flat.view(torch.uint8).numpy().data, total)
     return f"{total:08x}"
 
 
@@ -251,8 +279,11 @@ def _checks(operation: Operation, how: str, done: Computed, known: Reference, di
     for place, result in enumerate(done.results):
         exact = known.exact.results[place]
         if not result.is_floating_point() and not result.is_complex():
-            if len(known.rules) == 0:  # else a rounding error may change it
-                yield check("forward", f"result {place}", measure_exact(result.cpu(), exact), result.dtype)
+            left = _left_out(result, known, place)
+            if left is None or not bool(left.all()):
+                compared = None if left is None else ~left
+                measured = measure_exact(result.cpu(), exact, compared)
+                yield check("forward", f"result {place}", measured, result.dtype)
             continue
         measured = judged(result, known, "forward", place, _real(result.dtype), STAGES[0])
         if why := _other_dtype(operation, place, result) if how == DEVICE else "":
@@ -276,6 +307,14 @@ def _checks(operation: Operation, how: str, done: Computed, known: Reference, di
         coarse = operation.autocast or mine.dtype
         measured = judged(mine, known, "backward", place, _real(coarse), STAGES[0])
         yield check("backward", f"gradient {place}", measured, mine.dtype)
+
+
+def _left_out(result: Tensor, known: Reference, place: int) -> Tensor | None:
+    """Return which integers a rounding error may change; None where the result has none, or is that of float64."""
+    if result.is_floating_point() or result.is_complex() or place >= len(known.exact.results):
+        return None
+    exact = known.exact.results[place]
+    return None if torch.equal(result.cpu(), exact) else known.unstable(place)
 
 
 def _other_dtype(operation: Operation, place: int, result: Tensor) -> str:

@@ -56,20 +56,13 @@ def check_all(
     extremes: bool = True,
 ) -> Report:
     """Check operations on a device. other: results of the benchmark machine. NumericsError for an unusable device."""
-    import torch
-
-    from numerics.oracle.check import Oracle, default_device
+    from numerics.oracle.check import Oracle, usable_device
     from numerics.oracle.parties import parties, read_results
     from numerics.oracle.report import Report
     from numerics.oracle.results import Skipped
 
     benchmark = read_results(other) if other else None
-    try:
-        chosen = torch.device(device) if device else default_device()
-        torch.ones(1, device=chosen)
-    except Exception as error:  # torch raises many kinds for a device that is not there
-        reason = str(error).partition("\n")[0]
-        raise NumericsError(f"device {device} cannot be used: {reason}; fix: --device cpu") from error
+    chosen = usable_device(device)
     oracle = Oracle(chosen, extremes=extremes)
     names: list[str] = []
     for operation in found:

@@ -19,6 +19,7 @@ from numerics.compare.replay import DefaultEps
 from numerics.describe import tensors_in
 from numerics.errors import NumericsError
 from numerics.oracle.rounding_model.errors import RoundingErrors, Tracing
+from numerics.oracle.rounding_model.jumps import jumping, slack
 from numerics.oracle.rounding_model.measure import STAGES, Measure, measure, squared_change
 
 Change = Callable[[Tensor], Any]
@@ -148,6 +149,9 @@ class Reference:
     derivation: str
     longest: int = 1
     runs: int = 0
+    beyond: Callable[[], list[Computed] | None] = list  # runs beyond the jumps of step functions
+    _beyond: list[Computed] | None = None
+    _tried: bool = False
     _squares: tuple[list[Tensor | float], list[Tensor | float]] = field(default_factory=lambda: ([], []))
 
     def sigma(self, direction: str, place: int) -> Tensor:
@@ -159,6 +163,37 @@ class Reference:
         if isinstance(total, Tensor):
             return (total / self.runs).sqrt()
         return squared_change(exact, exact)
+
+    def jumps(self, direction: str, place: int) -> Tensor | None:
+        """Return how far a jump of a step function may move each element; None where there is no jump."""
+        if not self._tried:
+            self._beyond, self._tried = self.beyond(), True
+        exact = self._sides(self.exact)[direction == "backward"][place]
+        samples = [self._sides(run)[direction == "backward"][place] for run in self._beyond or []]
+        found = [sample for sample in samples if sample is not None]
+        if exact is None or not found or any(sample.shape != exact.shape for sample in found):
+            return None
+        if exact.is_complex():
+            exact, found = torch.view_as_real(exact), [torch.view_as_real(sample) for sample in found]
+        if exact.is_floating_point():
+            moved = slack(exact, found)
+        else:
+            moved = torch.stack([sample != exact for sample in found]).any(0).double()
+        return moved if bool(moved.any()) else None
+
+    def unstable(self, place: int) -> Tensor:
+        """Return which elements of a result of integers or truth values a rounding error may change."""
+        exact = self.exact.results[place]
+        found = torch.zeros(exact.shape, dtype=torch.bool)
+        jumps = self.jumps("forward", place)
+        if self._beyond is None:
+            return ~found
+        try:
+            for seed in range(STAGES[1]) if self.rules else ():
+                found |= self.draw(seed).results[place] != exact
+        except Exception:  # another shape, or a rounding that the operation refuses
+            return torch.ones_like(found)
+        return found if jumps is None else found | (jumps != 0)
 
     def extend(self, runs: int) -> None:
         """Run with random roundings until there are so many runs. Without a row that allows an error, none is run."""
@@ -200,7 +235,10 @@ def reference(operation: Operation) -> Reference:
     def draw(seed: int) -> Computed:
         return run(RoundingErrors(trace, coarse, seed, operation.autocast is not None))
 
-    return Reference(exact, draw, trace.rules, trace.describe(), trace.longest)
+    def beyond() -> list[Computed] | None:
+        return jumping(run, trace, coarse, operation.autocast is not None)
+
+    return Reference(exact, draw, trace.rules, trace.describe(), trace.longest, beyond=beyond)
 
 
 def judged(
@@ -233,7 +271,8 @@ def judged(
             return found
         proof = measure(result, exact, sigma, dtype, runs)
         if proof.wrong:
-            return found
+            jumps = known.jumps(direction, place)
+            return found if jumps is None else measure(result, exact, sigma, dtype, runs, jumps)
     assert proof is not None
     return proof
 

@@ -38,7 +38,11 @@ def root(terms: int) -> float:
 
 def ratio(args: Arguments, results: Sequence[Tensor]) -> int:
     """Return how many elements of the largest input enter one element of the smallest result."""
-    sizes = [tensor.numel() for tensor in tensors_in(list(args)) if tensor.is_floating_point()]
+    sizes = [
+        tensor.numel()
+        for tensor in tensors_in(list(args))
+        if tensor.is_floating_point() or tensor.is_complex()
+    ]
     smallest = min((result.numel() for result in results if result.numel()), default=1)
     return max(1, -(-max(sizes, default=1) // smallest))
 
@@ -380,4 +384,4 @@ def rule_of(name: str, args: Arguments = ()) -> Rule:
     """Return the row of an operation of torch.ops.aten, such as "mm". Size and sign of complex numbers are rounded."""
     if name in ("abs", "sgn") and any(tensor.is_complex() for tensor in tensors_in(list(args))):
         return OTHER
-    return BY_NAME.get(name, OTHER)
+    return BY_NAME.get(name) or BY_NAME.get(name.removesuffix("_"), OTHER)  # round_ overwrites as round

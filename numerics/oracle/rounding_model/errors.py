@@ -23,6 +23,7 @@ from numerics.oracle.rounding_model.bounds import Rule, rule_of
 
 MATMUL = {"highest": 0.0, "high": 2.0**-11, "medium": 2.0**-8}  # torch.set_float32_matmul_precision
 FLOAT32 = 2.0**-24
+NARROW = {torch.float32, torch.bfloat16, torch.float16}
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Trace:
     """The operations of torch.ops.aten that a reference runs, in order, with the length of their longest sums."""
 
     calls: list[tuple[str, int]] = field(default_factory=list)
+    casts: set[torch.dtype] = field(default_factory=set)  # that round the reference itself
 
     @property
     def rules(self) -> dict[str, Rule]:
@@ -44,9 +46,11 @@ class Trace:
     def describe(self) -> str:
         """Return the rows in a few words: "mm: matrix product, n = 768"."""
         longest = {name: max(n for other, n in self.calls if other == name) for name in self.rules}
-        return "; ".join(
+        rows = [
             f"{name}: {rule_of(name).kind}" + (f", n = {n:,}" if n > 1 else "") for name, n in longest.items()
-        )
+        ]
+        casts = sorted(str(dtype).removeprefix("torch.") for dtype in self.casts)
+        return "; ".join(rows + [f"the reference has the cast to {name} too" for name in casts])
 
 
 class Tracing(TorchDispatchMode):
@@ -60,9 +64,11 @@ class Tracing(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = _name(func)
+        name = operator_name(func)
         rule = rule_of(name, args)
-        self.trace.calls.append((name, 1 if rule.exact else rule.terms(args, _tensors(result))))
+        if name == "_to_copy":
+            self.trace.casts |= {part.dtype for part in tensors_of(result)} & NARROW
+        self.trace.calls.append((name, 1 if rule.exact else rule.terms(args, tensors_of(result))))
         return result
 
 
@@ -89,7 +95,7 @@ class RoundingErrors(TorchDispatchMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         name, terms = next(self.calls)
-        assert name == _name(func), (name, _name(func))
+        assert name == operator_name(func), (name, operator_name(func))
         rule = rule_of(name, args)
         if rule.exact:
             from_rounded = any(map(self._is_rounded, tensors_in([list(args), kwargs])))
@@ -106,7 +112,7 @@ class RoundingErrors(TorchDispatchMode):
             changed[0] = args[0].copy_(changed[0])  # overwritten by the result
         noise = self.computed * rule.absolute(args, terms) if rule.absolute else None
         result = func(*changed, **{key: self._changed(part, size) for key, part in kwargs.items()})
-        for part in _tensors(result):
+        for part in tensors_of(result):
             self._add_noise(part, self.computed * rule.outputs(terms), noise)
         self._keep(result)
         return result
@@ -115,7 +121,7 @@ class RoundingErrors(TorchDispatchMode):
         """Return an argument with relative errors; the result of another operation has its rounding as well."""
         if isinstance(value, Tensor):
             relative = math.hypot(size, self.stored * self._is_rounded(value))
-            if not relative or not _is_wide(value) or not value.numel():
+            if not relative or not is_wide(value) or not value.numel():
                 return value
             if normwise and value.dim() > 1:
                 finite = torch.where(value.isfinite(), value, 0.0)
@@ -124,42 +130,43 @@ class RoundingErrors(TorchDispatchMode):
             return value * (1 + relative * self._draws(value))
         if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
             return [self._changed(part, size) for part in value]
-        if isinstance(value, float) and math.isfinite(value) and not self._fits(value):
-            return value * (1 + self.stored * float(self._draws(torch.zeros(()))))
+        if isinstance(value, float) and math.isfinite(value) and (error := self._misfit(value)):
+            return value * (1 + max(self.stored, error) * float(self._draws(torch.zeros(()))))
         return value
 
     def _add_noise(self, part: Tensor, relative: float, absolute: Tensor | None) -> None:
-        if _is_wide(part) and relative:
+        if is_wide(part) and relative:
             part.mul_(1 + relative * self._draws(part))
-        if _is_wide(part) and absolute is not None and absolute.dim() in (0, part.dim()):
+        if is_wide(part) and absolute is not None and absolute.dim() in (0, part.dim()):
             part.add_(absolute * self._draws(part))
 
     def _draws(self, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator, dtype=torch.float64)
 
-    def _fits(self, value: float) -> bool:
-        """Return whether the dtype holds a number exactly."""
-        return float(torch.tensor(value, dtype=torch.float64).to(self.dtype)) == value
+    def _misfit(self, value: float) -> float:
+        """Return the relative error of a number in the dtype: above roundoff for a subnormal number."""
+        error = float(torch.tensor(value, dtype=torch.float64).to(self.dtype)) - value
+        return min(abs(error / value), 1.0) if error else 0.0
 
     def _keep(self, result: Any) -> None:
-        for tensor in _tensors(result):
-            if _is_wide(tensor) and tensor.numel():
+        for tensor in tensors_of(result):
+            if is_wide(tensor) and tensor.numel():
                 storage = tensor.untyped_storage()
                 self.rounded[storage.data_ptr()] = storage
 
     def _is_rounded(self, tensor: Tensor) -> bool:
-        known = _is_wide(tensor) and bool(tensor.numel())
+        known = is_wide(tensor) and bool(tensor.numel())
         return known and (self.cast or tensor.untyped_storage().data_ptr() in self.rounded)
 
 
-def _name(func: Any) -> str:
+def operator_name(func: Any) -> str:
     return str(func._schema.name).partition("::")[2]
 
 
-def _tensors(result: Any) -> list[Tensor]:
+def tensors_of(result: Any) -> list[Tensor]:
     parts = list(result) if isinstance(result, list | tuple) else [result]
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def _is_wide(tensor: Tensor) -> bool:
+def is_wide(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float64, torch.complex128)

@@ -101,11 +101,17 @@ def squared_change(reference: Tensor, sample: Tensor) -> Tensor:
 
 
 def measure(
-    result: Tensor, reference: Tensor, sigma: Tensor, dtype: torch.dtype, runs: int | None = None
+    result: Tensor,
+    reference: Tensor,
+    sigma: Tensor,
+    dtype: torch.dtype,
+    runs: int | None = None,
+    jumps: Tensor | None = None,
 ) -> Measure:
     """Measure a result. reference, sigma: float64. dtype: that the kernel rounds its result to.
 
     runs: that sigma was estimated from, for the bound whose excess is a proof; None for the bound that accepts.
+    jumps: is added to what is allowed, for each element; one with an infinite jump is not compared.
     """
     if result.shape != reference.shape:
         shapes = f"{list(result.shape)} against {list(reference.shape)}"
@@ -116,6 +122,11 @@ def measure(
     if not x.numel():
         return Measure(0, histogram=(0,) * (len(EDGES) + 1))
     sigma = sigma if sigma.shape == y.shape else _parts(sigma)
+    step = torch.zeros_like(y) if jumps is None else jumps.flatten()
+    known = step.isfinite()
+    x, y, sigma, step = x[known], y[known], sigma[known], step[known]
+    if not x.numel():
+        return Measure(0, histogram=(0,) * (len(EDGES) + 1))
     limits = torch.finfo(dtype)
     # the largest number of float64 is that of the dtype, as nan_to_num returns it
     y = torch.where(y.abs() == torch.finfo(torch.float64).max, y.sign() * limits.max, y)
@@ -126,8 +137,8 @@ def measure(
         each = SHARE / x.numel()
         proving = coarseness(runs, each) * tail(each)
         typical_deviations = coarseness(runs, SHARE) * tail(SHARE)
-    why = _bad_numbers(x, y, proving * sigma, limits)
-    x, y, sigma = x[usable], y[usable], sigma[usable]
+    why = _bad_numbers(x, y, proving * sigma + step, limits)
+    x, y, sigma, step = x[usable], y[usable], sigma[usable], step[usable]
     if not x.numel():
         counts = (
             (int(usable.numel()), *(0,) * len(EDGES))
@@ -138,12 +149,16 @@ def measure(
     error, unit = (x - y).abs(), ulp(y, dtype).clamp_(min=1e-300)  # half a unit of float64 may be 0
     flushed = (x == 0) & (y != 0) & (y.abs() < limits.tiny)
     floor = _rms(sigma)
-    allowed = unit / 2 * SLACK + torch.maximum(deviations * (sigma + floor), proving * sigma)
+    allowed = unit / 2 * SLACK + torch.maximum(deviations * (sigma + floor), proving * sigma) + step
     allowed += flushed * limits.tiny
     highest = float((error / allowed).max())
     typical = (
         _rms(error[~flushed])
-        / (_rms(unit[~flushed]) / 2 * SLACK + typical_deviations * _rms(sigma[~flushed]))
+        / (
+            _rms(unit[~flushed]) / 2 * SLACK
+            + typical_deviations * _rms(sigma[~flushed])
+            + _rms(step[~flushed])
+        )
         if not bool(flushed.all())
         else 0.0
     )
@@ -162,12 +177,14 @@ def measure(
     )
 
 
-def measure_exact(result: Tensor, reference: Tensor) -> Measure:
-    """Measure integers and truth values, which have no rounding."""
+def measure_exact(result: Tensor, reference: Tensor, compared: Tensor | None = None) -> Measure:
+    """Measure integers and truth values, which have no rounding. compared: which elements; all where it is None."""
     if result.shape != reference.shape:
         return Measure(
             result.numel(), ratio=math.inf, why=f"shape {list(result.shape)} against {list(reference.shape)}"
         )
+    if compared is not None:
+        result, reference = result[compared], reference[compared]
     wrong = int((result != reference).sum())
     why = f"{wrong:,} of {result.numel():,} elements differ" if wrong else ""
     return Measure(result.numel(), ratio=math.inf if wrong else 0.0, why=why)

@@ -179,11 +179,6 @@ REASONS: dict[str, tuple[Callable[..., Any], Tensor, str]] = {
         draw(3),
         "it raised ZeroDivisionError: integer division or modulo by zero;",
     ),
-    "integers": (
-        lambda x: (x * 100).long(),
-        draw(3),
-        "result 0 has integers, which a rounding error may change;",
-    ),
     "nothing": (lambda x: None, draw(3), "it returns no tensor;"),
     "empty": (lambda x: x * 2, draw(0, 3), "result 0 has no elements;"),
 }

@@ -256,5 +256,5 @@ def test_the_device_runs_within_the_given_context() -> None:
 
     operation = Operation("g", "g", F.gelu, [torch.randn(5)])
     Oracle(torch.device("cpu"), around, extremes=False).check(operation)
-    assert entered == [1]
+    assert entered == [1, 1]  # a second run finds random operations
     assert random_gradients(operation) is not None
