@@ -77,7 +77,18 @@ def test_a_wrong_element_beside_the_jumps_is_found() -> None:
         assert wrong(check_operation(function, [x], reference=right))
 
 
-@pytest.mark.parametrize("function", [F.gelu, lambda x: x.softmax(-1), lambda x: x @ x.T, F.silu])
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.gelu,
+        lambda x: x.softmax(-1),
+        lambda x: x @ x.T,
+        lambda x: torch.maximum(x * 3, x.flip(0) * 3).abs().T.contiguous(),
+        lambda x: F.relu(x * 3).amax(-1),
+        lambda x: (x * 3).sort().values,
+        lambda x: torch.where(x > 0, x * 3, x.exp()).clamp(-1, 0.3),
+    ],
+)
 def test_a_function_without_steps_has_no_jumps(function: Callable[..., Any]) -> None:
     known = reference(Operation("f", "f", function, [draw(16, 96).bfloat16()]))
     assert known.jumps("forward", 0) is None
