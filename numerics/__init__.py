@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numerics.fixes.apply import fix
     from numerics.logp.diff import logp_diff
     from numerics.monitor.monitor import Monitor, MonitorConfig
-    from numerics.monitor.trainer_mon import TrainerMon
+    from numerics.monitor.msprobe.trainer_mon import TrainerMon
     from numerics.oracle.beside import check_optimizer
     from numerics.oracle.check import check_operation
     from numerics.record_config import RecorderConfig
@@ -34,7 +34,7 @@ MODULES = {
     "check_operation": "oracle.check",
     "check_optimizer": "oracle.beside",
     "fix": "fixes.apply",
-    "TrainerMon": "monitor.trainer_mon",
+    "TrainerMon": "monitor.msprobe.trainer_mon",
     "logp_diff": "logp.diff",
     "repeat_step": "repeat.step",
     "seed_all": "seed",

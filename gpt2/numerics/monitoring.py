@@ -63,6 +63,7 @@ class RunMonitor(StepObserver):
         except NumericsError as error:
             raise UserError(f"CONFIG_MONITOR_REFERENCES: {error}") from error
         self.monitor = Monitor(model, optimizer, config, self.folder, ranks.rank())
+        self.monitor.say = note
         self.control = ControlFile(self.folder)
         self.broken = False
         self.fired: list[Fired] = []  # in the running step

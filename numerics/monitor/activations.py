@@ -34,6 +34,7 @@ class ActivationWatch:
     def __init__(self, pending: Pending, wanted: Wanted) -> None:
         self.pending, self.wanted = pending, wanted
         self.within: list[str] = []  # paths of the modules that run, innermost last
+        self._ended = False
         self.calls: dict[str, int] = {}  # attention calls of a module, in this call of it
         self._read: Any = WeakIdKeyDictionary()  # tensor -> (version, key)
         self._hooked: Any = WeakIdKeyDictionary()  # tensor -> names of its gradient
@@ -41,14 +42,16 @@ class ActivationWatch:
     @contextlib.contextmanager
     def watching(self, root: nn.Module, attention: bool) -> Iterator[None]:
         """Install hooks on every module, and remove them at the end. attention: whether to watch its calls."""
+        self._ended = False
         with contextlib.ExitStack() as stack:
+            stack.callback(setattr, self, "_ended", True)
             for path, module in root.named_modules():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
                     continue
                 for handle in self._hooks(plain_name(path), module):
                     stack.callback(handle.remove)
             if attention:
-                stack.enter_context(AttentionCalls(self._attention, self._in_model))
+                stack.enter_context(AttentionCalls(self._attention, self._in_model, self._failed))
             self.within.clear()
             yield
 
@@ -57,7 +60,9 @@ class ActivationWatch:
         return bool(self.within) and passes.counts()
 
     def _hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def before(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+            if self._ended:  # removed within the call of the module that has it, without kwargs
+                return
             if passes.counts():
                 self.within.append(path)
                 self.calls[path] = 0
@@ -70,21 +75,28 @@ class ActivationWatch:
             if passes.counts() or passes.replayed():
                 self._observe(path, "output", tensors_in(output))
 
-        yield module.register_forward_pre_hook(before, with_kwargs=True)
-        yield module.register_forward_hook(after, with_kwargs=True)
+        # compiled code would trace a hook: it runs beside it
+        yield module.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
+        yield module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
 
     def _observe(self, path: str, side: str, tensors: Sequence[Tensor]) -> None:
         for index, tensor in enumerate(tensors):
-            if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
-                continue
-            name = f"{path}.{side}.{index}" if path else f"{side}.{index}"
-            if not passes.replayed() and self.wanted("actv", name):
-                self._once(("actv", name), tensor)
-            gradient = f"{path}.{side}_grad.{index}" if path else f"{side}_grad.{index}"
-            if tensor.requires_grad and not tensor.is_leaf and self.wanted("actv_grad", gradient):
-                self._gradient(("actv_grad", gradient), tensor)
+            key = ("actv", f"{path}.{side}.{index}" if path else f"{side}.{index}")
+            try:
+                if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+                    continue
+                if not passes.replayed() and self.wanted(*key):
+                    self._once(key, tensor)
+                key = ("actv_grad", f"{path}.{side}_grad.{index}" if path else f"{side}_grad.{index}")
+                if tensor.requires_grad and not tensor.is_leaf and self.wanted(*key):
+                    self._gradient(key, tensor)
+            except Exception as error:  # the observed run goes on
+                self.pending.fail(key, error)
 
     def _once(self, key: tuple[str, str], tensor: Tensor) -> None:
+        if tensor.is_inference():  # has no version
+            self.pending.add([key], [tensor])
+            return
         version, first = self._read.get(tensor, (None, None))
         if first is not None and version == tensor._version and first[0] == key[0]:
             self.pending.alias(key, first)
@@ -108,9 +120,16 @@ class ActivationWatch:
         tensor.register_hook(hook)
 
     def _attention(self, values: Tensor) -> None:
+        name = self._call()
+        if self.wanted("attention", name):
+            self.pending.add_values([("attention", name)], values[None])
+
+    def _failed(self, error: Exception) -> None:
+        self.pending.fail(("attention", self._call()), error)
+
+    def _call(self) -> str:
+        """Count an attention call of the innermost module, and return its name."""
         path = self.within[-1]
         number = self.calls.get(path, 0)
         self.calls[path] = number + 1
-        name = f"{path}.sdpa.{number}" if path else f"sdpa.{number}"
-        if self.wanted("attention", name):
-            self.pending.add_values([("attention", name)], values[None])
+        return f"{path}.sdpa.{number}" if path else f"sdpa.{number}"

@@ -27,9 +27,12 @@ Report = Callable[[Tensor], None]
 class AttentionCalls(TorchFunctionMode):
     """Report (entropy, largest logit, queries) of each call, a tensor (3,), before the call runs."""
 
-    def __init__(self, report: Report, watching: Callable[[], bool]) -> None:
+    def __init__(
+        self, report: Report, watching: Callable[[], bool], failed: Callable[[Exception], None] | None = None
+    ) -> None:
+        """failed: called with an error of the statistics, which otherwise is raised."""
         super().__init__()
-        self.report, self.watching = report, watching
+        self.report, self.watching, self.failed = report, watching, failed
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -48,7 +51,9 @@ class AttentionCalls(TorchFunctionMode):
         super().__exit__(*error)
 
     def _observe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if func is F.scaled_dot_product_attention and self.watching():
+        if func is not F.scaled_dot_product_attention or not self.watching():
+            return
+        try:
             call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
             with torch.no_grad(), torch.autocast(call["query"].device.type, enabled=False):
                 self.report(
@@ -60,6 +65,10 @@ class AttentionCalls(TorchFunctionMode):
                         call.get("scale"),
                     )
                 )
+        except Exception as error:
+            if self.failed is None:
+                raise
+            self.failed(error)
 
 
 def attention_statistics(

@@ -15,6 +15,7 @@ Statistics are computed on the device and reach the host in one transfer a step.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,8 @@ class Monitor:
         self.pending = Pending()
         self.gradient: Callable[[nn.Parameter], Tensor | None] = lambda parameter: parameter.grad
         self.full_until = -1  # the last step in which everything is watched
+        self.say: Callable[[str], None] = functools.partial(print, flush=True)
+        self._said: set[tuple[str, str]] = set()  # kinds and names whose problem was printed
 
     # -- what to watch
 
@@ -128,6 +131,17 @@ class Monitor:
         """Whether the running step needs hooks on the modules."""
         return any(self.wants(kind) for kind in FORWARD)
 
+    def new_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Add the parameters that the model has gained or unfrozen, and return them."""
+        known = {id(parameter) for _, parameter in self.parameters}
+        found = [
+            (plain_name(name), parameter)
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and id(parameter) not in known
+        ]
+        self.parameters += found
+        return found
+
     # -- what a training loop calls
 
     @contextlib.contextmanager
@@ -160,15 +174,39 @@ class Monitor:
         ratios = [
             (name, parameter) for name, parameter in self.parameters if self.wants("update_ratio", name)
         ]
+        pairs = []
         with torch.no_grad():
-            before = [local(parameter).clone() for _, parameter in ratios]
+            for name, parameter in ratios:
+                try:
+                    pairs.append((name, local(parameter).clone(), parameter))
+                except Exception as error:
+                    self.pending.fail(("update_ratio", name), error)
             self._directions()
         yield
-        if ratios:
-            with torch.no_grad():
-                values = update_ratios(before, [local(parameter) for _, parameter in ratios])
-            self.pending.add_values([("update_ratio", name) for name, _ in ratios], values[:, None])
+        with torch.no_grad():
+            self._compare(
+                "update_ratio", update_ratios, [(name, old, local(new)) for name, old, new in pairs]
+            )
         self.weights()
+
+    def _compare(
+        self,
+        kind: str,
+        function: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor],
+        pairs: Sequence[tuple[str, Tensor, Tensor]],
+    ) -> None:
+        """Add a number for each pair of tensors. Where the list cannot be computed, each pair is tried alone."""
+        if not pairs:
+            return
+        names, first, second = zip(*pairs, strict=True)
+        try:
+            self.pending.add_values([(kind, name) for name in names], function(first, second)[:, None])
+        except Exception as error:
+            if len(pairs) == 1:
+                self.pending.fail((kind, names[0]), error)
+                return
+            for pair in pairs:
+                self._compare(kind, function, [pair])
 
     def _directions(self) -> None:
         """Compare the signs of the gradients with those of Adam's first moments before the update."""
@@ -181,10 +219,7 @@ class Monitor:
         found = [
             (name, local(gradient), local(moment)) for name, gradient, moment in found if moment is not None
         ]
-        if found:
-            names, gradients, moments = zip(*found, strict=True)
-            values = sign_agreements(gradients, moments)
-            self.pending.add_values([("mg_direction", name) for name in names], values[:, None])
+        self._compare("mg_direction", sign_agreements, found)
 
     def weights(self) -> None:
         """Read the weights and Adam's moments as they are now."""
@@ -210,10 +245,23 @@ class Monitor:
         for (kind, name), lines in values.items():
             rows.setdefault(kind, []).append((name, _joined(kind, lines)))
         self.now = ()
+        self._report()
         for kind, named in rows.items():
             if write:
                 self.writer.write(kind, self.current, named)
         return rows
+
+    def _report(self) -> None:
+        """Print one line on each name that could not be read, once for each of its kinds."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for (kind, name), problem in self.pending.problems.items():
+            if (kind, name) not in self._said:
+                self._said.add((kind, name))
+                found.setdefault((name, problem), []).append(kind)
+        for (name, problem), kinds in found.items():
+            missing = ", ".join(kinds)
+            self.say(f"monitor: step {self.current}: {name} has no {missing}: {problem}; the row is missing")
+        self.pending.problems.clear()
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from numerics.monitor.reduction.device import (
     reduce_one,
 )
 from numerics.monitor.reduction.moments import Moments
+from numerics.monitor.reduction.readable import readable, real
 
 FEW = 3  # tensors: fewer are copied, and computed in a later list
 Key = tuple[str, str]  # kind, name
@@ -33,18 +34,27 @@ Decode = Callable[[int, Sequence[float]], Moments]
 
 @dataclass
 class Entry:
-    """Keys with their rows. counts: elements of each part, None for rows of add_values."""
+    """Keys with their rows. counts: elements of each part, None for rows of add_values. zeros: elements not stored.
+
+    problem: why its tensor could not be read.
+    """
 
     keys: list[Key]
     counts: list[int] | None = None
     rows: list[tuple[int, int]] = field(default_factory=list)  # (block, row of it)
     decode: Decode = lambda count, row: Moments(count, *row[:7])
+    zeros: int = 0
+    problem: str = ""
 
 
 class Pending:
-    """Statistics of a step that lie on the devices until `take`."""
+    """Statistics of a step that lie on the devices until `take`.
+
+    problems: key -> why it has no statistics. A tensor that cannot be read raises nothing.
+    """
 
     def __init__(self) -> None:
+        self.problems: dict[Key, str] = {}
         self._blocks: list[Tensor] = []  # rows of WIDTH numbers
         self._entries: list[Entry] = []
         self._latest: dict[Key, Entry] = {}
@@ -58,22 +68,32 @@ class Pending:
             for key, tensor in zip(keys, tensors, strict=True):
                 entry = self._latest[key] = Entry([key], [])
                 self._entries.append(entry)
-                if tensor.is_complex():
-                    tensor = torch.view_as_real(tensor)
-                if tensor.numel() and on_host(tensor):
-                    parts = tensor.detach().reshape(-1).split(CPU_CHUNK)
-                    rows = torch.tensor([[*cpu_row(part), 0.0] for part in parts], dtype=torch.float64)
-                    self._append([(entry, part.numel()) for part in parts], rows)
-                elif tensor.numel() and fused(tensor.device.type, tensor.dtype):
-                    lists.append((entry, tensor))
-                elif tensor.numel():
-                    parts = tensor.reshape(-1).split(DEVICE_CHUNK)
-                    rows = torch.stack([reduce_one(part) for part in parts])
-                    self._append([(entry, part.numel()) for part in parts], rows)
-            if len(lists) >= FEW:
-                self._reduce(lists)
-            else:
-                self._copy(lists)
+                try:
+                    tensor, entry.zeros = readable(tensor)
+                    if tensor.numel() and on_host(tensor):
+                        parts = tensor.detach().reshape(-1).split(CPU_CHUNK)
+                        rows = torch.tensor([[*cpu_row(part), 0.0] for part in parts], dtype=torch.float64)
+                        self._append([(entry, part.numel()) for part in parts], rows)
+                    elif tensor.numel() and fused(tensor.device.type, tensor.dtype):
+                        lists.append((entry, tensor))
+                    elif tensor.numel():
+                        parts = tensor.reshape(-1).split(DEVICE_CHUNK)
+                        rows = torch.stack([reduce_one(part) for part in parts])
+                        self._append([(entry, part.numel()) for part in parts], rows)
+                except Exception as error:
+                    entry.problem = reason(error)
+            try:
+                if len(lists) >= FEW:
+                    self._reduce(lists)
+                else:
+                    self._copy(lists)
+            except Exception as error:
+                for entry, _ in lists:
+                    entry.problem = reason(error)
+
+    def fail(self, key: Key, error: Exception) -> None:
+        """Note why a key has no statistics."""
+        self.problems.setdefault(key, reason(error))
 
     def _copy(self, lists: Sequence[tuple[Entry, Tensor]]) -> None:
         """Copy tensors that may change before `take`, and compute the copies where they are many elements."""
@@ -84,7 +104,11 @@ class Pending:
 
     def _flush(self) -> None:
         copies, self._copies, self._copied = self._copies, [], 0
-        self._reduce(copies)
+        try:
+            self._reduce(copies)
+        except Exception as error:
+            for entry, _ in copies:
+                entry.problem = reason(error)
 
     def _reduce(self, lists: Sequence[tuple[Entry, Tensor]]) -> None:
         """Add the rows of tensors by one list of each device and dtype."""
@@ -130,17 +154,29 @@ class Pending:
         values: dict[Key, list[list[float]]] = {}
         blocks = _transferred(self._blocks)
         for entry in self._entries:
+            if entry.problem:
+                self.problems.update(dict.fromkeys(entry.keys, entry.problem))
+                continue
             rows = [blocks[block][row] for block, row in entry.rows]
             if entry.counts is None:
                 values.setdefault(entry.keys[0], []).extend(rows)
                 continue
-            whole = Moments()
+            whole = Moments(entry.zeros, low=0.0, high=0.0) if entry.zeros else Moments()
             for count, row in zip(entry.counts, rows, strict=True):
                 whole = whole.joined(entry.decode(count, row))
             for key in entry.keys:
                 moments[key] = moments.get(key, Moments()).joined(whole)
         self._blocks, self._entries, self._latest = [], [], {}
+        for key in self.problems:
+            moments.pop(key, None)
+            values.pop(key, None)
         return moments, values
+
+
+def reason(error: Exception) -> str:
+    """Return an error in one line."""
+    text = " ".join(f"{error}".split())
+    return f"{type(error).__name__}: {text[:160]}" if text else type(error).__name__
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -185,9 +221,12 @@ def _transferred(blocks: Sequence[Tensor]) -> list[list[list[float]]]:
 
 
 def sign_agreements(gradients: Sequence[Tensor], moments: Sequence[Tensor]) -> Tensor:
-    """Return (mean of sign(gradient) x sign(moment) + 1) / 2 of each pair, (n,) float32. The sign of nan is 0."""
-    signs = list(torch._foreach_sign(list(gradients)))
-    torch._foreach_mul_(signs, torch._foreach_sign(list(moments)))
+    """Return (mean of sign(gradient) x sign(moment) + 1) / 2 of each pair, (n,) float32. The sign of nan is 0.
+
+    Real and imaginary parts count as two elements.
+    """
+    signs = list(torch._foreach_sign([real(gradient) for gradient in gradients]))
+    torch._foreach_mul_(signs, torch._foreach_sign([real(moment) for moment in moments]))
     return (torch.stack([one.mean(dtype=torch.float32) for one in signs]) + 1) / 2
 
 
@@ -196,6 +235,7 @@ def update_ratios(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
 
     Squares are summed in float64 where the device has it, else in float32.
     """
+    before, after = [real(tensor) for tensor in before], [real(tensor) for tensor in after]
     if all(on_host(tensor) for tensor in before):
         pairs = [update_on_cpu(one, other) for one, other in zip(before, after, strict=True)]
         weights, changes = torch.tensor(pairs, dtype=torch.float64).T.sqrt()

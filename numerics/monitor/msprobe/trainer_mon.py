@@ -11,11 +11,10 @@ when optimizer.step() is called: after the reduction, and after clipping where t
 from __future__ import annotations
 
 import contextlib
-import difflib
+import functools
 import json
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +25,28 @@ from numerics.describe import tensors_in
 from numerics.dump_files import read_json, this_rank
 from numerics.errors import NumericsError
 from numerics.monitor.export import TensorBoard
-from numerics.monitor.monitor import Monitor, MonitorConfig, local
+from numerics.monitor.monitor import Monitor, local
+from numerics.monitor.msprobe.config import check_settings, check_targets, monitor_config, ranks_wanted
 from numerics.monitor.names import ModelNames
-from numerics.monitor.tables import MOMENTS, STATISTICS
-from numerics.monitor.targets import Target, plain_name
+from numerics.monitor.statistics import reason
+from numerics.monitor.tables import MOMENTS
+from numerics.monitor.targets import plain_name
 
 OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe
-GROUPS = {  # switch of config.json -> groups of targets
-    "wg_distribution": ("grad",),
-    "param_distribution": ("param",),
-    "mv_distribution": ("adam",),
-    "ur_distribution": ("update",),
-    "mg_direction": ("mg_direction",),
-    "attention_distribution": ("attention",),  # not msProbe's
-}
-REFUSED = {
-    "cc_distribution": "calls of torch.distributed are not observed; grad_unreduced and grad_reduced are the two sides",
-    "alert": "config.json has no rules here; numerics.monitor.triggers has them",
-    "append_output": "start_iteration of set_monitor continues the tables of a resumed run",
-    "stack_info": "call stacks are not recorded",
-    "monitor_mbs_grad": "gradients of single micro-batches are not recorded",
-    "recording_l2_features": "attention_distribution has entropy and largest logit",
-}
-IGNORED = ("eps", "squash_name", "sa_order")  # of msProbe; nothing here depends on them
-OPS = {"nans": "nan"}  # msProbe's name -> ours
-SIDES = ("input", "output", "input_grad", "output_grad")
-DEFAULT_OPS = ("norm", "mean", "max", "min")
+
+
+def harmless(hook: Callable[..., Any]) -> Any:
+    """Print an error of a hook as one line, so that the script goes on."""
+
+    @functools.wraps(hook)
+    def guarded(self: TrainerMon, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception as error:
+            self._say(f"{reason(error)}; rows are missing")
+            return None
+
+    return guarded
 
 
 class TrainerMon:
@@ -79,6 +74,13 @@ class TrainerMon:
         self._board: TensorBoard | None = None
         self._shapes: dict[str, dict[str, Any]] = {}
         self._compared = False  # whether the rows of a step were compared with the switches
+        self._updating = False  # between the gradients of a step and its end
+        self._ignored = ""  # why the last forward was not observed
+        self._observed = False  # whether a forward was
+        self._backward: tuple[Tensor, Any] | None = (
+            None  # a parameter and the state of its gradient after backward
+        )
+        self._said: set[str] = set()
 
     def _read(self) -> dict[str, Any]:
         content = read_json(self.path, "correct it")
@@ -127,20 +129,27 @@ class TrainerMon:
         self._install(model, optimizer)
 
     def _install(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        monitor = self._monitor
-        self._handles.append(model.register_forward_pre_hook(self._before_forward, prepend=True))
+        monitor, untraced = self._monitor, torch.compiler.disable  # compiled code would trace a hook
+        self._handles.append(model.register_forward_pre_hook(untraced(self._before_forward), prepend=True))
         if self.settings["print_struct"]:
             for path, module in model.named_modules():
                 self._handles.append(module.register_forward_hook(self._note_shapes(plain_name(path))))
-        for name, parameter in monitor.parameters:
+        self._watch(monitor.parameters)
+        # a model that is compiled from within its forward calls hooks that are installed after its first call
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        self._handles.append(optimizer.register_step_pre_hook(untraced(self._before_update)))
+        self._handles.append(optimizer.register_step_post_hook(untraced(self._after_update)))
+
+    def _watch(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        for name, parameter in named:
             hook = self._after_gradient(name)
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        self._handles.append(optimizer.register_step_pre_hook(self._before_update))
-        self._handles.append(optimizer.register_step_post_hook(self._after_update))
 
     def close(self) -> None:
-        """Remove every hook."""
-        self._open.close()
+        """Remove every hook. The rows of a step that the optimizer skipped are written."""
+        if self._running and self._backward and self.micro_batch >= self.grad_acc_steps:
+            self._end_skipped()
+        self._leave()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -154,9 +163,16 @@ class TrainerMon:
 
     # -- hooks
 
+    @harmless
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if not module.training or not torch.is_grad_enabled():
+            if not module.training:
+                self._ignored = "it was in eval mode; fix: call model.train() before training"
             return
+        if self._updating:  # a further call of the closure
+            return
+        if self._skipped():
+            self._end_skipped()
         if not self._running:
             self._begin()
         self.micro_batch += 1
@@ -165,11 +181,43 @@ class TrainerMon:
         monitor = self._monitor
         if self.dynamic:
             self._reload()
-        self._running, self.micro_batch = True, 0
+        self._running, self.micro_batch, self._backward = True, 0, None
+        self._observed = True
         monitor.begin(self.iteration)
+        self._watch(monitor.new_parameters())
         if not self._active or not ranks_wanted(self.settings):
             monitor.now = ()
+        if monitor.wants_forward:  # compiled code calls no hook that was installed after it
+            self._open.enter_context(torch.compiler.set_stance("force_eager"))
+            if any(
+                hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in monitor.model.modules()
+            ):
+                self._say(
+                    "steps with activations or attention run without torch.compile, and their numbers may differ; "
+                    "fix: monitor them in few steps"
+                )
         self._open.enter_context(monitor.forward())
+
+    def _skipped(self) -> bool:
+        """Whether backward of every micro-batch ran, and its gradients were changed since or are gone."""
+        if not self._running or self._updating or self._backward is None:
+            return False
+        parameter, after = self._backward
+        return self.micro_batch >= self.grad_acc_steps and self._state(parameter) != after
+
+    def _end_skipped(self) -> None:
+        self._leave()
+        self._write()
+        print(
+            f"monitor: step {self._monitor.current}: the optimizer made no step after backward, as with GradScaler at "
+            "Inf or NaN; the step has rows of activations and grad_unreduced alone",
+            flush=True,
+        )
+
+    @harmless
+    def _leave(self) -> None:
+        """End what the hooks of the step entered."""
+        self._open.close()
 
     def _reload(self) -> None:
         """Read a changed config.json, as DYNAMIC_MONITOR=True asks for. A file that cannot be used is reported."""
@@ -189,54 +237,105 @@ class TrainerMon:
 
     def _after_gradient(self, name: str) -> Any:
         def hook(parameter: Tensor) -> None:
+            if self._updating or not self._running:
+                return
+            self._backward = (parameter, self._state(parameter))
             last = self.micro_batch % self.grad_acc_steps == 0
-            if self._running and last and self._monitor.wants("grad_unreduced", name):
-                gradient = self._gradient(parameter)
-                if gradient is not None:
-                    self._monitor.pending.replace(("grad_unreduced", name), local(gradient))
+            if last and self._monitor.wants("grad_unreduced", name):
+                try:
+                    gradient = self._gradient(parameter)
+                    if gradient is not None:
+                        self._monitor.pending.replace(("grad_unreduced", name), local(gradient))
+                except Exception as error:
+                    self._monitor.pending.fail(("grad_unreduced", name), error)
 
-        return hook
+        return torch.compiler.disable(hook)
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
         found: Tensor | None = getattr(parameter, "main_grad", None) if self.main_grad else parameter.grad
         return found
 
-    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _state(self, parameter: Tensor) -> Any:
+        """Return the identity and version of a gradient, which any change of it changes."""
+        gradient = self._gradient(parameter)
+        return None if gradient is None else (id(gradient), gradient._version)
+
+    @harmless
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if callable(closure) and self._backward is None:  # forward and backward follow, within the step
+
+            def observed() -> Any:
+                loss = closure()
+                if not self._updating:
+                    self._read_gradients(optimizer)
+                return loss
+
+            return (args[0], observed, *args[2:]), {k: v for k, v in kwargs.items() if k != "closure"}
+        self._read_gradients(optimizer)
+        return None
+
+    @harmless
+    def _read_gradients(self, optimizer: Any) -> None:
         if not self._running:  # a step without forward of the model
+            why = (
+                self._ignored
+                or "it was not called; fix: pass the module that the script calls to set_monitor"
+            )
+            if not self._observed:
+                self._say(f"the optimizer made a step and no forward of the model was observed: {why}")
             return
+        self._updating = True
+        self._open.close()
         monitor = self._monitor
         named = [(name, self._gradient(parameter)) for name, parameter in monitor.parameters]
         monitor.read("grad_reduced", named)
         self._open.enter_context(monitor.update())
 
+    @harmless
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._running:
             return
-        self._open.close()
+        self._leave()
         wanted = [kind for target in self._monitor.now for kind in target.kinds]
-        rows = self._monitor.finish(write=self._board is None)
+        rows = self._write()
         if wanted and not self._compared:
             self._compared = True
             self._report_missing([kind for kind in dict.fromkeys(wanted) if kind not in rows], optimizer)
-        if self._board:
-            self._board.write(rows, self.iteration, self._monitor.writer.columns)
-        self._running = False
-        self.iteration += 1
         if self.settings["print_struct"]:
             print(json.dumps(self._shapes, indent=4), flush=True)
             raise SystemExit(0)
 
+    def _write(self) -> dict[str, Any]:
+        """Write the rows of the step, which ends, and return them."""
+        self._running = self._updating = False
+        self._backward = None
+        self.iteration += 1
+        rows = self._monitor.finish(write=self._board is None)
+        if self._board:
+            self._board.write(rows, self._monitor.current, self._monitor.writer.columns)
+        return rows
+
+    def _say(self, line: str) -> None:
+        """Print a line once."""
+        if line not in self._said:
+            self._said.add(line)
+            print(f"monitor: {line}", flush=True)
+
     def _report_missing(self, kinds: Sequence[str], optimizer: Any) -> None:
         """Print one line on each kind without a tensor in the first monitored step."""
         for kind in kinds:
-            if kind == "mg_direction" and self.iteration == 0:
+            if kind == "mg_direction" and self._monitor.current == 0:
                 continue  # the first step has no moment before it
             reason = "no tensor of the targets has it"
             if kind in (*MOMENTS, "mg_direction"):
                 reason = f"{type(optimizer).__name__} keeps no such state"
             elif kind == "attention":
                 reason = "no module of the targets called scaled_dot_product_attention"
-            print(f"monitor: step {self.iteration} has no {kind}: {reason}; no table is written", flush=True)
+            print(
+                f"monitor: step {self._monitor.current} has no {kind}: {reason}; no table is written",
+                flush=True,
+            )
 
     def _note_shapes(self, path: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -250,86 +349,3 @@ class TrainerMon:
                 }
 
         return hook
-
-
-def check_settings(content: Any) -> dict[str, Any]:
-    """Return msProbe's config.json with defaults. NumericsError names an entry that cannot be used."""
-    if not isinstance(content, dict):
-        raise NumericsError("the configuration is no JSON object; fix: see docs/monitor.md")
-    defaults: dict[str, Any] = {
-        "targets": {}, "xy_distribution": False, "all_xy": False, "forward_only": False, "backward_only": False,
-        **dict.fromkeys(GROUPS, False), "ops": list(DEFAULT_OPS), "ndigits": 6, "start_step": 0,
-        "collect_times": 10**8, "step_interval": 1, "step_count_per_record": 1, "print_struct": False,
-        "format": "csv", "dynamic_on": False, "module_ranks": [],
-    }  # fmt: skip
-    for name, reason in REFUSED.items():
-        value = content.get(name)
-        if value.get("enable", value.get("rules")) if isinstance(value, dict) else value:
-            raise NumericsError(f"{name} is not supported: {reason}; fix: remove it")
-    for name in content.keys() - {*defaults, *REFUSED, *IGNORED}:
-        near = difflib.get_close_matches(name, [*defaults, *REFUSED], n=1, cutoff=0.5)
-        raise NumericsError(
-            f"{name} is no key; fix: {f'did you mean {near[0]}' if near else 'remove it; docs/monitor.md has the keys'}"
-        )
-    settings = {}
-    for name, default in defaults.items():
-        value = content.get(name, default)
-        if type(value) is not type(default):
-            raise NumericsError(f"{name} is {value!r}; fix: write a value such as {json.dumps(default)}")
-        settings[name] = value
-    if settings["format"] not in ("csv", "tensorboard"):
-        raise NumericsError(f'format is "{settings["format"]}"; fix: use csv or tensorboard')
-    monitor_config(settings)
-    return settings
-
-
-def monitor_config(settings: dict[str, Any]) -> MonitorConfig:
-    """Return the monitor's configuration of checked settings."""
-    groups = [group for switch, names in GROUPS.items() if settings[switch] for group in names]
-    if settings["xy_distribution"]:
-        groups += ["actv"] * (not settings["backward_only"]) + ["actv_grad"] * (not settings["forward_only"])
-    ops = tuple(OPS.get(str(name), str(name)) for name in settings["ops"])
-    return MonitorConfig(
-        targets=tuple(f"{target}" for group in groups for target in _paths(group, settings)),
-        interval=settings["step_interval"],
-        start=settings["start_step"],
-        times=settings["collect_times"],
-        statistics=tuple(name for name in STATISTICS if name in ops) if set(ops) <= set(STATISTICS) else ops,
-        digits=max(1, settings["ndigits"]),
-        steps_per_file=settings["step_count_per_record"],
-    )
-
-
-def check_targets(path: Path, settings: dict[str, Any], names: ModelNames) -> None:
-    """NumericsError for an entry of `targets` that names no module and no parameter of the model."""
-    for target in _paths("all", settings):
-        problem = names.problem(target)
-        if problem:
-            raise NumericsError(f"{path}: targets: {problem.removeprefix('all:')}")
-
-
-def _paths(group: str, settings: dict[str, Any]) -> list[Target]:
-    """Return the targets of a group: all modules, or those that `targets` lists with their sides."""
-    listed = settings["targets"]
-    if not listed or (group in ("actv", "actv_grad") and settings["all_xy"]):
-        return [Target(group)]
-    found = []
-    for path, sides in listed.items():
-        path = plain_name(re.sub(r"^[0-9]+:", "", path))
-        sides = sides if isinstance(sides, dict) else {}
-        unknown = [side for side in sides if side not in SIDES]
-        if unknown:
-            raise NumericsError(f"targets has {unknown[0]!r} for {path}; fix: use {', '.join(SIDES)}")
-        mine = [side for side in sides if side.endswith("_grad") == (group == "actv_grad")]
-        if group in ("actv", "actv_grad") and mine:
-            for side in mine:
-                index = str(sides[side]).partition(":")[2] or "0"
-                found.append(Target(group, f"{path}.{side}.{index}" if path else f"{side}.{index}"))
-        elif group not in ("actv", "actv_grad") or not sides:
-            found.append(Target(group, path))
-    return found
-
-
-def ranks_wanted(settings: dict[str, Any]) -> bool:
-    """Whether this rank is monitored."""
-    return not settings["module_ranks"] or this_rank() in settings["module_ranks"]

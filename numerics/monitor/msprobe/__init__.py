@@ -1,0 +1,1 @@
+"""msProbe's monitor: its interface and its configuration file."""

@@ -1,0 +1,267 @@
+"""TrainerMon in scripts with unusual tensors and loops: the script ends as without it, with rows or a line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from numerics import TrainerMon
+from numerics.monitor import statistics
+from numerics.monitor.reduction.readable import readable
+from numerics.monitor.statistics import Pending, sign_agreements, update_ratios
+from numerics.monitor.tables import STATISTICS, read_table
+
+SWITCHES = ("xy", "wg", "param", "mv", "ur", "attention")
+ALL = {f"{name}_distribution": True for name in SWITCHES} | {"mg_direction": True}
+OPS = {"ops": ["norm", "mean", "nans", "inf", "zeros"], "step_count_per_record": 100}
+
+
+@pytest.fixture(autouse=True)
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
+    return tmp_path / "out" / "rank0"
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+
+
+def watch(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, config: Any = ALL, micros: int = 1
+) -> TrainerMon:
+    (folder / "config.json").write_text(json.dumps({"targets": {}} | OPS | config))
+    monitor = TrainerMon(folder / "config.json")
+    monitor.set_monitor(model, optimizer, grad_acc_steps=micros)
+    return monitor
+
+
+def steps_of(output: Path, kind: str) -> list[int]:
+    return sorted({row.step for row in read_table(output, kind).rows})
+
+
+def statistic(tensor: Tensor) -> dict[str, float]:
+    pending = Pending()
+    pending.add([("actv", "x")], [tensor])
+    moments, _ = pending.take()
+    assert not pending.problems
+    return {name: moments["actv", "x"].statistic(name) for name in STATISTICS}
+
+
+@pytest.mark.parametrize("host", [True, False])
+@pytest.mark.parametrize("layout", ["coo", "uncoalesced", "csr", "csc", "complex"])
+def test_a_sparse_tensor_has_the_statistics_of_the_dense_one(
+    host: bool, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "on_host", lambda tensor: host)
+    dense = torch.tensor([[0.0, -2.0, 0.0], [3.0, 0.0, 0.5]])
+    sparse = {
+        "coo": dense.to_sparse,
+        "csr": dense.to_sparse_csr,
+        "csc": dense.to_sparse_csc,
+        "uncoalesced": lambda: torch.sparse_coo_tensor(
+            torch.tensor([[0, 1, 1, 1], [1, 0, 0, 2]]), torch.tensor([-2.0, 1.0, 2.0, 0.5]), (2, 3)
+        ),
+        "complex": lambda: (dense * (1 + 2j)).to_sparse(),
+    }[layout]()
+    exact = dense * (1 + 2j) if layout == "complex" else dense
+    assert statistic(sparse) == pytest.approx(statistic(exact))
+    assert statistic(exact)["zeros"] == 0.5
+
+
+def test_conj_neg_and_nested_tensors_are_read() -> None:
+    values = torch.randn(3, 2, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    plain = values.conj().resolve_conj()
+    assert values.conj().is_conj()
+    assert statistic(values.conj()) == statistic(plain)
+    negative = values.conj().imag
+    assert negative.is_neg()
+    assert statistic(negative) == statistic(-values.imag)
+    parts = [torch.ones(1, 2), torch.full((3, 2), -2.0)]
+    for layout in (torch.jagged, torch.strided):
+        nested = torch.nested.nested_tensor(parts, layout=layout)
+        assert statistic(nested) == statistic(torch.cat(parts))
+    assert readable(torch.eye(4).to_sparse())[1] == 12
+
+
+def test_numbers_of_pairs_use_both_parts_of_a_complex_number() -> None:
+    one, two = torch.tensor([3 + 4j, 0j]), torch.tensor([3 - 4j, 0j])
+    assert sign_agreements([one], [two]).item() == 0.5  # 1 - 1 + 0 + 0
+    assert update_ratios([one.clone()], [two]).item() == pytest.approx(8 / 5)
+    gradient = torch.tensor([0.0, 2.0, -1.0])
+    assert torch.equal(
+        sign_agreements([gradient.to_sparse()], [gradient]), sign_agreements([gradient], [gradient])
+    )
+
+
+def test_what_cannot_be_read_is_one_line_and_the_script_ends_alike(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = statistics.cpu_row
+
+    def fails(part: Tensor) -> list[float]:
+        if part.numel() == 16:  # 2.weight, and its gradients and moments
+            raise RuntimeError("no such\nkernel")
+        return original(part)
+
+    monkeypatch.setattr(statistics, "cpu_row", fails)
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"wg_distribution": True, "param_distribution": True})
+    for _ in range(3):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    assert capsys.readouterr().out.splitlines() == [
+        "monitor: step 0: 2.weight has no grad_unreduced, grad_reduced, param: RuntimeError: no such kernel; "
+        "the row is missing"
+    ]
+    assert {row.name for row in read_table(output, "param").rows} == {"0.weight", "0.bias", "2.bias"}
+    assert steps_of(output, "param") == [0, 1, 2]
+
+
+def test_a_folder_that_cannot_be_written_ends_no_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"wg_distribution": True})
+    (tmp_path / "out").write_text("a file")
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    assert "rows are missing" in capsys.readouterr().out
+
+
+def test_a_step_that_grad_scaler_skips_has_its_rows(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    monitor = watch(tmp_path, model, optimizer, {"wg_distribution": True, "xy_distribution": True}, micros=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(5):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for _ in range(2):
+            batch = torch.full((3, 4), float("inf") if step in (2, 4) else 1.0)
+            scaler.scale(model(batch).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    monitor.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[1] for line in lines] == [" step 2", " step 4"]
+    assert steps_of(output, "actv") == steps_of(output, "grad_unreduced") == [0, 1, 2, 3, 4]
+    assert steps_of(output, "grad_reduced") == [0, 1, 3]
+    bad = {row.step for row in read_table(output, "grad_unreduced").rows if row.values[2] + row.values[3] > 0}
+    assert bad == {2, 4}
+    counts = [sum(row.step == step for row in read_table(output, "actv").rows) for step in range(5)]
+    assert len(set(counts[:4])) == 1
+
+
+def test_more_micro_batches_than_declared_are_one_step(tmp_path: Path, output: Path) -> None:
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"wg_distribution": True})
+    for _ in range(2):
+        for _ in range(3):
+            model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert steps_of(output, "grad_reduced") == steps_of(output, "grad_unreduced") == [0, 1]
+
+
+def losses(optimizer: torch.optim.Optimizer, model: nn.Module, keyword: bool, steps: int = 3) -> list[Any]:
+    data = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    found = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(data).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        loss: Any = optimizer.step(closure=closure) if keyword else optimizer.step(closure)  # type: ignore[arg-type]
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("name", ["AdamW", "LBFGS"])
+def test_a_closure_is_observed_once_a_step(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str], name: str, keyword: bool
+) -> None:
+    make: Callable[..., Any] = getattr(torch.optim, name)
+    model, plain = small(), small()
+    optimizer = make(model.parameters())
+    config = ALL | {"attention_distribution": False}
+    watch(tmp_path, model, optimizer, config)
+    assert losses(optimizer, model, keyword) == losses(make(plain.parameters()), plain, keyword)
+    for kind in ("actv", "grad_unreduced", "grad_reduced", "param", "update_ratio"):
+        assert steps_of(output, kind) == [0, 1, 2], kind
+    both = [read_table(output, f"grad_{side}").rows for side in ("unreduced", "reduced")]
+    assert {(row.name, row.step, row.values) for row in both[0]} == {
+        (row.name, row.step, row.values) for row in both[1]
+    }
+    assert all(row.values[0] > 0 for row in read_table(output, "update_ratio").rows if row.step == 0)
+    printed = capsys.readouterr().out
+    assert ("keeps no such state" in printed) == (name == "LBFGS")
+    assert steps_of(output, "exp_avg") == ([0, 1, 2] if name == "AdamW" else [])
+
+
+def test_a_script_whose_forward_is_not_observed_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (training, reason) in enumerate(
+        [
+            (False, "it was in eval mode; fix: call model.train()"),
+            (True, "it was not called; fix: pass the module"),
+        ]
+    ):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        model = small().train(training)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        watch(folder, model, optimizer, {"wg_distribution": True})
+        for _ in range(2):
+            batch = torch.ones(3, 4)
+            out = model[2](model[1](model[0](batch))) if training else model(batch)  # type: ignore[index]
+            out.sum().backward()
+            optimizer.step()
+        printed = capsys.readouterr().out
+        assert reason in printed
+        assert len(printed.splitlines()) == 1
+
+
+def test_parameters_that_are_added_later_have_rows(tmp_path: Path, output: Path) -> None:
+    model = small()
+    assert isinstance(model, nn.Sequential)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"wg_distribution": True, "mv_distribution": True})
+    for step in range(3):
+        if step == 1:
+            model.append(nn.Linear(2, 2))
+            optimizer.add_param_group({"params": list(model[-1].parameters())})
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    for kind in ("grad_unreduced", "grad_reduced", "exp_avg"):
+        rows = read_table(output, kind).rows
+        assert [row.step for row in rows if row.name == "3.weight"] == [1, 2], kind
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_compiled_model_runs_uncompiled_where_activations_are_read(
+    tmp_path: Path, output: Path, capsys: pytest.CaptureFixture[str], start: int
+) -> None:
+    torch._dynamo.reset()
+    model = torch.compile(small(), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watch(tmp_path, model, optimizer, {"xy_distribution": True, "start_step": start})
+    for _ in range(3):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    assert steps_of(output, "actv") == list(range(start, 3))
+    assert {"0.output.0", "2.output.0"} <= {row.name for row in read_table(output, "actv").rows}
+    assert "run without torch.compile" in capsys.readouterr().out
