@@ -18,7 +18,8 @@ ABOUT_RESULTS = (
     "after the last update, mean over seeds [95 % interval]. The difference to "
     f"{BASELINE} is paired by seed, in percent of perplexity; lower is better."
 )
-ABOUT_VERDICT = "The first screen gives the verdicts."
+ABOUT_LOOKS = "The interval of a verdict is wider than these: it holds at all looks at the study together."
+ABOUT_VERDICT = f"The first screen gives the verdicts. {ABOUT_LOOKS}"
 ABOUT_CONTROLS = f"A verdict compares with the mean of the control arms, not with {BASELINE} alone."
 OTHER_SEEDS = "Warning: the variants have different seeds. Compare the paired differences, not the means."
 ABOUT_TIMES = (

@@ -17,7 +17,7 @@ from pages.markup import Inline, Text, pieces
 from study.records.curves import validation_curves
 from study.report import figures, figures_final
 from study.report.build import Report, ended_runs
-from study.report.sections import ABOUT_DIFFERENCES, ABOUT_RESULTS, BAND, results_table
+from study.report.sections import ABOUT_DIFFERENCES, ABOUT_LOOKS, ABOUT_RESULTS, BAND, results_table
 from study.report.sentences import seeds_text, uncounted
 from study.report.summary import findings, no_verdict
 
@@ -74,6 +74,7 @@ def caption(report: Report) -> Text:
     seeds = seeds_text(len({run.seed for run in report.used}))
     parts: list[Inline] = [f"{report.study}, {seeds}: perplexity per {report.unit} {ABOUT_RESULTS}"]
     sentences: list[Text] = [finding.sentence for finding in findings(report)]
+    sentences += [ABOUT_LOOKS] if report.verdicts else []
     why = pieces(no_verdict(report))
     sentences += [why[0] if why else "", uncounted(report), *report.damaged, *report.marks]
     for sentence in sentences:

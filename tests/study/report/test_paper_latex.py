@@ -90,6 +90,7 @@ def test_the_caption_has_the_sentence_of_the_verdict_and_the_runs_that_do_not_co
     numbers = said.replace(" against the control arms", "").partition("(perplexity")[2]
     printed(numbers, report["verdicts"][0]["test"]["difference"], False)
     assert "1 of 15 runs is not counted: RAALL1" in said
+    assert "it holds at all looks at the study together" in said  # so it differs from that of the table
 
 
 def test_the_points_of_the_figures_are_those_of_report_json(tmp_path: Path) -> None:
@@ -123,6 +124,7 @@ def test_a_study_without_a_verdict_says_so_and_main_is_kept(tmp_path: Path) -> N
     assert sorted(texts) == ["main.tex", "table.tex", "validation.tex"]
     assert r"50~\%\_x, one seed" in texts["table.tex"]
     assert "No verdict: B is the only variant" in texts["table.tex"]
+    assert "looks" not in texts["table.tex"]
     assert re.findall(r"\\input\{(\w+)\}", texts["main.tex"]) == ["table", "validation"]
     (study / "latex" / "main.tex").write_text("mine")
     (study / "latex" / "differences.tex").write_text("of an earlier report")
