@@ -86,7 +86,7 @@ class Recorder:
         self._active = self._has_rows = True
         self._scope_open, self._scope_ended = not config.scope, False
         if config.task == "tensor":
-            self._beside.start(roots, self._running)
+            self._beside.start(roots, self._running, self._quietly)
         self._run_eagerly(roots)
         if config.level != "L1":
             for number, root in enumerate(roots):

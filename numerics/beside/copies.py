@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from numerics.beside.functions import CustomCalls
+from numerics.beside.functions import CustomCalls, Quietly
 from numerics.beside.optimizers import StepCapture
 
 
@@ -18,10 +18,10 @@ class Beside:
     def __init__(self) -> None:
         self._steps, self._customs = StepCapture(), CustomCalls()
 
-    def start(self, modules: Iterable[nn.Module], running: contextlib.ExitStack) -> None:
-        """modules: whose parameters have names. running: is closed before the optimizer steps."""
+    def start(self, modules: Iterable[nn.Module], running: contextlib.ExitStack, quietly: Quietly) -> None:
+        """modules: whose parameters have names. running: is closed before the optimizer steps. quietly: see Quietly."""
         self._steps.start(modules)
-        self._customs.start()
+        self._customs.start(quietly)
         running.callback(self._customs.stop)
 
     def stop(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from torch.autograd import Function
 from numerics.describe import SCALARS, is_wrapped, tensors_in
 
 FILE = "custom_functions.pt"
+Quietly = Callable[
+    [], AbstractContextManager[None]
+]  # within it the recorder records nothing: copies are its work
 LARGEST = 1 << 22  # elements of a call
 
 
@@ -25,7 +30,7 @@ class CustomCalls:
         self._original: Any = None
         self._depth = 0
 
-    def start(self) -> None:
+    def start(self, quietly: Quietly) -> None:
         self.rows, self._counts = [], Counter()
         if self._original is not None:
             return
@@ -37,13 +42,15 @@ class CustomCalls:
                 torch._C._current_graph_task_id() != -1 or capture._depth
             ):  # in backward, or within another one
                 return original.__func__(cls, *args, **kwargs)
-            row = capture._begin(cls, args, kwargs)
+            with quietly():
+                row = capture._begin(cls, args, kwargs)
             capture._depth += 1
             try:
                 output = original.__func__(cls, *args, **kwargs)
             finally:
                 capture._depth -= 1
-            capture._end(row, output)
+            with quietly():
+                capture._end(row, output)
             return output
 
         Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]

@@ -4,10 +4,12 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpt2.artifacts import eval_sets, run_record
 from gpt2.config.batch import BatchError, plan_batch, plan_for
@@ -45,12 +47,18 @@ def specs(root: Path, texts: Path, names: list[str]) -> list[dict[str, Any]]:
     return [SPECS[name] | {"directory": str(root / name), "texts": str(texts)} for name in names]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Train in this process with as many threads as each rank has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, texts: Path) -> Path:
     """Return the folder of the runs of one process."""
-    import torch
-
-    torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("alone")
     for spec in specs(root, texts, ["plain", "tree", "dropout", "lens"]):
         assert rank_runs.start(spec).train() == "finished"
@@ -152,7 +160,6 @@ def test_the_number_of_ranks_may_change_at_a_resume(alone: Path, two: Path, text
 
 def close(one: Path, other: Path) -> None:
     """Compare losses, validation, and every tensor of the last checkpoint, to float rounding."""
-    import torch
 
     (state, found, losses), (expected, exact, others) = outcome(one), outcome(other)
     assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in others], rel=2e-6)
