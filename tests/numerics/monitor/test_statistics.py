@@ -39,7 +39,8 @@ def expected(tensor: Tensor) -> dict[str, float]:
 
 
 def close(found: dict[str, float], exact: dict[str, float], rel: float = 2e-5) -> None:
-    size = max(abs(exact["min"]), abs(exact["max"]))  # numpy's std of equal values is the rounding of their mean
+    # numpy's std of equal values is the rounding of their mean.
+    size = max(abs(exact["min"]), abs(exact["max"]))
     least = max(1e-6, 1e-15 * size) if np.isfinite(size) else 1e-6
     assert found == pytest.approx(exact, rel=rel, abs=least, nan_ok=True)
 
