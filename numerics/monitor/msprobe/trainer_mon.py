@@ -187,15 +187,6 @@ class TrainerMon:
         self._watch(monitor.new_parameters())
         if not self._active or not ranks_wanted(self.settings):
             monitor.now = ()
-        if monitor.wants_forward:  # compiled code calls no hook that was installed after it
-            self._open.enter_context(torch.compiler.set_stance("force_eager"))
-            if any(
-                hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in monitor.model.modules()
-            ):
-                self._say(
-                    "steps with activations or attention run without torch.compile, and their numbers may differ; "
-                    "fix: monitor them in few steps"
-                )
         self._open.enter_context(monitor.forward())
 
     def _skipped(self) -> bool:
