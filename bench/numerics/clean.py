@@ -120,7 +120,8 @@ def answer(corpus: Corpus, pair: Fault, kind: str, mode: str) -> Answer:
     golden = corpus.golden(pair.golden, kind, mode)
     if pair.target.other_process:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            target = pool.submit(record_by_name, corpus.folder, pair.name, kind, mode).result()
+            count = torch.get_num_threads()
+            target = pool.submit(record_by_name, corpus.folder, pair.name, kind, mode, count).result()
     else:
         target = record_run(corpus.folder, pair.target, kind, mode)
     comparison = compare_records(target, golden)
@@ -134,7 +135,8 @@ def growth(comparison: Comparison) -> float:
     return max((size for step in comparison.steps for size, _ in step.judgement.growths), default=0.0)
 
 
-def record_by_name(folder: Path, name: str, kind: str, mode: str) -> Path:
-    """Record the target of a pair in this process."""
+def record_by_name(folder: Path, name: str, kind: str, mode: str, count: int) -> Path:
+    """Record the target of a pair in this process with `count` threads."""
     pair = next(pair for pair in CLEAN if pair.name == name)
-    return record_run(folder, pair.target, kind, mode)
+    with threads(count):
+        return record_run(folder, pair.target, kind, mode)
