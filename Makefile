@@ -155,7 +155,7 @@ admit: setup-core  ## VARIANT=MINE: examine one attention for leaks and other fa
 control: setup-main  ## Check that B and the reciprocal patterns are one function class (two minutes on a CPU)
 	@$(INTERPRETER) -m scripts.control
 
-bench: setup-core  ## Speed; or SUITE=growth|evaluation|profile|startup|corpus|executors|scale ... (docs/benches.md)
+bench: setup-core  ## Speed; or SUITE=growth|evaluation|profile|loss_parity|executors|scale ... (docs/benches.md)
 	@$(INTERPRETER) -m scripts.bench
 
 card: setup-core  ## Check this card: kernels, gradients, studies, memory, speed (ten minutes) [OUT=dir] [CHECKS=]

@@ -96,7 +96,6 @@ def test_a_command_prints_the_name_of_any_file_on_any_terminal(tmp_path: Path, e
 NOT_ON_A_TERMINAL = {
     "scripts/train.py",
     "bench/card/disturbed_train.py",
-    "bench/first_step.py",
     "gpt2/artifacts/experiment_loggers.py",
     "study/tracking/verdict_run.py",
     "gpt2/hardware/torch_devices.py",
