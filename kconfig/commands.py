@@ -148,8 +148,9 @@ def olddefconfig() -> None:
     if text == read_text(CONFIG):
         print(".config is up to date")
         return
+    previous = back_up(CONFIG, text)
     replace_file(CONFIG, text)
-    print(*loaded.notes, "wrote .config", sep="\n")
+    print(*loaded.notes, f"wrote .config{previous}", sep="\n")
 
 
 def check() -> Config:

@@ -25,10 +25,11 @@ def short(count: float, unit: str = "") -> str:
 
 @dataclass
 class _Present:
-    """A run that executes. resumed_at: fraction that earlier processes made; None before the first step."""
+    """A run that executes. resumed_at: fraction that earlier processes made; None before the first step, which was at `stepped`."""
 
     began: float
     resumed_at: float | None = None
+    stepped: float = 0.0
     done: float = 0.0
 
 
@@ -61,9 +62,9 @@ class Estimate:
         """Seconds left, or None before there is an estimate. done: finished fraction of the named run."""
         run = self._present[name]
         run.done = done
-        if run.resumed_at is None and done > 0:
-            run.resumed_at = done
         now = time.monotonic()
+        if run.resumed_at is None and done > 0:
+            run.resumed_at, run.stepped = done, now
         if len(self._present) > MANY and now - self._computed_at < 1.0:
             return self._computed
         self._computed_at, self._computed = now, self._compute(run)
@@ -77,17 +78,20 @@ class Estimate:
         here = [self._rest(present, each) for present in self._present.values()]
         return max(max(here), (sum(here) + each * max(self.left - len(here), 0)) / (self.slots or len(here)))
 
-    def _whole(self, run: _Present) -> float | None:
-        """Seconds of a whole run at the speed of this one; None before LEAST_PROGRESS."""
+    def _steps(self, run: _Present) -> float | None:
+        """Seconds of all steps of a run at the speed of this one, without its start; None before LEAST_PROGRESS."""
         made = run.done - (run.resumed_at or 0.0)
-        return (time.monotonic() - run.began) / made if made >= LEAST_PROGRESS else None
+        return (time.monotonic() - run.stepped) / made if made >= LEAST_PROGRESS else None
+
+    def _whole(self, run: _Present) -> float | None:
+        """Seconds of a whole run, with a start as long as that of this one; None before LEAST_PROGRESS."""
+        steps = self._steps(run)
+        return None if steps is None else run.stepped - run.began + steps
 
     def _rest(self, run: _Present, each: float) -> float:
         """Seconds left of a run. each: seconds of an average run."""
-        spent, whole = time.monotonic() - run.began, self._whole(run)
-        return max(
-            each * (1.0 - (run.resumed_at or 0.0)) - spent, whole * (1.0 - run.done) if whole else 0.0, 0.0
-        )
+        spent, steps = time.monotonic() - run.began, self._steps(run) or 0.0
+        return max(each * (1.0 - (run.resumed_at or 0.0)) - spent, steps * (1.0 - run.done), 0.0)
 
 
 @dataclass

@@ -186,9 +186,13 @@ def test_an_invalid_manual_edit_is_named_by_line_also_by_olddefconfig(old, new, 
 def test_an_outdated_config_is_refused_and_olddefconfig_updates_it(old, new, symbol, capsys):
     defconfig()
     edited(old, new)
+    outdated = Path(".config").read_text()
     assert symbol in refusal("check")
     run("olddefconfig")
-    assert symbol in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert symbol in shown
+    assert shown.endswith("wrote .config; the previous one is .config.old\n")
+    assert Path(".config.old").read_text() == outdated
     commands.check()
     text = Path(".config").read_text()
     run("olddefconfig")

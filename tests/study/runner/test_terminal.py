@@ -84,7 +84,16 @@ def test_nothing_is_estimated_without_a_measurement(clock: Clock) -> None:
     estimate.seconds_left(0.001)
     assert estimate.seconds_left(0.01) is None
     clock.now = 10.0
-    assert estimate.seconds_left(0.101) == pytest.approx(100 * 0.899 + 3 * 100)
+    assert estimate.seconds_left(0.101) == pytest.approx(90 * 0.899 + 3 * (1 + 90))
+
+
+def test_the_start_of_a_run_is_not_multiplied_by_its_progress(clock: Clock) -> None:
+    estimate = Estimate(25, None)
+    estimate.begin()
+    clock.now = 20.0  # imports, the check of the kernel
+    estimate.seconds_left(0.002)
+    clock.now = 22.0
+    assert estimate.seconds_left(0.102) == pytest.approx(20 * 0.898 + 24 * (20 + 20))
 
 
 def test_a_resumed_run_is_not_counted_as_a_fast_one(clock: Clock) -> None:
