@@ -112,7 +112,7 @@ def foreign_arithmetic(foreign: ForeignArithmetic) -> Iterator[None]:
         yield
         return
     kernels: set[str] = cpu_linear.CPU_KERNEL_DEVICES
-    cpu_linear.CPU_KERNEL_DEVICES = set()  # their products are no torch functions
+    cpu_linear.CPU_KERNEL_DEVICES = set()  # their products are not torch functions
     try:
         with foreign:
             yield

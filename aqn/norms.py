@@ -70,7 +70,7 @@ def add_noise(norm: nn.Module, schedule: NoiseSchedule) -> nn.Module:
         noisy = NoisyRMSNorm(norm.normalized_shape, norm.eps)
     else:
         raise NoiseError(
-            f"{type(norm).__name__} is no LayerNorm or RMSNorm with a weight, which AQN needs; fix: remove +AQN="
+            f"{type(norm).__name__} is not a LayerNorm or RMSNorm with a weight, which AQN needs; fix: remove +AQN="
         )
     noisy.load_state_dict(norm.state_dict())
     noisy.start_noise(schedule)

@@ -84,7 +84,7 @@ def machine_name(text: str) -> str:
     """Return a name of a machine, such as MACHINE=w7900. PlatformError for a malformed one."""
     if not MACHINE_NAME.fullmatch(text):
         raise PlatformError(
-            f"MACHINE={text or '(empty)'} is no name of a machine; fix: up to 48 letters, digits, dots and dashes: "
+            f"MACHINE={text or '(empty)'} is not a machine name; fix: up to 48 letters, digits, dots and dashes: "
             "MACHINE=w7900"
         )
     return text
@@ -138,7 +138,7 @@ def _group(name: str, value: str) -> int:
         return 0
     if not re.fullmatch(r"[1-9][0-9]{0,5}", value):
         fix = f"use {name.partition(':')[0]}:32"
-        raise PlatformError(f"{name}: {value or '(empty)'} is no group size; fix: {fix}")
+        raise PlatformError(f"{name}: {value or '(empty)'} is not a group size; fix: {fix}")
     return int(value)
 
 
@@ -153,6 +153,6 @@ def _foreign(name: str, head: str, value: str) -> Platform:
     strength = number_in(interval, value)
     if strength is None or (kind == "sums" and strength != int(strength)):
         raise PlatformError(
-            f"{name}: {value or '(empty)'} is no number in {interval} ({meaning}); fix: foreign:1e-3"
+            f"{name}: {value or '(empty)'} is not a number in {interval} ({meaning}); fix: foreign:1e-3"
         )
     return Platform(name, kind=kind, strength=strength)

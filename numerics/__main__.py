@@ -93,7 +93,7 @@ def _failed(message: str) -> int:
 
 
 def run_main() -> int:
-    """Run main. A reader of the output that ends, as in `| head`, is no error; a full disk is."""
+    """Run main. A reader of the output that ends, as in `| head`, is not an error; a full disk is."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal of another encoding

@@ -29,7 +29,7 @@ def read_json(path: str | os.PathLike[str], fix: str) -> Any:
     except OSError as error:
         raise NumericsError(f"{path} cannot be read: {error.strerror}; fix: check its path") from error
     except (ValueError, RecursionError) as error:
-        raise NumericsError(f"{path} is no JSON: {error}; fix: {fix}") from error
+        raise NumericsError(f"{path} is not JSON: {error}; fix: {fix}") from error
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def writing(path: Path, fix: str) -> Iterator[None]:
         reason = error.strerror
         if isinstance(error, FileExistsError | NotADirectoryError):
             name = next((parent for parent in (name, *name.parents) if parent.is_file()), name)
-            reason = "it is no folder"
+            reason = "it is not a folder"
         raise NumericsError(f"{name} cannot be written: {reason}; fix: {fix}") from error
 
 

@@ -42,7 +42,7 @@ def seed_all(seed: int = SEED, mode: bool = False, rm_dropout: bool = True) -> l
     import torch
 
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed {seed} is no number of a seed; fix: use 0 to {2**32 - 1}")
+        raise ValueError(f"seed {seed} is not a seed; fix: use 0 to {2**32 - 1}")
     late = []
     if sys.flags.hash_randomization and os.environ.get("PYTHONHASHSEED") != str(seed):
         late.append(

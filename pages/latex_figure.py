@@ -87,7 +87,7 @@ def _color(ink: str) -> tuple[str, float]:
     """The name of a color and its opacity, of "var(--v1)" or "var(--v1, 0.2)"."""
     found = re.fullmatch(r"var\(--(\w+)(?:, ([\d.]+))?\)", ink)
     if not found or found[1] not in print_colors():
-        raise ValueError(f"{ink} is no color of the page")
+        raise ValueError(f"{ink} is not a color of the page")
     return f"page{found[1]}", float(found[2] or 1)
 
 

@@ -107,7 +107,7 @@ def parse_arm(name: str, layers: int = ANY_LAYERS) -> Arm:
         if not separator or key not in KEYS:
             near = difflib.get_close_matches(key.upper(), KEYS, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}=...? " if near else ""
-            raise VariantError(f"{name}: +{modifier} is no modifier; {hint}fix: {GRAMMAR}")
+            raise VariantError(f"{name}: +{modifier} is not a modifier; {hint}fix: {GRAMMAR}")
         if key in seen:
             raise VariantError(f"{name}: {key} is given twice; fix: give each modifier once")
         seen.add(key)
@@ -189,5 +189,7 @@ def _number(name: str, key: str, value: str) -> float:
     _, interval = OPTIMIZER_NUMBERS[RECIPE[key]]
     number = number_in(interval, value)
     if number is None:
-        raise VariantError(f"{name}: {key}={value} is no number in {interval}; fix: such as {EXAMPLES[key]}")
+        raise VariantError(
+            f"{name}: {key}={value} is not a number in {interval}; fix: such as {EXAMPLES[key]}"
+        )
     return number

@@ -138,7 +138,7 @@ def _draw(picture_HNN: Tensor, rows_HRT: Tensor, first: int, block: int) -> None
 def queries_and_keys(model: GPT2, ids_T: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
     """Compute layer -> (query, key), (H, T, D) each, on the sequence ids_T (T,) in evaluation mode.
 
-    Layers whose attention is no CausalSelfAttention have no defined query and key; they are skipped.
+    Layers whose attention is not a CausalSelfAttention have no defined query and key; they are skipped.
     """
     inputs: dict[nn.Module, Tensor] = {}
     blocks: list[Any] = list(model.blocks)

@@ -59,7 +59,7 @@ def losses(
     layers = reciprocal_layers(name, model.layers)
     if layers is None:
         raise ValueError(
-            f"{name} is no fixed reciprocal pattern, so it differs from the baseline's function class"
+            f"{name} is not a fixed reciprocal pattern, so it differs from the baseline's function class"
         )
     unused = AlternationSettings("output", 0.5, 1.0)  # only RALEARN reads these
     stepper = Stepper(

@@ -33,7 +33,7 @@ PUBLISHED_FOLDER = Path(__file__).with_name("published")
 
 
 class VariantError(UserError, ValueError):
-    """The name is no variant of this model."""
+    """The name is not a variant of this model."""
 
 
 def custom_variants() -> list[str]:
@@ -111,14 +111,14 @@ def reciprocal_layers(name: str, layers: int) -> frozenset[int] | None:
     parts = [part for part in re.split(r"[,;]+(?=[A-Za-z]|$)", name) if part]
     if len(parts) > 1:
         raise VariantError(
-            f'{name} is no variant; spaces separate variants; did you mean "{" ".join(parts)}"?'
+            f'{name} is not a variant; spaces separate variants; did you mean "{" ".join(parts)}"?'
         )
     if not name.startswith("RA:"):
         known = known_variants()
         near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise VariantError(
-            f"{name} is no variant; {hint}fix: use {', '.join(known)}, or layers such as RA:5-7,9"
+            f"{name} is not a variant; {hint}fix: use {', '.join(known)}, or layers such as RA:5-7,9"
         )
     return _listed_layers(name, layers)
 
@@ -138,7 +138,7 @@ def refuse_misnamed_files() -> None:
         elif stem != stem.lower() or path.suffix != ".py":
             problem = "has upper-case letters; the file of variant NAME is name.py"
         elif not CUSTOM_NAME.fullmatch(stem):
-            problem = "is no variant name; a name has letters, digits and _, the first a letter"
+            problem = "is not a variant name; a name has letters, digits and _, the first a letter"
         if problem:
             raise VariantError(
                 f"ra/custom/{path.name} {problem}; fix: rename it, for example to ra/custom/{suggestion}.py "

@@ -77,7 +77,7 @@ def read_problems(file: str, split: str) -> list[Problem]:
                 content = json.loads(line)
             except ValueError as error:
                 raise ProblemError(
-                    f"{file}:{number} is no JSON ({one_line(error)}); fix: correct the line"
+                    f"{file}:{number} is not JSON ({one_line(error)}); fix: correct the line"
                 ) from None
             found.append(_problem(content, f"{file}:{number}"))
     if not found:

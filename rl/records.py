@@ -90,7 +90,7 @@ def read(run_dir: Path) -> GrpoRecord | None:
     except FileNotFoundError:
         return None
     except InvalidJsonError as error:
-        raise DamagedFileError(f"{path} is no record of GRPO: {error}") from None
+        raise DamagedFileError(f"{path} is not a GRPO record: {error}") from None
 
 
 def write(run_dir: Path, record: GrpoRecord) -> None:
@@ -128,7 +128,7 @@ def plan(folder: Path, seeds: int, margin: float) -> Plan:
     except FileNotFoundError:
         found = Plan((), margin)
     except InvalidJsonError as error:
-        raise DamagedFileError(f"{path} is no plan: {error}") from None
+        raise DamagedFileError(f"{path} is not a plan: {error}") from None
     if not found.looks or seeds > found.looks[-1]:
         found = dataclasses.replace(found, looks=(*found.looks, seeds), seal=None)
         folder.mkdir(parents=True, exist_ok=True)

@@ -61,8 +61,8 @@ def _check_model(name: str) -> None:
         hf_hub_download(name, "config.json")
     except Exception as error:  # whatever a network and a cache raise
         raise UserError(
-            f"{name} is no folder and cannot be loaded from the hub ({type(error).__name__}: {one_line(error)[:120]}); "
-            "fix: connect to the hub, or CONFIG_GRPO_MODEL= a folder with the model"
+            f"{name} is not a folder and cannot be loaded from the hub ({type(error).__name__}: "
+            f"{one_line(error)[:120]}); fix: connect to the hub, or CONFIG_GRPO_MODEL= a folder with the model"
         ) from None
 
 

@@ -435,7 +435,7 @@ def load_given(run_dir: Path) -> RunRecord:
     if not run_dir.is_dir():
         raise RecordError(f"{run_dir} is not a folder; {fix}")
     if not (run_dir / "run.json").exists():
-        raise RecordError(f"{run_dir / 'run.json'} does not exist, so {run_dir} is no run; {fix}")
+        raise RecordError(f"{run_dir / 'run.json'} does not exist, so {run_dir} is not a run; {fix}")
     return load(run_dir)
 
 

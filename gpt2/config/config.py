@@ -112,7 +112,7 @@ class BatchConfig:
         effective, micro = symbols.integer("EFFECTIVE_BATCH"), symbols.integer("MICRO_BATCH")
         ranks = optional_integer(symbols, "RANKS", 1)
         if effective < 1:
-            raise symbols.error("EFFECTIVE_BATCH", "is no batch; fix: use at least 1 sequence")
+            raise symbols.error("EFFECTIVE_BATCH", "is not a batch; fix: use at least 1 sequence")
         if effective % ranks:
             raise symbols.error(
                 "RANKS",
@@ -301,7 +301,7 @@ class TargetConfig:
         ranks, tree = optional_integer(symbols, "RANKS", 1), optional_flag(symbols, "RANKS_TREE")
         if tree and ranks & (ranks - 1):
             raise symbols.error(
-                "RANKS", "is no power of two, which CONFIG_RANKS_TREE=y needs; fix: use 1, 2, 4 or 8"
+                "RANKS", "is not a power of two, which CONFIG_RANKS_TREE=y needs; fix: use 1, 2, 4 or 8"
             )
         name, dtype = TARGETS[symbols.choice(TARGETS)], DTYPES[symbols.choice(DTYPES)]
         return cls(
@@ -339,10 +339,10 @@ class TrackingConfig:
         if wandb:
             mode, project = symbols.text("WANDB_MODE"), symbols.text("WANDB_PROJECT")
             if mode not in ("online", "offline"):
-                raise symbols.error("WANDB_MODE", "is no mode; fix: use online or offline")
+                raise symbols.error("WANDB_MODE", "is not a mode; fix: use online or offline")
             if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", project):
                 raise symbols.error(
-                    "WANDB_PROJECT", "is no project name; fix: use letters, digits, . _ and -"
+                    "WANDB_PROJECT", "is not a project name; fix: use letters, digits, . _ and -"
                 )
         board = "TENSORBOARD" in symbols and symbols.flag("TENSORBOARD")  # older configurations lack it
         return cls(wandb, mode, project, symbols.flag("TRACKIO"), board)
@@ -398,7 +398,7 @@ def _custom_size(symbols: Symbols) -> tuple[str, int, int, int]:
     layers, heads, width = (symbols.integer(name) for name in ("GPT2_LAYERS", "GPT2_HEADS", "GPT2_WIDTH"))
     if not (layers and heads and width) or width % heads:
         raise symbols.error(
-            "GPT2_WIDTH", f"is no multiple of CONFIG_GPT2_HEADS={heads}; fix: use {64 * heads}"
+            "GPT2_WIDTH", f"is not a multiple of CONFIG_GPT2_HEADS={heads}; fix: use {64 * heads}"
         )
     return "custom", layers, heads, width
 
@@ -431,6 +431,6 @@ def detected(symbols: Symbols) -> str:
     name = symbols.text("DETECTED")
     if not re.fullmatch(r"[a-z0-9-]+", name):
         raise symbols.error(
-            "DETECTED", "is no hardware name; fix: use lower-case letters, digits and -, such as cpu"
+            "DETECTED", "is not a hardware name; fix: use lower-case letters, digits and -, such as cpu"
         )
     return name

@@ -25,7 +25,7 @@ INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 CONTROL = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]"
-)  # and ends of lines, and bytes that are no UTF-8
+)  # and ends of lines, and bytes that are not UTF-8
 
 
 class ConfigError(UserError, ValueError):

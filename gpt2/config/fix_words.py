@@ -19,7 +19,7 @@ def numerics_fix(symbols: Symbols) -> str:
         if not WORD.fullmatch(word):
             raise symbols.error(
                 "NUMERICS_FIX",
-                f"has {word!r}, which is no fix; fix: use KIND:PATTERN with KIND cpu, upcast or small",
+                f"has {word!r}, which is not a fix; fix: use KIND:PATTERN with KIND cpu, upcast or small",
             )
     if words and "SHARDED" in symbols and symbols.flag("SHARDED"):
         raise symbols.error("NUMERICS_FIX", "and CONFIG_SHARDED=y exclude each other; fix: remove one")

@@ -207,7 +207,7 @@ def _jsonl_documents(path: Path) -> Iterator[str]:
                 text = None
             if not isinstance(text, str):
                 raise DataError(
-                    f'{os.fspath(path)!r} line {number} is no JSON object with a "text" or "content" string; '
+                    f'{os.fspath(path)!r} line {number} is not JSON object with a "text" or "content" string; '
                     "fix: correct or remove the line"
                 )
             yield text
@@ -228,7 +228,7 @@ def _parquet_documents(path: Path) -> Iterator[str]:
             yield from (text for text in batch.column(0).to_pylist() if text)
     except Exception as error:  # pyarrow raises several kinds for a damaged file
         raise DataError(
-            f"{os.fspath(path)!r} is no parquet file, or damaged: {error}; fix: replace it, or leave it out"
+            f"{os.fspath(path)!r} is not a parquet file, or damaged: {error}; fix: replace it, or leave it out"
         ) from error
     if not columns:
         raise DataError(

@@ -70,7 +70,7 @@ def detected_target_name(environment: Mapping[str, str] = os.environ) -> str:
     """Return the row of the target table for this machine. RA_DETECTED in the environment overrides it."""
     if name := environment.get("RA_DETECTED"):
         if name not in TARGETS:
-            raise TargetError(f"RA_DETECTED={name} is no target; fix: use one of {', '.join(TARGETS)}")
+            raise TargetError(f"RA_DETECTED={name} is not a target; fix: use one of {', '.join(TARGETS)}")
         return name
     found = detect_hardware(environment=environment)
     return match_target(found.name, found.memory_bytes, found.kind).name
@@ -101,7 +101,7 @@ def detect_hardware(
     environment: Mapping[str, str] = os.environ,
     dev: Path = DEV,
 ) -> Hardware:
-    """Return the first visible discrete GPU or NPU (NVIDIA, AMD, Ascend), else the CPU. A missing tool is no error."""
+    """Return the first visible discrete GPU or NPU (NVIDIA, AMD, Ascend), else the CPU. Tools may be missing."""
     ignored: list[str] = []
     nvidia, nvidia_driver = _nvidia(proc, run, ignored)
     if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":

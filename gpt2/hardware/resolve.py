@@ -227,7 +227,7 @@ def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
     name = config.detected if config.name == "auto" else config.name
     row = TARGETS.get(name)
     if row is None:
-        raise TargetError(f"CONFIG_DETECTED={name} is no target; fix: use one of {', '.join(TARGETS)}")
+        raise TargetError(f"CONFIG_DETECTED={name} is not a target; fix: use one of {', '.join(TARGETS)}")
     if row.kind == "cpu":
         return _resolve_cpu(config, hardware, None, None)
     memory, title = row.memory_bytes, row.title

@@ -133,9 +133,9 @@ def _from_hub(source: str) -> Path:
     """Return the local copy of a model of the hub: the cached one, else a download."""
     folder = "a folder with config.json and model.safetensors"
     local = Path(source).expanduser()
-    problem = f"{source} is no folder on this machine"
+    problem = f"{source} is not a folder on this machine"
     if local.exists():
-        problem = f"the folder {source} has no config.json" if local.is_dir() else f"{source} is no folder"
+        problem = f"the folder {source} has no config.json" if local.is_dir() else f"{source} is not a folder"
     if not HUB_NAME.fullmatch(source) or local.is_file():
         raise PretrainedError(f"{problem}; fix: {folder}")
     try:
@@ -170,7 +170,7 @@ def _check_config(source: str, config: Any) -> None:
     width, last = config["n_embd"], config["vocab_size"] - 1
     if width % config["n_head"]:
         raise PretrainedError(
-            f"{source}/config.json: n_embd {width} is no multiple of n_head {config['n_head']}; fix: another model"
+            f"{source}/config.json: n_embd {width} is not a multiple of n_head {config['n_head']}; fix: another model"
         )
     accepted = COMPUTED | {"n_inner": (None, 4 * width)}
     if last + 1 in KNOWN:

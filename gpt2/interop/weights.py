@@ -45,7 +45,7 @@ def to_transformers(state: Mapping[str, Tensor], vocabulary: int) -> dict[str, T
     for name, value in state.items():
         other = _their_name(name)
         if other is None:
-            raise WeightsError(f"{name} is no parameter of GPT-2")
+            raise WeightsError(f"{name} is not a parameter of GPT-2")
         if other == "wte.weight":
             value = value[:vocabulary]
         transposed = value.T if _is_conv1d(other) else value

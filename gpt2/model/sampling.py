@@ -91,7 +91,7 @@ def decoding(attention: object, layer: LayerCache, start: int) -> Iterator[None]
     name = type(attention).__name__
     if not isinstance(attention, CausalSelfAttention):
         raise CacheError(
-            f"{name} is no CausalSelfAttention, so its keys and values are unknown; fix: sample without a cache"
+            f"{name} is not a CausalSelfAttention, so its keys and values are unknown; fix: sample without a cache"
         )
     project, merge, tokens = attention.project, attention.merge, 0
 
@@ -140,7 +140,7 @@ class Drawing:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature {self.temperature} is no finite number from 0; fix: 0.8")
+            raise ValueError(f"temperature {self.temperature} is not a finite number from 0; fix: 0.8")
         if self.top_k < 0:
             raise ValueError(f"top_k {self.top_k} is below 0; fix: 0 (all tokens) or more")
         if not 0.0 < self.top_p <= 1.0:

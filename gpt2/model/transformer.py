@@ -250,7 +250,7 @@ class GPT2(nn.Module):
         for block in self.blocks:
             if not isinstance(block.attention, CausalSelfAttention):
                 raise TypeError(
-                    f"{type(block.attention).__name__} is no CausalSelfAttention, so its queries and keys cannot be "
+                    f"{type(block.attention).__name__} is not a CausalSelfAttention, so its queries and keys cannot be "
                     "rotated; fix: derive it from CausalSelfAttention"
                 )
             block.attention.rotate = rotate

@@ -23,8 +23,8 @@ Report = Callable[[str], None]
 class LiveLine:
     """Lines of progress between `start` and `stop`, or while the context is open. `say` prints above them.
 
-    key: of a line, where there are several. report prints the plain lines, where the stream is no terminal or one that
-    cannot move its cursor; of many lines at most PLAIN_LINES in plain_seconds.
+    key: of a line, where there are several. report prints the plain lines, where the stream is not a terminal or its
+    cursor cannot be moved; of many lines at most PLAIN_LINES in plain_seconds.
     """
 
     def __init__(

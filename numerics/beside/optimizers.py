@@ -165,7 +165,7 @@ def _unchecked(value: Tensor, total: int | None, has_closure: bool) -> str:
     if type(value) not in (Tensor, nn.Parameter) or gradient.layout is not torch.strided or value.is_meta:
         return "a sharded, sparse or other parameter or gradient"
     if not value.is_floating_point():
-        return "a parameter that is no real number"
+        return "a parameter that is not a real number"
     if total is not None and total > LARGEST:
         return f"large: over {LARGEST:,} elements, of an optimizer that needs all"
     return ""

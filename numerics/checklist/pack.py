@@ -181,7 +181,7 @@ def _mapping(given: Mapping[str, Any] | argparse.Namespace | None) -> Mapping[st
 
 def _read(path: Path) -> bytes:
     if path.exists() and not path.is_file():
-        raise NumericsError(f"{path} is no file; fix: give scripts and configuration files")
+        raise NumericsError(f"{path} is not a file; fix: give scripts and configuration files")
     try:
         return path.read_bytes()
     except OSError as error:

@@ -81,7 +81,7 @@ def _json(content: Any) -> bytes:
 def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
     """Read a zip of write_snapshot. NumericsError where it is none, is damaged, or is of another version."""
     if Path(path).exists() and not Path(path).is_file():
-        raise NumericsError(f"{path} is no file; fix: give the zip of ConfigChecker")
+        raise NumericsError(f"{path} is not a file; fix: give the zip of ConfigChecker")
     try:
         with zipfile.ZipFile(path) as archive:
             members = _members(archive, path)
@@ -123,7 +123,7 @@ def read_snapshot(path: str | os.PathLike[str]) -> Snapshot:
 
 def _damaged(path: str | os.PathLike[str], why: str) -> NumericsError:
     return NumericsError(
-        f"{path} is no usable zip of check-config: {why}; fix: pack it again with python -m numerics check-config pack"
+        f"{path} is not a usable zip of check-config: {why}; fix: pack it again: python -m numerics check-config pack"
     )
 
 
@@ -142,7 +142,7 @@ def _members(archive: zipfile.ZipFile, path: str | os.PathLike[str]) -> dict[str
         if name.startswith("/") or "\\" in name or ":" in name or ".." in name.split("/"):
             raise _damaged(path, f"the member name {name!r} leads out of it")
         if entry.external_attr >> 16 & 0o170000 not in (0, 0o100000):
-            raise _damaged(path, f"{name!r} is no plain file")
+            raise _damaged(path, f"{name!r} is not a plain file")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise _damaged(path, f"{name!r} has an unknown compression")
         with archive.open(entry) as file:
@@ -175,7 +175,7 @@ def _parsed(content: bytes, path: str | os.PathLike[str], name: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"{name} is no JSON") from error
+        raise _damaged(path, f"{name} is not JSON") from error
 
 
 def _table(content: bytes, path: str | os.PathLike[str], name: str) -> Any:

@@ -86,7 +86,7 @@ def read_record(folder: Path) -> StepRecord:
     gradients: list[tuple[str, dict[str, Value]]] = []
     for name, row in data.items():
         if not isinstance(row, dict):
-            raise NumericsError(f"{folder / DUMP}: row {name} is no object; fix: record the step again")
+            raise NumericsError(f"{folder / DUMP}: row {name} is not an object; fix: record the step again")
         if found := GRADIENTS.fullmatch(name):
             values = _flatten(row, folder, name)
             gradients.append(
@@ -127,7 +127,7 @@ def read_record(folder: Path) -> StepRecord:
 def _read_json(path: Path) -> dict[str, Any]:
     content = read_json(path, "record the step again, or copy the file again")
     if not isinstance(content, dict):
-        raise NumericsError(f"{path} is no JSON object; fix: give a file that a recorder wrote")
+        raise NumericsError(f"{path} is not JSON object; fix: give a file that a recorder wrote")
     return content
 
 
@@ -213,7 +213,7 @@ def _value(entry: Any, folder: Path, where: str) -> Value:
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise NumericsError(
-            f"{folder / DUMP}: {where} has an entry that is no number; fix: record again"
+            f"{folder / DUMP}: {where} has an entry that is not a number; fix: record again"
         ) from error
 
 

@@ -168,8 +168,8 @@ def _check_map(names: NameMap, known: set[tuple[int, str]]) -> None:
         ):
             if (side, text) not in known:
                 raise NumericsError(
-                    f'the map names "{text}", which is no module or call of the {("target", "golden record")[side]}; '
-                    "fix: correct the map"
+                    f'the map names "{text}", which is not a module or call of the '
+                    f"{('target', 'golden record')[side]}; fix: correct the map"
                 )
 
 

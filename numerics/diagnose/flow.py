@@ -89,7 +89,7 @@ class Flow:
     commands: list[Command] = field(default_factory=list)
     comparison: Comparison | None = None
     recorded: int | None = None  # the step that was compared, else the one to record
-    cause: str = ""  # the first divergence that is no consequence of unequal weights
+    cause: str = ""  # the first divergence that is not a consequence of unequal weights
 
 
 def walk(diagnosis: Diagnosis, situation: Situation) -> Flow:

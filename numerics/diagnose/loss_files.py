@@ -94,7 +94,7 @@ def read_curve(path: Path, name: str = "") -> LossCurve:
         else:
             rows.add_table(_lines(file), head)
     except UnicodeDecodeError as error:
-        raise NumericsError(f"{file} is no UTF-8 text at byte {error.start}; fix: {FIX}") from error
+        raise NumericsError(f"{file} is not UTF-8 text at byte {error.start}; fix: {FIX}") from error
     except OSError as error:
         raise NumericsError(f"{file} cannot be read: {error.strerror}; fix: check its path") from error
     return rows.curve(file)
@@ -103,7 +103,7 @@ def read_curve(path: Path, name: str = "") -> LossCurve:
 def _check(file: Path) -> None:
     size = file.stat().st_size
     if not file.is_file():
-        raise NumericsError(f"{file} is no regular file; fix: {FIX}")
+        raise NumericsError(f"{file} is not a regular file; fix: {FIX}")
     if size > SIZE_LIMIT:
         raise NumericsError(f"{file} has {size / 2**30:.1f} GiB, more than 1 GiB; fix: keep every tenth line")
     with file.open("rb") as content:
@@ -191,7 +191,7 @@ def _is_evaluation(name: str) -> bool:
 
 
 def _json_objects(file: Path) -> Iterator[dict[str, Any] | None]:
-    """The objects of JSON lines, or of one JSON document with a list. None for a line that is no JSON."""
+    """The objects of JSON lines, or of one JSON document with a list. None for a line that is not JSON."""
     if (items := _json_document(file)) is not None:
         yield from (item if isinstance(item, dict) else {"loss": item} for item in items)
         return

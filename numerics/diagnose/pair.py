@@ -26,7 +26,7 @@ DIGITS = 500  # values that show how many digits the file has
 
 @dataclass(frozen=True)
 class Place:
-    """A value that differs. what: LOSS or NORM. relative: the difference, infinite where one is no number."""
+    """A value that differs. what: LOSS or NORM. relative: the difference, infinite where one is not a number."""
 
     step: int
     what: str

@@ -138,7 +138,7 @@ def fix(
     for word in given:
         kind, sign, pattern = word.partition(":")
         if kind not in KINDS or not sign or not pattern:
-            raise NumericsError(f"{word!r} is no fix; fix: use {FORM}")
+            raise NumericsError(f"{word!r} is not a fix; fix: use {FORM}")
         if pattern == ADAMW:
             _check_optimizer(word, kind, optimizer)
             unfused = True

@@ -159,7 +159,7 @@ def as_matrix(value: Any, name: str) -> NDArray[np.float64]:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise NumericsError(f"{name} is no array of numbers; fix: give (sequences, tokens)") from error
+        raise NumericsError(f"{name} is not an array of numbers; fix: give (sequences, tokens)") from error
     array = array[None] if array.ndim == 1 else array
     if array.ndim != 2:
         raise NumericsError(f"{name} has {array.ndim} dimensions; fix: give (sequences, tokens)")

@@ -54,7 +54,7 @@ def read_logp(path: str | os.PathLike[str]) -> LogpFile:
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise NumericsError(f"{path} is no file; fix: give a file of log-probabilities")
+        raise NumericsError(f"{path} is not a file; fix: give a file of log-probabilities")
     try:
         match path.suffix.lower():
             case ".npz" | ".npy":

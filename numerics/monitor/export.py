@@ -17,7 +17,7 @@ Rows = Mapping[str, Sequence[tuple[str, Sequence[float]]]]  # kind -> (name, val
 def export(folder: Path, form: str) -> list[Path]:
     """Write every table in the folder of a rank in another format, beside it. Returns the files or folders."""
     if form not in FORMATS:
-        raise NumericsError(f"{form!r} is no format; fix: use {' or '.join(FORMATS)}")
+        raise NumericsError(f"{form!r} is not a format; fix: use {' or '.join(FORMATS)}")
     kinds = table_files(folder)
     if not kinds:
         raise NumericsError(f"{folder} has no tables; fix: name a run that was monitored (CONFIG_MONITOR=y)")

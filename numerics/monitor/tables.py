@@ -140,7 +140,7 @@ class TableWriter:
 
 
 def read_file(path: Path) -> Table:
-    """Read one file. Torn lines are left out. NumericsError where it is no table of a monitor."""
+    """Read one file. Torn lines are left out. NumericsError where it is not a monitor table."""
     match = FILE.fullmatch(path.name)
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -149,9 +149,7 @@ def read_file(path: Path) -> Table:
     head, *lines = text.split("\n")
     columns = tuple(head.split(","))
     if match is None or columns[: len(KEYS)] != KEYS:
-        raise NumericsError(
-            f"{path} is no table of a monitor: its header is {head[:60]!r}; fix: move it away"
-        )
+        raise NumericsError(f"{path} is not a monitor table: its header is {head[:60]!r}; fix: move it away")
     values = columns[len(KEYS) :]
     whole = lines[:-1]  # what follows the last line break is torn, or empty
     rows = tuple(row for line in whole if (row := _parsed(line, values)) is not None)

@@ -75,7 +75,7 @@ def parse_triggers(words: Sequence[str]) -> dict[str, float]:
     for word in words:
         name, colon, factor = word.partition(":")
         if name not in TRIGGERS:
-            raise NumericsError(f"{word!r} is no trigger; fix: use {', '.join(TRIGGERS)}, or NAME:K")
+            raise NumericsError(f"{word!r} is not a trigger; fix: use {', '.join(TRIGGERS)}, or NAME:K")
         try:
             found[name] = float(factor) if colon else TRIGGERS[name]
         except ValueError:

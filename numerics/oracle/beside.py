@@ -95,7 +95,7 @@ def check_optimizer(
     nothing can be checked.
     """
     if not isinstance(optimizer, Optimizer):
-        raise NumericsError(f"{optimizer!r} is no torch.optim.Optimizer; fix: pass the optimizer")
+        raise NumericsError(f"{optimizer!r} is not a torch.optim.Optimizer; fix: pass the optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise NumericsError("LBFGS cannot be checked: a step with a closure; fix: check another optimizer")
     names = {} if model is None else {id(value): name for name, value in model.named_parameters()}

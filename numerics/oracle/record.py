@@ -65,7 +65,7 @@ def operations(path: Path) -> Iterator[Operation | Skipped]:
 
 
 def _operation(call: Call, record: StepRecord, functions: bool) -> Operation | None:
-    """Return the operation of a call; None for a module that is no single layer, or whose functions were recorded."""
+    """Return the operation of a call; None for a module of several layers, or whose functions were recorded."""
     if call.is_module:
         try:
             compute, name = layer_of(call)

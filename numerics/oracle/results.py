@@ -22,7 +22,7 @@ class Check:
 
     part: "result 0", "gradient 1" of the floating inputs in order, or "arguments". how: "device", "device, float32",
     "recorded" for a recorded result, or the kind of extreme input. values: where the inputs come from. derivation: the
-    rows of the table. digest: of the inputs. remark: a fact about extreme inputs that is no error.
+    rows of the table. digest: of the inputs. remark: a fact about extreme inputs that is not an error.
     """
 
     name: str

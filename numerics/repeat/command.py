@@ -68,10 +68,10 @@ def load_step(text: str) -> Step:
     if not colon or not path or not name.isidentifier():
         raise NumericsError(f"{text} names no function; fix: FILE.py:FUNCTION")
     if not Path(path).is_file():
-        raise NumericsError(f"{path} is no file; fix: FILE.py:FUNCTION")
+        raise NumericsError(f"{path} is not a file; fix: FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None:
-        raise NumericsError(f"{path} is no Python file; fix: FILE.py:FUNCTION")
+        raise NumericsError(f"{path} is not a Python file; fix: FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(Path(path).resolve().parent))  # its imports work as in a script

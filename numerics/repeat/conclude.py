@@ -174,7 +174,7 @@ class Tree:
         else:
             self._add(
                 UNOBSERVED_WRITE, tuple(evidence),
-                "Something that is no torch operation of this thread wrote the memory: a kernel still in the queue, "
+                "Something that is not a torch operation of this thread wrote the memory: a kernel still in the queue, "
                 "another thread, a custom extension, numpy or a copy that was not waited for.", "2.3.2.1",
                 operation=reader,
                 suggestions=("wait for asynchronous copies and communication before the memory is used",

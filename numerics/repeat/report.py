@@ -37,7 +37,7 @@ class Repetition:
 
     @property
     def verdict(self) -> str:
-        """Return the name of the conclusion, with a reservation where it is no fault and not all was compared."""
+        """Return the name of the conclusion, with a reservation where it is not a fault and not all was compared."""
         limited = bool(self.uncompared) and not self.conclusion.is_fault
         return self.conclusion.name + (LIMITED if limited else "")
 

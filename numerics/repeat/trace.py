@@ -28,7 +28,7 @@ class Event:
     operation that wrote its memory last; -1 for memory from before the step. kinds: dtype and shape of the outputs,
     sizes: elements of the inputs. unset: inputs in memory of torch.empty, whose elements may not all be written.
     unknown: inputs and outputs without a digest, as (INPUT or OUTPUT, position, reason); their digests are 0.
-    scalars: name and text of each argument that is no tensor.
+    scalars: name and text of each argument that is not a tensor.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Overwritten:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Two live tensors that share bytes and are no views of one another. first, second: "name at address, size"."""
+    """Two live tensors that share bytes and are not views of one another. first, second: "name at address, size"."""
 
     first: str
     second: str
@@ -134,7 +134,7 @@ class Difference:
     """The first difference of two traces.
 
     kind: "output" (equal inputs, unequal output `position`), "input" (unequal input `position`, every output before
-    is equal), "scalar" (equal inputs, another argument that is no tensor), "operations" (another operation follows),
+    is equal), "scalar" (equal inputs, another argument that is not a tensor), "operations" (another operation follows),
     "results" (operations agree, results do not), or "error". event: the number of the operation; -1 for "results".
     """
 
@@ -229,7 +229,7 @@ def _read_by_python(one: Trace, other: Trace, before: int) -> set[int]:
 
 
 def _scalar(number: int, one: Event, other: Event) -> Difference:
-    """Name the first argument that is no tensor and differs."""
+    """Name the first argument that is not a tensor and differs."""
     values, others = dict(one.scalars), dict(other.scalars)
     name = next(name for name in values | others if values.get(name) != others.get(name))
     one_text, other_text = (found.get(name, "an object") for found in (values, others))

@@ -40,7 +40,7 @@ def parse_fault(text: str, count: int) -> tuple[int, Flip]:
     found = re.fullmatch(r"(\d+):(0?\.\d+|[01](?:\.0*)?):(\d{1,2})", text)
     if not found or int(found[1]) >= count or int(found[3]) > 62:
         raise NumericsError(
-            f"--simulate {text} is no fault; fix: DEVICE:RATE:BIT, such as 0:0.01:20, with a device below {count}"
+            f"--simulate {text} is not a fault; fix: DEVICE:RATE:BIT, such as 0:0.01:20, with a device below {count}"
         )
     return int(found[1]), Flip(float(found[2]), int(found[3]), seed=1)
 

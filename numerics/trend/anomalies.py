@@ -2,7 +2,7 @@
 
 One statistic of a tensor is tested, so that one event is not counted many times: the norm; of attention its entropy and
 its largest logit; else the first of std, max. With a reference run a value is compared with the reference's value at
-the same step (`history.against`), so a step that is unusual in both runs is no anomaly.
+the same step (`history.against`), so a step that is unusual in both runs is not an anomaly.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def read_monitor(
     statistics: those to read; all by default.
     """
     if not path.is_dir():
-        raise NumericsError(f"{path} is no folder; fix: {FIX}")
+        raise NumericsError(f"{path} is not a folder; fix: {FIX}")
     found = Monitored(path, name or str(path), {}, dtype=_dtype(path / "run.json"))
     for rank, folder in rank_folders(path):
         files: dict[str, list[tuple[int, Path]]] = {}

@@ -100,8 +100,8 @@ def _outside(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Iter
         yield violation(
             probe.name,
             GRADIENTS,
-            f"the output depends on a trainable tensor of shape {tuple(others[0].shape)} that is no parameter of the "
-            "module: it is neither trained nor saved",
+            f"the output depends on a trainable tensor of shape {tuple(others[0].shape)} that is not a parameter of "
+            "the module: it is neither trained nor saved",
             "assign it as torch.nn.Parameter, and modules in a list as torch.nn.ModuleList",
             module,
             layer=layer,

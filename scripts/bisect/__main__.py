@@ -54,12 +54,12 @@ def check_run(found: argparse.Namespace, usage: str) -> None:
         raise UserError(f"RUN is missing; fix: {usage}")
     found.run = Path(found.run)
     if not (found.run / "run.json").exists():
-        raise UserError(f"RUN={found.run} is no folder of a run; fix: {usage}")
+        raise UserError(f"RUN={found.run} is not a run folder; fix: {usage}")
     found.against = Path(found.against) if found.against else None
     if found.against and not (found.against / "run.json").exists():
-        raise UserError(f"AGAINST={found.against} is no folder of a run; fix: {usage}")
+        raise UserError(f"AGAINST={found.against} is not a run folder; fix: {usage}")
     if found.step and not (found.step.isascii() and found.step.isdigit() and int(found.step)):
-        raise UserError(f"STEP={found.step} is no number of a step; fix: {usage}")
+        raise UserError(f"STEP={found.step} is not a step number; fix: {usage}")
     found.step = int(found.step) if found.step else None
     if found.symptom and found.symptom not in SYMPTOMS:
         raise UserError(f"SYMPTOM={found.symptom} is unknown; fix: use {', '.join(SYMPTOMS)}")

@@ -212,7 +212,7 @@ def main(arguments: list[str]) -> None:
             "install one as python3, or name one that has torch: make PYTHON=python3.12"
         )
     if len(names) != 1 or names[0] not in KINDS:
-        raise UserError(f"{names} is no kind of set-up; fix: use one of {', '.join(KINDS)}")
+        raise UserError(f"{names} is not a kind of set-up; fix: use one of {', '.join(KINDS)}")
     if names[0] == "main" and not (ROOT / ".config").exists():
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
     (check_as_it_is if "--as-it-is" in arguments else install)(names[0])

@@ -30,7 +30,7 @@ def main() -> None:
         )
     if not arguments.runs[0].is_dir():
         raise UserError(
-            f"RUN={arguments.runs[0]} is no folder; fix: make evaluate RUN=results/STUDY/runs/NAME"
+            f"RUN={arguments.runs[0]} is not a folder; fix: make evaluate RUN=results/STUDY/runs/NAME"
         )
     if not names:
         raise UserError(f"PLATFORM names no platform; fix: PLATFORM= one or several of {GRAMMAR}")

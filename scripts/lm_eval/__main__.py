@@ -32,7 +32,7 @@ def main() -> int:
         raise UserError(f'RUN names no run; fix: make lm-eval RUN=results/STUDY/runs/NAME TASKS="{USUAL}"')
     for run in runs:
         if not (run / "run.json").is_file():
-            raise UserError(f"RUN={run} is no run; fix: make lm-eval RUN=results/STUDY/runs/NAME")
+            raise UserError(f"RUN={run} is not a run; fix: make lm-eval RUN=results/STUDY/runs/NAME")
     if not names:
         raise UserError(f'TASKS names no task; fix: TASKS="{USUAL}", or some of them')
     export_environment()  # before torch is imported

@@ -26,7 +26,7 @@ def main() -> int:
     given = parser.parse_args(command_arguments(("OUT", "THRESHOLD"), paths="RUN"))
     if given.run is None or not given.run.is_dir():
         raise UserError(
-            f"RUN={given.run or ''} is no folder; fix: make logp-diff RUN=results/STUDY/runs/NAME"
+            f"RUN={given.run or ''} is not a folder; fix: make logp-diff RUN=results/STUDY/runs/NAME"
         )
     if given.prompts < 1 or given.tokens < 1:
         raise UserError("prompts and tokens are at least 1; fix: --prompts 4 --tokens 32")

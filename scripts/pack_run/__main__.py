@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(command_arguments(("OUT",), paths="RUN"))
     if given.run is None or not given.run.is_dir():
-        raise UserError(f"RUN={given.run or ''} is no folder; {USAGE}")
+        raise UserError(f"RUN={given.run or ''} is not a folder; {USAGE}")
     path = given.out or Path(f"{given.run.resolve().name}.zip")
     try:
         write_snapshot(run_snapshot(given.run), path)

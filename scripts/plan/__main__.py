@@ -22,9 +22,7 @@ def spread(text: str) -> float | None:
         return None
     value = float(text) if NUMBER.fullmatch(text) else math.nan
     if not 0 < value < 100:
-        raise UserError(
-            f"SPREAD={text} is no noise in percent above 0 and below 100; fix: make plan SPREAD=0.5"
-        )
+        raise UserError(f"SPREAD={text} is not a percentage above 0 and below 100; fix: make plan SPREAD=0.5")
     return value
 
 

@@ -94,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
         if not getattr(found, name):
             raise UserError(f"{name.upper()} is missing; fix: {USAGE}")
     if not (found.step.isascii() and found.step.isdigit()):
-        raise UserError(f"STEP={found.step} is no number of a step; fix: {USAGE}")
+        raise UserError(f"STEP={found.step} is not a step number; fix: {USAGE}")
     for name, allowed in (("level", LEVELS), ("task", TASKS)):
         if getattr(found, name) not in allowed:
             raise UserError(

@@ -262,5 +262,5 @@ def check_step(record: run_record.RunRecord, run_dir: Path, step: int) -> int:
         )
     planned = record.schedule.iterations
     if not 1 <= step <= planned:
-        raise UserError(f"STEP={step} is no step of {record.run}; fix: STEP=1 .. {planned}")
+        raise UserError(f"STEP={step} is not a step of {record.run}; fix: STEP=1 .. {planned}")
     return planned

@@ -16,7 +16,7 @@ PORT = "8765"
 def port_number(text: str) -> int:
     """Return a port. UserError for other text; 0 lets the system choose one."""
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise UserError(f"PORT={text} is no port; fix: PORT={PORT}, or another from 1024 to 65535")
+        raise UserError(f"PORT={text} is not a port; fix: PORT={PORT}, or another from 1024 to 65535")
     return int(text)
 
 

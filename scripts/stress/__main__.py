@@ -28,7 +28,7 @@ def main() -> int:
     try:
         minutes = float(given.minutes)
     except ValueError as error:
-        raise UserError(f"MINUTES={given.minutes} is no number; fix: {USAGE}") from error
+        raise UserError(f"MINUTES={given.minutes} is not a number; fix: {USAGE}") from error
     export_environment()  # before torch is imported
     from numerics.stress.command import stress_devices
 

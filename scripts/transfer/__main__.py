@@ -61,7 +61,7 @@ def main() -> None:
     studies = studies or [configured_study()]
     for study in studies:
         if not (study / "runs").is_dir():
-            raise UserError(f"{study} is no study; fix: STUDIES= folders such as results/gpt2-ra-ablation")
+            raise UserError(f"{study} is not a study; fix: STUDIES= folders such as results/gpt2-ra-ablation")
         if next((study / "runs").glob("*/responses"), None):
             raise UserError(
                 f"{study} is a GRPO study, which is not evaluated on platforms; fix: another STUDIES="

@@ -102,7 +102,7 @@ class ArmForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     def __init__(self, config: ArmConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         dtype = torch.get_default_dtype()
-        try:  # on meta, tensors that are no parameters would lose their values
+        try:  # on meta, tensors that are not parameters would lose their values
             torch.set_default_dtype(torch.float32)
             with torch.device("cpu"):
                 self.model = self._build(config)
@@ -264,7 +264,7 @@ class ArmForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
         if not self.config.use_cache:
             problem = f"{self.config.arm} cannot be computed with a cache"
         elif not isinstance(cache, DynamicCache):
-            problem = f"{type(cache).__name__} is no DynamicCache"
+            problem = f"{type(cache).__name__} is not a DynamicCache"
         elif mask_BT is not None:
             problem = "a padded batch cannot be computed with a cache"
         elif not self._is_inference():

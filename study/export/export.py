@@ -70,7 +70,7 @@ class Exported:
 def export_run(run_dir: Path, out: Path | None = None) -> Exported:
     """Write config.json, model.safetensors, the tokenizer's files and README.md to `out`.
 
-    By default to results/<study>/export/<run>. An arm that is no GPT-2 also gets the Python files of its model. Files
+    By default to results/<study>/export/<run>. An arm that is not GPT-2 also gets the Python files of its model. Files
     of an earlier export are replaced. ExportError for a folder that has other files, where the exported model computes
     something else, and without safetensors.
     """

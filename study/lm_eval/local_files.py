@@ -94,7 +94,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             names, count = table.schema_arrow.names, table.metadata.num_rows
         except Exception as error:  # of pyarrow
             raise LmEvalError(
-                f"{path} is no readable parquet file ({one_line(error)}); fix: copy the file again"
+                f"{path} is not a readable parquet file ({one_line(error)}); fix: copy the file again"
             ) from error
         if count:  # every row has every column
             yield str(path), dict.fromkeys(names)
@@ -128,6 +128,6 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _broken(path: Path, line: int, error: json.JSONDecodeError) -> LmEvalError:
     return LmEvalError(
-        f"line {line} of {path} is no JSON: {error.msg} at character {error.colno}; fix: correct the line, or copy the "
-        "file again"
+        f"line {line} of {path} is not JSON: {error.msg} at character {error.colno}; fix: correct the line, or copy "
+        "the file again"
     )

@@ -21,7 +21,7 @@ class Metric(JsonObject):
     """A metric of a task. filter: of the answers, "none" where the task has none. stderr: as the harness computes it.
 
     right: one character an item, 0 or 1, where all items are so. items: otherwise the value of each item, such as a
-    log-likelihood in nats. None where an item is no number.
+    log-likelihood in nats. None where an item is not a number.
     """
 
     name: Text

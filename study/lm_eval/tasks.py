@@ -74,7 +74,7 @@ def load_tasks(names: Sequence[str], data: Path | None = None, manager: Any = No
     quiet()
     if data is not None and not data.is_dir():
         raise LmEvalError(
-            f"TASK_DATA={data} is no folder; fix: TASK_DATA= a folder with hellaswag.jsonl and others"
+            f"TASK_DATA={data} is not a folder; fix: TASK_DATA= a folder with hellaswag.jsonl and others"
         )
     manager = manager or task_manager()
     names = list(dict.fromkeys(names))

@@ -101,7 +101,7 @@ class PastStudy:
 def find_past_studies(results_dir: Path, settings: Configuration) -> list[PastStudy]:
     """Return the finished studies of the same model and data, the newest first.
 
-    settings: of the planned study by symbol. A folder that is no finished study is left out.
+    settings: of the planned study by symbol. A folder that is not a finished study is left out.
     """
     found = []
     for directory in sorted(results_dir.glob("*/")) if results_dir.is_dir() else []:

@@ -54,7 +54,7 @@ class StudySettings:
         if not SAFE_NAME.fullmatch(name):
             raise symbols.error(
                 "STUDY_NAME",
-                "is no safe folder name; fix: use up to 64 letters, digits, . _ and -, the first a letter or digit",
+                "is not a safe folder name; fix: use up to 64 letters, digits, . _ and -, the first a letter or digit",
             )
         if seeds < 1:
             raise symbols.error("SEEDS", "leaves nothing to run; fix: CONFIG_SEEDS=1 or more")
@@ -95,13 +95,13 @@ def _variants(symbols: Symbols) -> tuple[str, ...]:
 
 
 def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
-    """Return the variant of the primary comparison: CONFIG_PRIMARY, or the first variant that is no control arm."""
+    """Return the variant of the primary comparison: CONFIG_PRIMARY, or the first variant that is not a control arm."""
     candidates = [name for name in variants if not is_control_arm(name)]
     name = symbols.text("PRIMARY")
     if name and name not in candidates:
         known = ", ".join(candidates) or "none: all variants are control arms"
         raise symbols.error(
-            "PRIMARY", f"is no variant that can be judged; fix: use one of CONFIG_VARIANTS ({known})"
+            "PRIMARY", f"is not a variant that can be judged; fix: use one of CONFIG_VARIANTS ({known})"
         )
     return name or next(iter(candidates), "")
 
@@ -129,7 +129,7 @@ def _sizes(symbols: Symbols) -> tuple[str, ...]:
     names = [name.lower() for name in symbols.text("SIZES").split()] if "SIZES" in symbols else []
     for position, name in enumerate(names):
         if name not in known:
-            raise symbols.error("SIZES", f"has {name}, which is no size; fix: use {', '.join(known)}")
+            raise symbols.error("SIZES", f"has {name}, which is not a size; fix: use {', '.join(known)}")
         if name in names[:position]:
             raise symbols.error("SIZES", f"names {name} twice; fix: remove one")
     if names and "INIT_FROM" in symbols and symbols.text("INIT_FROM"):

@@ -25,7 +25,10 @@ def short(count: float, unit: str = "") -> str:
 
 @dataclass
 class _Present:
-    """A run that executes. resumed_at: fraction that earlier processes made; None before the first step, which was at `stepped`."""
+    """A run that executes.
+
+    resumed_at: fraction that earlier processes made; None before the first step. stepped: time of the first step.
+    """
 
     began: float
     resumed_at: float | None = None

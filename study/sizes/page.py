@@ -34,7 +34,7 @@ METHOD = (
     "variance over seeds, and the degrees of freedom are those of Welch and Satterthwaite.",
     "Toward zero and away from it are meant as seen from the mean of the differences over the sizes.",
     "The test of the primary arm needs no correction for other arms; exploratory arms share 5 % by Holm's method.",
-    "That no change is found is no proof that there is none: the interval shows which changes remain possible.",
+    "That no change is found is not a proof that there is none: the interval shows which changes remain possible.",
     "The sizes share text, batches, budget and learning rate; CONFIG_LEARNING_RATES gives each size its own rate.",
     "Under a budget of time a larger model makes fewer updates, so the sizes differ in tokens as well.",
     "FLOPs: 6 x parameters x tokens (Kaplan et al. 2020, arXiv:2001.08361), of the baseline.",

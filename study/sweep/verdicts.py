@@ -1,7 +1,7 @@
 """Verdicts on arms at their tuned learning rates. Needs no torch.
 
 The choice of a rate from a few tuning runs is partly chance: of two control arms, one can get a worse rate than the
-other, and a test at the chosen rates then finds a real difference that is no effect of the arm. So "better" at the
+other, and a test at the chosen rates then finds a real difference that is not an effect of the arm. So "better" at the
 chosen rates must hold against the control arms at the arm's rate, too, and "worse" at the rate of the control arms. An
 arm that is in truth a control arm has no effect in these two tests whatever the rates, so each direction keeps 2.5 %.
 """

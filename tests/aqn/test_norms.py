@@ -101,7 +101,7 @@ def test_draws_are_a_function_of_seed_step_and_module_with_the_size_of_the_sched
 
 def test_another_norm_is_refused() -> None:
     for norm in (nn.GroupNorm(2, 16), nn.LayerNorm(16, elementwise_affine=False), nn.Identity()):
-        with pytest.raises(NoiseError, match="is no LayerNorm or RMSNorm with a weight"):
+        with pytest.raises(NoiseError, match="is not a LayerNorm or RMSNorm with a weight"):
             add_noise(norm, SCHEDULE)
 
 

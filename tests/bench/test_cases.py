@@ -65,7 +65,7 @@ def test_the_model_of_a_case_is_that_of_its_arm() -> None:
 
 
 def test_a_faulty_modifier_of_a_case_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"B\+LR=9: LR=9 is no number in \(0, 1\]"):
+    with pytest.raises(UserError, match=r"B\+LR=9: LR=9 is not a number in \(0, 1\]"):
         select_cases(SHAPES["card"], ["B+LR=9"])
 
 

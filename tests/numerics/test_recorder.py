@@ -251,7 +251,7 @@ def test_the_debugger_reads_the_guides_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "no JSON object"),
         ('{"level": "L9"}', 'level is "L9"; fix: use L0, L1, mix'),
         ('{"task": "free_benchmark"}', "task is"),

@@ -106,5 +106,5 @@ def test_every_point_is_there_to_nine_digits(drawn: list[tuple[float, float]]) -
 def test_other_kinds_and_colors_are_refused() -> None:
     with pytest.raises(ValueError, match="no LaTeX form for bar"):
         render_pgfplots(figure([trace("A", type="bar", x=[1], y=["A"])], *SIZE))
-    with pytest.raises(ValueError, match="red is no color"):
+    with pytest.raises(ValueError, match="red is not a color"):
         render_pgfplots(figure([line("A", "red", x=[1], y=[1])], *SIZE))

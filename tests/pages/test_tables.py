@@ -34,7 +34,7 @@ def test_a_table_names_its_columns_and_rows() -> None:
     assert re.findall(r'<th scope="row">(.*?)</th>', text) == [
         "B0 &lt;b&gt;",
         "B1",
-    ]  # an empty cell is no heading
+    ]  # an empty cell is not a heading
     assert text.count("<tr>") == 4
     assert '<div class="scroll" role="group" tabindex="0" aria-label="Runs &amp; more">' in text
 

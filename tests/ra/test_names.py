@@ -103,10 +103,10 @@ def test_every_pattern_has_a_fixed_colour() -> None:
         ("RaLearn.py", "built-in variant RALEARN"),
         ("AbsKeys.py", "upper-case letters; .*ra/custom/abskeys.py"),
         ("abskeys.PY", "upper-case letters"),
-        ("2heads.py", "is no variant name; .*my_2heads.py"),
-        ("my-keys.py", "is no variant name; .*my_keys.py"),
-        ("my keys.py", "is no variant name"),
-        ("a.b.py", "is no variant name"),
+        ("2heads.py", "is not a variant name; .*my_2heads.py"),
+        ("my-keys.py", "is not a variant name; .*my_keys.py"),
+        ("my keys.py", "is not a variant name"),
+        ("a.b.py", "is not a variant name"),
     ],
 )
 def test_a_custom_file_with_an_impossible_name_is_refused(

@@ -205,7 +205,7 @@ def test_an_attention_that_cannot_be_cached_is_named() -> None:
     logits(model, torch.zeros(1, 3, dtype=torch.int64), cache)
     with pytest.raises(CacheError, match="Linear mixes values outside"):
         logits(model, torch.zeros(1, 1, dtype=torch.int64), cache)
-    with pytest.raises(CacheError, match="Other is no CausalSelfAttention"):
+    with pytest.raises(CacheError, match="Other is not a CausalSelfAttention"):
         logits(model_of(lambda: Other(WIDTH, WIDTH)), torch.zeros(1, 3, dtype=torch.int64), Cache())
 
 

@@ -167,7 +167,7 @@ def test_a_rotation_reaches_every_attention_and_refuses_one_without_a_place(cust
             model(ids), expected(ids), atol=1e-6
         )  # flipped channels of both: the same scores
     other = custom("from torch import nn\n\n\ndef attention(layer, spec):\n    return nn.Identity()\n")
-    with pytest.raises(TypeError, match="Identity is no CausalSelfAttention"):
+    with pytest.raises(TypeError, match="Identity is not a CausalSelfAttention"):
         build(f"{other.upper()}+POSITION={stem}")
 
 

@@ -64,7 +64,7 @@ def test_every_published_solution_earns_the_reward(split: str, count: int) -> No
     ("content", "says"),
     [
         ("", "has no problems"),
-        ("{", ":1 is no JSON"),
+        ("{", ":1 is not JSON"),
         ('{"question": "a"}', ":1 has no question and answer"),
         ('["question", "answer"]', ":1 has no question and answer"),
         ('{"question": "a", "answer": 5}', ":1 has no question and answer"),

@@ -165,7 +165,7 @@ def test_without_a_configuration_the_default_study_of_the_target_is_predicted_an
             r"FROM=\.config needs a target; fix: make memory FROM=\.config TARGET=",
         ),
         (False, ["--target", "cpu", "--from", ".config"], r"FROM=\.config does not exist"),
-        (True, ["--target", "cpu", "--variants", "RALERN"], r"RALERN is no variant.*RALEARN"),
+        (True, ["--target", "cpu", "--variants", "RALERN"], r"RALERN is not a variant.*RALEARN"),
         (True, ["--target", "cpu", "--variants", "RA:9"], r"RA:9: there is no layer 9"),
         (False, ["--variants", "B"], r"there is no \.config; fix: make memory TARGET=a100-40g"),
     ],

@@ -39,7 +39,7 @@ def read_map(path: Path) -> NameMap:
     """Read a map of names, {target: golden}: module paths, or names of rows. A list names the parts of a layer."""
     content = read_json(path, "correct it")
     if not isinstance(content, dict) or not all(map(_is_name, content.values())):
-        raise NumericsError(f'{path} is no map of names; fix: write {{"target name": "golden name"}}')
+        raise NumericsError(f'{path} is not a name map; fix: write {{"target name": "golden name"}}')
     return content
 
 

@@ -40,7 +40,7 @@ DEFAULT_OPS = ("norm", "mean", "max", "min")
 def check_settings(content: Any) -> dict[str, Any]:
     """Return msProbe's config.json with defaults. NumericsError names an entry that cannot be used."""
     if not isinstance(content, dict):
-        raise NumericsError("the configuration is no JSON object; fix: see docs/monitor.md")
+        raise NumericsError("the configuration is not JSON object; fix: see docs/monitor.md")
     defaults: dict[str, Any] = {
         "targets": {}, "xy_distribution": False, "all_xy": False, "forward_only": False, "backward_only": False,
         **dict.fromkeys(GROUPS, False), "ops": list(DEFAULT_OPS), "ndigits": 6, "start_step": 0,
@@ -54,7 +54,8 @@ def check_settings(content: Any) -> dict[str, Any]:
     for name in content.keys() - {*defaults, *REFUSED, *IGNORED}:
         near = difflib.get_close_matches(name, [*defaults, *REFUSED], n=1, cutoff=0.5)
         raise NumericsError(
-            f"{name} is no key; fix: {f'did you mean {near[0]}' if near else 'remove it; docs/monitor.md has the keys'}"
+            f"{name} is not a key; fix: "
+            f"{f'did you mean {near[0]}' if near else 'remove it; docs/monitor.md has the keys'}"
         )
     settings = {}
     for name, default in defaults.items():

@@ -31,8 +31,8 @@ def test_documents_are_read_from_markdown_jsonl_and_parquet(tmp_path: Path) -> N
     [
         ("a.csv", b"x", "unknown kind"),
         ("a.txt", b"caf\xe9", "not UTF-8 text at byte 3"),
-        ("a.jsonl", b'{"text": "ok"}\n{"text": 3}\n', "line 2 is no JSON object"),
-        ("a.jsonl", b"nonsense\n", "line 1 is no JSON object"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": 3}\n', "line 2 is not JSON object"),
+        ("a.jsonl", b"nonsense\n", "line 1 is not JSON object"),
         ("a.parquet", b"nonsense", "no parquet file"),
     ],
 )

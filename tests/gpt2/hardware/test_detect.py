@@ -422,7 +422,7 @@ def test_with_an_nvidia_card_an_npu_is_ignored_with_the_reason(machine: Machine)
 def test_the_environment_overrides_detection_with_a_row_of_the_table() -> None:
     for name in TARGETS:
         assert detected_target_name({"RA_DETECTED": name}) == name
-    with pytest.raises(TargetError, match=r"RA_DETECTED=h900 is no target; fix: use one of a100-40g, "):
+    with pytest.raises(TargetError, match=r"RA_DETECTED=h900 is not a target; fix: use one of a100-40g, "):
         detected_target_name({"RA_DETECTED": "h900"})
 
 

@@ -272,7 +272,7 @@ def test_planning_for_an_unknown_card_needs_the_card() -> None:
     assert resolve(asked, planning=True, hardware=A100).memory_bytes == A100.memory_bytes
     with pytest.raises(TargetError, match=r"memory size of generic-cuda is unknown"):
         resolve(asked, planning=True, hardware=CPU)
-    with pytest.raises(TargetError, match=r"CONFIG_DETECTED=h900 is no target"):
+    with pytest.raises(TargetError, match=r"CONFIG_DETECTED=h900 is not a target"):
         resolve(config(detected="h900"), planning=True, hardware=CPU)
 
 

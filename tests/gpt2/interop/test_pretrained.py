@@ -199,7 +199,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(PretrainedError, match=r"has no config.json; fix"):
         find_pretrained(str(folder))
-    with pytest.raises(PretrainedError, match=r"safetensors.index.json is no folder; fix"):
+    with pytest.raises(PretrainedError, match=r"safetensors.index.json is not a folder; fix"):
         find_pretrained(str(index))
 
 
@@ -283,7 +283,7 @@ def test_without_hub_or_network_one_line_names_the_fix(
 ) -> None:
     fake_hub(monkeypatch, None, OSError("Name or service\nnot known"))
     with pytest.raises(
-        PretrainedError, match=r"x is no folder .* \(OSError: Name or service not known\); fix: a"
+        PretrainedError, match=r"x is not a folder .* \(OSError: Name or service not known\); fix: a"
     ):
         find_pretrained("x")
     long = (
@@ -295,7 +295,7 @@ def test_without_hub_or_network_one_line_names_the_fix(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(PretrainedError, match=r"need huggingface_hub; fix: pip install huggingface_hub"):
         find_pretrained("gpt2")
-    with pytest.raises(PretrainedError, match=r"is no folder on this machine; fix"):
+    with pytest.raises(PretrainedError, match=r"is not a folder on this machine; fix"):
         find_pretrained(str(tmp_path / "absent/x"))
 
 

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_named() -> None:
         from_transformers(state | {"other": torch.zeros(1)}, expected)
     with pytest.raises(WeightsError, match="not tied"):
         from_transformers(state | {"lm_head.weight": torch.zeros(1)}, expected)
-    with pytest.raises(WeightsError, match=r"alternation_logit is no parameter of GPT-2"):
+    with pytest.raises(WeightsError, match=r"alternation_logit is not a parameter of GPT-2"):
         to_transformers(
             expected | {"blocks.0.attention.alternation_logit": torch.zeros(())}, CONFIG.vocabulary
         )

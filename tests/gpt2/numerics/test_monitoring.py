@@ -232,7 +232,7 @@ def test_targets_change_while_the_run_trains(tmp_path: Path, texts: Path) -> Non
     run.train()
     assert steps(tmp_path, "exp_avg") == [4, 5]
     assert all(row.name.startswith("blocks.1.") for row in rows(tmp_path, "exp_avg"))
-    assert any("control.json is no JSON" in note for note in run_record.load(tmp_path).notes)
+    assert any("control.json is not JSON" in note for note in run_record.load(tmp_path).notes)
 
 
 def test_a_compiled_run_has_the_same_bits_and_its_activations(

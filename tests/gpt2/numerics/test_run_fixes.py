@@ -153,7 +153,7 @@ def test_a_fix_without_effect_ends_the_run(plain: Path, tmp_path: Path, words: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"NUMERICS_FIX": '"blocks.0"'}, "has 'blocks.0', which is no fix; fix: use KIND:PATTERN"),
+        ({"NUMERICS_FIX": '"blocks.0"'}, "has 'blocks.0', which is not a fix; fix: use KIND:PATTERN"),
         ({"NUMERICS_FIX": '"cpu:a"', "SHARDED": "y"}, "and CONFIG_SHARDED=y exclude each other"),
     ],
 )

@@ -1,4 +1,4 @@
-"""No password, token or key enters a zip, and what is no secret stays."""
+"""No password, token or key enters a zip, and what is not a secret stays."""
 
 import string
 import zipfile

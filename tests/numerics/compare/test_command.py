@@ -202,12 +202,12 @@ def write(text: str) -> Callable[[Path], Any]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (write("{"), "is no JSON"),
-        (write(""), "is no JSON"),
-        (write("[]"), "is no JSON object"),
+        (write("{"), "is not JSON"),
+        (write(""), "is not JSON"),
+        (write("[]"), "is not JSON object"),
         (write("{}"), 'has no "data"'),
         (write('{"data": {}}'), "has no rows"),
-        (write('{"data": {"x": 3}}'), "is no object"),
+        (write('{"data": {"x": 3}}'), "is not an object"),
         (write('{"data": {"x": {}}}'), "names no module or function"),
         (write(json.dumps(MSPROBE).replace('"Max": 1.5', '"Max": "x"')), "no number"),
         (write('{"data": {"Torch.x.0.forward": {}}}'), "no call of"),

@@ -321,7 +321,8 @@ def test_notes_say_what_is_not_as_given(tmp_path: Path, capsys: pytest.CaptureFi
     arguments = ["compare", "-tp", str(whole), "-gp", str(whole), "-o", str(tmp_path / "out")]
     assert main([*arguments, "--map", str(tmp_path / "map.json")]) == 1
     assert (
-        'the map names "absent", which is no module or call of the golden record' in capsys.readouterr().err
+        'the map names "absent", which is not a module or call of the golden record'
+        in capsys.readouterr().err
     )
 
 

@@ -349,9 +349,9 @@ def test_changes_name_modules_and_functions() -> None:
     [
         ("upcast:blocks.0.mpl", "blocks.0.mpl matches no module and no function; fix: did you mean blocks.0.mlp"),
         ("small:blocks.0.mlp.tanh", "small:blocks.0.mlp.tanh matches no module"),
-        ("raise:blocks.0", "'raise:blocks.0' is no fix; fix: use KIND:PATTERN"),
-        ("blocks.0", "'blocks.0' is no fix"),
-        ("cpu:", "'cpu:' is no fix"),
+        ("raise:blocks.0", "'raise:blocks.0' is not a fix; fix: use KIND:PATTERN"),
+        ("blocks.0", "'blocks.0' is not a fix"),
+        ("cpu:", "'cpu:' is not a fix"),
         ("small:adamw", "needs an AdamW of torch: none was given"),
         ("cpu:adamw", "cpu:adamw is unknown; fix: use small:adamw"),
     ],

@@ -50,7 +50,7 @@ def test_a_missing_package_is_named(
 
 
 def test_wrong_formats_and_empty_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(NumericsError, match="'csv' is no format"):
+    with pytest.raises(NumericsError, match="'csv' is not a format"):
         export(tmp_path, "csv")
     with pytest.raises(NumericsError, match="has no tables"):
         export(tmp_path, "parquet")

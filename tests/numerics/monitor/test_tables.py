@@ -77,7 +77,7 @@ def test_a_name_with_a_comma_stays_one_field(tmp_path: Path) -> None:
 
 def test_a_foreign_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "param_0-3.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(NumericsError, match=r"param_0-3.csv is no table of a monitor"):
+    with pytest.raises(NumericsError, match=r"param_0-3.csv is not a monitor table"):
         read_table(tmp_path, "param")
 
 

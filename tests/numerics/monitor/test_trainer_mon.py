@@ -54,7 +54,7 @@ def script(
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
-            model.eval()(data[0, 0])  # an evaluation is no step
+            model.eval()(data[0, 0])  # an evaluation is not a step
             model.train()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -151,8 +151,8 @@ def test_the_structure_is_printed_and_the_script_ends(
         ({"cc_distribution": {"enable": True}}, "cc_distribution is not supported"),
         ({"step_interval": 0}, "interval is 0"),
         ({"wg_distribution": 1}, "wg_distribution is 1"),
-        ({"param_distributon": True}, "param_distributon is no key; fix: did you mean param_distribution"),
-        ({"zzz": 1}, "zzz is no key; fix: remove it"),
+        ({"param_distributon": True}, "param_distributon is not a key; fix: did you mean param_distribution"),
+        ({"zzz": 1}, "zzz is not a key; fix: remove it"),
         ({"alert": {"rules": [{"rule_name": "AnomalyTurbulence"}]}}, "alert is not supported"),
         ({"stack_info": True}, "stack_info is not supported"),
         ({"xy_distribution": True, "targets": {"a": {"outputs": "tensor"}}}, "'outputs'"),

@@ -170,7 +170,7 @@ def test_what_cannot_be_checked_is_one_line() -> None:
         (lambda: check_operation(lambda x: x * 2, [nested]), "nested tensors"),
         (lambda: check_operation(lambda x: x * 2, [draw(3)], device="tpu"), "device tpu cannot be used"),
         (lambda: check_optimizer(sgd, "tpu"), "device tpu cannot be used"),
-        (lambda: check_optimizer(3), "3 is no torch.optim.Optimizer"),  # type: ignore[arg-type]
+        (lambda: check_optimizer(3), "3 is not a torch.optim.Optimizer"),  # type: ignore[arg-type]
         (lambda: check_optimizer(torch.optim.LBFGS(layer.parameters())), "closure"),
     ]
     for call, text in calls:

@@ -121,7 +121,7 @@ def test_a_row_survives_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{}", "holds no results"), ("[1]", "holds no results"), ("{", "is no JSON")]
+    ("content", "message"), [("{}", "holds no results"), ("[1]", "holds no results"), ("{", "is not JSON")]
 )
 def test_unusable_results_of_the_other_machine_are_one_line(
     content: str, message: str, step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

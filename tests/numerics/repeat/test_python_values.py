@@ -1,4 +1,4 @@
-"""Arguments that are no tensors are compared: counters, clocks and settings are named with their values."""
+"""Arguments that are not tensors are compared: counters, clocks and settings are named with their values."""
 
 from __future__ import annotations
 

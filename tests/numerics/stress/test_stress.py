@@ -209,7 +209,7 @@ def test_the_file_has_every_fault_as_plain_data() -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "3:0.1:2", "0:2:2", "0:0.1:63", "x:0.1:2"])
 def test_a_wrong_simulation_is_refused(text: str) -> None:
-    with pytest.raises(NumericsError, match="is no fault; fix: DEVICE:RATE:BIT"):
+    with pytest.raises(NumericsError, match="is not a fault; fix: DEVICE:RATE:BIT"):
         parse_fault(text, 3)
 
 

@@ -131,7 +131,7 @@ def test_parquet_is_the_same_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "is no folder"),
+        (None, "is not a folder"),
         ({}, "has no monitor files"),
         ({"param_0-9.csv": "a,b\n1,2\n"}, "has the columns 'a, b'"),
         ({"param_0-9.csv": "vpp_stage,name,step,norm\n"}, "has no monitor files"),

@@ -58,7 +58,7 @@ def test_a_leak_is_refused_and_written_to_a_page(
 def test_an_unknown_variant_and_a_misnamed_file_are_errors(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match="NOSUCH is no variant"):
+    with pytest.raises(UserError, match="NOSUCH is not a variant"):
         admit(monkeypatch, "NOSUCH")
     with pytest.raises(UserError, match="VARIANT=NAME"):
         admit(monkeypatch, "")

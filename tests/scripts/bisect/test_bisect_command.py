@@ -183,9 +183,9 @@ def test_the_first_step_is_found_behind_checkpoints_that_differ_already(
     ("given", "message"),
     [
         ({"run": ""}, "RUN is missing; fix: make bisect RUN="),
-        ({"run": "nowhere"}, "RUN=nowhere is no folder of a run"),
-        ({"against": "nowhere"}, "AGAINST=nowhere is no folder of a run"),
-        ({"step": "0"}, "STEP=0 is no number of a step"),
+        ({"run": "nowhere"}, "RUN=nowhere is not a run folder"),
+        ({"against": "nowhere"}, "AGAINST=nowhere is not a run folder"),
+        ({"step": "0"}, "STEP=0 is not a step number"),
         (
             {"step": "3"},
             "HALF0 shows no step that is not finite and no loss spike at step 3; fix: compare it with another run: ",

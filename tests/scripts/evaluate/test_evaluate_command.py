@@ -108,7 +108,7 @@ def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(place: Workplac
         ("int8 int5", "RALEARN0", "there is no platform int5; fix: use fp32"),
         ("int4:48", "RALEARN0", "groups of 48 do not divide"),
         ("tf32", "RALEARN0", "tf32 needs an NVIDIA GPU"),
-        ("int8", "B0", "runs/B0 is no folder; fix: make evaluate RUN="),
+        ("int8", "B0", "runs/B0 is not a folder; fix: make evaluate RUN="),
         (
             "int8 bf16@npu",
             "RALEARN0",

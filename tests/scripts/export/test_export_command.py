@@ -95,7 +95,7 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(
     fix = r"; fix: RUN=results/STUDY/runs/NAME of a run that exists$"
     with pytest.raises(UserError, match=f"absent is not a folder{fix}"):
         call(monkeypatch, str(tmp_path / "absent"))
-    with pytest.raises(UserError, match=f"full/run.json does not exist, so .*full is no run{fix}"):
+    with pytest.raises(UserError, match=f"full/run.json does not exist, so .*full is not a run{fix}"):
         call(monkeypatch, str(full))
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(UserError, match="safetensors is not installed; fix"):

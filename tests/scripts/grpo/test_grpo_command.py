@@ -273,7 +273,7 @@ def test_a_hub_that_is_offline_is_one_line(place: Place) -> None:
     for changes, says in (
         (
             {"GRPO_MODEL": "Qwen/Qwen2.5-1.5B-Instruct"},
-            "Qwen/Qwen2.5-1.5B-Instruct is no folder and cannot be loaded",
+            "Qwen/Qwen2.5-1.5B-Instruct is not a folder and cannot be loaded",
         ),
         ({"GRPO_TEST_FILE": ""}, "openai/gsm8k cannot be loaded"),
     ):

@@ -185,10 +185,10 @@ def test_an_interrupted_evaluation_keeps_the_finished_tasks(
     ("tasks", "run", "data", "says"),
     [
         ("", "B0", "items", "TASKS names no task; fix: TASKS="),
-        ("piqa", "nowhere", "items", "nowhere is no run; fix: make lm-eval RUN="),
+        ("piqa", "nowhere", "items", "nowhere is not a run; fix: make lm-eval RUN="),
         ("piqa boolq", "B0", "items", "TASK_DATA=items has no items of boolq; fix: items/boolq.jsonl"),
         ("piqqa", "B0", "items", "which lm-evaluation-harness does not have; fix: did you mean piqa"),
-        ("piqa", "B0", "nowhere", "TASK_DATA=nowhere is no folder; fix:"),
+        ("piqa", "B0", "nowhere", "TASK_DATA=nowhere is not a folder; fix:"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(

@@ -61,7 +61,7 @@ def test_state_tables_and_triggers_are_printed(
         ({"on": "weights"}, "unknown kind 'weights'"),
         ({"on": "grad:block.1"}, "ON=grad:block.1 matches no trained parameter of the model; fix: did you mean blocks"),
         ({"off": "adam"}, "adam is not switched on"),
-        ({"format": "xml"}, "'xml' is no format"),
+        ({"format": "xml"}, "'xml' is not a format"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             monitor(monkeypatch, trained, **wrong)

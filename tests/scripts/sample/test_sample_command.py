@@ -75,7 +75,7 @@ def test_many_runs_have_a_table_for_each_seed(
     [
         (("--tokens", "40"), "TOKENS=40 after a prompt of 1 exceed the block size 32; fix: TOKENS=31"),
         (("--prompt", "x" * 40), "PROMPT has 40 tokens and the block size is 32; fix"),
-        (("--tokens", "many"), "TOKENS=many is no whole number; fix"),
+        (("--tokens", "many"), "TOKENS=many is not a whole number; fix"),
         (("--temperature", "-1"), "TEMPERATURE=-1 is out of range; fix"),
         (("--temperature", "nan"), "TEMPERATURE=nan is out of range; fix"),
         (("--top-p", "0"), "TOP_P=0 is out of range; fix"),

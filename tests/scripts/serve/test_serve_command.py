@@ -131,7 +131,7 @@ def test_a_port_in_use_and_a_bad_port_are_one_line(server: StudyServer, study: P
     with pytest.raises(UserError, match=r"cannot be used: .*; fix: PORT=another one"):
         StudyServer(study, server.server_address[1])
     for text in ("", "-1", "70000", "http", "²"):
-        with pytest.raises(UserError, match="is no port; fix"):
+        with pytest.raises(UserError, match="is not a port; fix"):
             port_number(text)
 
 

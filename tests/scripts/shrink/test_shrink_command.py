@@ -83,9 +83,9 @@ def test_a_run_without_the_symptom_is_refused(
 ) -> None:
     for given, message in (
         ({"symptom": "differs"}, "SYMPTOM=differs needs another run; fix: AGAINST=results/y/runs/B0"),
-        ({"against": "nowhere"}, "AGAINST=nowhere is no folder of a run; fix: make shrink RUN="),
+        ({"against": "nowhere"}, "AGAINST=nowhere is not a run folder; fix: make shrink RUN="),
         ({"symptom": "spike"}, "HALF0 shows no symptom: a loss spike"),
-        ({"run": "nowhere"}, "RUN=nowhere is no folder of a run; fix: make shrink RUN="),
+        ({"run": "nowhere"}, "RUN=nowhere is not a run folder; fix: make shrink RUN="),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             shrink(monkeypatch, **({"run": overflowing} | given))

@@ -275,7 +275,7 @@ def test_what_has_no_meaning_is_refused(study: dict[str, tuple[Path, Path]]) -> 
         (lambda: theirs(ids, attention_mask=torch.tensor([[1, 0, 1, 1]])), "padding between tokens"),
         (lambda: theirs(ids, past_key_values=cache), "a cache is for evaluation mode"),
         (lambda: theirs(torch.zeros(1, 33, dtype=torch.long)), "33 tokens exceed the block size 32"),
-        (lambda: theirs(ids, past_key_values=static), "StaticCache is no DynamicCache"),
+        (lambda: theirs(ids, past_key_values=static), "StaticCache is not a DynamicCache"),
         (
             lambda: loaded(study, "window")(ids, past_key_values=cache),
             "WINDOW cannot be computed with a cache",

@@ -99,9 +99,9 @@ PIQA = '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'
         (
             "piqa.jsonl",
             PIQA + '{"goal": "x",\n',
-            r"line 2 of .*piqa.jsonl is no JSON: .*; fix: correct the line",
+            r"line 2 of .*piqa.jsonl is not JSON: .*; fix: correct the line",
         ),
-        ("piqa.json", '[\n{"goal": }]', r"line 2 of .*piqa.json is no JSON: .* at character 10; fix"),
+        ("piqa.json", '[\n{"goal": }]', r"line 2 of .*piqa.json is not JSON: .* at character 10; fix"),
         ("piqa.jsonl", PIQA + "[1]\n", r"line 2 of .*piqa.jsonl is \[1\], not an item; fix"),
         (
             "piqa.jsonl",
@@ -127,7 +127,7 @@ PIQA = '{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}\n'
         (
             "piqa.parquet",
             "PAR1",
-            r"piqa.parquet is no readable parquet file \(.*\); fix: copy the file again",
+            r"piqa.parquet is not a readable parquet file \(.*\); fix: copy the file again",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_only_fields_that_a_template_always_reads_are_needed() -> None:
 
 
 def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path, small_manager: Any) -> None:
-    with pytest.raises(UserError, match="nowhere is no folder; fix: TASK_DATA="):
+    with pytest.raises(UserError, match="nowhere is not a folder; fix: TASK_DATA="):
         load_tasks(["piqa"], tmp_path / "nowhere", small_manager)
 
 

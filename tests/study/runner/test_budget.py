@@ -90,7 +90,7 @@ def hiccups(draw: np.random.Generator, now: float) -> float:
 
 
 def waves(draw: np.random.Generator, now: float) -> float:
-    return 1 + 0.2 * math.sin(now)  # every 6 s: one slower than the timing itself is no noise to it
+    return 1 + 0.2 * math.sin(now)  # every 6 s: one slower than the timing itself is not noise to it
 
 
 def slow_waves(draw: np.random.Generator, now: float) -> float:

@@ -55,7 +55,7 @@ def configure_and_run(*assignments: str) -> None:
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (("CONFIG_SIZES=tiny huge",), r"has huge, which is no size; fix: use tiny, mini, small, 124m"),
+        (("CONFIG_SIZES=tiny huge",), r"has huge, which is not a size; fix: use tiny, mini, small, 124m"),
         (("CONFIG_SIZES=tiny mini tiny",), "names tiny twice; fix: remove one"),
         (("CONFIG_SIZES=tiny TINY",), "names tiny twice; fix: remove one"),
         (("CONFIG_SIZES=mini",), "names one size; fix: .*CONFIG_GPT2_MODEL_MINI=y"),

@@ -106,7 +106,7 @@ def test_an_arm_is_compared_with_its_own_arm_without_noise() -> None:
 
 
 def test_without_control_arms_an_arm_is_compared_with_its_own_arm_alone() -> None:
-    """The gap is that of all arms without noise; another attention is no base of the comparison with noise."""
+    """The gap is that of all arms without noise; another attention is not a base of the comparison with noise."""
     losses = {
         platform: {
             arm: {seed: loss + 0.001 * seed + gap for seed in range(3)}
