@@ -1,7 +1,7 @@
 """The tokenizers: GPT-2's byte-pair encoding, offline through tiktoken, and the bytes of UTF-8.
 
 vocab.bpe ships with the project (OpenAI, MIT licence). Each tokenizer has one id more than its vocabulary of text: the
-end of text (EOT), which stands for no byte. Import needs the standard library only.
+end of text (EOT), which encodes no byte. Import needs the standard library only.
 """
 
 from __future__ import annotations

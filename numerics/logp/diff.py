@@ -4,7 +4,7 @@ For each sequence the mean over its response tokens of both sides, then the mean
 
     logp_diff = mean_i( sum_t M_it (rollout_it - training_it) / sum_t M_it )
 
-as verl's log_ppl_diff. Differences of both signs cancel in it, so the mean absolute difference stands beside it.
+as verl's log_ppl_diff. Differences of both signs cancel in it, so the mean absolute difference is given with it.
 """
 
 from __future__ import annotations

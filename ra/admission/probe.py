@@ -73,7 +73,7 @@ class Probe:
 
     @property
     def edges(self) -> list[int]:
-        """Positions in `layers` that stand for all in the costlier checks."""
+        """Positions in `layers` that represent all of them in the costlier checks."""
         return spread(len(self.layers), 3)
 
     def _working_shape(self) -> ModelConfig:

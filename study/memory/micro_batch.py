@@ -121,7 +121,7 @@ class Predictions:
         return self._failed.get(variant.cost_class, "")
 
     def choose_batch(self, variants: Iterable[Variant], existing: BatchPlan | None = None) -> BatchPlan:
-        """The configured micro-batch, or the largest exact one at which the hungriest variant is predicted to fit.
+        """The configured micro-batch, or the largest exact one that is predicted to fit every variant.
 
         existing: the batch of an existing plan. It is never increased, and a configured one is not reduced.
         """

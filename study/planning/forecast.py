@@ -47,13 +47,13 @@ class Hours:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The predicted peak of the hungriest variant, or the reason why there is none. usable: bytes of a process."""
+    """The predicted peak of the variant that needs most, or why there is none. usable: bytes of a process."""
 
     target: str
     usable: int
     micro: int
     accumulation: int
-    hungriest: str = ""
+    variant: str = ""
     peak: int | None = None
     problem: str = ""
 
@@ -225,6 +225,6 @@ def _memory(
     if not known:
         reason = predictions.unpredictable(variants[0], batch.micro)
         return PeakMemory(target, usable, batch.micro, batch.accumulation, problem=reason)
-    hungriest = max(known, key=lambda one: predictions.peak_bytes(one, batch.micro))
-    peak = predictions.peak_bytes(hungriest, batch.micro)
-    return PeakMemory(target, usable, batch.micro, batch.accumulation, hungriest.name, peak)
+    needs_most = max(known, key=lambda one: predictions.peak_bytes(one, batch.micro))
+    peak = predictions.peak_bytes(needs_most, batch.micro)
+    return PeakMemory(target, usable, batch.micro, batch.accumulation, needs_most.name, peak)

@@ -109,7 +109,7 @@ def disk(forecasts: Sequence[Forecast]) -> list[str]:
 
 
 def memory(forecasts: Sequence[Forecast]) -> list[str]:
-    """The hungriest variant of each size beside the memory of the target."""
+    """The variant that needs most at each size beside the memory of the target."""
     found = []
     for one in forecasts:
         peak = one.memory
@@ -117,7 +117,7 @@ def memory(forecasts: Sequence[Forecast]) -> list[str]:
             found.append(f"Memory ({one.config.model.size}): {peak.problem}.")
         else:
             found.append(
-                f"Memory ({one.config.model.size}): {peak.hungriest} needs most, {gib(peak.peak)} of "
+                f"Memory ({one.config.model.size}): {peak.variant} needs most, {gib(peak.peak)} of "
                 f"{peak.usable / GIB:.1f} GiB usable on {peak.target}, predicted."
             )
     return found

@@ -109,7 +109,7 @@ def malicious(bench: Bench) -> str:
     return f"refused without running it; {found}" if not mark.exists() else f"IT RAN; {found}"
 
 
-@fault("both checkpoints damaged", "an error that names them and the remedy; nothing is begun anew silently")
+@fault("both checkpoints damaged", "an error that names them and the remedy; no run restarts silently")
 def both_damaged(bench: Bench) -> str:
     place = bench.interrupted()
     for path in place.checkpoints():
@@ -117,7 +117,7 @@ def both_damaged(bench: Bench) -> str:
     done = place.make()
     error = str(place.record()["error"])
     good = done.returncode == 1 and place.status() == "failed" and "has no complete checkpoint" in error
-    expected = "an error that names them and the remedy; nothing is begun anew silently"
+    expected = "an error that names them and the remedy; no run restarts silently"
     return outcome(good and "delete the run's folder" in error, expected, f"{error} {done.stdout[-300:]}")
 
 

@@ -82,7 +82,7 @@ def tracked_to_the_end(bench: Bench) -> str:
     before, interrupted = place.steps(), first.returncode == 130 and place.status() == "interrupted"
     second = place.command(**beside(injected(None), "keep"))
     folders = sorted((place.run_dir() / "wandb").iterdir())
-    output = (folders[-1] / "told.jsonl").read_text().splitlines()
+    output = (folders[-1] / "received.jsonl").read_text().splitlines()
     final = json.loads(output[-1]) if output else {}
     sent = final.get("hellaswag/acc") == place.record()["hellaswag"]["acc"] and "validation/loss" in final
     shown = f"-m wandb sync {folders[-1].relative_to(place.folder)}" in second.stdout

@@ -31,18 +31,18 @@ def write(folder: Path, change: tuple[int, int, float] | None = None, loss: int 
     return folder
 
 
-def told(a: Path, b: Path) -> str:
+def departure_text(a: Path, b: Path) -> str:
     return describe_departures(find_departures(read_monitor(b), read_monitor(a)))
 
 
 def test_equal_runs_are_equal(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a"), write(tmp_path / "b")
-    assert told(a, b) == (
+    assert departure_text(a, b) == (
         "The runs are equal: all 400 common values are the same as written; the losses of 40 common steps are equal "
         "to the bit"
     )
     trend = analyse(read_monitor(b), read_monitor(a))
-    assert sentences(trend)[-1] == told(a, b)
+    assert sentences(trend)[-1] == departure_text(a, b)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -64,10 +64,12 @@ def test_the_first_of_several_is_that_computed_first(tmp_path: Path) -> None:
         norms = noisy(5, STEPS)
         norms[:, 9] *= factor
         write_monitor(tmp_path / name, norms, kind="param")
-    assert told(tmp_path / "a", tmp_path / "b").startswith(
+    assert departure_text(tmp_path / "a", tmp_path / "b").startswith(
         f"First differing value: step 10, norm of grad_reduced {names()[2]} is "
     )
-    assert "a relative difference of 0.001; no loss is common to both" in told(tmp_path / "a", tmp_path / "b")
+    assert "a relative difference of 0.001; no loss is common to both" in departure_text(
+        tmp_path / "a", tmp_path / "b"
+    )
 
 
 def test_values_of_one_run_alone_are_no_difference(tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_values_of_one_run_alone_are_no_difference(tmp_path: Path) -> None:
 
 def test_a_loss_that_differs_in_its_last_bit_is_named(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a"), write(tmp_path / "b", loss=12)
-    assert "the loss differs from step 12, by +4.4e-16 nats there" in told(a, b)
+    assert "the loss differs from step 12, by +4.4e-16 nats there" in departure_text(a, b)
     content = as_json(analyse(read_monitor(b), read_monitor(a)), [])["first_differing_value"]
     assert (content["loss_step"], content["first"], content["values"]) == (12, None, 400)
 

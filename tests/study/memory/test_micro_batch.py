@@ -36,7 +36,7 @@ def on(config: Config, mib: int, kind: str = "a100-40g") -> Predictions:
     )
 
 
-def hungriest(predictions: Predictions, micro: int) -> int:
+def highest_peak(predictions: Predictions, micro: int) -> int:
     return max(predictions.peak_bytes(each, micro) for each in VARIANTS)
 
 
@@ -45,9 +45,9 @@ def test_the_largest_divisor_at_which_every_variant_fits_is_chosen(config: Confi
     predictions = on(config, mib)
     batch = predictions.choose_batch(VARIANTS)
     room = mib * MIB * (1 - MARGIN)
-    assert hungriest(predictions, batch.micro) <= room
+    assert highest_peak(predictions, batch.micro) <= room
     larger = [n for n in micro_batches(512, 1) if batch.micro < n <= 1024]
-    assert all(hungriest(predictions, n) > room for n in larger[:1])
+    assert all(highest_peak(predictions, n) > room for n in larger[:1])
     assert batch.micro * batch.accumulation == 512
 
 

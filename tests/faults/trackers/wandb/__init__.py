@@ -31,7 +31,7 @@ def init(**options: Any) -> None:
         number = len(list(Path(options["dir"]).glob("wandb/*")))
         folder = Path(options["dir"]) / "wandb" / f"offline-run-20260101_{number:06d}-{options['mode']}"
         folder.mkdir(parents=True)
-        _kept.append(folder / "told.jsonl")
+        _kept.append(folder / "received.jsonl")
     if os.environ["TRACKER"] == "refuse":
         raise ConnectionError("401: no such key")
     if os.environ["TRACKER"] == "hang":
