@@ -67,7 +67,7 @@ class RecorderConfig:
         NumericsError names an entry that cannot be used. Entries of other tools are ignored. changes: not None.
         """
         if not isinstance(content, dict):
-            raise NumericsError("the configuration is not JSON object; fix: see docs/numerics.md")
+            raise NumericsError("the configuration is not a JSON object; fix: see docs/numerics.md")
         section = content.get(str(changes.get("task") or content.get("task", "statistics")), {})
         values = {**content, **(section if isinstance(section, dict) else {})}
         values |= {name: value for name, value in changes.items() if value is not None}

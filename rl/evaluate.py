@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from rl.gsm8k import Problem, reward, standard_error
-from rl.records import Evaluation, write_responses
+from rl.records import Evaluation, Response, write_responses
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def evaluate(
         model.train(training)
     rewards = [reward(text, one.answer) for text, one in zip(responses, problems, strict=True)]
     rows = [
-        {"problem": number, "answer": one.answer, "response": text, "reward": value}
+        Response(number, one.answer, text, value)
         for number, (one, text, value) in enumerate(zip(problems, responses, rewards, strict=True))
     ]
     write_responses(run_dir, f"test-{step:05}", rows)

@@ -99,13 +99,27 @@ def write(run_dir: Path, record: GrpoRecord) -> None:
     write_sealed(run_dir / RECORD, content, (CONFIG, METRICS) if record.status in ENDED else ())
 
 
-def train_lines(run_dir: Path) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class TrainStep:
+    """One step of metrics.jsonl. logp_diff: rollout minus training, in nats; None where it was not measured."""
+
+    loss: float | None
+    grad_norm: float | None
+    reward: float | None
+    logp_diff: float | None
+    logp_diff_absolute: float
+    logp_diff_over: bool
+
+
+def train_steps(run_dir: Path) -> list[TrainStep]:
     """Return the steps in metrics.jsonl; a torn line ends them."""
-    found: list[dict[str, Any]] = []
+    names = [field.name for field in dataclasses.fields(TrainStep)]
+    found = []
     try:
         for text in (run_dir / METRICS).read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            found += [line] if line["event"] == "train" else []
+            if line["event"] == "train":
+                found.append(TrainStep(**{name: line[name] for name in names}))
     except (OSError, ValueError, KeyError, TypeError):
         pass
     return found
@@ -136,20 +150,29 @@ def plan(folder: Path, seeds: int, margin: float) -> Plan:
     return found
 
 
-def write_responses(run_dir: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows of problem, answer, response and reward. name: train-00001 or test-00020."""
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+@dataclass(frozen=True)
+class Response:
+    """One response of the model. answer: the published one. reward: 1.0 or 0.0."""
+
+    problem: int
+    answer: str
+    response: str
+    reward: float
+
+
+def write_responses(run_dir: Path, name: str, rows: Sequence[Response]) -> None:
+    """Write a file of responses. name: train-00001 or test-00020."""
+    text = "".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows)
     path = run_dir / RESPONSES / f"{name}.jsonl.gz"
     path.parent.mkdir(exist_ok=True)
     write_bytes(path, gzip.compress(text.encode(), mtime=0))
 
 
-def read_responses(path: Path) -> list[dict[str, Any]]:
+def read_responses(path: Path) -> list[Response]:
     """Read a file of responses. DamagedFileError where it cannot be read."""
     try:
         rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-        return [{"problem": row["problem"], "answer": row["answer"], "response": row["response"],
-                 "reward": row["reward"]} for row in rows]  # fmt: skip
+        return [Response(row["problem"], row["answer"], row["response"], row["reward"]) for row in rows]
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from None
 
@@ -164,7 +187,7 @@ def check_rewards(run_dir: Path) -> RewardCheck:
     for path in response_files(run_dir).values():
         for row in read_responses(path):
             count += 1
-            differing += reward(row["response"], row["answer"]) != row["reward"]
+            differing += reward(row.response, row.answer) != row.reward
     return RewardCheck(count, differing)
 
 
@@ -188,6 +211,6 @@ def problems_of(run_dir: Path, record: GrpoRecord) -> list[str]:
         found.append(f"{checked.differing} of {checked.responses} rewards differ when they are recomputed")
     for one in record.evaluations:
         rows = read_responses(run_dir / RESPONSES / f"test-{one.step:05}.jsonl.gz")
-        if sum(row["reward"] for row in rows) / len(rows) != one.accuracy:
+        if sum(row.reward for row in rows) / len(rows) != one.accuracy:
             found.append(f"the accuracy at step {one.step} differs from its responses")
     return found

@@ -161,15 +161,15 @@ def _result(arm: str, settings: GrpoSettings, runs: Sequence[records.GrpoRecord]
         by_seed = {seed: e.accuracy for seed, e in each.items()}
         accuracy, problems = mean(list(by_seed.values())), next(iter(each.values())).problems
         points.append(Point(step, accuracy, standard_error(accuracy, problems), by_seed))
-    lines = [line for one in runs for line in records.train_lines(settings.run_dir(arm, one.seed))]
-    sizes = [line for line in lines if line["logp_diff"] is not None]
+    lines = [line for one in runs for line in records.train_steps(settings.run_dir(arm, one.seed))]
+    sizes = [(line, line.logp_diff) for line in lines if line.logp_diff is not None]
     logp = None
     if sizes:
         logp = Logp(
-            mean=mean([line["logp_diff"] for line in sizes]),
-            mean_absolute=mean([line["logp_diff_absolute"] for line in sizes]),
-            largest=max(abs(line["logp_diff"]) for line in sizes),
-            over=sum(line["logp_diff_over"] for line in sizes),
+            mean=mean([size for _, size in sizes]),
+            mean_absolute=mean([line.logp_diff_absolute for line, _ in sizes]),
+            largest=max(abs(size) for _, size in sizes),
+            over=sum(line.logp_diff_over for line, _ in sizes),
             steps=len(sizes),
         )
     ended = {one.seed for one in runs}

@@ -22,7 +22,7 @@ from numerics.logp.diff import THRESHOLD, logp_diff
 from rl.divergence import DivergedError
 from rl.gsm8k import reward
 from rl.noise import rollout_noise
-from rl.records import write_responses
+from rl.records import Response, write_responses
 
 
 class TokenLogps(LogitsProcessor):  # type: ignore[misc]
@@ -74,7 +74,7 @@ class RolloutRewards:
         texts = [one[0]["content"] for one in completions]
         rewards = [reward(text, expected) for text, expected in zip(texts, answer, strict=True)]
         rows = [
-            {"problem": number, "answer": expected, "response": text, "reward": value}
+            Response(number, expected, text, value)
             for number, expected, text, value in zip(problem, answer, texts, rewards, strict=True)
         ]
         write_responses(self.run_dir, f"train-{trainer_state.global_step + 1:05}", rows)

@@ -181,8 +181,8 @@ class Worker:
                 path.unlink()
         if previous and checkpoint:
             kept = tuple(one for one in previous.evaluations if one.step <= step)
-            for line in records.train_lines(self.run_dir):
-                self.divergence.observe(line["loss"], line["grad_norm"], line["reward"])
+            for one in records.train_steps(self.run_dir):
+                self.divergence.observe(one.loss, one.grad_norm, one.reward)
             self.started -= previous.seconds
             return dataclasses.replace(previous, step=step, evaluations=kept, seal=None)
         device = platform.machine() if self.device_type == "cpu" else self.device_module.get_device_name()

@@ -207,7 +207,7 @@ def _jsonl_documents(path: Path) -> Iterator[str]:
                 text = None
             if not isinstance(text, str):
                 raise DataError(
-                    f'{os.fspath(path)!r} line {number} is not JSON object with a "text" or "content" string; '
+                    f'{os.fspath(path)!r} line {number} is not a JSON object with a "text" or "content" string; '
                     "fix: correct or remove the line"
                 )
             yield text

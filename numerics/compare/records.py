@@ -127,7 +127,7 @@ def read_record(folder: Path) -> StepRecord:
 def _read_json(path: Path) -> dict[str, Any]:
     content = read_json(path, "record the step again, or copy the file again")
     if not isinstance(content, dict):
-        raise NumericsError(f"{path} is not JSON object; fix: give a file that a recorder wrote")
+        raise NumericsError(f"{path} is not a JSON object; fix: give a file that a recorder wrote")
     return content
 
 

@@ -68,8 +68,8 @@ def parse_arguments() -> argparse.Namespace:
         if not (
             text.isascii() and text.isdigit() and int(text) >= least and int(text) <= (most or int(text))
         ):
-            limits = f" from {least} to {most}" if most else " of a step"
-            raise UserError(f"{name.upper()}={text} is not a number{limits}; fix: {USAGE}")
+            kind = f"number from {least} to {most}" if most else "step number"
+            raise UserError(f"{name.upper()}={text} is not a {kind}; fix: {USAGE}")
     found.run, found.step, found.times = Path(found.run), int(found.step), int(found.times)
     found.out = Path(found.out) if found.out else None
     return found

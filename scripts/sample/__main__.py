@@ -70,7 +70,7 @@ def number(name: str, text: str, default: float, least: float, most: float, *, w
         value = float(int(text) if whole else float(text))
     except ValueError:
         raise UserError(
-            f"{name}={text} is no {'whole ' if whole else ''}number; fix: {name}={default:g}"
+            f"{name}={text} is not a {'whole ' if whole else ''}number; fix: {name}={default:g}"
         ) from None
     if not least <= value <= most:
         limit = f" to {most:g}" if most < math.inf else ""

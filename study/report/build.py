@@ -37,7 +37,7 @@ from study.records.curves import probabilities
 from study.records.design import Design, read_design
 from study.records.hellaswag_scores import HellaSwagScore, Items, common_items, hellaswag, left_out
 from study.records.lengths import shown_length
-from study.records.plan_file import InitialWeights, Plan
+from study.records.plan_file import InitialWeights, Plan, PlanBudget
 from study.records.runs import (
     BASELINE,
     DAMAGED,
@@ -111,7 +111,7 @@ class Report:
     items: list[ItemTest]
     equal_time: bool
     learned: dict[str, dict[str, list[float]]]  # variant -> {"first": [p a layer], "last": [...]}
-    budget: dict[str, Any]
+    budget: PlanBudget | None
     effective_batch: int | None
     block_size: int | None
     validation_tokens: int | None
@@ -208,7 +208,7 @@ def build_report(study_dir: Path) -> Report:
         items=item_tests(study_dir, ended),
         equal_time=plan is not None and plan.budget.equal_time,
         learned=moments,
-        budget=dataclasses.asdict(plan.budget) if plan else {},
+        budget=plan.budget if plan else None,
         effective_batch=first.batch.effective if first else None,
         block_size=first.batch.block_size if first else None,
         validation_tokens=first.validation.tokens if first else None,
@@ -351,6 +351,7 @@ def as_json(report: Report) -> dict[str, Any]:
     for row, own in zip(value["rows"], report.rows, strict=True):
         found = bits(report, own.final_loss)
         row["bits_per_byte"] = found and {part: getattr(found, part) for part in ("mean", "low", "high")}
+    value["budget"] = value["budget"] or {}
     if report.rates is None:
         del value["rates"]
     if not report.eval_sets.tables:

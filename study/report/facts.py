@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ def facts_section(report: Report) -> Section:
     facts += [
         ("batch", _counted([_listed(record.batch.to_json()) for record in records])),
         ("parameters", _counted([record.parameters and f"{record.parameters:,}" for record in records])),
-        ("budget", [_listed(report.budget)]),
+        ("budget", [_listed(dataclasses.asdict(report.budget) if report.budget else {})]),
         ("validation tokens", [f"{records[0].validation.tokens:,}"]),
         (
             "commit",

@@ -252,7 +252,7 @@ def test_the_debugger_reads_the_guides_configuration(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "no JSON object"),
+        ("[]", "not a JSON object"),
         ('{"level": "L9"}', 'level is "L9"; fix: use L0, L1, mix'),
         ('{"task": "free_benchmark"}', "task is"),
         ('{"step": ["x"]}', "step has 'x'"),

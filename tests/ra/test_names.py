@@ -68,7 +68,7 @@ def test_any_set_of_layers_can_be_listed_by_numbers_and_ranges(case):
         ("RA:-1", "malformed"),
         ("RA:1;2", "malformed"),
         ("RA:²", "malformed"),
-        ("", "no variant"),
+        ("", "not a variant"),
     ],
 )
 def test_an_unknown_variant_is_refused_in_one_line(name, says):

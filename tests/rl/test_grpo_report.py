@@ -46,8 +46,7 @@ def write_run(
     evaluations = []
     for number, count in enumerate(right):
         rows = [
-            {"problem": p, "answer": "7", "response": "7" if p < count else "8", "reward": float(p < count)}
-            for p in range(PROBLEMS)
+            records.Response(p, "7", "7" if p < count else "8", float(p < count)) for p in range(PROBLEMS)
         ]
         records.write_responses(run_dir, f"test-{20 * number:05}", rows)
         share = count / PROBLEMS
@@ -212,7 +211,9 @@ def test_a_run_that_does_not_agree_with_its_record_is_left_out(
         (run_dir / records.METRICS).write_text("")
     elif damage == "response":
         rows = records.read_responses(path)
-        records.write_responses(run_dir, "test-00020", [rows[0] | {"response": "9"}, *rows[1:]])
+        records.write_responses(
+            run_dir, "test-00020", [dataclasses.replace(rows[0], response="9"), *rows[1:]]
+        )
     elif damage == "record":
         text = (run_dir / records.RECORD).read_text()
         (run_dir / records.RECORD).write_text(text.replace("0.708", "0.908"))
@@ -232,7 +233,7 @@ def test_a_run_that_does_not_agree_with_its_record_is_left_out(
 def test_a_reward_that_differs_when_it_is_recomputed_is_found(settings: GrpoSettings) -> None:
     run_dir = settings.run_dir("qerl", 2)
     rows = records.read_responses(run_dir / "responses/test-00020.jsonl.gz")
-    records.write_responses(run_dir, "test-00020", [rows[0] | {"response": "9"}, *rows[1:]])
+    records.write_responses(run_dir, "test-00020", [dataclasses.replace(rows[0], response="9"), *rows[1:]])
     record = records.read(run_dir)
     assert record
     digests = {name: records.digest(path) for name, path in records.response_files(run_dir).items()}

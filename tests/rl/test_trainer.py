@@ -86,8 +86,8 @@ def test_sampling_has_the_noise_of_its_step_and_training_has_none(
     assert lines[1]["logp_diff_absolute"] > 10 * lines[2]["logp_diff_absolute"] / 5 > 1e-4
     for step, line in enumerate(lines, 1):
         rows = read_responses(tmp_path / f"run/responses/train-{step:05}.jsonl.gz")
-        assert [row["problem"] for row in rows] == [2 * step - 2] * 4 + [2 * step - 1] * 4
-        assert sum(row["reward"] for row in rows) / 8 == pytest.approx(line["reward"])
+        assert [row.problem for row in rows] == [2 * step - 2] * 4 + [2 * step - 1] * 4
+        assert sum(row.reward for row in rows) / 8 == pytest.approx(line["reward"])
 
 
 def test_recorded_log_probabilities_are_those_of_the_noisy_model(
@@ -150,6 +150,6 @@ def test_evaluation_answers_as_greedy_decoding_of_each_problem_alone(
         while ids.shape[1] < start + 6 and (ids.shape[1] == start or ids[0, -1] != tokenizer.eos_token_id):
             with torch.no_grad():
                 ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
-        assert row["response"] == tokenizer.decode(ids[0, start:], skip_special_tokens=True)
-    assert found.accuracy == sum(row["reward"] for row in rows) / len(rows)
+        assert row.response == tokenizer.decode(ids[0, start:], skip_special_tokens=True)
+    assert found.accuracy == sum(row.reward for row in rows) / len(rows)
     assert (found.step, found.problems) == (20, 12)

@@ -40,7 +40,7 @@ DEFAULT_OPS = ("norm", "mean", "max", "min")
 def check_settings(content: Any) -> dict[str, Any]:
     """Return msProbe's config.json with defaults. NumericsError names an entry that cannot be used."""
     if not isinstance(content, dict):
-        raise NumericsError("the configuration is not JSON object; fix: see docs/monitor.md")
+        raise NumericsError("the configuration is not a JSON object; fix: see docs/monitor.md")
     defaults: dict[str, Any] = {
         "targets": {}, "xy_distribution": False, "all_xy": False, "forward_only": False, "backward_only": False,
         **dict.fromkeys(GROUPS, False), "ops": list(DEFAULT_OPS), "ndigits": 6, "start_step": 0,

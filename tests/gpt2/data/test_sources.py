@@ -31,9 +31,9 @@ def test_documents_are_read_from_markdown_jsonl_and_parquet(tmp_path: Path) -> N
     [
         ("a.csv", b"x", "unknown kind"),
         ("a.txt", b"caf\xe9", "not UTF-8 text at byte 3"),
-        ("a.jsonl", b'{"text": "ok"}\n{"text": 3}\n', "line 2 is not JSON object"),
-        ("a.jsonl", b"nonsense\n", "line 1 is not JSON object"),
-        ("a.parquet", b"nonsense", "no parquet file"),
+        ("a.jsonl", b'{"text": "ok"}\n{"text": 3}\n', "line 2 is not a JSON object"),
+        ("a.jsonl", b"nonsense\n", "line 1 is not a JSON object"),
+        ("a.parquet", b"nonsense", "not a parquet file"),
     ],
 )
 def test_an_unreadable_file_is_named_with_its_line(

@@ -111,7 +111,7 @@ def test_every_number_is_read_to_the_bit(values: list[float], form: str) -> None
         (b"step,loss\n" + b"9" * 30 + b",3\n", "no loss in any line"),
         (b"\x89PNG\0\0\x01", "binary"),
         (b"\x1f\x8b\x08abcd", "binary"),
-        (b"step,loss\n1,\xff\xfe\n", "no UTF-8"),
+        (b"step,loss\n1,\xff\xfe\n", "not UTF-8"),
         (b"hello world\nnothing here\n", "no column of losses"),
         (b"step,accuracy\n1,0.5\n", "no column of losses"),
         (b"step,loss\n", "no loss in any line"),
@@ -135,7 +135,7 @@ def test_other_things_than_files_are_an_error(tmp_path: Path, monkeypatch: pytes
     for path, message in (
         (tmp_path / "missing", "cannot be read"),
         (tmp_path, "without metrics.jsonl"),
-        (tmp_path / "pipe", "no regular file"),
+        (tmp_path / "pipe", "not a regular file"),
     ):
         with pytest.raises(NumericsError, match=message):
             read_curve(path)

@@ -127,8 +127,8 @@ def test_tensors_and_one_sequence(dtype: torch.dtype) -> None:
         (([[]], [[]]), "no sequences"),
         (([[[-1.0]]], [[[-1.0]]]), "3 dimensions"),
         ((-1.0, -1.0), "0 dimensions"),
-        (([["a"]], [[-1.0]]), "no array"),
-        (([[-1.0], [-1.0, -2.0]], [[-1.0]]), "no array"),
+        (([["a"]], [[-1.0]]), "not an array"),
+        (([[-1.0], [-1.0, -2.0]], [[-1.0]]), "not an array"),
         ((None, [[-1.0]]), "dimensions"),
     ],
 )

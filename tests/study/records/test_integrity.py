@@ -226,7 +226,7 @@ def test_an_altered_plan_and_altered_attention_maps_are_not_used_and_named(finis
         '{"schema": 1, "seal": {"files": {}, "this_file": "0"}}'
     )
     report = build.build_report(finished.directory)
-    assert report.budget == {}
+    assert report.budget is None
     plan, attention = report.damaged
     assert plan.startswith("The budget and the equivalence margin of the plan are not used: ")
     assert "plan.json" in plan

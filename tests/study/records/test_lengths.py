@@ -61,7 +61,8 @@ def test_a_report_shows_one_length_and_the_longer_one_from_three_complete_seeds_
     longer = seeds >= 3
     assert set(lengths(extended)) == {LONG if longer else STEPS}
     assert len(lengths(extended)) == (3 * seeds + (seeds < 8) if longer else 24)
-    assert report.budget["max_iterations"] == (LONG if longer else STEPS)
+    assert report.budget is not None
+    assert report.budget.max_iterations == (LONG if longer else STEPS)
     notes = [note for note in report.notes if "have finished the extension" in note]
     assert len(notes) == (seeds < 8)
     assert all(

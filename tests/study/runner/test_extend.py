@@ -98,7 +98,8 @@ def test_an_extended_study_never_mixes_its_runs_with_shorter_ones(finished: Plac
     finished.run("RALEARN")
     made = build.build_report(finished.directory)
     assert all(run.used for run in made.runs)
-    assert made.budget["max_iterations"] == 2 * FIRST
+    assert made.budget is not None
+    assert made.budget.max_iterations == 2 * FIRST
     assert any("extended to 2 times" in note for note in made.notes)
     long = [run_record.load(finished.folder(name)).fingerprint for name in ("B", "RALEARN")]
     assert long[0] == long[1]

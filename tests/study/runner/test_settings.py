@@ -70,7 +70,7 @@ def test_a_safe_study_name_is_below_the_results_folder(name):
         ("B RAALL B", "B is named twice"),
         ("B RALERN", "did you mean RALEARN?"),
         ("B RA:4-6", "layers 0 to 3"),
-        ("B,RAALL", "no variant"),
+        ("B,RAALL", "not a variant"),
     ],
 )
 def test_unknown_and_repeated_variants_are_refused(variants, says):

@@ -49,7 +49,8 @@ def test_the_longer_results_of_an_undone_extension_are_a_study_folder_of_their_o
     assert same([outcome(place / "runs" / name) for name in ("B0", "RALEARN0")], longer)
     report = build.build_report(place)
     assert [(run.name, run.used) for run in report.runs] == [("B0", True), ("RALEARN0", True)]
-    assert report.budget["max_iterations"] == 2 * FIRST
+    assert report.budget is not None
+    assert report.budget.max_iterations == 2 * FIRST
 
 
 def test_a_restored_study_can_be_extended_to_the_same_bits(finished: Place) -> None:
