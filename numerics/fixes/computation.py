@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from numerics.errors import NumericsError
-from numerics.fixes.contexts import ModuleState, ReplacedFunctions, Replacement, swapped_tensors
+from numerics.fixes.contexts import ModuleState, ReplacedFunctions, swapped_tensors
 from numerics.fixes.conversion import SMALL, UPCAST, Conversion
+from numerics.fixes.multi_head import Replacement
 from numerics.fixes.passes import DISCARDED, LISTENERS, running
 from numerics.fixes.replay import Autocast, Finish, device_types, forked_rng, replayed
 from numerics.fixes.small import SMALL as SMALL_FUNCTIONS

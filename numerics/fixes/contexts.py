@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from numerics.fixes.multi_head import Replacement, with_replaced
+
 CASTS = {
     "bfloat16": torch.bfloat16,
     "half": torch.float16,
@@ -22,7 +24,6 @@ STRUCTURE = (
     "_buffers",
     "_modules",
 )  # attributes of a module that `swapped_tensors` replaces, or none
-Replacement = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 
 
 def narrower(dtype: Any, wide: torch.dtype) -> bool:
@@ -167,7 +168,15 @@ class ReplacedFunctions(TorchFunctionMode):
         self.called.add(name)
         if name in self.replacements and "out" not in kwargs:
             return self.replacements[name](func, args, kwargs)
-        return func(*args, **kwargs)
+        inner = {name: self._noted(name, one) for name, one in self.replacements.items()}
+        return with_replaced(func, args, kwargs, inner)(*args, **kwargs)
+
+    def _noted(self, name: str, replacement: Replacement) -> Replacement:
+        def call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            self.called.add(name)
+            return replacement(func, args, kwargs)
+
+        return call
 
 
 def function_name(func: Any) -> str:

@@ -38,6 +38,7 @@ class ActivationWatch:
         self.calls: dict[str, int] = {}  # attention calls of a module, in this call of it
         self._read: Any = WeakIdKeyDictionary()  # tensor -> (version, key)
         self._hooked: Any = WeakIdKeyDictionary()  # tensor -> names of its gradient
+        self._root: tuple[Any, nn.Module] | None = None  # the hook before the root's forward
 
     @contextlib.contextmanager
     def watching(self, root: nn.Module, attention: bool) -> Iterator[None]:
@@ -45,21 +46,28 @@ class ActivationWatch:
         self._ended = False
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self, "_ended", True)
-            for path, module in root.named_modules():
+            # of a wrapper and the module in it, which have one name, the module
+            for path, module in {plain_name(path): one for path, one in root.named_modules()}.items():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
                     continue
-                for handle in self._hooks(plain_name(path), module):
+                for handle in self._hooks(path, module, module is root):
                     stack.callback(handle.remove)
             if attention:
                 stack.enter_context(AttentionCalls(self._attention, self._in_model, self._failed))
             self.within.clear()
             yield
 
+    def root_runs(self, args: Any, kwargs: Any) -> None:
+        """Observe the call of the root that runs already: torch does not call hooks that such a call installs."""
+        if self._root:
+            before, root = self._root
+            before(root, args, kwargs)
+
     def _in_model(self) -> bool:
         """Return whether a module of the model runs, and counts."""
         return bool(self.within) and passes.counts()
 
-    def _hooks(self, path: str, module: nn.Module) -> Iterator[Any]:
+    def _hooks(self, path: str, module: nn.Module, is_root: bool) -> Iterator[Any]:
         def before(module: nn.Module, args: Any, kwargs: Any = None) -> None:
             if self._ended:  # removed within the call of the module that has it, without kwargs
                 return
@@ -75,6 +83,7 @@ class ActivationWatch:
             if passes.counts() or passes.replayed():
                 self._observe(path, "output", tensors_in(output))
 
+        self._root = (before, module) if is_root else self._root
         # compiled code would trace a hook: it runs beside it
         yield module.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
         yield module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from numerics.fixes.multi_head import ORIGINAL, original, with_replaced
 from numerics.fixes.passes import LISTENERS
 
 BLOCK = {"cpu": 2**18}  # scores at once: 1 MB, which fits in the cache
@@ -39,7 +40,21 @@ class AttentionCalls(TorchFunctionMode):
     ) -> Any:
         given = dict(kwargs or {})
         self._observe(func, args, given)
+        if original(func) is ORIGINAL and self.watching():
+            func = with_replaced(
+                func, args, given, {"scaled_dot_product_attention": self._fused, "softmax": self._scores}
+            )
         return func(*args, **given)
+
+    def _fused(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Observe the attention of nn.MultiheadAttention without weights."""
+        self._observe(F.scaled_dot_product_attention, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _scores(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Observe the softmax of nn.MultiheadAttention that returns its weights."""
+        self._report(lambda: score_statistics(args[0]), args[0])
+        return func(*args, **kwargs)
 
     def __enter__(self) -> AttentionCalls:
         LISTENERS.append(self._observe)  # a fix computes such a call by other functions
@@ -53,18 +68,23 @@ class AttentionCalls(TorchFunctionMode):
     def _observe(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if func is not F.scaled_dot_product_attention or not self.watching():
             return
+        call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
+        self._report(
+            lambda: attention_statistics(
+                call["query"],
+                call["key"],
+                call.get("attn_mask"),
+                bool(call.get("is_causal", False)),
+                call.get("scale"),
+            ),
+            call.get("query"),
+        )
+
+    def _report(self, statistics: Callable[[], Tensor], like: Any) -> None:
+        """Report statistics that are computed beside the call, on the device of `like`."""
         try:
-            call = dict(zip(ARGUMENTS, args, strict=False)) | dict(kwargs)
-            with torch.no_grad(), torch.autocast(call["query"].device.type, enabled=False):
-                self.report(
-                    attention_statistics(
-                        call["query"],
-                        call["key"],
-                        call.get("attn_mask"),
-                        bool(call.get("is_causal", False)),
-                        call.get("scale"),
-                    )
-                )
+            with torch.no_grad(), torch.autocast(like.device.type, enabled=False):
+                self.report(statistics())
         except Exception as error:
             if self.failed is None:
                 raise
@@ -108,12 +128,34 @@ def attention_statistics(
                     scores.masked_fill_(~part, HIDDEN)
                 else:
                     scores = (scores + part.float()).masked_fill_(part == -math.inf, HIDDEN)
-            top = scores.amax(-1, keepdim=True)
-            high = torch.maximum(high, top.amax())
-            terms = (scores - top).exp_()
-            sums = terms.sum(-1)
-            entropy = top.squeeze(-1) + sums.log() - torch.linalg.vecdot(terms, scores) / sums
-            total += entropy.masked_fill_(top.squeeze(-1) <= HIDDEN, 0.0).sum()  # a query that sees nothing
+            total, high = _joined(total, high, scores)
+    return _result(total, high, query_NTD.shape[0] * T)
+
+
+def score_statistics(scores: Tensor) -> Tensor:
+    """Return (mean entropy in nats, largest admitted logit, queries), (3,) float32, of scores (..., S) of a softmax.
+
+    What the mask hides is -inf.
+    """
+    scores_NS = scores.reshape(-1, scores.shape[-1])
+    total = torch.zeros((), device=scores.device, dtype=torch.float32)
+    high = torch.full((), HIDDEN, device=scores.device, dtype=torch.float32)
+    rows = max(1, BLOCK.get(scores.device.type, DEVICE_BLOCK) // max(1, scores.shape[-1]))
+    for block in scores_NS.split(rows):
+        total, high = _joined(total, high, block.float().clamp_min(HIDDEN))
+    return _result(total, high, len(scores_NS))
+
+
+def _joined(total: Tensor, high: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Add the entropy of each row of scores to the total, and return it with the largest score so far."""
+    top = scores.amax(-1, keepdim=True)
+    terms = (scores - top).exp_()
+    sums = terms.sum(-1)
+    entropy = top.squeeze(-1) + sums.log() - torch.linalg.vecdot(terms, scores) / sums
+    entropy.masked_fill_(top.squeeze(-1) <= HIDDEN, 0.0)  # a query that sees nothing
+    return total + entropy.sum(), torch.maximum(high, top.amax())
+
+
+def _result(total: Tensor, high: Tensor, queries: int) -> Tensor:
     high = torch.where(high <= HIDDEN, torch.full_like(high, -math.inf), high)
-    queries = query_NTD.shape[0] * T
     return torch.stack([total / max(queries, 1), high, torch.full_like(high, queries)])

@@ -155,14 +155,14 @@ class Monitor:
             self.finish()
 
     @contextlib.contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self) -> Iterator[ActivationWatch | None]:
         """Watch modules and attention calls in forward and backward, where the step includes them."""
         if not self.wants_forward:
-            yield
+            yield None
             return
         watch = ActivationWatch(self.pending, self.wants)
         with watch.watching(self.model, self.wants("attention")):
-            yield
+            yield watch
 
     def gradients(self, kind: str) -> None:
         """Read the gradients that the parameters have now, as a kind of tables.GRADIENTS."""

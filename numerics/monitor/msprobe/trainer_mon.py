@@ -130,7 +130,10 @@ class TrainerMon:
 
     def _install(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         monitor, untraced = self._monitor, torch.compiler.disable  # compiled code would trace a hook
-        self._handles.append(model.register_forward_pre_hook(untraced(self._before_forward), prepend=True))
+        before = model.register_forward_pre_hook(
+            untraced(self._before_forward), prepend=True, with_kwargs=True
+        )
+        self._handles.append(before)
         if self.settings["print_struct"]:
             for path, module in model.named_modules():
                 self._handles.append(module.register_forward_hook(self._note_shapes(plain_name(path))))
@@ -164,7 +167,7 @@ class TrainerMon:
     # -- hooks
 
     @harmless
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not module.training or not torch.is_grad_enabled():
             if not module.training:
                 self._ignored = "it was in eval mode; fix: call model.train() before training"
@@ -174,10 +177,10 @@ class TrainerMon:
         if self._skipped():
             self._end_skipped()
         if not self._running:
-            self._begin()
+            self._begin(args, kwargs)
         self.micro_batch += 1
 
-    def _begin(self) -> None:
+    def _begin(self, args: Any, kwargs: Any) -> None:
         monitor = self._monitor
         if self.dynamic:
             self._reload()
@@ -187,7 +190,9 @@ class TrainerMon:
         self._watch(monitor.new_parameters())
         if not self._active or not ranks_wanted(self.settings):
             monitor.now = ()
-        self._open.enter_context(monitor.forward())
+        watch = self._open.enter_context(monitor.forward())
+        if watch:
+            watch.root_runs(args, kwargs)
 
     def _skipped(self) -> bool:
         """Whether backward of every micro-batch ran, and its gradients were changed since or are gone."""

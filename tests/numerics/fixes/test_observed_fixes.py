@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from numerics.errors import NumericsError
 from numerics.fixes.apply import fix
 from numerics.monitor.monitor import Monitor, MonitorConfig
 from numerics.record_config import RecorderConfig
@@ -198,3 +199,30 @@ def test_a_record_of_functions_has_no_discarded_call(tmp_path: Path) -> None:
         "upcast:feed": 1,
     }
     assert math.isfinite(len(names[""]))
+
+
+@pytest.mark.parametrize("word", ["small:*", "small:attention", "upcast:linear", "upcast:softmax"])
+def test_functions_within_multihead_attention_are_fixed(word: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)
+    model, weights = nn.Sequential(layer), word.endswith("softmax")
+    x = torch.randn(2, 5, 8)
+
+    def gradient() -> Tensor:
+        layer.zero_grad()
+        layer(x, x, x, need_weights=weights)[0].square().sum().backward()
+        assert layer.in_proj_weight.grad is not None
+        return layer.in_proj_weight.grad.clone()
+
+    plain = gradient()
+    kind, _, function = word.partition(":")
+    with fix(model, f"{kind}:0" if function == "*" else f"{kind}:0.{function}") as fixes:
+        fixed = gradient()
+        fixes.require_used()
+    assert not torch.equal(fixed, plain)
+    torch.testing.assert_close(fixed, plain)
+    assert torch.equal(gradient(), plain)
+    with fix(model, "small:0.gelu") as fixes:
+        gradient()
+        with pytest.raises(NumericsError, match=r"0 did not call gelu"):
+            fixes.require_used()

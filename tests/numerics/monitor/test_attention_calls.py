@@ -1,12 +1,14 @@
 """Entropy and largest logit of attention calls equal those of whole score matrices, in blocks of any size."""
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from numerics.fixes.apply import fix
 from numerics.monitor import attention
 from numerics.monitor.attention import AttentionCalls, attention_statistics
 
@@ -66,3 +68,51 @@ def test_calls_are_seen_however_they_are_written_and_change_nothing() -> None:
     with AttentionCalls(seen.append, lambda: False):
         F.scaled_dot_product_attention(query, key, value)
     assert len(seen) == 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "added"])
+def test_attention_within_multihead_attention_is_seen_once_and_changes_nothing(
+    mask: str, weights: bool, small: bool, compiled: bool
+) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(16, 4, dropout=0.2, batch_first=True)
+    x = torch.randn(2, 5, 16) * 3
+    given: dict[str, Any] = {
+        "none": {},
+        "causal": {"attn_mask": torch.ones(5, 5).triu(1).bool()},
+        "padding": {"key_padding_mask": torch.tensor([[False] * 5, [False] * 3 + [True] * 2])},
+        "added": {"attn_mask": torch.randn(8, 5, 5)},
+    }[mask]
+    probabilities = layer.eval()(x, x, x, average_attn_weights=False, **given)[1].detach()
+    called = torch.compile(layer, backend="aot_eager") if compiled and not small else layer
+    called.train()
+
+    def run() -> Tensor:
+        torch.manual_seed(1)
+        found: Tensor = called(x, x, x, need_weights=weights, **given)[0]
+        return found
+
+    seen: list[Tensor] = []
+    with fix(layer, "small:*") if small else contextlib.nullcontext():
+        plain = run()
+        with AttentionCalls(seen.append, lambda: True):
+            observed = run()
+    assert torch.equal(observed, plain)
+    assert len(seen) == 1
+    entropy = -(probabilities * probabilities.clamp_min(1e-30).log()).sum(-1).mean()
+    assert float(seen[0][0]) == pytest.approx(float(entropy), rel=1e-4)
+    query, key = (
+        F.linear(x, layer.in_proj_weight[part], layer.in_proj_bias[part])
+        .unflatten(-1, (4, 4))
+        .transpose(1, 2)
+        for part in (slice(0, 16), slice(16, 32))
+    )
+    scores = (
+        query @ key.transpose(-1, -2) / 2 + (given["attn_mask"].view(2, 4, 5, 5) if mask == "added" else 0)
+    ).detach()
+    assert float(seen[0][1]) == pytest.approx(float(scores[probabilities > 0].max()), rel=1e-4)
+    assert seen[0][2] == 2 * 4 * 5

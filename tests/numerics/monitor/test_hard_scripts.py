@@ -274,3 +274,42 @@ def test_activations_of_a_compiled_model_are_read_and_change_no_bit(
     assert all(map(torch.equal, before, after))
     assert steps_of(output, "actv") == list(range(start, 3))
     assert {"0.output.0", "3.output.0"} <= {row.name for row in read_table(output, "actv").rows}
+
+
+@pytest.mark.parametrize("wrapped", ["no", "compiled", "in place", "layer", "parallel"])
+def test_rows_of_the_whole_model_are_those_of_each_micro_batch(
+    tmp_path: Path, output: Path, wrapped: str
+) -> None:
+    torch._dynamo.reset()
+    plain = small()
+    assert isinstance(plain, nn.Sequential)
+    model: Any = plain
+    if wrapped == "compiled":
+        model = torch.compile(plain, backend="aot_eager")
+    elif wrapped == "in place":
+        plain.compile(backend="aot_eager")
+    elif wrapped == "layer":
+        plain[0] = torch.compile(plain[0], backend="aot_eager")
+    elif wrapped == "parallel":
+        model = nn.DataParallel(plain)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    watch(tmp_path, model, optimizer, {"xy_distribution": True}, micros=2)
+    batches, outputs = [torch.full((3, 4), value) for value in (1.0, 2.0)], []
+    for batch in batches:
+        outputs.append(model(batch))
+        outputs[-1].retain_grad()
+        outputs[-1].square().sum().backward()
+    optimizer.step()
+    rows = {
+        (kind, row.name): row.values
+        for kind in ("actv", "actv_grad")
+        for row in read_table(output, kind).rows
+    }
+    expected = {
+        ("actv", "input.0"): batches,
+        ("actv", "output.0"): outputs,
+        ("actv_grad", "output_grad.0"): [one.grad for one in outputs],
+    }
+    for key, tensors in expected.items():
+        assert rows[key][0] == pytest.approx(float(torch.cat(tensors).norm()), rel=1e-5), key
+    assert rows["actv", "0.input.0"] == rows["actv", "input.0"]
