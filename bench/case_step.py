@@ -21,7 +21,8 @@ from bench.cases import BLOCK_STEPS, PLAIN, Shape, Sizes, arm_of
 from bench.reference_gpt import PlainStep
 from bench.step_options import apply_options
 from gpt2.config.batch import plan_batch
-from gpt2.config.config import ANY_TARGET, GPT2, ModelConfig, OptimizerConfig
+from gpt2.config.config import ANY_TARGET, ModelConfig, OptimizerConfig
+from gpt2.config.vocabulary import GPT2
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.model.transformer import ModelParts

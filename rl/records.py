@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gpt2.artifacts.run_record import Amount, Count, Share, Text
 from gpt2.artifacts.seal import Seal, digest, read_sealed, write_sealed
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Range, parse
+from gpt2.artifacts.typed_json import Amount, Count, InvalidJsonError, JsonObject, Range, Share, Text, parse
 from gpt2.system.files import write_bytes
 from gpt2.system.read_files import DamagedFileError
 from rl.gsm8k import reward

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aqn.schedule import PRESETS, NoiseError, NoiseSchedule, parse_noise
-from gpt2.config.config import TrackingConfig, directory
+from gpt2.config.config import TrackingConfig
 from gpt2.config.dotconfig import Symbols
 
 BASELINE = "baseline"
@@ -75,7 +75,7 @@ class GrpoSettings:
             raise symbols.error("GRPO_MODEL", "names no model; fix: a folder, or a name on the hub")
         return cls(
             name=symbols.text("STUDY_NAME"),
-            results_dir=directory(symbols, "RESULTS_DIR"),
+            results_dir=symbols.folder("RESULTS_DIR"),
             seeds=symbols.integer("SEEDS"),
             arms=_arms(symbols),
             model=model,

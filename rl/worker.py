@@ -23,8 +23,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig
 
-from gpt2.artifacts.metrics_log import truncate_metrics
-from gpt2.artifacts.run_record import append_metrics
+from gpt2.artifacts.metrics_log import append_metrics, truncate_metrics
 from gpt2.artifacts.seal import digest as file_digest
 from gpt2.hardware.cpu import cpu_threads
 from gpt2.model.init import derive_seed

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from gpt2.config.config import BYTES, ModelConfig, Vocabulary
+from gpt2.config.config import ModelConfig
+from gpt2.config.vocabulary import BYTES, Vocabulary
 from gpt2.data import tokenizer
 from gpt2.interop.files import model_config, tokenizer_files
 from gpt2.interop.weights import to_transformers

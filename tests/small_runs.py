@@ -11,7 +11,6 @@ from torch import nn
 from gpt2.artifacts import checkpoint, run_record
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import (
-    BYTES,
     BatchConfig,
     BudgetConfig,
     Config,
@@ -21,8 +20,8 @@ from gpt2.config.config import (
     OptimizerConfig,
     TargetConfig,
     TrackingConfig,
-    Vocabulary,
 )
+from gpt2.config.vocabulary import BYTES, Vocabulary
 from gpt2.hardware.resolve import resolve
 from gpt2.model.transformer import ModelParts
 from gpt2.system.signals import Stop

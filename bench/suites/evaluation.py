@@ -24,7 +24,8 @@ from bench.runner import case_worker, open_workers
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, Columns, ResultTable, format_spread, mebibytes, spread
 from bench.temporary_studies import configure_study
-from gpt2.config.config import ANY_TARGET, GPT2
+from gpt2.config.config import ANY_TARGET
+from gpt2.config.vocabulary import GPT2
 from gpt2.data import tokenizer
 from gpt2.eval import hellaswag, validation
 from gpt2.hardware import attention_kernels

@@ -20,7 +20,8 @@ from bench.reference_gpt import PlainStep, take_weights
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import Columns, ResultTable
 from bench.workers import Worker
-from gpt2.config import config
+from gpt2.config.config import ANY_TARGET
+from gpt2.config.vocabulary import GPT2
 from gpt2.data import tokenizer
 from gpt2.data.sources import embedded_files
 from gpt2.hardware import attention_kernels
@@ -133,7 +134,7 @@ def verdict(found: Comparison) -> str:
 @functools.cache
 def embedded_tokens() -> Tensor:
     """Return token ids of the embedded text, (n,) int64, at most MAX_TOKENS."""
-    encoding, ids = tokenizer.load(config.GPT2.name), list[int]()
+    encoding, ids = tokenizer.load(GPT2.name), list[int]()
     for path in embedded_files():
         ids += [encoding.eot, *encoding.encode(path.read_text(encoding="utf-8", errors="replace"))]
         if len(ids) >= MAX_TOKENS:
@@ -150,14 +151,14 @@ def draw_batches(shape: Shape, ids_N: Tensor) -> list[Tensor]:
 
 def train_both(shape: Shape, seed: int, case: str = BASELINE) -> tuple[list[float], list[float]]:
     """Train with our step, then with the plain one, from the same weights on the same batches. Returns the losses."""
-    resolved = attention_kernels.prepare_device(config.ANY_TARGET, model_config(shape))
+    resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
     micro, effective, rate, device = shape.micro, shape.effective, shape.learning_rate, resolved.device
     batches = draw_batches(shape, embedded_tokens())
     with attention_kernels.attention_context(resolved, 0.0):
         stepper = make_stepper(shape, case, micro, resolved, effective, seed, rate)
         ours = [stepper.step(ids_ET.to(device), k, shape.steps).loss for k, ids_ET in enumerate(batches)]
     # no padded vocabulary: padding would be in the plain step's softmax
-    plain = PlainStep(shape, config.GPT2.size, device, effective // micro, rate)
+    plain = PlainStep(shape, GPT2.size, device, effective // micro, rate)
     initial = build_model(model_config(shape), None)
     initialise(initial, seed)
     take_weights(plain.model, initial)

@@ -9,7 +9,7 @@ from bench.cases import BASELINE, BLOCK_STEPS, PLAIN, SHAPES, Shape, find_shapes
 from bench.runner import PEAKS, Stage, measure_stage
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, Columns, ResultTable, format_ratio, format_spread
-from gpt2.config.config import GPT2
+from gpt2.config.vocabulary import GPT2
 from gpt2.system.errors import UserError
 from study.memory.micro_batch import free_bytes
 

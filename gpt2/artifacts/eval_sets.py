@@ -9,12 +9,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts.run_record import Count, EvalSetEntry, Positive, Text
 from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, parse
+from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, Positive, Text, parse
 from gpt2.system.read_files import DamagedFileError
 
 FILE = "eval_sets.json"
+
+
+@dataclass(frozen=True)
+class EvalSetEntry(JsonObject):
+    """The perplexity of a held-out text (gpt2.eval.rolling). loss: mean nats per token; null where it is not finite.
+
+    text_sha256, tokens_sha256: of the documents, and of their tokens.
+    """
+
+    documents: Positive
+    tokens: Positive
+    words: Positive
+    bytes: Positive
+    loss: float | None
+    perplexity: float | None
+    word_perplexity: float | None
+    byte_perplexity: float | None
+    bits_per_byte: float | None
+    text_sha256: Text
+    tokens_sha256: Text
 
 
 @dataclass(frozen=True)

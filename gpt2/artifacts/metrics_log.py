@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import Amount, Count, Positive, Text
-from gpt2.artifacts.typed_json import InvalidJsonError, parse, to_plain
+from gpt2.artifacts.typed_json import Amount, Count, InvalidJsonError, Positive, Text, parse, to_plain
 from gpt2.system import files, ranks
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes
 
@@ -80,7 +79,7 @@ class MetricsLog:
         if not ranks.first():
             return
         if line["event"] not in NOT_METRICS and self._metrics and not self._metrics.closed:
-            run_record.append_metrics(self._metrics, line)
+            append_metrics(self._metrics, line)
         now = time.monotonic()
         if always or now - self._printed_at >= PRINT_SECONDS:
             self._printed_at = now
@@ -169,6 +168,12 @@ def truncate_metrics(path: Path, iteration: int, evaluated: Sequence[int] = ()) 
             if line.iteration <= iteration and (line.event != "validation" or line.tokens in evaluated):
                 kept.append(text + b"\n")
     files.write_bytes(path, b"".join(kept))
+
+
+def append_metrics(file: TextIO, line: dict[str, Any]) -> None:
+    """Append one JSON object as a line and flush it, so that a killed run loses none."""
+    file.write(json.dumps(files.finite(line), allow_nan=False) + "\n")
+    file.flush()
 
 
 def print_event(line: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The record of a run: run.json as frozen dataclasses, and the lines of metrics.jsonl. Standard library only.
+"""The record of a run: run.json as frozen dataclasses. Standard library only.
 
 run.json is written atomically and follows run.schema.json (schema 1), the published form of these classes. A number
 that is unknown or not finite is null.
@@ -7,25 +7,27 @@ that is unknown or not finite is null.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TextIO
+from typing import Annotated, Any, Literal, NamedTuple
 
+from gpt2.artifacts.eval_sets import EvalSetEntry
 from gpt2.artifacts.seal import Seal, read_sealed, write_sealed
 from gpt2.artifacts.typed_json import (
+    Amount,
+    Count,
     InvalidJsonError,
     JsonObject,
     LeftOut,
     Missing,
     MissingOrNull,
-    NonEmpty,
-    Range,
+    Positive,
+    Share,
+    Text,
     parse,
 )
-from gpt2.system import files
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError
 
@@ -34,12 +36,6 @@ SIDE_FILES = ("config", "metrics.jsonl", "validation_windows.json", "hellaswag.j
 ANOMALY = "anomaly"
 # folders of a run: the newest states, the state before the decay, and those before a trigger of the monitor
 CHECKPOINTS = ("checkpoint", "stable", ANOMALY)
-
-Count = Annotated[int, Range(0)]
-Positive = Annotated[int, Range(1)]
-Amount = Annotated[float, Range(0)]
-Share = Annotated[float, Range(0, 1)]
-Text = Annotated[str, NonEmpty()]
 
 
 class RecordError(UserError, RuntimeError):
@@ -87,9 +83,8 @@ class Environment(JsonObject):
     threads: Count | None
     variables: Mapping[str, Any]
     code: Mapping[str, Any]
-    triton: Annotated[str | None, LeftOut(nullable=True, value="")] = (
-        ""  # "": an older record, without the key
-    )
+    # "": an older record, without the key
+    triton: Annotated[str | None, LeftOut(nullable=True, value="")] = ""
     deterministic: Missing[bool] = None  # torch's deterministic algorithms; older records lack it
 
 
@@ -164,26 +159,6 @@ class HellaSwagEntry(JsonObject):
     acc_norm_stderr: MissingOrNull[Amount] = None
     items: Missing[Count] = None
     items_sha256: Missing[Text] = None
-
-
-@dataclass(frozen=True)
-class EvalSetEntry(JsonObject):
-    """The perplexity of a held-out text (gpt2.eval.rolling). loss: mean nats per token; null where it is not finite.
-
-    text_sha256, tokens_sha256: of the documents, and of their tokens.
-    """
-
-    documents: Positive
-    tokens: Positive
-    words: Positive
-    bytes: Positive
-    loss: float | None
-    perplexity: float | None
-    word_perplexity: float | None
-    byte_perplexity: float | None
-    bits_per_byte: float | None
-    text_sha256: Text
-    tokens_sha256: Text
 
 
 @dataclass(frozen=True)
@@ -355,24 +330,6 @@ class RunRecord(JsonObject):
         return self.schedule is not None and self.schedule.cut
 
 
-@dataclass(frozen=True)
-class FinishedValidation(Validation):
-    """A validation with a finite loss."""
-
-    loss: float
-
-
-@dataclass(frozen=True)
-class FinishedRecord(RunRecord):
-    """A record whose results count: these parts are known. A type for readers; `load` returns RunRecord."""
-
-    fingerprint: Fingerprint
-    target: Target
-    batch: Batch
-    progress: Progress
-    validation: FinishedValidation
-
-
 def bits_per_byte(loss: float | None, tokens: int, text_bytes: int | None) -> float | None:
     """Return the nats of all tokens over ln 2 and over the bytes that they decode to; None where one is unknown.
 
@@ -380,12 +337,6 @@ def bits_per_byte(loss: float | None, tokens: int, text_bytes: int | None) -> fl
     "The Pile", arXiv:2101.00027, section 3.1).
     """
     return loss * tokens / (math.log(2) * text_bytes) if loss is not None and text_bytes else None
-
-
-def append_metrics(file: TextIO, line: dict[str, Any]) -> None:
-    """Append one JSON object as a line and flush it, so that a killed run loses none."""
-    file.write(json.dumps(files.finite(line), allow_nan=False) + "\n")
-    file.flush()
 
 
 def run_name(variant: str, seed: int) -> str:
@@ -396,10 +347,11 @@ def run_name(variant: str, seed: int) -> str:
 
 def blank(run: str, variant: str, seed: int) -> RunRecord:
     """Return the record of a run of which nothing else is known."""
-    names = ("commit", "dirty", "config_sha256", "fingerprint", "target", "batch", "parameters", "progress", "clock",
-             "validation", "hellaswag", "memory", "throughput", "learned")  # fmt: skip
-    unknown: dict[str, Any] = dict.fromkeys(names)
-    return RunRecord(1, run, variant, seed, "running", None, **unknown)
+    required = [one.name for one in dataclasses.fields(RunRecord) if one.default is dataclasses.MISSING]
+    unknown: dict[str, Any] = dict.fromkeys(required)
+    return RunRecord(
+        **unknown | {"schema": 1, "run": run, "variant": variant, "seed": seed, "status": "running"}
+    )
 
 
 def write(run_dir: Path, record: RunRecord) -> None:

@@ -50,6 +50,11 @@ class LeftOut:
     value: Any = None
 
 
+Count = Annotated[int, Range(0)]
+Positive = Annotated[int, Range(1)]
+Amount = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Text = Annotated[str, NonEmpty()]
 Missing = Annotated[T | None, LeftOut()]
 MissingOrNull = Annotated[T | None, LeftOut(nullable=True)]
 

@@ -14,24 +14,8 @@ from gpt2.config.dotconfig import Symbols, read_symbols, split_words
 from gpt2.config.eval_sets import EvalSet, eval_sets
 from gpt2.config.fix_words import numerics_fix
 from gpt2.config.monitor import NOT_MONITORED, MonitorSettings
+from gpt2.config.vocabulary import GPT2, vocabulary
 
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """The ids of a tokenizer (gpt2.data.tokenizer). size: with the end of text, which is the last id."""
-
-    name: str
-    size: int
-
-    @property
-    def padded(self) -> int:
-        """Return the next multiple of 128, which matrix units need."""
-        return -(-self.size // 128) * 128
-
-
-GPT2 = Vocabulary("gpt2", 50257)
-BYTES = Vocabulary("bytes", 257)
-TOKENIZERS = {"TOKENIZER_GPT2": GPT2, "TOKENIZER_BYTES": BYTES}
 # symbol -> (name, layers, heads, width): GPT-2's four published sizes, and three smaller ones
 MODELS = {
     "GPT2_MODEL_TINY": ("tiny", 2, 2, 64),
@@ -110,7 +94,7 @@ class BatchConfig:
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> BatchConfig:
         effective, micro = symbols.integer("EFFECTIVE_BATCH"), symbols.integer("MICRO_BATCH")
-        ranks = optional_integer(symbols, "RANKS", 1)
+        ranks = symbols.integer("RANKS", absent=1)
         if effective < 1:
             raise symbols.error("EFFECTIVE_BATCH", "is not a batch; fix: use at least 1 sequence")
         if effective % ranks:
@@ -151,7 +135,7 @@ class BudgetConfig:
                 names[0],
                 "and CONFIG_GPT2_MAX_TOKENS=0 and CONFIG_GPT2_MAX_ITERS=0 give no budget; set one above 0",
             )
-        return cls(seconds, tokens, iterations, optional_integer(symbols, "GPT2_HARD_LIMIT", 0))
+        return cls(seconds, tokens, iterations, symbols.integer("GPT2_HARD_LIMIT", absent=0))
 
     @property
     def text(self) -> str:
@@ -236,7 +220,7 @@ class DataConfig:
             dataset=DATASETS[member],
             files=files,
             max_tokens=symbols.integer("DATASET_MAX_TOKENS"),
-            directory=directory(symbols, "DATA_DIR"),
+            directory=symbols.folder("DATA_DIR"),
             workers=symbols.integer("DATA_WORKERS"),
             tokenizer=vocabulary(symbols).name,
         )
@@ -298,7 +282,7 @@ class TargetConfig:
 
     @classmethod
     def from_symbols(cls, symbols: Symbols) -> TargetConfig:
-        ranks, tree = optional_integer(symbols, "RANKS", 1), optional_flag(symbols, "RANKS_TREE")
+        ranks, tree = symbols.integer("RANKS", absent=1), symbols.flag("RANKS_TREE", absent=False)
         if tree and ranks & (ranks - 1):
             raise symbols.error(
                 "RANKS", "is not a power of two, which CONFIG_RANKS_TREE=y needs; fix: use 1, 2, 4 or 8"
@@ -310,12 +294,12 @@ class TargetConfig:
             compile=symbols.flag("COMPILE"),
             cpu_threads=symbols.integer("CPU_THREADS"),
             detected=detected(symbols),
-            scale_cpu="SCALE_CPU" in symbols and symbols.flag("SCALE_CPU"),  # .config omits n
-            deterministic=optional_flag(symbols, "DETERMINISTIC"),
+            scale_cpu=symbols.flag("SCALE_CPU", absent=False),  # .config omits n
+            deterministic=symbols.flag("DETERMINISTIC", absent=False),
             ranks=ranks,
             ranks_tree=tree,
-            sharded=optional_flag(symbols, "SHARDED"),
-            ranks_timeout_seconds=optional_integer(symbols, "RANKS_TIMEOUT", cls.ranks_timeout_seconds),
+            sharded=symbols.flag("SHARDED", absent=False),
+            ranks_timeout_seconds=symbols.integer("RANKS_TIMEOUT", absent=cls.ranks_timeout_seconds),
         )
 
 
@@ -344,7 +328,7 @@ class TrackingConfig:
                 raise symbols.error(
                     "WANDB_PROJECT", "is not a project name; fix: use letters, digits, . _ and -"
                 )
-        board = "TENSORBOARD" in symbols and symbols.flag("TENSORBOARD")  # older configurations lack it
+        board = symbols.flag("TENSORBOARD", absent=False)
         return cls(wandb, mode, project, symbols.flag("TRACKIO"), board)
 
 
@@ -384,7 +368,7 @@ class Config:
             sha256=symbols.sha256,
             numerics_fix=numerics_fix(symbols),
             monitor=MonitorSettings.from_symbols(symbols),
-            init_from=symbols.text("INIT_FROM").strip() if "INIT_FROM" in symbols else "",
+            init_from=symbols.text("INIT_FROM", absent="").strip(),
         )
 
 
@@ -401,29 +385,6 @@ def _custom_size(symbols: Symbols) -> tuple[str, int, int, int]:
             "GPT2_WIDTH", f"is not a multiple of CONFIG_GPT2_HEADS={heads}; fix: use {64 * heads}"
         )
     return "custom", layers, heads, width
-
-
-def vocabulary(symbols: Symbols) -> Vocabulary:
-    """Read the tokenizer. Configurations of older versions have no such choice and use GPT-2's."""
-    old = not any(name in symbols for name in TOKENIZERS)
-    return GPT2 if old else TOKENIZERS[symbols.choice(TOKENIZERS)]
-
-
-def optional_integer(symbols: Symbols, name: str, absent: int) -> int:
-    """Read an integer that configurations of older versions lack."""
-    return symbols.integer(name) if name in symbols else absent
-
-
-def optional_flag(symbols: Symbols, name: str) -> bool:
-    """Read a flag that configurations of older versions lack."""
-    return name in symbols and symbols.flag(name)
-
-
-def directory(symbols: Symbols, name: str) -> Path:
-    """Read a folder from a string symbol."""
-    if not symbols.text(name).strip():
-        raise symbols.error(name, "names no folder; fix: use a path, relative to the repository or absolute")
-    return Path(symbols.text(name))
 
 
 def detected(symbols: Symbols) -> str:

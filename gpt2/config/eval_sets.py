@@ -25,7 +25,7 @@ def eval_sets(symbols: Symbols) -> tuple[EvalSet, ...]:
     ConfigError for a name of another form, a name twice, and an unknown name without a file.
     """
     found: dict[str, EvalSet] = {}
-    for word in split_words(symbols.text("EVAL_SETS")) if "EVAL_SETS" in symbols else ():
+    for word in split_words(symbols.text("EVAL_SETS", absent="")):
         name, equals, pattern = word.partition("=")
         if not NAME.fullmatch(name):
             raise symbols.error(

@@ -14,13 +14,13 @@ def numerics_fix(symbols: Symbols) -> str:
 
     ConfigError for a word of another form, and for a sharded model, whose weights no fix can convert.
     """
-    words = symbols.text("NUMERICS_FIX").split() if "NUMERICS_FIX" in symbols else []
+    words = symbols.text("NUMERICS_FIX", absent="").split()
     for word in words:
         if not WORD.fullmatch(word):
             raise symbols.error(
                 "NUMERICS_FIX",
                 f"has {word!r}, which is not a fix; fix: use KIND:PATTERN with KIND cpu, upcast or small",
             )
-    if words and "SHARDED" in symbols and symbols.flag("SHARDED"):
+    if words and symbols.flag("SHARDED", absent=False):
         raise symbols.error("NUMERICS_FIX", "and CONFIG_SHARDED=y exclude each other; fix: remove one")
     return " ".join(words)

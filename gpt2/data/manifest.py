@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gpt2.artifacts.run_record import Count, Text
-from gpt2.artifacts.typed_json import read_file
+from gpt2.artifacts.typed_json import Count, Text, read_file
 from gpt2.data.sources import DataError
 from gpt2.system.read_files import DamagedFileError
 

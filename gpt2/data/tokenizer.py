@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from gpt2.config.config import BYTES, GPT2
+from gpt2.config.vocabulary import BYTES, GPT2
 from gpt2.system.errors import UserError
 
 if TYPE_CHECKING:

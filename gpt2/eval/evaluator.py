@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,6 +54,13 @@ class Evaluator:
         self.tokens = int(windows.shape[0]) * self._block_size
         self.text_bytes = len(tokenizer.decode_bytes(windows[:, 1:].ravel().tolist()))
         self._batch_tokens = validation.EVALUATION_TOKENS["cpu" if device == "cpu" else "card"]
+
+    def history(self) -> dict[str, list[Any]]:
+        """Return the results so far, as a checkpoint saves them for `restore`."""
+        return {"losses": self.losses, "learned": self.learned, "scalars": self.scalars}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        self.losses, self.learned, self.scalars = saved["losses"], saved["learned"], saved.get("scalars", [])
 
     def due(self, tokens: int) -> bool:
         """Whether training passed a point of the token grid since the last evaluation (never at 0 tokens)."""

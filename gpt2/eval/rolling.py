@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.artifacts.run_record import EvalSetEntry, bits_per_byte
+from gpt2.artifacts.eval_sets import EvalSetEntry
+from gpt2.artifacts.run_record import bits_per_byte
 from gpt2.data.eval_texts import EvalText
 from gpt2.eval.token_rows import row_losses
 from gpt2.model.transformer import GPT2

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2.config.config import BYTES, GPT2, MODELS, TOKENIZERS, ModelConfig, Vocabulary
+from gpt2.config.config import MODELS, ModelConfig
+from gpt2.config.vocabulary import BYTES, GPT2, TOKENIZERS, Vocabulary
 from gpt2.data import tokenizer
 from gpt2.interop.files import NORM_EPSILON, tokenizer_files
 from gpt2.system.errors import UserError, first_sentences

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gpt2.artifacts.checkpoint import CheckpointError, Loaded
-from gpt2.artifacts.run_record import Clock, Count, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Missing, parse
+from gpt2.artifacts.run_record import Clock, Evaluation, LearnedPoint, RunRecord, ScalarPoint, Spike
+from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, Missing, parse
 from gpt2.system.errors import UserError
 
 # Settings of torch's optimizer, which differ between versions of torch. `load_state_dict` completes them.

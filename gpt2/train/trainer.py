@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from gpt2.system.failures import describe_failure
 from gpt2.system.signals import Interrupted, Stop
 from gpt2.train.clocks import Clocks, device_synchroniser, unevenness
 from gpt2.train.fingerprint import initial_record
-from gpt2.train.loss_spikes import SpikeDetector, spike_summary
+from gpt2.train.loss_spikes import SpikeDetector
 from gpt2.train.nan_debug import FaultLog
 from gpt2.train.peak_memory import PeakMeter, memory_entry
 from gpt2.train.resume import check_fits, clocks_before, refuse_another_run
@@ -68,12 +68,12 @@ class Run:
         shared: the settings that all runs of the study share, for the fingerprint; None: those of this run.
         fence: called before a record or a checkpoint; it ends this process if another one has taken the run over.
         """
-        self.fence = fence
-        self.plan, self.config, self.resolved, self.stop = plan, config, resolved, stop
-        self.examine = examine
+        self.plan, self.config, self.resolved = plan, config, resolved
+        self.stop, self.examine, self.fence = stop, examine, fence
         self.device = resolved.device
         self.clocks = Clocks(synchronise=device_synchroniser(self.device))
         self.meter = PeakMeter(self.device)
+        self.memory = functools.partial(memory_entry, self.meter, plan.predicted_bytes)
         self.corpus = dataset.open_corpus(dataset.prepare(config.data, report=lambda text: None))
         windows = dataset.validation_windows(
             self.corpus.validation, config.model.block_size, config.evaluation.tokens
@@ -90,25 +90,22 @@ class Run:
             warmup=plan.warmup_iterations,
             tree=config.target.ranks_tree,
         )
-        if plan.started_from and not self.has_checkpoint():
+        folders = [plan.directory / name for name in ("checkpoint", "stable")]
+        if plan.started_from and not any(map(checkpoint.complete, folders)):
             load_start(self.stepper.model, plan.started_from)
         wsd = config.optimizer.schedule == "wsd"
         self.decay_start = self.stepper.decay_start(plan.iterations) if wsd else 0  # 0: no checkpoint there
         self.warmup = {"warmup_iterations": self.stepper.warmup_iterations(plan.iterations)} if wsd else {}
-        self.iteration = 0
-        self.truncated = False
-        self.spike_detector = SpikeDetector()
-        self.spikes: list[list[float]] = []  # [iteration, loss, expected loss]
+        self.iteration, self.truncated = 0, False
+        self.spikes = SpikeDetector()
         self.faults = FaultLog()
         self.save_seconds = 0.0  # duration of the last checkpoint
-        opening = initial_record(
-            plan, shared or config, resolved, self.stepper, self.corpus.fingerprint, windows
-        )
+        new = initial_record(plan, shared or config, resolved, self.stepper, self.corpus.fingerprint, windows)
         self.fixes = RunFixes(self.stepper, config.numerics_fix)
-        opening = dataclasses.replace(opening, fixes=self.fixes.changes)
         if config.target.sharded and ranks.world() > 1:
             self.stepper.shard()
-        self.log = MetricsLog(plan.directory, opening, plan.iterations)
+        new = dataclasses.replace(new, fixes=self.fixes.changes)
+        self.log = MetricsLog(plan.directory, new, plan.iterations)
         self.evaluator = Evaluator(
             self.stepper.model,
             self.device,
@@ -119,13 +116,10 @@ class Run:
             stop,
             self.note,
         )
-        if resolved.note:
-            self.log.notes.append(resolved.note)
+        self.log.notes += filter(None, [resolved.note])
         self.steps_made = 0  # by this process
         self.timed_steps = 0  # by all processes of the run, on the training clock
         self.saved_at = time.monotonic()
-
-    # -- the loop -----------------------------------------------------------------------------------------------
 
     def train(self) -> str:
         """Train to the planned iteration, evaluate, and write a finished record. Return its status."""
@@ -189,8 +183,7 @@ class Run:
             self.fixes.require_used()
         self.timed_steps += not warming
         limit = self.config.budget.hard_limit_seconds * self.plan.extended
-        late = 0 < limit < self.clocks.total() and self.iteration < self.plan.iterations
-        self.truncated = limit > 0 and any(ranks.agree(late))
+        self.truncated = limit > 0 and any(ranks.agree(limit < self.clocks.total() and not self.ended()))
         if self.truncated:
             self.note(
                 f"the run was cut at iteration {self.iteration} of {self.plan.iterations}: its wall time passed "
@@ -200,13 +193,11 @@ class Run:
             write_sealed(self.plan.directory / "memory.json", self.memory())
         self.log_step(result, self.clocks.read("train") - began)
 
-    def observe_kernels(self) -> AbstractContextManager[None]:
+    def observe_kernels(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of a step; the attention kernels of the observed one are recorded."""
         if self.steps_made != OBSERVED_STEP or self.resolved.device_class not in OBSERVED_DEVICES:
             return contextlib.nullcontext()
         return attention_kernels.record_kernels(self.log.record["target"], self.note)
-
-    # -- resuming and saving ------------------------------------------------------------------------------------
 
     def resume(self) -> None:
         """Load the newest complete checkpoint, if there is one, with its clocks."""
@@ -219,10 +210,9 @@ class Run:
             meta = refuse_another_run(loaded, self.identity(), plan.run, plan.directory, plan.extended != 1)
             self.stepper.load_state(loaded.state)
             self.iteration, self.truncated, self.timed_steps = meta.iteration, meta.cut, meta.timed_steps
-            self.evaluator.losses, self.evaluator.learned = to_plain(meta.losses), to_plain(meta.learned)
-            self.evaluator.scalars = to_plain(meta.scalars or ())
+            self.evaluator.restore(to_plain(meta))
             self.log.notes = [*meta.notes, *loaded.skipped]
-            self.spike_detector, self.spikes = SpikeDetector(meta.watch), to_plain(meta.spikes)
+            self.spikes = SpikeDetector(meta.watch, to_plain(meta.spikes))
             self.clocks.add(clocks_before(meta, self.log.last_record()))
         previous = self.log.last_record()
         if self.ended() and previous and previous.target:  # this process observes no step
@@ -230,9 +220,8 @@ class Run:
         self.faults = FaultLog(previous.faults if previous else ())
         evaluated = [int(row[0]) for row in self.evaluator.losses]
         same = self.identity() | {"resumed iteration": self.iteration, "device": self.resolved.device_name}
-        ranks.require_equal(
-            same, "use one shared results folder, the same data and the same cards on every host"
-        )
+        fix = "use one shared results folder, the same data and the same cards on every host"
+        ranks.require_equal(same, fix)
         if ranks.first():
             truncate_metrics(plan.directory / "metrics.jsonl", self.iteration, evaluated)
         stepper = self.stepper
@@ -240,10 +229,6 @@ class Run:
             self.config.monitor, stepper.model, stepper.optimizer, plan.directory, self.iteration, self.note
         )
         ranks.together(self.stop.check)
-
-    def has_checkpoint(self) -> bool:
-        folders = [self.plan.directory / name for name in ("checkpoint", "stable")]
-        return any(checkpoint.complete(folder) for folder in folders)
 
     def check_fits(self, loaded: checkpoint.Loaded) -> None:
         stepper = self.stepper
@@ -261,17 +246,17 @@ class Run:
 
     def feed(self) -> BatchPrefetcher:
         """Return the prefetcher of the batches that remain, of this rank's sequences."""
-        plan = self.plan
-
-        def make(k: int) -> Any:
-            return self.corpus.train.windows(ranks.share(self.window_numbers(k)), plan.batch.block_size)
-
-        return BatchPrefetcher(make, self.iteration, plan.iterations, self.device)
+        windows, size = self.corpus.train.windows, self.plan.batch.block_size
+        return BatchPrefetcher(
+            lambda k: windows(ranks.share(self.window_numbers(k)), size),
+            self.iteration, self.plan.iterations, self.device,
+        )  # fmt: skip
 
     def checkpoint_due(self) -> bool:
         """Whether enough time has passed; at most SAVE_SHARE of the time goes into saving, on a slow disk too."""
-        every = max(self.config.checkpoint_seconds, self.save_seconds / SAVE_SHARE)
-        return time.monotonic() - self.saved_at >= every
+        return time.monotonic() - self.saved_at >= max(
+            self.config.checkpoint_seconds, self.save_seconds / SAVE_SHARE
+        )
 
     def save(self, folder: str = "checkpoint", keep: int = checkpoint.KEEP) -> None:
         """Save the complete state of the run. "stable": the checkpoint at the start of the decay."""
@@ -281,22 +266,17 @@ class Run:
                 "of": self.identity(),
                 "cut": self.truncated,
                 "timed_steps": self.timed_steps,
-                "losses": self.evaluator.losses,
-                "learned": self.evaluator.learned,
-                "scalars": self.evaluator.scalars,
                 "notes": self.log.notes,
-                "watch": self.spike_detector.losses,
-                "spikes": self.spikes,
+                "watch": self.spikes.losses,
+                "spikes": self.spikes.spikes,
                 "clocks": self.clocks.seconds(),
-            }
+            } | self.evaluator.history()
             state = self.stepper.state()
             if ranks.first():
                 checkpoint.save(self.plan.directory / folder, self.iteration, state, meta, keep, self.fence)
         self.saved_at = time.monotonic()
         self.save_seconds = self.saved_at - began
         self.write_record("running")
-
-    # -- evaluating ---------------------------------------------------------------------------------------------
 
     @property
     def tokens(self) -> int:
@@ -351,8 +331,6 @@ class Run:
         for fault in found.refused:
             self.note(f"the trained model fails the check {fault.check}: {fault.message}")
 
-    # -- ending early -------------------------------------------------------------------------------------------
-
     def interrupted(self, reason: Interrupted) -> None:
         """Save everything after a request to stop. If saving fails, the previous checkpoint remains."""
         try:
@@ -373,51 +351,40 @@ class Run:
     def summarize_notes(self) -> None:
         """Add end-of-run notes: transient faults, loss spikes, uneven step times."""
         uneven = unevenness([self.plan.batch.tokens / speed for speed in self.log.speeds()])
-        for text in filter(None, [*self.faults.messages(), spike_summary(self.spikes), uneven]):
+        for text in filter(None, [*self.faults.messages(), self.spikes.summary(), uneven]):
             self.note(text)
-
-    # -- logging ------------------------------------------------------------------------------------------------
 
     def log_step(self, result: StepResult, seconds: float) -> None:
         """Log one step and, where its loss is a spike, the spike."""
-        self.log.log(
-            {
-                "event": "train",
-                "iteration": self.iteration,
-                "tokens": self.tokens,
-                "train_seconds": round(self.clocks.read("train"), 4),
-                "loss": result.loss,
-                "learning_rate": result.rate,
-                "grad_norm": result.gradient_norm,
-                "tokens_per_second": round(self.plan.batch.tokens / seconds, 1) if seconds > 0 else None,
-                "memory_bytes": self.meter.peaks()["allocated"],
-            }
-        )
-        expected = self.spike_detector.observe(result.loss)
+        line = {
+            "event": "train",
+            "iteration": self.iteration,
+            "tokens": self.tokens,
+            "train_seconds": round(self.clocks.read("train"), 4),
+            "loss": result.loss,
+            "learning_rate": result.rate,
+            "grad_norm": result.gradient_norm,
+            "tokens_per_second": round(self.plan.batch.tokens / seconds, 1) if seconds > 0 else None,
+            "memory_bytes": self.meter.peaks()["allocated"],
+        }
+        self.log.log(line)
+        expected = self.spikes.observe(result.loss)
         if expected is not None:
-            self.spikes.append([self.iteration, result.loss, expected])
-            self.log.log(
-                {"event": "spike", "iteration": self.iteration, "loss": result.loss, "expected": expected}
-            )
+            spike = {"iteration": self.iteration, "loss": result.loss, "expected": expected}
+            self.spikes.spikes.append([*spike.values()])
+            self.log.log({"event": "spike"} | spike)
 
     def note(self, message: str) -> None:
         self.log.note(self.iteration, message)
-
-    def memory(self) -> dict[str, Any]:
-        """Return the peaks of this rank in bytes, over all and by phase."""
-        return memory_entry(self.meter, self.plan.predicted_bytes)
 
     def write_record(self, status: str, error: str | None = None) -> None:
         """Write run.json."""
         self.fence()
         clocks = self.clocks.seconds()
-        timed_tokens = self.timed_steps * self.plan.batch.tokens
-        speed = timed_tokens / clocks["train"] if clocks["train"] > 0 else None
+        speed = self.timed_steps * self.plan.batch.tokens / clocks["train"] if clocks["train"] > 0 else None
         peak = (self.resolved.target.peak_flops or 0) * ranks.world()
         entries = {
-            "progress": {
-                "iterations": self.iteration, "tokens": self.tokens, "train_seconds": clocks["train"],
-            },
+            "progress": {"iterations": self.iteration, "tokens": self.tokens, "train_seconds": clocks["train"]},
             "clock": clocks,
             "memory": self.memory(),
             "throughput": {
@@ -426,6 +393,6 @@ class Run:
             },
             "schedule": {"iterations": self.plan.iterations, "cut": self.truncated} | self.warmup,
             "faults": self.faults.faults,
-            "spikes": self.spikes,
+            "spikes": self.spikes.spikes,
         }  # fmt: skip
         self.log.write(status, error, entries | self.evaluator.entries())

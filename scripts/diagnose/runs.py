@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import FinishedRecord, RunRecord
+from gpt2.artifacts.run_record import RunRecord
 from gpt2.config.dotconfig import ConfigError
 from gpt2.system.errors import UserError
 from numerics.checklist.checks import EQUAL, Check
@@ -25,6 +25,7 @@ from study.compare import checklist_rows
 from study.compare.checklist import checklist
 from study.compare.load import labels, read_settings
 from study.records.hellaswag_scores import scored_items
+from study.records.integrity import FinishedRecord
 from study.records.runs import Run
 
 USAGE = 'fix: make diagnose RUNS="results/a/runs/B0 results/b/runs/B0"'

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpt2.config.config import Config, vocabulary
+from gpt2.config.config import Config
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment, resolve
 from gpt2.system.errors import UserError, run_command
@@ -57,7 +57,7 @@ def check_config(given: argparse.Namespace) -> int:
     from numerics.oracle.gpt2_shapes import Shapes, gpt2_operations
 
     model = config.model
-    shapes = Shapes(model.width, model.heads, model.block_size, vocabulary(symbols).padded)
+    shapes = Shapes(model.width, model.heads, model.block_size, model.padded_vocabulary)
     found = gpt2_operations(shapes, getattr(torch, target.dtype))
     source = f"GPT-2 of .config: width {shapes.width}, {shapes.heads} heads, {shapes.tokens} tokens, {target.dtype}"
     out = given.out or StudySettings.from_symbols(symbols).results_dir / "oracle"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpt2.config.config import optional_integer
 from gpt2.config.dotconfig import read_symbols
 from gpt2.hardware.resolve import export_environment
 from gpt2.system.errors import UserError, run_command
@@ -57,7 +56,7 @@ def configured_ranks() -> int:
     """Return CONFIG_RANKS of .config; 1 without the file."""
     if not Path(".config").exists():
         return 1
-    return optional_integer(read_symbols(".config"), "RANKS", 1)
+    return read_symbols(".config").integer("RANKS", absent=1)
 
 
 if __name__ == "__main__":

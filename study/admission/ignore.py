@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.artifacts.run_record import Text
-from gpt2.artifacts.typed_json import JsonObject, read_file
+from gpt2.artifacts.typed_json import JsonObject, Text, read_file
 from gpt2.config.dotconfig import Symbols
 from gpt2.system import files
 from ra.admission.results import CHECKS
@@ -41,7 +40,7 @@ def write(study_dir: Path, ignored: Mapping[str, tuple[str, ...]]) -> None:
 def ignored_checks(symbols: Symbols, variants: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Variant -> checks to ignore. ConfigError for a malformed entry, an unknown variant and an unknown check."""
     found: dict[str, tuple[str, ...]] = {}
-    for entry in symbols.text(SYMBOL).split() if SYMBOL in symbols else ():
+    for entry in symbols.text(SYMBOL, absent="").split():
         name, separator, check = entry.rpartition(":")
         if not separator or not name:
             raise symbols.error(

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from gpt2.artifacts.equivalent_code import COMPUTING, changed_code
 from gpt2.artifacts.provenance import FORMAT, SATURATION, VARIABLES
-from gpt2.artifacts.run_record import FinishedRecord
 from numerics.checklist.checks import (
     EQUAL,
     FATAL,
@@ -29,6 +28,7 @@ from numerics.checklist.checks import (
 )
 from ra.names import LEARNED
 from study.compare import checklist_rows
+from study.records.integrity import FinishedRecord
 from study.records.runs import Run
 
 PLANNING = ("study.", "scripts.", "kconfig.", "pages.", "bench.")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpt2.artifacts.run_record import Environment, FinishedRecord
+from gpt2.artifacts.run_record import Environment
 from numerics.checklist.checks import FATAL, HARMLESS, NOT_RECORDED, Rule
 from ra.arms import split_rate
 from ra.names import LEARNED
 from study.records.hellaswag_scores import scored_items
+from study.records.integrity import FinishedRecord
 
 Read = Callable[[FinishedRecord], Any]
 

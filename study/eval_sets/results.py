@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2.artifacts import eval_sets
-from gpt2.artifacts.run_record import EvalSetEntry
+from gpt2.artifacts.eval_sets import EvalSetEntry
 from gpt2.system.read_files import DamagedFileError
 from ra.names import is_control_arm
 from study.analysis.equivalence import Losses, control_losses

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpt2.artifacts.run_record import Count, RunRecord, Share, Text
+from gpt2.artifacts.run_record import RunRecord
 from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Missing, parse
+from gpt2.artifacts.typed_json import Count, InvalidJsonError, JsonObject, Missing, Share, Text, parse
 from gpt2.system.read_files import DamagedFileError
 from study.stats.statistics import mean
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from gpt2.artifacts.run_record import RunRecord, Text
-from gpt2.artifacts.typed_json import JsonObject, Missing, Range
+from gpt2.artifacts.run_record import RunRecord
+from gpt2.artifacts.typed_json import JsonObject, Missing, Range, Text
 from study.stats.statistics import pooled_proportion
 
 CHANCE = 0.25  # four endings

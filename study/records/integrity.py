@@ -8,11 +8,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from gpt2.artifacts import metrics_log, seal
-from gpt2.artifacts.run_record import FinishedRecord, HellaSwagEntry, RunRecord, bits_per_byte
+from gpt2.artifacts.run_record import (
+    Batch,
+    Fingerprint,
+    HellaSwagEntry,
+    Progress,
+    RunRecord,
+    Target,
+    Validation,
+    bits_per_byte,
+)
 from gpt2.system.read_files import DamagedFileError, parse_json, read_bytes, read_json
 from study.stats.statistics import mean
 
@@ -20,6 +30,24 @@ REMEDY = "fix: restore the files from a copy, or delete the run's folder and run
 MOST_MESSAGES = 3  # of a side file
 # name, value, expected value, source of the expected value
 Check = tuple[str, float | None, float | None, str]
+
+
+@dataclass(frozen=True)
+class FinishedValidation(Validation):
+    """A validation with a finite loss."""
+
+    loss: float
+
+
+@dataclass(frozen=True)
+class FinishedRecord(RunRecord):
+    """A record whose results count: these parts are known. A type for readers; `load` returns RunRecord."""
+
+    fingerprint: Fingerprint
+    target: Target
+    batch: Batch
+    progress: Progress
+    validation: FinishedValidation
 
 
 def disagreements(run: RunRecord, file: Callable[[str], Path], full: bool = False) -> list[str]:

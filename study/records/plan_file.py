@@ -10,9 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from gpt2.artifacts.run_record import Amount, Count, Positive, StartedFrom, Target, Text
+from gpt2.artifacts.run_record import StartedFrom, Target
 from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Missing, Range, parse
+from gpt2.artifacts.typed_json import (
+    Amount,
+    Count,
+    InvalidJsonError,
+    JsonObject,
+    Missing,
+    Positive,
+    Range,
+    Text,
+    parse,
+)
 from gpt2.config.batch import BatchPlan
 from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, cast
 
 from gpt2.artifacts import run_record
-from gpt2.artifacts.run_record import Count, FinishedRecord, RunRecord, Text
-from gpt2.artifacts.typed_json import JsonObject, Missing, Range, read_file
+from gpt2.artifacts.run_record import RunRecord
+from gpt2.artifacts.typed_json import Count, JsonObject, Missing, Range, Text, read_file
 from gpt2.system.read_files import DamagedFileError
 from ra.names import PATTERNS
 from study.records.hellaswag_scores import scored_items
-from study.records.integrity import REMEDY, disagreements
+from study.records.integrity import REMEDY, FinishedRecord, disagreements
 from study.records.lengths import Length, saved_name
 
 BASELINE = "B"
@@ -30,9 +30,8 @@ PENDING = ("missing", "interrupted", "running")  # statuses of runs that a study
 UNREADABLE = "unreadable"  # status of a run whose run.json is missing, damaged or altered
 # of every run; initial weights: at each seed
 SHARED = ("model", "data", "tokenizer", "batch", "schedule", "validation", "numerics_fix")
-UNREAD = cast(
-    "FinishedRecord", run_record.blank("?", "?", 0)
-)  # the record of a run whose run.json is missing or unreadable
+# the record of a run whose run.json is missing or unreadable
+UNREAD = cast("FinishedRecord", run_record.blank("?", "?", 0))
 
 
 @dataclass(frozen=True)

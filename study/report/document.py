@@ -35,7 +35,7 @@ from study.report.build import Report, Row, bits
 from study.report.detectable import sensitivity_sentences
 from study.report.facts import facts_section
 from study.report.method import method
-from study.report.sentences import score, seeds_text, shown
+from study.report.sentences import run_names, score, seeds_text, shown
 from study.report.summary import (
     context,
     control_findings,
@@ -43,7 +43,6 @@ from study.report.summary import (
     next_step,
     no_verdict,
     rate_findings,
-    run_names,
 )
 from study.stats.interval_text import percent, perplexity
 from study.sweep.section import learning_rates_blocks

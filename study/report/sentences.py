@@ -115,3 +115,14 @@ def some(names: list[str]) -> str:
     """The first NAMED names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
+
+
+def run_names(report: Report) -> str:
+    """How a run is named, by an example of this study."""
+    if not report.used:
+        return ""
+    run, dotted = report.used[0], [run.name for run in report.used if run.name.endswith(f".{run.seed}")]
+    text = f"A run is named by its variant and its seed: {run.name} is {run.variant} with seed {run.seed}"
+    if dotted:
+        text += f"; a dot separates a name with modifiers or a final digit from the seed, as in {dotted[0]}"
+    return f"{text}."

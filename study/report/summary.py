@@ -50,16 +50,12 @@ def findings(report: Report) -> list[Finding]:
         if verdict := verdicts.get(row.variant):
             when = at_equal_time(report, row.variant)
             statement = ": ".join(filter(None, [verdict.role, when, finding(verdict)]))
-            unsure = verdict.word in NO_ANSWER
-            kind = "unsure" if unsure else verdict.word
+            kind, verb = kind_and_verb(verdict)
             start = f"{when[:1].upper()}{when[1:]}, " if when else ""
-            verb = ":" if unsure else " is"
             rest = f" ({verdict.role}){verb} {finding(verdict)} ({numbers(verdict)})."
             sentence: Text = (start, Strong(verdict.variant), rest)
-            why = reason(report, verdict)
-            found.append(
-                Finding(label, kind, statement, numbers(verdict), sentence, f"Why: {why}" if why else "")
-            )
+            why = f"Why: {said}" if (said := reason(report, verdict)) else ""
+            found.append(Finding(label, kind, statement, numbers(verdict), sentence, why))
         elif not row.control:
             ended = " that ended its schedule" if report.cut else ""
             said = f"{CANNOT_TELL}: no seed of it has a control arm{ended} to compare with"
@@ -68,12 +64,15 @@ def findings(report: Report) -> list[Finding]:
     return found
 
 
+def kind_and_verb(verdict: Verdict) -> tuple[str, str]:
+    return ("unsure", ":") if verdict.word in NO_ANSWER else (verdict.word, " is")
+
+
 def rate_findings(report: Report) -> list[Finding]:
     """The verdicts with every arm at the rate of the control arms."""
     found = []
     for verdict in report.rates.common if report.rates else []:
-        kind = "unsure" if verdict.word in NO_ANSWER else verdict.word
-        verb = ":" if kind == "unsure" else " is"
+        kind, verb = kind_and_verb(verdict)
         sentence: Text = (Strong(verdict.variant), f"{verb} {finding(verdict)} ({numbers(verdict)}).")
         label = color_label(verdict.variant, report.variants)
         found.append(Finding(label, kind, finding(verdict), numbers(verdict), sentence))
@@ -127,9 +126,8 @@ def contrast(name: str) -> str:
     """What an arm is compared with, in words. An arm with standard attention differs in something else."""
     attention = name.partition("+")[0]
     other_parts = {*published_variants(), *custom_variants()} - {*files_with("attention")}
-    return (
-        "the control arms" if is_control_arm(attention) or attention in other_parts else "standard attention"
-    )
+    same = is_control_arm(attention) or attention in other_parts
+    return "the control arms" if same else "standard attention"
 
 
 def finding(verdict: Verdict) -> str:
@@ -178,11 +176,11 @@ def reason(report: Report, verdict: Verdict) -> str:
             "of zero."
         )
     start = report.initial_weights.arms.get(name) if report.initial_weights else None
-    if verdict.word == CANNOT_TELL and start and abs(verdict.test.difference.mean) <= start.token_loss:
-        return f"the difference is not above that before the first step ({size(start.token_loss)} of perplexity)."
-    if verdict.word == CANNOT_TELL and verdict.test.difference.contains_zero:
-        return "the interval contains zero, so chance can explain the difference."
     if verdict.word == CANNOT_TELL:
+        if start and abs(verdict.test.difference.mean) <= start.token_loss:
+            return f"the difference is not above that before the first step ({size(start.token_loss)} of perplexity)."
+        if verdict.test.difference.contains_zero:
+            return "the interval contains zero, so chance can explain the difference."
         return (
             f"the interval excludes zero, but {verdict.judged_together} exploratory variants were tested, and chance "
             "alone makes one of them look different more often (Holm's correction)."
@@ -198,11 +196,9 @@ def reason(report: Report, verdict: Verdict) -> str:
 def unconfirmed(rates: RateReport, name: str) -> str:
     """Say why a difference at the best rates is no verdict: it does not hold at one rate."""
     word, own = rates.unconfirmed[name], rates.chosen[name]
-    verdicts, where = (
-        (rates.same, f"{own}, its own rate")
-        if word == BETTER
-        else (rates.common, f"{rates.control_rate}, the rate of the control arms")
-    )
+    verdicts, where = rates.common, f"{rates.control_rate}, the rate of the control arms"
+    if word == BETTER:
+        verdicts, where = rates.same, f"{own}, its own rate"
     measured = next((numbers(one) for one in verdicts if one.variant == name), "not measured")
     return (
         f"it is {word} at its best rate ({own}) than the control arms at theirs ({rates.control_rate}), but not where "
@@ -217,7 +213,10 @@ def rate_sentences(rates: RateReport) -> list[str]:
     tuned = f"Learning rates were tuned on {which.format(seeds)} not judged"
     if not rates.chosen:
         return [f"{tuned}. No rate is chosen yet."]
-    parts = [f"{rate} for {listed(names)}" for rate, names in _by_rate(rates).items()]
+    names_at: dict[str, list[str]] = {}
+    for name, rate in rates.chosen.items():
+        names_at.setdefault(rate, []).append(name)
+    parts = [f"{rate} for {listed(names)}" for rate, names in names_at.items()]
     lines = [f"{tuned}: {'; '.join(parts)}. Each verdict is of an arm at its best rate."]
     others = [one for one in rates.common if rates.chosen.get(one.variant) != rates.control_rate]
     if rates.common and not others:
@@ -228,13 +227,6 @@ def rate_sentences(rates: RateReport) -> list[str]:
         f"All at {rates.control_rate}: {one.variant}: {finding(one)} ({numbers(one)})." for one in others
     ]
     return lines + edge_sentences(rates)
-
-
-def _by_rate(rates: RateReport) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name, rate in rates.chosen.items():
-        found.setdefault(rate, []).append(name)
-    return found
 
 
 def exaggeration_sentence(verdict: Verdict) -> str:
@@ -396,14 +388,3 @@ def speed_sentence(speed: Speed) -> str:
             "no verdict (see Method)."
         )
     return line
-
-
-def run_names(report: Report) -> str:
-    """How a run is named, by an example of this study."""
-    if not report.used:
-        return ""
-    run, dotted = report.used[0], [run.name for run in report.used if run.name.endswith(f".{run.seed}")]
-    text = f"A run is named by its variant and its seed: {run.name} is {run.variant} with seed {run.seed}"
-    if dotted:
-        text += f"; a dot separates a name with modifiers or a final digit from the seed, as in {dotted[0]}"
-    return f"{text}."

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2.config.config import MODELS, BudgetConfig, ModelConfig, directory
+from gpt2.config.config import MODELS, BudgetConfig, ModelConfig
 from gpt2.config.dotconfig import Symbols
 from ra.arms import refuse_equal_arms
 from ra.names import VariantError, is_control_arm, refuse_misnamed_files
@@ -63,17 +63,17 @@ class StudySettings:
             name=name,
             variants=variants,
             seeds=seeds,
-            results_dir=directory(symbols, "RESULTS_DIR"),
+            results_dir=symbols.folder("RESULTS_DIR"),
             equal_time=symbols.flag("BUDGET_EQUAL_TIME"),
             equivalence_margin=math.log(1 + symbols.number("EQUIVALENCE_MARGIN_PERCENT", "(0, 100)") / 100),
             admission_ignore=ignored_checks(symbols, variants),
             primary=_primary(symbols, variants),
             rates=read_rates(symbols, variants),
             sizes=_sizes(symbols),
-            slots=symbols.integer("SLOTS") if "SLOTS" in symbols else 1,
+            slots=symbols.integer("SLOTS", absent=1),
             executor=_executor(symbols),
             slurm_options=_slurm_options(symbols),
-            ray_address=symbols.text("RAY_ADDRESS") if "RAY_ADDRESS" in symbols else "",
+            ray_address=symbols.text("RAY_ADDRESS", absent=""),
         )
 
 
@@ -109,12 +109,12 @@ def _primary(symbols: Symbols, variants: tuple[str, ...]) -> str:
 def _executor(symbols: Symbols) -> str:
     """Return where runs execute. Older configurations lack it."""
     names = {"EXECUTOR_SLURM": "slurm", "EXECUTOR_RAY": "ray"}
-    return next((names[name] for name in names if name in symbols and symbols.flag(name)), "local")
+    return next((names[name] for name in names if symbols.flag(name, absent=False)), "local")
 
 
 def _slurm_options(symbols: Symbols) -> str:
     """Return the options of sbatch. ConfigError where a quote is not closed."""
-    options = symbols.text("SLURM_OPTIONS") if "SLURM_OPTIONS" in symbols else ""
+    options = symbols.text("SLURM_OPTIONS", absent="")
     try:
         shlex.split(options)
     except ValueError as error:
@@ -126,13 +126,13 @@ def _slurm_options(symbols: Symbols) -> str:
 def _sizes(symbols: Symbols) -> tuple[str, ...]:
     """Return the model sizes, the smallest first; empty where the study has one. Older configurations lack them."""
     known = [size for size, *_ in MODELS.values()]
-    names = [name.lower() for name in symbols.text("SIZES").split()] if "SIZES" in symbols else []
+    names = [name.lower() for name in symbols.text("SIZES", absent="").split()]
     for position, name in enumerate(names):
         if name not in known:
             raise symbols.error("SIZES", f"has {name}, which is not a size; fix: use {', '.join(known)}")
         if name in names[:position]:
             raise symbols.error("SIZES", f"names {name} twice; fix: remove one")
-    if names and "INIT_FROM" in symbols and symbols.text("INIT_FROM"):
+    if names and symbols.text("INIT_FROM", absent=""):
         raise symbols.error(
             "SIZES", "and CONFIG_INIT_FROM exclude each other: weights have one size; fix: remove one"
         )

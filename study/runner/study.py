@@ -124,12 +124,8 @@ class Study:
         if self.directory.exists():
             snapshot_sources(self.directory, self.settings.variants, self.has_checkpoint_or_result)
         self.runs.read_choice()
-        complete = (
-            self.directory.exists()
-            and not self.runs.pending()
-            and not self.runs.unchosen()
-            and self.has_plan()
-        )
+        left = not self.directory.exists() or self.runs.pending() or self.runs.unchosen()
+        complete = not left and self.has_plan()
         if complete:
             self.runs.write_expected()
             if not self.lacking_texts():
@@ -159,10 +155,9 @@ class Study:
         local = self.settings.executor == "local"  # another one writes the configuration to know the device
         refuse_unknown_names(self.config, self.variants, self.resolved.device_type if local else "")
         resolved = self.resolved
-        print(
-            f"on {resolved.device_name}, {resolved.dtype}" + (f" ({resolved.note})" if resolved.note else "")
-        )
-        if self.settings.executor == "local":
+        note = f" ({resolved.note})" if resolved.note else ""
+        print(f"on {resolved.device_name}, {resolved.dtype}{note}")
+        if local:
             self.executor()  # SlotsError before anything that takes long
             notice = threads_notice(resolved, self.config.target.cpu_threads, len(cores()))
             if notice:

@@ -27,7 +27,7 @@ class RateError(UserError, RuntimeError):
 
 def read_rates(symbols: Symbols, variants: Sequence[str]) -> LearningRates | None:
     """Read the rates, in ascending order; None without rates. ConfigError for rates that cannot be tuned."""
-    typed = symbols.text(SYMBOL).split() if SYMBOL in symbols else []
+    typed = symbols.text(SYMBOL, absent="").split()
     if not typed:
         return None
     _, interval = OPTIMIZER_NUMBERS["learning_rate"]

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from gpt2.artifacts.run_record import Amount, Count, RunRecord, Share, Text
+from gpt2.artifacts.run_record import RunRecord
 from gpt2.artifacts.seal import read_sealed, write_sealed
-from gpt2.artifacts.typed_json import InvalidJsonError, JsonObject, Missing, Range, parse
+from gpt2.artifacts.typed_json import (
+    Amount,
+    Count,
+    InvalidJsonError,
+    JsonObject,
+    Missing,
+    Range,
+    Share,
+    Text,
+    parse,
+)
 from gpt2.system.read_files import DamagedFileError
 from study.stats.statistics import Interval, mean, paired_t, standard_deviation
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gpt2.config.config import BYTES, ModelConfig
+from gpt2.config.config import ModelConfig
+from gpt2.config.vocabulary import BYTES
 from gpt2.interop.start import StartError, start_from
 from gpt2.model.init import initialise
 from gpt2.model.loss import linear_cross_entropy

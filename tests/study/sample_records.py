@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpt2.artifacts import run_record
+from gpt2.artifacts.metrics_log import append_metrics
 from gpt2.system import files
 
 VARIANTS = ("B", "RAEARLY", "RALATE", "RAALL", "RALEARN")
@@ -81,7 +82,7 @@ def a_study(
                 for step in range(1, ends.get(name, STEPS) + 1):
                     line = {"event": "train", "iteration": step, "tokens": step * UPDATE, "train_seconds": step * 10.0,
                             "loss": 4.0 + 6.0 / step + 0.05 * float(draw.normal())}  # fmt: skip
-                    run_record.append_metrics(file, line)
+                    append_metrics(file, line)
     return study
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2.config.config import TOKENIZERS
+from gpt2.config.vocabulary import TOKENIZERS
 from gpt2.data import shards, tokenizer
 from gpt2.data.tokenizer import ALL, decode
 from tests.published import published

@@ -9,7 +9,7 @@ import torch
 
 from gpt2.artifacts import run_record
 from gpt2.artifacts.run_record import bits_per_byte
-from gpt2.config.config import TOKENIZERS
+from gpt2.config.vocabulary import TOKENIZERS
 from gpt2.data import dataset, tokenizer
 from tests import small_runs
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpt2.config.config import BYTES, GPT2, ModelConfig
+from gpt2.config.config import ModelConfig
 from gpt2.config.dotconfig import parse_lines
+from gpt2.config.vocabulary import BYTES, GPT2
 from gpt2.data.tokenizer import VOCABULARY_FILE
 from gpt2.interop import pretrained
 from gpt2.interop.pretrained import PretrainedError, find_pretrained

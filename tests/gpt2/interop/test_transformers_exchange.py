@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.config.config import BYTES, GPT2, ModelConfig
+from gpt2.config.config import ModelConfig
+from gpt2.config.vocabulary import BYTES, GPT2
 from gpt2.data import tokenizer
 from gpt2.interop.files import model_config, tokenizer_files
 from gpt2.interop.weights import WeightsError, from_transformers, to_transformers

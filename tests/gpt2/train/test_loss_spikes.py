@@ -6,7 +6,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.train.loss_spikes import MIN_LOSSES, WINDOW, SpikeDetector
+from gpt2.train.loss_spikes import SpikeDetector
+from numerics.diagnose.spikes import LEAST, WINDOW
 
 
 def curve(seed: int, steps: int, noise: float) -> list[float]:
@@ -45,5 +46,5 @@ def test_resumed_detection_equals_uninterrupted_detection() -> None:
 
 def test_no_spike_is_reported_before_the_scale_is_known() -> None:
     watch = SpikeDetector()
-    assert [watch.observe(loss) for loss in [1.0] * (MIN_LOSSES - 1)] == [None] * (MIN_LOSSES - 1)
+    assert [watch.observe(loss) for loss in [1.0] * (LEAST - 1)] == [None] * (LEAST - 1)
     assert watch.observe(1000.0) is None

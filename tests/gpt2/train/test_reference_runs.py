@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.config.config import GPT2
+from gpt2.config.vocabulary import GPT2
 from tests import small_runs
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "fixtures" / "reference_runs.json").read_text())["runs"]

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gpt2.artifacts import run_record
-from gpt2.config.config import BYTES, ModelConfig, load_config
+from gpt2.config.config import ModelConfig, load_config
+from gpt2.config.vocabulary import BYTES
 from gpt2.interop.files import model_config
 from gpt2.interop.pretrained import find_pretrained
 from gpt2.system.errors import UserError

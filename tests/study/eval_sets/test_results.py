@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from gpt2.artifacts import eval_sets, run_record
-from gpt2.artifacts.eval_sets import EvaluatedText
-from gpt2.artifacts.run_record import EvalSetEntry
+from gpt2.artifacts.eval_sets import EvalSetEntry, EvaluatedText
 from gpt2.system import files
 from pages.document import render_markdown
 from study.compare.build import build_comparison

@@ -278,7 +278,7 @@ def test_no_sentence_names_an_absent_arm(tmp_path: Path) -> None:
 
 def test_the_name_of_a_run_is_explained_by_an_example_of_the_study(tmp_path: Path) -> None:
     report = build.build_report(a_study(tmp_path, variants=("B", "SHP2")))
-    assert summary.run_names(report) == (
+    assert sentences.run_names(report) == (
         "A run is named by its variant and its seed: B0 is B with seed 0; a dot separates a name with modifiers or "
         "a final digit from the seed, as in SHP2.0."
     )
