@@ -10,12 +10,15 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from gpt2.config.dotconfig import ConfigError, Entry, parse_value, quote
 from gpt2.system.errors import UserError
 from kconfig.rules import Kconfig, type_name
 
 COMMAND_LINE = "command line"
+ROOT = Path(__file__).resolve().parents[1]
+MAKE_ITSELF = ("SHELL", "MAKEFLAGS", "MAKE")  # variables of make that are no argument of a command
 
 
 def parse_assignments(tree: Kconfig, assignments: Sequence[str]) -> dict[str, Entry]:
@@ -53,14 +56,39 @@ def make_variables(makeflags: str | None = None) -> dict[str, str]:
     return {variable.rstrip(":?+"): value for variable, _, value in pairs}
 
 
-def command_arguments(options: Sequence[str] = (), path: str = "", paths: str = "") -> list[str]:
+def known_variables(makefile: str) -> list[str]:
+    """Return the variables that the Makefile's commands read, in its order."""
+    listed = re.search(r"^ARGUMENTS := ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
+    return ["PYTHON", *(listed[1].replace("\\\n", " ").split() if listed else [])]
+
+
+def refuse_unknown_variables(makeflags: str | None = None) -> None:
+    """Refuse a variable of make's command line that no command reads, such as PROMT=x. CONFIG_X=v is not checked."""
+    known = known_variables((ROOT / "Makefile").read_text(encoding="utf-8"))
+    for name, value in make_variables(makeflags).items():
+        if name in (*known, *MAKE_ITSELF) or name.startswith("CONFIG_"):
+            continue
+        near = difflib.get_close_matches(name.upper(), known, n=1)
+        fix = (
+            f"did you mean {near[0]}={value}?"
+            if near
+            else "make help lists the commands with their variables"
+        )
+        raise UserError(f"{COMMAND_LINE}: no command reads {name}={value}; fix: {fix}")
+
+
+def command_arguments(
+    options: Sequence[str] = (), path: str = "", paths: str = "", symbols: bool = False
+) -> list[str]:
     """Return the arguments of this command, or where it has none, those that make's command line gives it.
 
     options: the variables that become options, OUT=x as --out=x. path, paths: the variable that names the positional
-    argument, or several.
+    argument, or several. symbols: whether the command reads CONFIG_X=v; otherwise that is a UserError.
     """
     if len(sys.argv) > 1:
         return sys.argv[1:]
+    if not symbols:
+        refuse_assignments()
     given = make_variables()
     found = [f"--{name.lower()}={given[name]}" for name in options if given.get(name)]
     positional = [given[path]] if given.get(path) else split_paths(given.get(paths, ""))
@@ -98,6 +126,7 @@ def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> lis
             raise ConfigError(
                 f"{COMMAND_LINE}: {variable}={value} sets no symbol; fix: did you mean {meant[0]}={value}?"
             )
+    refuse_unknown_variables(makeflags)
     return found
 
 

@@ -25,7 +25,12 @@ from gpt2.config.dotconfig import ConfigError, Entry, Symbols, parse_lines, read
 from gpt2.data.eval_files import check_files
 from gpt2.hardware.detect import detected_target_name
 from kconfig import rules
-from kconfig.arguments import make_assignments, parse_assignments, refuse_assignments
+from kconfig.arguments import (
+    make_assignments,
+    parse_assignments,
+    refuse_assignments,
+    refuse_unknown_variables,
+)
 from kconfig.files import back_up, load_leniently, load_strictly, replace_file
 
 CONFIG = Path(".config")
@@ -43,6 +48,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         rest = [environment["DEFCONFIG"]]
     if command != "defconfig":
         refuse_assignments(environment.get("MAKEFLAGS", ""))
+        refuse_unknown_variables(environment.get("MAKEFLAGS", ""))
     if command == "defconfig" and rest and "=" not in rest[0]:
         defconfig(rest[0], rest[1:], environment.get("MAKEFLAGS", ""))
     elif command == "savedefconfig" and len(rest) <= 1:

@@ -83,11 +83,11 @@ def module_name(name: str) -> str:
 
 @contextmanager
 def custom_folder(folder: Path) -> Iterator[None]:
-    """Within the block, custom variants are the files of another folder."""
+    """Within the block, custom variants are the files of another folder. They may import others of ra/custom."""
     before = names.CUSTOM_FOLDER, custom.__path__
     loaded = {module for module in sys.modules if module.startswith("ra.custom.")}
     modules = {module: sys.modules.pop(module) for module in loaded}
-    names.CUSTOM_FOLDER, custom.__path__ = folder, [str(folder)]
+    names.CUSTOM_FOLDER, custom.__path__ = folder, [str(folder), *custom.__path__]
     importlib.invalidate_caches()
     try:
         yield

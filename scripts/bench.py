@@ -8,10 +8,8 @@ import sys
 from bench.suite import run_suite
 from bench.suites import NAMES, load_suite
 from gpt2.hardware.resolve import export_environment
-from gpt2.system.errors import UserError, run_command
+from gpt2.system.errors import run_command
 from kconfig.arguments import command_arguments, make_variables
-
-OLD_SWITCHES = ("GROWTH", "FIRST_STEP", "CORPUS", "EVALUATION", "PRODUCTS", "PROFILE", "CURVES", "HEAD")
 
 
 def describe_suites() -> str:
@@ -31,9 +29,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="number of measurements of each case")
     parser.add_argument("--seconds", type=float, help="duration of one measurement")
     parser.add_argument("--cases", help='only these cases, such as "B plain RALEARN@32"')
-    old = [f"{name}=" for name in OLD_SWITCHES if name in make_variables()]
-    if old:
-        raise UserError(f"make bench takes no {' '.join(old)}; fix: make bench SUITE={'|'.join(NAMES[1:])}")
     named = [name for name in ("numerics", "scale", "monitor") if make_variables().get(name.upper()) == "1"]
     given_suite = ["--suite", named[0]] if named else []
     arguments = parser.parse_args(

@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--variants", default="")
     parser.add_argument("--measure", default="", help="measure this variant here and print JSON")
     parser.add_argument("--micro", type=int, default=0)
-    arguments = parser.parse_args(command_arguments(("TARGET", "FROM", "VARIANTS")))
+    arguments = parser.parse_args(command_arguments(("TARGET", "FROM", "VARIANTS"), symbols=True))
     if arguments.measure:
         symbols = read_symbols(CONFIG)
         folder = StudySettings.from_symbols(symbols).results_dir / "memory"

@@ -24,7 +24,7 @@ from gpt2.config.dotconfig import split_words
 from gpt2.data.manifest import read_manifest
 from gpt2.system.errors import UserError, run_command
 from gpt2.system.read_files import DamagedFileError, open_regular
-from kconfig.arguments import make_variables
+from kconfig.arguments import make_variables, refuse_unknown_variables
 
 CACHES = {"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
 SOURCES = (
@@ -155,6 +155,7 @@ def hold(lock: Path) -> contextlib.AbstractContextManager[object]:
 
 
 def main(arguments: list[str]) -> int:
+    refuse_unknown_variables()
     unknown = [kind for kind in arguments if kind not in KINDS]
     if unknown or not arguments:
         raise UserError(f"unknown kinds {unknown}; fix: use some of {', '.join(KINDS)}")

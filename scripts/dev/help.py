@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from gpt2.system.errors import run_command
+from kconfig.arguments import refuse_unknown_variables
 from kconfig.commands import listing
 from ra.arms import overview
 
@@ -31,6 +32,7 @@ def lines(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def main() -> None:
+    refuse_unknown_variables()
     print(*lines(targets(Path("Makefile").read_text(encoding="utf-8"))), sep="\n")
     for title, rows in listing().items():
         print("", title, *lines(rows), sep="\n")

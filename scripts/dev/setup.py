@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from gpt2.system.errors import UserError, run_command
+from kconfig.arguments import refuse_unknown_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
@@ -213,6 +214,8 @@ def main(arguments: list[str]) -> None:
         )
     if len(names) != 1 or names[0] not in KINDS:
         raise UserError(f"{names} is not a kind of set-up; fix: use one of {', '.join(KINDS)}")
+    if names[0] != "base":  # then scripts.kconfig checks them, with the symbols
+        refuse_unknown_variables()
     if names[0] == "main" and not (ROOT / ".config").exists():
         raise UserError("there is no .config; fix: make defconfig-gpt2-ra-ablation (make help lists others)")
     (check_as_it_is if "--as-it-is" in arguments else install)(names[0])

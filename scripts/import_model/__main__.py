@@ -30,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts.import_model")
     parser.add_argument("model", nargs="?", default="")
     parser.add_argument("--out", type=Path, default=OUT)
-    given = parser.parse_args(command_arguments(("OUT",), path="MODEL"))
+    given = parser.parse_args(command_arguments(("OUT",), path="MODEL", symbols=True))
     if not given.model:
         raise UserError("MODEL names no weights; fix: make import MODEL=gpt2, or MODEL=a folder")
     weights = find_pretrained(given.model)

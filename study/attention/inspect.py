@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from gpt2.system.errors import UserError
 from gpt2.system.read_files import DamagedFileError, open_regular
 from gpt2.train.resume import check_fits
 from gpt2.train.step import build_model
-from ra import attention_maps
+from ra import attention_maps, names
 from ra.arms import parse_arm
+from ra.hooks import custom_folder
 from ra.names import LEARNED, reciprocal_layers
 from ra.settings import AlternationSettings
 from ra.variants import variant
@@ -80,7 +81,8 @@ class TrainedRun:
 def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     """Load the newest checkpoint of a run as a model.
 
-    While a run is being extended, its finished model is loaded. iterations: selects one of several finished models.
+    While a run is being extended, its finished model is loaded. iterations: selects one of several finished models. A
+    custom variant is the file that the study recorded, also where ra/custom has another one now or none.
 
     Raises AttentionError without a checkpoint; RecordError or ConfigError for missing and unreadable files.
     """
@@ -91,13 +93,42 @@ def load_run(run_dir: Path, iterations: int | None = None) -> TrainedRun:
     symbols = read_symbols(run_dir / "config")
     config = Config.from_symbols(symbols)
     name = str(record.variant)
-    chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
-    config = chosen.configure(config)
-    model = build_model(config.model, chosen.parts, record.seed)
-    loaded, notes = _finished_model(run_dir, record, iterations, model)
-    model.load_state_dict(loaded.state["model"])
-    shares = _shares(name, model, config.model.layers)
+    with recorded_variants(run_dir, name) as other:
+        chosen = variant(name, config.model, AlternationSettings.from_symbols(symbols))
+        config = chosen.configure(config)
+        model = build_model(config.model, chosen.parts, record.seed)
+        loaded, notes = _finished_model(run_dir, record, iterations, model)
+        model.load_state_dict(loaded.state["model"])
+        shares = _shares(name, model, config.model.layers)
+    notes = other + notes
     return TrainedRun(record.run, name, record.seed, loaded.iteration, config, model, shares, notes)
+
+
+@contextlib.contextmanager
+def recorded_variants(run_dir: Path, name: str) -> Iterator[list[str]]:
+    """Within the block, custom variants are the study's copies if the arm `name` uses one that differs from ra/custom.
+
+    Yields a note on the files that differ.
+    """
+    folder = run_dir.resolve().parent.parent / "own"
+    changed = [
+        path for path in sorted(folder.glob("*.py")) if _differs(path, names.CUSTOM_FOLDER / path.name)
+    ]
+    used: list[Path] = []
+    if changed:
+        with custom_folder(folder):
+            used = [path for path in changed if path.stem.upper() in parse_arm(name).file_variants]
+    if not used:
+        yield []
+        return
+    with custom_folder(folder):
+        yield [
+            f"{path.name} is the study's copy, {path}; ra/custom/{path.name} differs from it" for path in used
+        ]
+
+
+def _differs(copy: Path, source: Path) -> bool:
+    return not source.is_file() or source.read_bytes() != copy.read_bytes()
 
 
 def _finished_model(
@@ -138,13 +169,13 @@ def choose_text(runs: Sequence[TrainedRun], file: Path | None) -> tuple[list[int
     file, or runs with several tokenizers.
     """
     longest = min(run.config.model.block_size for run in runs)
-    names = {run.config.data.tokenizer for run in runs}
-    if len(names) > 1:
+    tokenizers = {run.config.data.tokenizer for run in runs}
+    if len(tokenizers) > 1:
         raise AttentionError(
-            f"the runs use several tokenizers ({', '.join(sorted(names))}), so they cannot read one text; fix: inspect "
-            "the runs of one tokenizer"
+            f"the runs use several tokenizers ({', '.join(sorted(tokenizers))}), so they cannot read one text; fix: "
+            "inspect the runs of one tokenizer"
         )
-    encoding = tokenizer.load(names.pop())
+    encoding = tokenizer.load(tokenizers.pop())
     if file is not None:
         source = f"the start of {file.name}"
         try:

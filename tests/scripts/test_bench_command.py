@@ -104,15 +104,3 @@ def test_make_passes_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
         (load_suite("scale"), {"ROUNDS": 2}),
         (load_suite("monitor"), {}),
     ]
-
-
-def test_make_refuses_the_switches_of_earlier_versions_and_names_the_suites(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench"])
-    monkeypatch.setenv("MAKEFLAGS", " -- EVALUATION=1 GROWTH=1")
-    with pytest.raises(UserError) as caught:
-        script.main()
-    assert str(caught.value) == (
-        f"make bench takes no GROWTH= EVALUATION=; fix: make bench SUITE={'|'.join(NAMES[1:])}"
-    )

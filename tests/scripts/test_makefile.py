@@ -13,7 +13,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kconfig.arguments import command_arguments, make_variables, refuse_assignments, split_paths
+from gpt2.system.errors import UserError
+from kconfig.arguments import (
+    command_arguments,
+    known_variables,
+    make_variables,
+    refuse_assignments,
+    refuse_unknown_variables,
+    split_paths,
+)
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -142,9 +150,8 @@ def test_no_recipe_expands_anything_but_the_interpreter_and_the_kind_of_setup() 
     for recipe in recipes:
         left = re.sub(r"^\t@\$\((INTERPRETER|BARE|SETUP)\)", "", recipe)
         assert "$" not in left or left == " $*", recipe
-    (listed,) = re.findall(r"^ARGUMENTS := ((?:.*\\\n)*.*)$", MAKEFILE, re.MULTILINE)
     names = {name for names in VARIABLES.values() for name in names if not name.startswith("CONFIG_")}
-    assert set(listed.replace("\\\n", " ").split()) == names
+    assert set(known_variables(MAKEFILE)) == names | {"PYTHON"}
 
 
 def test_the_commands_read_the_variables_of_make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -201,3 +208,43 @@ def test_a_home_folder_may_be_written_with_a_tilde(tmp_path: Path) -> None:
 
 def test_a_folder_whose_name_begins_like_a_symbol_is_no_assignment() -> None:
     refuse_assignments(" -- STUDY=results/CONFIG_SEEDS=3")
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("PROMT=x", "command line: no command reads PROMT=x; fix: did you mean PROMPT=x?"),
+        ("prompt=x", "did you mean PROMPT=x?"),
+        ("TOPK=3", "did you mean TOP_K=3?"),
+        ("QQQQ=3", "fix: make help lists the commands with their variables"),
+    ],
+)
+def test_a_variable_that_no_command_reads_is_refused_with_the_nearest_name(typed: str, says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        refuse_unknown_variables(f" -- RUN=x {typed}")
+    refuse_unknown_variables(" -- RUN=x PROMPT=y PYTHON=z CONFIG_SEEDS=3 SHELL=/bin/sh")
+
+
+@pytest.mark.parametrize("target", ["sample", "help", "menuconfig", "defconfig-gpt2-ra-ablation", "status"])
+def test_every_command_refuses_a_misspelt_variable_before_it_does_anything(
+    target: str, tmp_path: Path
+) -> None:
+    before = (ROOT / ".config").read_bytes() if (ROOT / ".config").exists() else None
+    done = subprocess.run(
+        ["make", f"PYTHON={sys.executable}", target, "PROMT=x"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert (
+        done.stderr.splitlines()[0]
+        == "error: command line: no command reads PROMT=x; fix: did you mean PROMPT=x?"
+    )
+    assert before == ((ROOT / ".config").read_bytes() if (ROOT / ".config").exists() else None)
+
+
+def test_a_symbol_is_refused_where_a_command_does_not_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["scripts.x"])
+    monkeypatch.setenv("MAKEFLAGS", " -- RUN=x CONFIG_SEEDS=3")
+    with pytest.raises(UserError, match="CONFIG_X=v on the command line has no effect here"):
+        command_arguments(paths="RUN")
+    assert command_arguments(paths="RUN", symbols=True) == ["--", "x"]
