@@ -56,6 +56,11 @@ Inline = str | Strong | Code | Link | ColorLabel | Detail
 Text = Inline | tuple[Inline, ...]
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 document, 1,200 documents."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def pieces(text: Text) -> tuple[Inline, ...]:
     """The inline parts of a text, without empty strings."""
     parts = text if isinstance(text, tuple) else (text,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpt2.data import dataset
 from gpt2.eval import hellaswag, hellaswag_download
 from gpt2.system.errors import run_command
+from pages.markup import counted
 from scripts.study import load
 from study.eval_sets.later import check_texts
 
@@ -15,7 +16,7 @@ def main() -> int:
     manifest = dataset.verify(directory)
     dataset.check_length(manifest, config.model.block_size)
     tokens = " + ".join(f"{manifest.splits[split].tokens:,} {split}" for split in dataset.SPLITS)
-    print(f"data: {directory}: {tokens} tokens of {manifest.documents} documents")
+    print(f"data: {directory}: {tokens} tokens of {counted(manifest.documents, 'document')}")
     if config.evaluation.hellaswag:
         source = hellaswag_download.obtain(config.evaluation, config.data.directory, report=print)
         if isinstance(source, str):

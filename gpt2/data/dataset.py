@@ -39,6 +39,7 @@ from gpt2.data.sources import (
 from gpt2.hardware.cpu import allowed_cpus
 from gpt2.system.files import open_append
 from gpt2.system.progress import LiveLine, Report, duration
+from pages.markup import counted
 
 __all__ = [
     "Corpus",
@@ -289,7 +290,7 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
             line.update(f"data: {format_rate(total, seconds)}{done}", share)
             if config.max_tokens and total >= config.max_tokens:
                 break
-    report(f"data: {format_rate(total, time.monotonic() - began, f' of {count} documents')}")
+    report(f"data: {format_rate(total, time.monotonic() - began, ' of ' + counted(count, 'document'))}")
     return count
 
 

@@ -11,6 +11,7 @@ from gpt2.config.config import Config
 from gpt2.config.eval_sets import EvalSet
 from gpt2.data import eval_texts
 from gpt2.system.read_files import DamagedFileError
+from pages.markup import counted
 from study.executors.child_process import EXIT_FINISHED, exit_text
 from study.executors.executor import Executor, Task, run_tasks
 
@@ -47,7 +48,8 @@ def check_texts(config: Config, report: Callable[[str], None]) -> None:
     for one in config.evaluation.sets:
         text = eval_texts.read_text(one, config.data, config.model.block_size, report)
         report(
-            f"eval set {one.name}: {len(text.documents):,} documents, {text.words:,} words, {text.bytes:,} bytes, "
+            f"eval set {one.name}: {counted(len(text.documents), 'document')}, {counted(text.words, 'word')}, "
+            f"{text.bytes:,} bytes, "
             f"{text.tokens:,} tokens"
         )
 

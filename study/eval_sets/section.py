@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pages.components import color_label
 from pages.document import Block, Note, Section, Table
-from pages.markup import Text, number_with_detail
+from pages.markup import Text, counted, number_with_detail
 from study.eval_sets.results import EvalSetRow, EvalSets, EvalSetTable
 from study.records.runs import variant_order
 from study.stats.interval_text import percent, perplexity, with_interval
@@ -116,7 +116,8 @@ SHOWN: dict[str, Callable[[EvalSetTable, EvalSetRow], str]] = {
 def size_text(table: EvalSetTable) -> str:
     """The size of a text and the digest by which it is recognised."""
     return (
-        f"{table.documents:,} documents, {table.words:,} words, {table.bytes:,} bytes, {table.tokens:,} tokens; "
+        f"{counted(table.documents, 'document')}, {counted(table.words, 'word')}, {table.bytes:,} bytes, "
+        f"{table.tokens:,} tokens; "
         f"SHA-256 {table.text_sha256[:12]}."
     )
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from gpt2.artifacts import run_record
 from gpt2.config.config import Config
 from gpt2.config.dotconfig import Symbols
+from gpt2.config.eval_sets import EvalSet
+from gpt2.data.eval_texts import HUB_FILE, read_text
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget, resolve
+from gpt2.system.errors import UserError
 from ra.arms import split_rate
 from ra.names import is_control_arm
 from ra.settings import AlternationSettings
@@ -23,6 +26,8 @@ from study.records.runs import diverged
 from study.runner.preconditions import needed_bytes
 from study.runner.settings import StudySettings
 from study.sweep.rates import FIRST_TUNING_SEED, judged_runs, tuning_runs
+
+FORWARD_SHARE = 1 / 3  # of a training step's operations; backward has twice those of forward
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,27 @@ def _hours(
             train, source, None, "evaluation, saving and starting are not included: no finished study"
         )
     seconds = here[0].overhead_seconds()
-    return Hours(train, source, seconds, f"{seconds:.0f} s of other time a run, as in {here[0].directory}")
+    other = f"{seconds:.0f} s of other time a run, as in {here[0].directory}"
+    for one in config.evaluation.sets:
+        if one.name in here[0].evaluated:
+            continue  # the overhead contains it
+        if tokens := _text_tokens(one, config):
+            more = tokens * here[0].seconds_per_token() * FORWARD_SHARE
+            seconds += more
+            other += f", and {more:.0f} s for the {tokens:,} tokens of {one.name}"
+        else:
+            other += f"; {one.name} of CONFIG_EVAL_SETS is not included: its text cannot be read here yet"
+    return Hours(train, source, seconds, other)
+
+
+def _text_tokens(one: EvalSet, config: Config) -> int:
+    """Return the tokens of a held-out text on this machine; 0 where it cannot be read. Nothing is downloaded."""
+    if not one.pattern and not (config.data.directory / HUB_FILE).is_file():
+        return 0
+    try:
+        return read_text(one, config.data, config.model.block_size, report=lambda text: None).tokens
+    except UserError:
+        return 0
 
 
 def _training(

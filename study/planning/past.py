@@ -85,6 +85,11 @@ class PastStudy:
                 found.append(max(wall, clock.total) - clock.train)
         return median(found) if found else 0.0
 
+    @property
+    def evaluated(self) -> set[str]:
+        """The held-out texts on which every run was evaluated at its end."""
+        return set.intersection(*(set(run.record.eval_sets or {}) for run in self.runs))
+
     def seconds_per_token(self) -> float:
         """Training seconds of a token, of the slowest variant."""
         by_variant: dict[str, list[float]] = {}

@@ -39,6 +39,7 @@ from study.sweep.results import RateReport
 from study.sweep.section import edge_sentences
 
 MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
+DEMO = "demo"  # the study of `make demo`, which no .config describes
 
 
 def findings(report: Report) -> list[Finding]:
@@ -242,6 +243,7 @@ def exaggeration_sentence(verdict: Verdict) -> str:
 
 def next_step(report: Report) -> Text:
     """The next step: finish the runs, add seeds, or ask another question."""
+    make = Code("make demo") if report.study == DEMO else MAKE
     pending = sum(run.status in PENDING for run in report.runs)
     unstable = [run.name for run in report.runs if run.cause == DIVERGED]
     failed = [run.name for run in report.runs if run.status == "failed" and run.name not in unstable]
@@ -254,13 +256,15 @@ def next_step(report: Report) -> Text:
         before = "" if rates.chosen else "tuning "
     if pending:
         pending_runs = f"{pending} of {runs} {before}runs {'is' if pending == 1 else 'are'} pending"
-        return (f"Next: {pending_runs}. If the study is stopped, continue it: ", MAKE, ".")
+        return (f"Next: {pending_runs}. If the study is stopped, continue it: ", make, ".")
     if failed:
         names = f"{len(failed)} of {runs} runs failed ({some(failed)})"
-        return (f"Next: {names}; fix: retry with ", MAKE, ".")
+        return (f"Next: {names}; fix: retry with ", make, ".")
     if unstable:
         names = f"{len(unstable)} of {runs} runs diverged ({some(unstable)})"
         return f"Next: {names}; fix: a smaller CONFIG_LEARNING_RATE or less noise in another study."
+    if report.study == DEMO:
+        return ("Next: a study of your own: ", Code("make defconfig-gpt2-ra-ablation"), ", then ", MAKE, ".")
     edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs are not repeated.")
     words = {verdict.word for verdict in report.verdicts}
     if INTERIM in words:

@@ -42,6 +42,10 @@ def test_the_demo_runs_explains_its_verdicts_and_leaves_the_configuration(
     assert demo.main() == 0
     printed = capsys.readouterr().out
     assert "- NOPE (no position embedding): " in printed
+    assert "Next: a study of your own: make defconfig-gpt2-ra-ablation, then make." in " ".join(
+        printed.split()
+    )
+    assert "menuconfig" not in printed  # there is no .config of the demo
     assert str(Path("results/demo/report.html")) in printed
     assert (tmp_path / "results/demo/report.html").exists()
     assert (tmp_path / ".config").read_text() == "# not a configuration\n"

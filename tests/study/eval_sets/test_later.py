@@ -24,7 +24,7 @@ def test_a_text_that_is_added_later_is_evaluated_without_training_again(tmp_path
     place.configure(**SETTINGS, EVAL_SETS="news=news.txt")
     first = train(place)
     assert first.returncode == 0, first.stdout
-    assert "eval set news: 1 documents, 361 words" in first.stdout
+    assert "eval set news: 1 document, 361 words" in first.stdout
     assert "Held-out texts" in (place.study / "report.md").read_text()
     runs = ("B0", "RAALL0", "RALEARN0")
     before = {name: (place.run_dir(name) / "run.json").read_bytes() for name in runs}

@@ -114,6 +114,31 @@ def test_a_finished_study_gives_noise_and_overhead_and_its_other_settings_are_na
     assert "published" not in text
 
 
+def test_held_out_texts_that_the_finished_study_did_not_evaluate_cost_a_forward_pass_of_their_tokens() -> (
+    None
+):
+    Path("long.txt").write_text("some words\n" * 500)
+    symbols = configured('CONFIG_EVAL_SETS="long=long.txt wikitext-2"')
+    study = a_past_study(symbols)
+    device = forecast(symbols, []).memory.target.partition("(")[2][:-1]
+    for run in study.glob("runs/*"):
+        edit(study, run.name, target={"device": device})
+    past = find_past_studies(Path("results"), settings_of(symbols))
+    hours = forecast(symbols, past).hours
+    assert hours.other == pytest.approx(140 + 5500 * past[0].seconds_per_token() / 3)
+    assert (
+        "for the 5,500 tokens of long; wikitext-2 of CONFIG_EVAL_SETS is not included" in hours.other_source
+    )
+    for run in study.glob("runs/*"):
+        entry = {"documents": 1, "tokens": 5500, "words": 1000, "bytes": 5500, "loss": 1.0,
+                 "perplexity": math.e, "word_perplexity": math.exp(5.5), "byte_perplexity": math.e,
+                 "bits_per_byte": 1 / math.log(2), "text_sha256": "a" * 64, "tokens_sha256": "b" * 64}  # fmt: skip
+        edit(study, run.name, eval_sets={"long": entry, "wikitext-2": entry})
+    past = find_past_studies(Path("results"), settings_of(symbols))
+    hours = forecast(symbols, past).hours
+    assert (hours.other, "long" in hours.other_source) == (pytest.approx(140.0), False)
+
+
 def test_a_plan_gives_its_step_times_and_finished_runs_are_not_pending() -> None:
     symbols = configured("CONFIG_SEEDS=3")
     settings = StudySettings.from_symbols(symbols)

@@ -215,6 +215,15 @@ def test_the_first_screen_ends_with_the_next_step(tmp_path: Path) -> None:
     )
 
 
+def test_the_demo_is_continued_by_its_command(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    study = a_study(tmp_path / "demo", seeds=2)
+    files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    assert to_markdown(summary.next_step(build.build_report(study))) == (
+        "Next: 5 of 15 runs are pending. If the study is stopped, continue it: `make demo`."
+    )
+
+
 def test_failed_runs_are_named_with_their_fix_once_no_run_is_pending(tmp_path: Path) -> None:
     study = a_study(tmp_path)
     edit(study, "RAALL1", status="failed", error="x")
