@@ -6,6 +6,7 @@ python -m scripts.compare STUDY_DIR STUDY_DIR [...] [--out FOLDER]
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from study.compare.sections import comparison_document
 def default_folder(studies: Sequence[LoadedStudy]) -> Path:
     """results/compare-<a>-<b>, in the parent folder of the first study."""
     names = [re.sub(r"[^A-Za-z0-9._]+", "-", study.label).strip("-") for study in studies]
-    return studies[0].path.resolve().parent / "-".join(["compare", *names])
+    return Path(os.path.relpath(studies[0].path.resolve().parent)) / "-".join(["compare", *names])
 
 
 def main() -> int:

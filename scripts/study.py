@@ -13,6 +13,7 @@ from gpt2.hardware.gpu_specs import TARGETS
 from gpt2.system.errors import UserError, run_command
 from kconfig.arguments import refuse_assignments
 from kconfig.files import load_strictly
+from study.report.sentences import seeds_text
 from study.runner.settings import StudySettings
 from study.sizes.configuration import size_studies
 
@@ -28,7 +29,7 @@ def first_line(config: Config, settings: StudySettings) -> str:
     rates = settings.rates
     tuned = f"{len(rates.rates)} learning rates x {rates.tuning_seeds} tuning seeds, " if rates else ""
     return (
-        f"{settings.name}: {scale}, {len(settings.variants)} variants x {settings.seeds} seeds, {tuned}"
+        f"{settings.name}: {scale}, {len(settings.variants)} variants x {seeds_text(settings.seeds)}, {tuned}"
         f"at most {config.budget.text} a run, {config.data.dataset} data"
     )
 

@@ -58,7 +58,7 @@ def bisect_run(given: argparse.Namespace) -> int:
             print(
                 f'next: CONFIG_NUMERICS_FIX="{result.fix}" trains with the fix; make record records the step'
             )
-    print(f"journal: {counts[0]} replays computed, {counts[1]} answers of it used again")
+    print(f"journal: {counts[0]} replays computed, {counts[1]} earlier answers reused")
     print(*(f"wrote {path}" for path in written), sep="\n")
     return 0
 

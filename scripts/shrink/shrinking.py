@@ -72,7 +72,7 @@ def shrink_run(given: argparse.Namespace) -> int:
         raise UserError(_not_shown(given.run, records, symptom))
     found = smallest_sizes(start, choices(start), shows)
     print(f"smallest: {_text(found)}; at first {_text(start)}")
-    print(f"journal: {journal.asked} trials computed, {journal.reused} answers of it used again")
+    print(f"journal: {journal.asked} trials computed, {journal.reused} earlier answers reused")
     written: list[str] = []
     for number, (side, record) in enumerate(zip(settings, records, strict=True)):
         ending = "-against" if number else ""

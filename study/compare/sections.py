@@ -112,7 +112,10 @@ def _bits_section(comparison: StudyComparison) -> Section:
 
 
 def _units(comparison: StudyComparison) -> str:
-    """Name the token of each study."""
+    """Name the token of each study, once where all have the same."""
+    units = {study.report.unit for study in comparison.studies}
+    if len(units) == 1:
+        return f"one {units.pop()} in every study"
     return ", ".join(f"{study.label}: one {study.report.unit}" for study in comparison.studies)
 
 

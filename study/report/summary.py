@@ -13,6 +13,7 @@ from study.analysis.verdict import (
     EQUIVALENT,
     INTERIM,
     NO_ANSWER,
+    PRIMARY,
     VERDICT_SEEDS,
     WORSE,
     Verdict,
@@ -43,10 +44,11 @@ DEMO = "demo"  # the study of `make demo`, which no .config describes
 
 
 def findings(report: Report) -> list[Finding]:
-    """The verdict of each real change with its number and its reason."""
+    """The verdict of each real change with its number and its reason, the primary comparison first."""
     verdicts = {verdict.variant: verdict for verdict in report.verdicts}
+    primary = {name for name, verdict in verdicts.items() if verdict.role == PRIMARY}
     found = []
-    for row in report.rows:
+    for row in sorted(report.rows, key=lambda row: row.variant not in primary):
         label = color_label(row.variant, report.variants)
         if verdict := verdicts.get(row.variant):
             when = at_equal_time(report, row.variant)

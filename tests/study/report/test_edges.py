@@ -1,5 +1,6 @@
 """Reports on unusual, hostile, incomplete and surplus records."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -192,6 +193,16 @@ def test_with_one_control_arm_no_sentence_mentions_several(tmp_path: Path) -> No
     text = rendered.markdown(build.build_report(a_study(tmp_path, variants=("B", "RALEARN"))))
     assert " against the control arm, 95 %" in text
     assert "not with B alone" not in text
+
+
+def test_the_primary_comparison_is_first_although_another_arm_has_a_lower_loss(tmp_path: Path) -> None:
+    report = build.build_report(a_study(tmp_path, variants=("B", "RAALL", "RALEARN", "GATED")))
+    first, last = [row.variant for row in report.rows if not row.control]
+    verdicts = [
+        dataclasses.replace(one, role="primary") if one.variant == last else one for one in report.verdicts
+    ]
+    found = summary.findings(dataclasses.replace(report, verdicts=verdicts))
+    assert [to_markdown(one.sentence).split("**")[1] for one in found] == [last, first]
 
 
 def test_too_few_seeds_are_mentioned_once(tmp_path: Path) -> None:
