@@ -14,26 +14,24 @@ from study.stats.statistics import undetected_ratios
 
 def power_sentences(estimate: Sensitivity) -> list[str]:
     """The range of differences that the seeds detect, and the seeds that other differences need."""
-    source = "assuming that the variant varies like the control arms"
+    arm, source = "A new variant", "assuming that it varies like the control arms"
     if estimate.variant is not None:
-        source = f"from {estimate.variant}'s differences at {seeds_text(estimate.seeds)}"
+        arm, source = estimate.variant, f"from its differences at {seeds_text(estimate.seeds)}"
     noise = f"The range comes from the uncertain noise: {dof_text(estimate.dof)}, {source}."
     if estimate.mde_low > math.log(2):
-        found = "may miss even a doubling of perplexity; its power is below 80 %"
+        found = "may miss even a doubling of perplexity; the power is below 80 %"
     else:
         high = "more than 100 %" if estimate.mde_high > math.log(2) else size(estimate.mde_high)
         low = size(estimate.mde_low).removesuffix(" %") if "more" not in high else size(estimate.mde_low)
-        found = f"detects a difference of {low} to {high} with 80 % probability"
+        found = f"detect a difference of {low} to {high} with 80 % probability"
     test = f"two-sided test, level {100 * estimate.level:.2g} %, before Holm"
-    power = f"With {estimate.at_seeds} seeds, such a study {found} ({test}). {noise}"
-    needed = f"Seeds to plan in a new study: {'; '.join(map(seeds_needed, estimate.needed))}."
+    power = f"{arm}: {seeds_text(estimate.at_seeds)} {found} ({test}). {noise}"
+    needed = f"{arm}, seeds to plan in a new study: {'; '.join(map(seeds_needed, estimate.needed))}."
     if estimate.raised:
         needed += (
             " A larger CONFIG_SEEDS in this study is another look at a stricter level; seeds needed in all: "
             f"{seeds_needed(estimate.raised)}."
         )
-    if estimate.seed_hours is not None:
-        needed += f" One more seed of all variants takes about {hours_text(estimate.seed_hours)}."
     return [power, needed]
 
 
@@ -50,6 +48,8 @@ def sensitivity_sentences(report: Report) -> list[str]:
         "arms that differ."
     )
     lines = [line for estimate in report.sensitivities for line in power_sentences(estimate)] or [unknown]
+    if hours := next((one.seed_hours for one in report.sensitivities if one.seed_hours is not None), None):
+        lines.append(f"One more seed of all variants takes about {hours_text(hours)}.")
     return lines if report.variance_check is None else [*lines, variance_sentence(report.variance_check)]
 
 
