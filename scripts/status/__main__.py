@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from gpt2.config.dotconfig import read_symbols
 from gpt2.system.errors import run_command
+from kconfig.arguments import command_arguments
 from scripts.report import study_directory
 from scripts.status.table import status_text
+from study.records.runs import read_expected
+from study.runner.settings import StudySettings
 
 
 def main() -> int:
-    print(status_text(study_directory("status")))
+    directory = study_directory("status")
+    print(status_text(directory))
+    if not command_arguments(path="STUDY"):
+        print(more_configured(directory), end="")
     return 0
+
+
+def more_configured(directory: Path) -> str:
+    """Say what .config asks for and the last `make` did not know; "" where there is nothing."""
+    settings, expected = StudySettings.from_symbols(read_symbols(".config")), read_expected(directory)
+    added = [name for name in settings.variants if name not in expected.variants]
+    if settings.seeds <= expected.seeds and not added:
+        return ""
+    seeds = f" at {settings.seeds} seeds" if settings.seeds > expected.seeds else ""
+    return f".config now asks for {' '.join(settings.variants)}{seeds}; `make` starts the missing runs\n"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 
 from gpt2.config.batch import BatchPlan
 from gpt2.system import files
+from scripts.status import __main__ as command
 from scripts.status.table import WATCH_SECONDS, living, status_text
 from study.executors.claims import Claim, claimed
 from study.records import plan_file
 from study.records.plan_file import CostClass, Plan, PlanBudget, PlanRow
 from study.records.runs import EXPECTED, Expected
+from tests.kconfig_commands import defconfig
 from tests.study.sample_records import a_record
 
 
@@ -90,3 +93,25 @@ def test_a_run_of_another_machine_lives_as_long_as_its_claim_changes(
 def test_a_run_with_a_damaged_record_is_not_shown_as_waiting(study: Path) -> None:
     (study / "runs" / "B0" / "run.json").write_text('{"x"')
     assert status_text(study).splitlines()[2].split()[:2] == ["B0", "damaged"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_seeds_and_variants_that_the_last_make_did_not_know_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scripts.status"])
+    directory = Path("results/few")
+    (directory / "runs").mkdir(parents=True)
+    files.write_json(directory / EXPECTED, Expected(("B", "RAALL"), 2).to_json())
+
+    def said(*assignments: str) -> str:
+        defconfig("CONFIG_STUDY_NAME=few", *assignments, spec="gpt2-ra-ablation-smoke")
+        capsys.readouterr()
+        assert command.main() == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert ".config" not in said("CONFIG_VARIANTS=B RAALL", "CONFIG_SEEDS=2")
+    more = said("CONFIG_VARIANTS=B RAALL", "CONFIG_SEEDS=3")
+    assert more == ".config now asks for B RAALL at 3 seeds; `make` starts the missing runs"
+    more = said("CONFIG_VARIANTS=B RAALL RALEARN", "CONFIG_SEEDS=1")
+    assert more == ".config now asks for B RAALL RALEARN; `make` starts the missing runs"
