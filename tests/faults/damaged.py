@@ -132,7 +132,7 @@ def damaged_configuration(bench: Bench) -> str:
     place, output = bench.workplace(), []
     for damage in (byte_above_0x7f, fifo):
         damage(place.folder / ".config")
-        done = place.command("scripts.study")
+        done = place.here("scripts.study")
         output.append(f"{done.returncode} {done.stdout}")
     good = all(line.startswith("1 error: .config cannot be read") and "; fix: " in line for line in output)
     return outcome(good and not place.study.exists(), REFUSED, f"{output}")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.faults.in_process import train
 from tests.faults.workplace import PATIENCE_SECONDS, ROOT, Workplace, injected, wait_for, write_stories
 
 
@@ -91,7 +92,7 @@ class Bench:
         key = json.dumps([fault, changes], sort_keys=True)
         if key not in self._studies:
             place = self.workplace(**changes)
-            done = place.make(fault) if fault else place.here("scripts.study")
+            done = place.make(fault) if fault else train(place)
             assert done.returncode == (130 if fault else 0), done.stdout
             self._studies[key] = place
         return self._studies[key]

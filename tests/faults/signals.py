@@ -234,7 +234,7 @@ def second_make(bench: Bench) -> str:
     process = place.start(**bench.slow)
     wait_for(lambda: place.steps() > 3)
     place.send(signal.SIGSTOP, "scripts.train")  # not over before the second one begins
-    second = place.command("scripts.study")
+    second = place.here("scripts.study")
     place.send(signal.SIGCONT, "scripts.train")
     reported = f"is being run by process {process.pid}" in second.stdout and second.returncode == 1
     process.communicate(timeout=PATIENCE_SECONDS)
@@ -311,7 +311,7 @@ ASCII = "exit status 0, the table and the undisturbed numbers"
 @fault("a terminal in ASCII, in the C locale", ASCII)
 def ascii_terminal(bench: Bench) -> str:
     place = bench.workplace()
-    done = place.make(LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    done = place.command(LC_ALL="POSIX", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     good = not done.returncode and "variant  seeds  perplexity" in done.stdout
     same = place.numbers() == bench.undisturbed()
     return outcome(good and same, ASCII, f"good {good} same {same} {done.stdout[-400:]}")

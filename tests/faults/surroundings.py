@@ -146,9 +146,9 @@ def shell_characters(bench: Bench) -> str:
     place = bench.workplace()
     messages = []
     for value in ("$(touch ran)", "`touch ran`", "a; touch ran", "../../ran", "a b"):
-        done = place.command("scripts.kconfig", "defconfig", f"{STUDY}+cpu", f"CONFIG_STUDY_NAME={value}")
+        done = place.here("scripts.kconfig", "defconfig", f"{STUDY}+cpu", f"CONFIG_STUDY_NAME={value}")
         if done.returncode == 0:
-            done = place.command("scripts.study")
+            done = place.here("scripts.study")
         messages.append(f"{value!r}: {done.returncode}")
     ran = [*place.folder.rglob("ran"), *place.folder.parent.glob("ran")]
     refused = all(entry.endswith(": 1") for entry in messages)
@@ -183,7 +183,7 @@ def bad_records(bench: Bench) -> str:
         place.run_dir(name).mkdir()
         (place.run_dir(name) / "run.json").write_text(text)
     place.run_dir("B7").mkdir()
-    done = place.command("scripts.report")
+    done = place.here("scripts.report")
     report = json.loads((place.study / "report.json").read_text())
     (row,) = report["rows"]
     why = {run["name"]: run["why_not"] for run in report["runs"] if not run["used"]}
@@ -204,7 +204,7 @@ def html_in_a_record(bench: Bench) -> str:
     record["notes"] = [attack]
     del record["seal"]
     files.write_json(place.run_dir() / "run.json", record)
-    done = place.command("scripts.report")
+    done = place.here("scripts.report")
     signs = {
         ".md": ("<script>alert(1)", "<img src=x", "[a](javascript:"),
         ".html": ("<script>alert(1)", "<img src=x"),

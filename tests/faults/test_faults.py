@@ -19,6 +19,8 @@ from tests.faults import (  # noqa: F401  (they fill the table)
 from tests.faults.__main__ import main
 from tests.faults.harness import TABLE, Bench, CannotDoError, Fault
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:

@@ -117,8 +117,13 @@ class Workplace:
         return subprocess.CompletedProcess([module, *arguments], status, output.read())
 
     def make(self, fault: dict[str, Any] | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
-        """Run `make` with a fault injected into its training processes."""
-        return self.command(**injected(fault), **extra)
+        """Run `make`. fault: injected into its training processes, whose steps are then slow.
+
+        A fault that sends signals to the study needs a study in a process. Any other study runs in this one.
+        """
+        actions = fault["action"].split() if fault else []
+        run = self.here if {"oom", "nan", "spike", "kill"}.issuperset(actions) else self.command
+        return run("scripts.study", **(injected(fault) if fault else {}), **extra)
 
     def record(self, name: str = "B0") -> dict[str, Any]:
         return run_record.load(self.run_dir(name)).to_json()

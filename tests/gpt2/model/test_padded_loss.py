@@ -25,6 +25,7 @@ from gpt2.model.loss import chunk_loss, chunk_loss_sliced, linear_cross_entropy,
 from gpt2.train.step import Stepper, StepResult
 from tests.compilers import NO_COMPILER
 
+pytestmark = pytest.mark.slow
 VOCABULARY, PADDED, WIDTH, CHUNK = 37, 48, 16, 8
 ALIGNED = 8  # bfloat16 numbers in 16 bytes
 BACKENDS = ["aot_eager", pytest.param("inductor", marks=NO_COMPILER)]

@@ -21,6 +21,7 @@ from tests import small_runs
 from tests.gpt2.train import rank_runs
 from tests.small_runs import StopAfter, outcome, same
 
+pytestmark = pytest.mark.slow
 SPECS: dict[str, dict[str, Any]] = {
     "plain": {},
     "plain-dropout": {"dropout": 0.2},

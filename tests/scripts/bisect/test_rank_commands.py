@@ -24,6 +24,7 @@ from scripts.shrink import __main__ as shrink_command
 from scripts.trend import __main__ as trend_command
 from tests.scripts.bisect.faulty_runs import HALF, ROOT, configured, train, workplace
 
+pytestmark = pytest.mark.slow
 STEPS = 40
 MONITORED = {"GPT2_MAX_ITERS": str(STEPS), "EFFECTIVE_BATCH": "8", "MONITOR": "y", "MONITOR_INTERVAL": "1"}
 

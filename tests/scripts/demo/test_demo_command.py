@@ -10,8 +10,11 @@ from gpt2.config.dotconfig import parse_lines
 from kconfig import commands
 from ra.names import is_control_arm
 from scripts.demo import __main__ as demo
+from study.runner.study import Study
 from tests.checkout import link_project
+from tests.faults.in_process import InProcessExecutor
 
+pytestmark = pytest.mark.slow
 SMALLER = """
 CONFIG_VARIANTS="B NOPE"
 CONFIG_SEEDS=3
@@ -39,6 +42,7 @@ def test_the_demo_runs_explains_its_verdicts_and_leaves_the_configuration(
     (tmp_path / ".config").write_text("# not a configuration\n")
     layers = [*commands.read_layers("demo"), parse_lines(SMALLER, "smaller")]
     monkeypatch.setattr(demo, "read_layers", lambda name: layers)
+    monkeypatch.setattr(Study, "executor", lambda study: InProcessExecutor())
     assert demo.main() == 0
     printed = capsys.readouterr().out
     assert "- NOPE (no position embedding): " in printed

@@ -10,8 +10,8 @@ import pytest
 
 from gpt2.artifacts import checkpoint, run_record
 from study.transfer.records import gap, read
+from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
-from tests.study.in_process import train
 
 SETTINGS = {"VARIANTS": "RALEARN", "GPT2_MAX_ITERS": "12", "MICRO_BATCH": "0", "EVAL_INTERVAL_TOKENS": "256"}
 PLATFORMS = ["bf16", "int8", "int2", "foreign:0", "foreign:0.1"]

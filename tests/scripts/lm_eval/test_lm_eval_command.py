@@ -16,10 +16,11 @@ from study.lm_eval import records
 from study.lm_eval.model import RunModel
 from study.lm_eval.tasks import load_tasks
 from study.records.verify import verify_study
+from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
-from tests.study.in_process import train
 from tests.study.lm_eval.conftest import NAMES, write_task_data
 
+pytestmark = pytest.mark.slow
 SETTINGS = {"VARIANTS": "B RALEARN", "SEEDS": "2", "GPT2_MAX_ITERS": "12", "MICRO_BATCH": "0"}
 RUNS = ("B0", "RALEARN0", "B1", "RALEARN1")
 

@@ -23,10 +23,10 @@ from scripts.transfer.__main__ import main
 from study.transfer import evaluate, items, matrix
 from study.transfer.matrix import build_transfer, counted_runs
 from study.transfer.records import PlatformRecord, elsewhere, read, write
+from tests.faults.in_process import train
 from tests.faults.workplace import STUDY, Workplace, write_stories
 from tests.hellaswag_items import FIXTURE
 from tests.shared_folder import data_folder
-from tests.study.in_process import train
 
 SETTINGS = {
     "SEEDS": "3",

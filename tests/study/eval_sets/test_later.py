@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts import run_record
+from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
-from tests.study.in_process import train
 
 SETTINGS = {"VARIANTS": "B RAALL RALEARN", "GPT2_MAX_ITERS": "4", "EVAL_INTERVAL_TOKENS": "0"}
 

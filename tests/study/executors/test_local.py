@@ -25,6 +25,7 @@ from study.runner.worker import run_plan
 from tests.faults.workplace import Workplace, injected, write_stories
 from tests.small_runs import ALTERNATION
 
+pytestmark = pytest.mark.slow
 RUNS = ("B0", "B1")
 
 

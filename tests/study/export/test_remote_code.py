@@ -23,6 +23,7 @@ from tests.study.export.conftest import changed, trained_run
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.slow
 SCORE = {"ALTERNATION_MIX_OUTPUT": "n", "ALTERNATION_MIX_SCORE": "y"}
 HARD = {"ALTERNATION_MIX_OUTPUT": "n", "ALTERNATION_MIX_HARD": "y", "ALTERNATION_GATE_EVERY": "2"}
 ARMS: dict[str, tuple[str, dict[str, str]]] = {  # folder -> name of the arm, settings

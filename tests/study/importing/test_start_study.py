@@ -30,9 +30,9 @@ from study.report.build import build_report
 from study.report.method import method
 from study.report.summary import context
 from tests import small_runs
+from tests.faults.in_process import train
 from tests.faults.workplace import Workplace
 from tests.imported_model import a_model, write_model
-from tests.study.in_process import train
 
 SMALL = AlternationSettings("output", 0.001, 100.0)
 LINES = {

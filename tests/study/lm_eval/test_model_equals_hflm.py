@@ -21,6 +21,7 @@ from study.lm_eval.model import NAME, RunModel, ScoredModel
 from tests.study.attention.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
+pytestmark = pytest.mark.slow
 ARMS = {"B": "GPT2", "RAALL": "BYTES"}  # and the tokenizer of each
 BLOCK = 96
 TEXTS = [

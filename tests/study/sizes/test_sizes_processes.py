@@ -1,4 +1,4 @@
-"""`make` with two sizes in real processes: it continues after a stop, and a second `make` runs nothing."""
+"""`make` with two sizes: it continues after a stop, and a second `make` runs nothing."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts import run_record
+from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def test_two_sizes_run_stop_continue_and_are_reported(
     assert "s-mini has another configuration" in refused.stdout
     assert "s-mini has no judged run yet" in (results / "s" / "sizes.md").read_text()
     (results / "s-mini" / "config").unlink()
-    done = place.command("scripts.study")
+    done = train(place)
     assert done.returncode == 0, done.stdout
     assert "nothing to run: all 2 runs of s-tiny are finished" in done.stdout
     rows = json.loads((results / "s" / "sizes.json").read_text())["rows"]

@@ -10,8 +10,8 @@ from gpt2.config.dotconfig import read_symbols, read_text
 from study.records.verify import verify_study
 from study.runner.extend import ExtendError, extend
 from study.runner.settings import StudySettings
+from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
-from tests.study.in_process import train
 
 SETTINGS = {
     "VARIANTS": "B",

@@ -8,8 +8,8 @@ from gpt2.artifacts import run_record
 from study.runner.study import Study
 from study.tracking.verdict_run import verdict_values
 from tests.fake_trackers import install, observed
+from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
-from tests.study.in_process import train
 
 
 def test_the_last_report_of_a_study_sends_the_verdicts(
