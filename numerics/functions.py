@@ -44,7 +44,7 @@ HERE = str(Path(__file__).parent)
 
 
 class CallRecorder(Protocol):
-    """What a recorder does with a call."""
+    """Interface of a recorder of calls."""
 
     def recording(self) -> bool: ...
 

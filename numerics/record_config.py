@@ -15,7 +15,7 @@ DATA_MODES = {"all", "forward", "backward", "input", "output"}
 
 @dataclass(frozen=True)
 class RecorderConfig:
-    """What to record; the names are those of msProbe's config.json.
+    """Settings of a recorder; the names are those of msProbe's config.json.
 
     task: "statistics", or "tensor" for the values as well. level: "L0" (modules), "L1" (functions) or "mix". step,
     rank: to record; empty: all. list: names that contain one of these strings; a module's calls are included. scope:

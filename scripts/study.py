@@ -21,7 +21,7 @@ CONFIG = Path(".config")
 
 
 def first_line(config: Config, settings: StudySettings) -> str:
-    """What this study is, in one line."""
+    """Describe the study in one line."""
     scale = f"GPT-2 {', '.join(settings.sizes) or config.model.size}"
     if config.target.scale_cpu:
         model = f"models {', '.join(settings.sizes)}" if settings.sizes else f"{config.model.size} model"

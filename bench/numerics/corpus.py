@@ -25,7 +25,7 @@ MODES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What the comparison named, and whether that is right.
+    """The answer of the comparison, and whether it is right.
 
     growth: of a clean pair, the largest error relative to what explains it. msprobe: the first row that msProbe does
     not pass, "" if all pass; None where it is not installed or wrote no table. msprobe_right: whether that row is the

@@ -149,7 +149,7 @@ def connect(logger: str, opening: Opening) -> Client:
 
 @dataclass(frozen=True)
 class Tracked(JsonObject):
-    """What a tracker has of a run. digest: of the complete run, else ""; sent: False while it is only on this disk."""
+    """A run at a tracker. digest: of the complete run, else ""; sent: False while it is only on this disk."""
 
     run_id: str
     digest: str = ""

@@ -12,7 +12,7 @@ from numerics.monitor.targets import parse_targets, parse_triggers
 
 @dataclass(frozen=True)
 class MonitorSettings:
-    """What a run monitors of itself. No fingerprint contains it: no number of a run depends on it.
+    """The monitoring of a run. No fingerprint contains it: no number of a run depends on it.
 
     targets: see numerics.monitor.targets, every `interval` steps. triggers: see numerics.monitor.triggers; one of them
     turns everything on for `full_steps` steps. references: folders of the runs of the trigger "envelope".

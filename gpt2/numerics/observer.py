@@ -1,4 +1,4 @@
-"""What may watch an optimizer step of gpt2.train.step. This one watches nothing."""
+"""Interface of observers of an optimizer step (gpt2.train.step). This one does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record of values holds beside the calls of torch: steps of optimizers, and calls of custom functions."""
+"""Copies for a record of values: optimizer steps and calls of custom functions, beside the calls of torch."""
 
 from __future__ import annotations
 

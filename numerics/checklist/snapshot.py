@@ -33,7 +33,7 @@ Table = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one machine had. A table that was not collected is None. texts: script -> text."""
+    """The tables of one machine. A table that was not collected is None. texts: script -> text."""
 
     machine: dict[str, str]
     environment: dict[str, str]

@@ -53,7 +53,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Situation:
-    """What is known beside the curves. checks: all rows; None where no checklist was made, for the reason unchecked.
+    """Facts beside the curves. checks: all rows; None where no checklist was made, for the reason unchecked.
 
     compare: (target, golden) -> the command that compares two records. first: the step number of the first step.
     monitored: what the monitor files of the runs show, in sentences; None where there are none.

@@ -36,7 +36,7 @@ FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during for
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """What to watch. targets: see numerics.monitor.targets. interval: steps from one monitored step to the next.
+    """Settings. targets: see numerics.monitor.targets. interval: steps from one monitored step to the next.
 
     start: the first monitored step. times: monitored steps in all. statistics: columns, some of tables.STATISTICS.
     """

@@ -1,4 +1,4 @@
-"""What a check found. Reading and showing results needs no torch but for the numbers of `Measure`."""
+"""Results of a check. Reading and showing results needs no torch but for the numbers of `Measure`."""
 
 from __future__ import annotations
 

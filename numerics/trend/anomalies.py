@@ -55,7 +55,7 @@ class Anomaly:
 
 @dataclass
 class Anomalies:
-    """Of one run: anomalies in the order of computation, and all histories.
+    """The anomalies of one run in the order of computation, and all histories.
 
     tests: the number of values that are compared with a history or the reference. steps: those of the run; tested:
     those with such a value. most: the largest number of steps of a tensor, with a reference in both runs.

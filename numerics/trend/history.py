@@ -45,7 +45,7 @@ CHUNK = 2**22  # elements of windows at once
 
 @dataclass(frozen=True)
 class History:
-    """Of a table (tensors, steps), with arrays of its shape. NaN where a value has too short a history.
+    """The history of a table (tensors, steps), with arrays of its shape. NaN where a value has too short a history.
 
     units: signed deviation in medians. limits: the limit of |units|. expected: the value that the history predicts.
     scale: the unit, as a share of the value on a log scale.

@@ -182,7 +182,7 @@ def finite(probe: Probe) -> Iterator[Violation]:
 
 
 def _not_finite(module: nn.Module, x_BTC: Tensor, backward: bool) -> str:
-    """What is not finite; "" if everything is."""
+    """Name what is not finite; "" if everything is."""
     leaf = x_BTC.clone().requires_grad_()
     y_BTC = run(module, leaf, grad=True)
     if not bool(y_BTC.isfinite().all()):

@@ -34,7 +34,7 @@ OUTPUT_ROUNDING = 1e-5  # relative; a float32 output may depend on the alignment
 
 @dataclass(frozen=True)
 class Request(JsonObject):
-    """What a child process does. examine: make the checks; else build and digest alone. autocast: bfloat16."""
+    """The task of a child process. examine: run the checks; else build and digest alone. autocast: bfloat16."""
 
     names: tuple[str, ...]
     model: ModelConfig

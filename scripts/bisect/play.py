@@ -151,7 +151,7 @@ def _scale_gradients(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is made of: entries of its .config, and what the study decided for it."""
+    """The settings of a run: entries of its .config, and the decisions of its study."""
 
     entries: Mapping[str, Entry]
     variant: str

@@ -1,4 +1,4 @@
-"""What is on the disk of two runs: losses, records of run.json, settings, and recorded steps. Needs no torch."""
+"""Read two runs from the disk: losses, records of run.json, settings, and recorded steps. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a design of control arms and seeds detects, and the cheapest design that detects an effect. Needs no torch.
+"""The effect that a number of control arms and seeds detects, and the cheapest such design. Needs no torch.
 
 A design is one judged arm against the mean of k control arms, at S seeds. The test is the paired t test of
 `study.analysis.verdict`, at the level of its only look.

@@ -55,7 +55,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written. facts: about the weights. difference: largest of a logit, relative to the largest logit.
+    """The result of an export. facts: about the weights. difference: largest of a logit, relative to the largest logit.
 
     remote_code: whether loading it needs trust_remote_code=True.
     """
@@ -113,7 +113,7 @@ def export_run(run_dir: Path, out: Path | None = None) -> Exported:
 
 @dataclass(frozen=True)
 class _Files:
-    """What an export consists of, but for the card. difference: as in Exported; None: to be found by loading it."""
+    """The content of an export without the card. difference: as in Exported; None: to be found by loading it."""
 
     state: dict[str, Tensor]
     json_files: dict[str, Any]

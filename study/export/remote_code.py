@@ -33,7 +33,7 @@ CLASSES = {"AutoConfig": "ArmConfig", "AutoModelForCausalLM": "ArmForCausalLM"}
 
 @dataclass(frozen=True)
 class Part:
-    """What builds a part of the model: an expression with a function of a module. formula: what it computes."""
+    """The builder of a part of the model: an expression with a function of a module. formula: what it computes."""
 
     module: str
     function: str

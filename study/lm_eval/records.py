@@ -76,12 +76,12 @@ class TaskResult(JsonObject):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What an evaluation must share with another one to be the same."""
+        """The key of an evaluation: equal keys are the same evaluation."""
         return (self.task, *self.questions, self.number_format)
 
     @property
     def questions(self) -> tuple[str, ...]:
-        """What two runs must share to be compared item by item."""
+        """The key of a comparison item by item: both runs must have it."""
         return (self.version, self.harness, self.definition, self.items_sha256)
 
 

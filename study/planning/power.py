@@ -1,4 +1,4 @@
-"""What a planned study will be able to detect for each known noise, and the cheapest design. Needs no torch."""
+"""The differences that a planned study can detect for each known noise, and the cheapest design. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PUBLISHED = "*-cpu-bytes-*seeds/report.json"  # the newest publication of the de
 
 @dataclass(frozen=True)
 class Sight:
-    """What a study detects (nats, 80 % power) if the noise is this.
+    """The difference that a study detects (nats, 80 % power) at one noise.
 
     name: whose noise it is. source: of the noise, in words. sees: None for a study without a verdict. low, high: at the
     ends of the noise's 95 % interval. cheapest: the design of the fewest runs that detects the margin; cheapest_high:

@@ -127,7 +127,7 @@ class Probabilities:
 
 
 def probabilities(used: Sequence[Run]) -> list[Probabilities]:
-    """Of every variant that learns one: the evaluations that all its seeds share, and the mean last one."""
+    """Return, for each variant that learns one, the evaluations that all its seeds share, and the mean last one."""
     found = []
     for variant, runs in grouped(used).items():
         learned = [(run.record.learned and run.record.learned.history) or () for run in runs]

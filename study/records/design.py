@@ -1,4 +1,4 @@
-"""What a study was planned to compare, and what was changed since. Needs no torch."""
+"""The planned comparison of a study, and later changes of it. Needs no torch."""
 
 from __future__ import annotations
 

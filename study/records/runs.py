@@ -255,7 +255,7 @@ def _refuse(runs: list[Run], entries: tuple[str, ...], of: str) -> None:
 
 
 def provenance(runs: list[Run]) -> list[str]:
-    """What a reader must know of where the numbers come from: commits, changes, devices that differ."""
+    """Notes on the origin of the numbers: commits, changes, devices that differ."""
     said = []
     commits = Counter(str(run.record.commit)[:12] for run in runs)
     if len(commits) > 1:

@@ -126,7 +126,7 @@ def at_equal_time(report: Report, variant: str) -> str:
 
 
 def contrast(name: str) -> str:
-    """What an arm is compared with, in words. An arm with standard attention differs in something else."""
+    """Name the reference of an arm. An arm with standard attention differs in another part."""
     attention = name.partition("+")[0]
     other_parts = {*published_variants(), *custom_variants()} - {*files_with("attention")}
     same = is_control_arm(attention) or attention in other_parts

@@ -37,7 +37,7 @@ def render_terminal(report: Report) -> str:
 
 
 def is_current(study_dir: Path) -> bool:
-    """Whether the report is complete and was made of the present files."""
+    """Whether the report is complete and was built from the present files."""
     if not all((study_dir / name).exists() for name in ("report.html", "report.md", data.FILE)):
         return False
     try:

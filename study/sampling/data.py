@@ -1,4 +1,4 @@
-"""What runs sampled, as plain data. Needs no torch."""
+"""Sampled texts as plain data. Needs no torch."""
 
 from __future__ import annotations
 

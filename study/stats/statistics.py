@@ -51,7 +51,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def sum_of_squares(values: Sequence[float]) -> float:
-    """Of the deviations from the mean."""
+    """The sum of the squared deviations from the mean."""
     centre = mean(values)
     return math.fsum((value - centre) ** 2 for value in values)
 

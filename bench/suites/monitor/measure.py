@@ -27,7 +27,7 @@ PLAIN = "not monitored"
 
 @dataclass(frozen=True)
 class Mode:
-    """What is monitored in a step. every: steps among which its cost is divided. goal: largest cost, of a step."""
+    """Targets of a step. every: steps among which its cost is divided. goal: largest cost, of a step."""
 
     name: str
     targets: tuple[str, ...]

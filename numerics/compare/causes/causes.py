@@ -14,7 +14,7 @@ LIKE = 1000.0  # units of rounding, of gradients computed alike by other kernels
 
 
 class Causes(CallIndex):
-    """What the rows of a comparison say about the cause of an error that is not explained."""
+    """Find the cause of an unexplained error in the rows of a comparison."""
 
     def __init__(self, rows: Sequence[Row], target: StepRecord, golden: StepRecord) -> None:
         super().__init__(rows, target, golden)

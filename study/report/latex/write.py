@@ -70,7 +70,7 @@ def write_latex(report: Report, study_dir: Path) -> list[Path]:
 
 
 def caption(report: Report) -> Text:
-    """What the table shows, the sentence of each verdict, and the runs that are not counted."""
+    """The caption: the content of the table, the sentence of each verdict, and the runs that are not counted."""
     seeds = seeds_text(len({run.seed for run in report.used}))
     parts: list[Inline] = [f"{report.study}, {seeds}: perplexity per {report.unit} {ABOUT_RESULTS}"]
     sentences: list[Text] = [finding.sentence for finding in findings(report)]
