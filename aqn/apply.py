@@ -16,6 +16,7 @@ from aqn.foreign import ForeignArithmetic, foreign_arithmetic
 from aqn.platforms import Platform, PlatformError
 from gpt2.model import cpu_linear
 from gpt2.model.transformer import GPT2
+from gpt2.train.step import autocast
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -32,16 +33,10 @@ def on_platform(model: GPT2, platform: Platform, device: str, home: str = "float
         return quantised(model, platform), _without_cpu_kernels
     if platform.kind:
         foreign = ForeignArithmetic(platform)
-        return model, lambda: _foreign(foreign, _autocast(device, home))
+        return model, lambda: _foreign(foreign, autocast(device, home))
     if platform.name == "tf32":
         return model, _tf32
-    return model, lambda: _autocast(device, platform.format)
-
-
-def _autocast(device: str, number_format: str) -> AbstractContextManager[Any]:
-    if number_format == "float32":
-        return contextlib.nullcontext()
-    return torch.autocast(torch.device(device).type, dtype=getattr(torch, number_format))
+    return model, lambda: autocast(device, platform.format)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +64,11 @@ def replacing(path: Path) -> Iterator[Path]:
 def write_json(path: Path, content: Any) -> None:
     """Write a file that is complete or absent. NaN and Infinity are written as Python's json does."""
     _write_text(path, json.dumps(content, indent=1))
+
+
+def finite(value: Any) -> Any:
+    """Return None in place of NaN and infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_text(path: Path, text: str) -> None:

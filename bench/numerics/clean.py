@@ -21,16 +21,7 @@ from bench.numerics.corpus import Answer, Corpus, found, record_run, with_msprob
 from bench.numerics.faults import ADAMW, Fault, Run
 from bench.numerics.models import OURS, TRANSFORMERS, Batch
 from numerics.compare.run import Comparison, compare_records
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+from numerics.repeat.conditions import threads
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from gpt2.artifacts import seal
 from gpt2.config.config import DataConfig
 from gpt2.data import tokenizer as tokenizers
 from gpt2.data.manifest import REBUILD, Manifest, read_manifest
@@ -156,7 +157,7 @@ def verify(directory: Path, full: bool = False) -> Manifest:
         if size != 2 * shard.tokens:
             found = "is missing" if size < 0 else f"has {size} bytes"
             raise DataError(f"data shard {path} {found}; the manifest says {2 * shard.tokens}; {REBUILD}")
-        if full and _sha256(path) != shard.sha256:
+        if full and seal.digest(path) != shard.sha256:
             raise DataError(f"data shard {path} was altered: its SHA-256 is not the manifest's; {REBUILD}")
     return manifest
 
@@ -304,8 +305,3 @@ def _share(tokens: int, most: int, count: int, expected: int | None) -> float | 
     shares = [tokens / most] if most else []
     shares += [count / expected] if expected else []
     return min(1.0, max(shares)) if shares else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt2.artifacts import seal
 from gpt2.config.config import MODELS, ModelConfig
 from gpt2.config.vocabulary import BYTES, GPT2, TOKENIZERS, Vocabulary
 from gpt2.data import tokenizer
@@ -66,7 +67,7 @@ class Pretrained:
     @functools.cached_property
     def sha256(self) -> str:
         """SHA-256 of the file of weights; of several, that of the list of their names and digests."""
-        sums = [(path.name, _sha256(path)) for path in self.files]
+        sums = [(path.name, seal.digest(path)) for path in self.files]
         if len(sums) == 1:
             return sums[0][1]
         return hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in sums).encode()).hexdigest()
@@ -279,8 +280,3 @@ def _json(folder: Path, name: str) -> Any:
         raise PretrainedError(f"{folder} has no {name}; fix: a folder that transformers loads") from None
     except DamagedFileError as error:
         raise PretrainedError(f"{error}; fix: copy the file again") from None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -144,6 +144,15 @@ def initialise(model: GPT2, seed: int) -> list[str]:
     return names
 
 
+def state_digest(model: GPT2) -> str:
+    """Return the SHA-256 of all weights by name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + b"\0")
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def weights_digest(model: GPT2, seed: int, shapes: Mapping[str, torch.Size] | None = None) -> str:
     """Return the SHA-256 over names and bytes of the standard parameters, independent of the device.
 

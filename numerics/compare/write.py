@@ -14,7 +14,7 @@ from numerics.compare.summary import stack_of
 from numerics.compare.table.measure import METRICS, Difference
 from numerics.compare.table.rows import Cell, Row
 from numerics.compare.table.step_record import Value
-from numerics.dump_files import write_json, writing
+from numerics.dump_files import finite, write_json, writing
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
@@ -94,7 +94,7 @@ def _divergence_json(step: StepComparison, found: Divergence) -> dict[str, Any]:
         "direction": found.direction,
         "cause": found.cause,
         "what": found.what,
-        "units": _finite(found.units),
+        "units": finite(found.units),
         "why": found.why,
         "stack": stack_of(step, found),
     }
@@ -110,16 +110,12 @@ def _row_json(step: StepComparison, row: Row) -> dict[str, Any]:
         "matched_by": row.pair.how,
         "direction": "backward" if row.pair.call.backward else "forward",
         "grade": row.grade,
-        "units_in": _finite(row.units("input")),
-        "units_parameters": _finite(row.units("parameter")),
-        "units_out": _finite(row.units("output")),
-        "units_gradients": _finite(row.units("gradient")),
-        "replayed_units": [_finite(number) for number in row.replayed]
+        "units_in": finite(row.units("input")),
+        "units_parameters": finite(row.units("parameter")),
+        "units_out": finite(row.units("output")),
+        "units_gradients": finite(row.units("gradient")),
+        "replayed_units": [finite(number) for number in row.replayed]
         if row.replayed
         else row.replayed_why or None,
         "differs": row.differs,
     }
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

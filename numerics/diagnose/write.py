@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from numerics.diagnose.flow import Flow, Situation
 from numerics.diagnose.page import diagnosis_document
 from numerics.diagnose.pair import Place
 from numerics.diagnose.rules import Diagnosis, Finding
-from numerics.dump_files import write_json, writing
+from numerics.dump_files import finite, write_json, writing
 from pages.document import render_terminal
 from pages.page import render_html
 
@@ -58,7 +57,7 @@ def as_json(diagnosis: Diagnosis, flow: Flow, situation: Situation) -> dict[str,
         "first_unequal": _place(diagnosis.unequal),
         "first_beyond_rounding": _place(diagnosis.beyond),
         "evaluations": [
-            {name: _finite(value) for name, value in vars(score).items()} | {"differs": score.differs}
+            {name: finite(value) for name, value in vars(score).items()} | {"differs": score.differs}
             for score in diagnosis.scores
         ],
         "checklist": None if situation.checks is None else [vars(check) for check in situation.checks],
@@ -80,8 +79,4 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _place(place: Place | None) -> dict[str, Any] | None:
-    return None if place is None else {name: _finite(value) for name, value in vars(place).items()}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return None if place is None else {name: finite(value) for name, value in vars(place).items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from numerics.dump_files import finite
 from numerics.logp.diff import WITHIN, LogpDiff, TokenDiff
 from pages.document import Block, BulletList, Document, Paragraph, Table
 from pages.markup import Text
@@ -60,23 +60,23 @@ def as_json(found: LogpDiff) -> dict[str, Any]:
     """Return what logp_diff.json holds. Numbers that are not finite are null."""
     return {
         "verdict": found.verdict,
-        "logp_diff": _finite(found.value),
-        "mean_absolute": _finite(found.mean_absolute),
+        "logp_diff": finite(found.value),
+        "mean_absolute": finite(found.mean_absolute),
         "threshold": found.threshold,
-        "first_token": _finite(found.first_token),
-        "decode": _finite(found.decode),
+        "first_token": finite(found.first_token),
+        "decode": finite(found.decode),
         "first_over": _token(found.first),
         "sequences": [
             {
                 "tokens": one.tokens,
-                "mean": _finite(one.mean),
-                "mean_absolute": _finite(one.mean_absolute),
-                "maximum": _finite(one.maximum),
+                "mean": finite(one.mean),
+                "mean_absolute": finite(one.mean_absolute),
+                "maximum": finite(one.maximum),
                 "first_over": _token(one.first),
             }
             for one in found.sequences
         ],
-        "per_token": [[_finite(value) for value in row] for row in found.per_token.tolist()],
+        "per_token": [[finite(value) for value in row] for row in found.per_token.tolist()],
     }
 
 
@@ -87,10 +87,6 @@ def _token(token: TokenDiff | None) -> dict[str, Any] | None:
         "sequence": token.sequence,
         "position": token.position,
         "response": token.response,
-        "rollout": _finite(token.rollout),
-        "training": _finite(token.training),
+        "rollout": finite(token.rollout),
+        "training": finite(token.training),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from numerics.describe import tensors_in
-from numerics.errors import NumericsError
+from numerics.errors import NumericsError, described
 from numerics.oracle.extremes import LARGEST, extreme_checks
 from numerics.oracle.masks import misread_mask
 from numerics.oracle.operation import (
@@ -24,7 +24,6 @@ from numerics.oracle.operation import (
     Reference,
     compute,
     converted,
-    described,
     judged,
     reference,
     with_parameters,

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from numerics.oracle.operation import Computed, Operation, Reference, converted, described, judged, reference
+from numerics.errors import described
+from numerics.oracle.operation import Computed, Operation, Reference, converted, judged, reference
 from numerics.oracle.results import Check, Skipped
 from numerics.oracle.rounding_model.measure import Measure
 

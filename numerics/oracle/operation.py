@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numerics.compare.replay import DefaultEps
 from numerics.describe import tensors_in
-from numerics.errors import NumericsError
+from numerics.errors import NumericsError, described
 from numerics.oracle.rounding_model.errors import RoundingErrors, Tracing
 from numerics.oracle.rounding_model.jumps import jumping, slack
 from numerics.oracle.rounding_model.measure import STAGES, Measure, measure, squared_change
@@ -322,11 +322,6 @@ def widened(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return tensor.to("cpu", torch.complex128)
     return tensor.to("cpu", torch.float64) if tensor.is_floating_point() else tensor.cpu()
-
-
-def described(error: Exception) -> str:
-    """Return an error of torch in one line."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _floats(tensor: Tensor) -> bool:

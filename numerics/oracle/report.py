@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from numerics.dump_files import write_json, writing
+from numerics.dump_files import finite, write_json, writing
 from numerics.oracle.parties import GRADES, RESULTS, Party
 from numerics.oracle.results import (
     EXACT,
@@ -320,8 +320,8 @@ def results_json(report: Report) -> dict[str, Any]:
                 "direction": pair.check.direction,
                 "part": pair.check.part,
                 "how": pair.check.how,
-                "distance": _finite(pair.check.measured.distance),
-                "benchmark_distance": _finite(pair.other.measured.distance),
+                "distance": finite(pair.check.measured.distance),
+                "benchmark_distance": finite(pair.other.measured.distance),
                 "grade": pair.grade,
             }
             for pair in report.pairs
@@ -354,7 +354,3 @@ def _shorten(names: str) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "infinite"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from numerics.describe import NoValuesError, tensors_in
+from numerics.errors import described
 from numerics.functions import OVERWRITING, UNSET, call_stack
 from numerics.gradients import sequence_number
 from numerics.repeat.digest import digest, is_finite, resolve
@@ -225,7 +226,9 @@ class Observer(TorchDispatchMode):
             value = digest(tensor)
         except Exception as error:  # a subclass of Tensor can fail in any way; the step goes on
             reason = str(error).partition("\n")[0]
-            self._unknown[len(self._digests)] = reason if isinstance(error, NoValuesError) else _raised(error)
+            self._unknown[len(self._digests)] = (
+                reason if isinstance(error, NoValuesError) else described(error)
+            )
             value = NO_DIGEST
         if type(value) is not Tensor:
             self._unknown[len(self._digests)] = f"computed as {type(value).__name__}"
@@ -349,10 +352,6 @@ def _storage(tensor: Tensor) -> int:
         return int(with_memory(tensor).untyped_storage()._cdata)
     except (NoValuesError, RuntimeError, NotImplementedError):
         return id(tensor)
-
-
-def _raised(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _has_operations(kind: type) -> bool:

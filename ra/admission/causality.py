@@ -75,11 +75,9 @@ def causal(probe: Probe) -> Iterator[Violation]:
     yield from _in_model(probe)
 
 
-def _leak(probe: Probe, layer: int | None, module: object, leak: Leak, setting: str) -> Violation:
+def _leak(layer: int | None, module: object, leak: Leak, setting: str) -> Violation:
     size, position, cut = leak
     return violation(
-        probe.name,
-        CAUSAL,
         f"the output at position {position} changes by {size:.2g} of the largest output when only positions "
         f"{cut} and later change ({setting}): it depends on the future",
         MASK if isinstance(module, CausalSelfAttention) else PAST,
@@ -103,7 +101,7 @@ def _forward(probe: Probe) -> Iterator[Violation]:
                 leak = first_above(allowed, future_leak(function, x_BTC, positions))
                 if leak:
                     setting = f"{MODES[training]}, {probe.ordinary} tokens, {weights} weights, {_name(dtype)}"
-                    yield _leak(probe, layer, module, leak, setting)
+                    yield _leak(layer, module, leak, setting)
 
 
 def _full_block(probe: Probe) -> Iterator[Violation]:
@@ -119,7 +117,7 @@ def _full_block(probe: Probe) -> Iterator[Violation]:
             positions = [1, probe.full // 2, probe.full - 1]
             leak = first_above(allowed, future_leak(function, x_BTC, positions))
             if leak:
-                yield _leak(probe, layer, module, leak, f"{MODES[training]}, {probe.full} tokens")
+                yield _leak(layer, module, leak, f"{MODES[training]}, {probe.full} tokens")
 
 
 def _study_shape(probe: Probe) -> Iterator[Violation]:
@@ -136,7 +134,7 @@ def _study_shape(probe: Probe) -> Iterator[Violation]:
                 row_rounding(dtype, probe.ordinary), future_leak(function, x_BTC, [probe.ordinary - 1])
             )
             if leak:
-                yield _leak(probe, layer, module, leak, f"{MODES[training]}, {probe.study.heads} heads")
+                yield _leak(layer, module, leak, f"{MODES[training]}, {probe.study.heads} heads")
 
 
 def _backward(probe: Probe) -> Iterator[Violation]:
@@ -158,8 +156,6 @@ def _backward(probe: Probe) -> Iterator[Violation]:
             if size > allowed:  # NaN is for the check "finite"
                 position = cut + int(later_T.argmax())
                 yield violation(
-                    probe.name,
-                    CAUSAL,
                     f"backward: the gradient of outputs before position {cut} with respect to the input at position "
                     f"{position} is {size:.2g} of the largest gradient; it must be zero",
                     "correct the backward of the custom function, or mask the scores before it",
@@ -188,7 +184,7 @@ def _in_model(probe: Probe) -> Iterator[Violation]:
             leak = Leak(*difference(before[:, :cut], after[:, :cut]), cut)
             if leak.size > allowed:
                 setting = f"logits of a model of layers {list(chosen)}, {MODES[training]}"
-                yield _leak(probe, None, examined_part(model, 0), leak, setting)
+                yield _leak(None, examined_part(model, 0), leak, setting)
                 break
 
 
@@ -218,8 +214,6 @@ def length(probe: Probe) -> Iterator[Violation]:
                 size *= float(whole[:, :tokens].abs().max() / scale)
                 if size > shape_rounding(working, probe.ordinary, probe.shape.width):
                     yield violation(
-                        probe.name,
-                        LENGTH,
                         f"the output at position {position} of the first {tokens} tokens differs by {size:.2g} of the "
                         f"largest output from that of all {probe.ordinary} tokens ({MODES[training]}): it depends on "
                         "the length of the input",
@@ -254,8 +248,6 @@ def _starts(probe: Probe) -> Iterator[Violation]:
             size, first = difference(whole[:, start:], computed(start))
             if size > shape_rounding(dtype, probe.ordinary, shape.width):
                 yield violation(
-                    probe.name,
-                    LENGTH,
                     f"with start={start}, the position module gives position {start + first} another output, by "
                     f"{size:.2g} of the largest, than with all {probe.ordinary} tokens: sampling with a cache would "
                     "compute another model",
@@ -284,8 +276,6 @@ def _unrotated(probe: Probe) -> Iterator[Violation]:
     for number, block in enumerate(model.blocks):
         if number not in rotating:
             yield violation(
-                probe.name,
-                LENGTH,
                 "the attention does not rotate its queries and keys, so it knows no positions",
                 "call self.project(x), or self.positioned(q, k)",
                 block.attention,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ra.admission import causality, gradients, interface, repeatability
 from ra.admission.probe import Probe, difference, inputs, restored_generators, run
@@ -58,8 +59,8 @@ def _found(name: str, check: Check, probe: Probe) -> list[Violation]:
         found += itertools.islice(check(probe), MOST_FAULTS)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         fix = "correct that line"
-        found.append(violation(probe.name, name, f"{describe(error)} during this check", fix, None, error))
-    return found
+        found.append(violation(f"{describe(error)} during this check", fix, None, error))
+    return [replace(one, variant=probe.name, check=name) for one in found]
 
 
 def _obstacle(name: str, found: list[Violation], probe: Probe) -> str:

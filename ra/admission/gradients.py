@@ -24,12 +24,12 @@ def gradients(probe: Probe) -> Iterator[Violation]:
     dtype = probe.dtypes[0]
     x_BTC = inputs(2, probe.ordinary, probe.shape.width, dtype)
     for layer, module in probe.parts("perturbed", dtype):
-        found = list(_outside(probe, layer, module, x_BTC)) or list(_missing(probe, layer, module, x_BTC))
+        found = list(_outside(layer, module, x_BTC)) or list(_missing(layer, module, x_BTC))
         yield from found
     for layer, module in probe.parts("perturbed", dtype, edges=True):
         yield from _wrong(probe, layer, module)
     for layer, module in probe.parts("initial", dtype):
-        yield from _dead_at_start(probe, layer, module, x_BTC)
+        yield from _dead_at_start(layer, module, x_BTC)
 
 
 def _gradients(module: nn.Module, x_BTC: Tensor) -> tuple[Tensor, dict[str, Tensor | None]]:
@@ -42,14 +42,12 @@ def _gradients(module: nn.Module, x_BTC: Tensor) -> tuple[Tensor, dict[str, Tens
     return y_BTC, trained
 
 
-def _missing(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Iterator[Violation]:
+def _missing(layer: int, module: nn.Module, x_BTC: Tensor) -> Iterator[Violation]:
     used = pristine(module)
     _, found = _gradients(used, x_BTC)
     for name, gradient in found.items():
         if gradient is None or not gradient.any():
             yield violation(
-                probe.name,
-                GRADIENTS,
                 f"the parameter {name} has no gradient: it is never trained",
                 "use it in the output without detach, .data and .item(), or remove it",
                 module,
@@ -57,8 +55,6 @@ def _missing(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Iter
             )
         elif not bool(gradient.isfinite().all()):
             yield violation(
-                probe.name,
-                GRADIENTS,
                 f"the gradient of {name} is not finite on ordinary inputs",
                 "avoid division by zero, and roots and logarithms of zero, in backward",
                 module,
@@ -66,7 +62,7 @@ def _missing(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Iter
             )
 
 
-def _dead_at_start(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Iterator[Violation]:
+def _dead_at_start(layer: int, module: nn.Module, x_BTC: Tensor) -> Iterator[Violation]:
     """A parameter without a gradient at its initial value, and after two steps of the others."""
     used = pristine(module)
     dead: set[str] | None = None
@@ -81,8 +77,6 @@ def _dead_at_start(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -
                     parameter.sub_(1e-3 * gradient.nan_to_num() / gradient.abs().max().clamp_min(1e-30))
     for name in sorted(dead or ()):
         yield violation(
-            probe.name,
-            GRADIENTS,
             f"the parameter {name} has no gradient at its initial value, nor after two steps: it stays there",
             "start it, or the parameter that multiplies it, at another value than zero",
             module,
@@ -90,7 +84,7 @@ def _dead_at_start(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -
         )
 
 
-def _outside(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Iterator[Violation]:
+def _outside(layer: int, module: nn.Module, x_BTC: Tensor) -> Iterator[Violation]:
     """Trainable tensors that the module uses but does not have as parameters."""
     used = pristine(module)
     y_BTC = run(used, x_BTC, grad=True, copied=False)
@@ -98,8 +92,6 @@ def _outside(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Iter
     others = [leaf for leaf in _leaves(y_BTC) if id(leaf) not in known]
     if others:
         yield violation(
-            probe.name,
-            GRADIENTS,
             f"the output depends on a trainable tensor of shape {tuple(others[0].shape)} that is not a parameter of "
             "the module: it is neither trained nor saved",
             "assign it as torch.nn.Parameter, and modules in a list as torch.nn.ModuleList",
@@ -155,8 +147,6 @@ def _wrong(probe: Probe, layer: int, module: nn.Module) -> Iterator[Violation]:
         else:
             what = "the input" if name == "x" else name
             yield violation(
-                probe.name,
-                GRADIENTS,
                 f"the gradient of {what} is wrong by {min(errors):.2g} of the change of the output along a direction",
                 "correct the custom backward or remove detach; for a deliberate surrogate such as straight-through set "
                 f'`surrogate_gradient = ("{name}",)` on the module, or True for all',
@@ -214,8 +204,6 @@ def shared(probe: Probe) -> Iterator[Violation]:
                 first, other, same = owner.setdefault(key(parameter), (layer, name, parameter))
                 if first != layer or same is not parameter:
                     yield violation(
-                        probe.name,
-                        SHARED,
                         f"the parameter {name} shares its memory with {other} of layer {first}: one update changes "
                         "both",
                         "create a parameter for each layer inside attention(layer, spec); for deliberate sharing set "

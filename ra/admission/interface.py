@@ -47,7 +47,7 @@ def shape(probe: Probe) -> Iterator[Violation]:
             for dtype in dtypes if tokens == probe.ordinary else dtypes[-1:]:
                 attention = examined_part(probe.model("initial", dtype), number)
                 rows = 1 if tokens > probe.ordinary else 2
-                fault = _fault(probe, layer, attention, inputs(rows, tokens, probe.shape.width, dtype))
+                fault = _fault(layer, attention, inputs(rows, tokens, probe.shape.width, dtype))
                 if fault:
                     yield fault
                     break
@@ -57,12 +57,12 @@ def shape(probe: Probe) -> Iterator[Violation]:
     if probe.shape != probe.study:
         layer = probe.layers[-1]
         module = examined_part(probe.model("initial", dtypes[-1], probe.study, (layer,)), 0)
-        fault = _fault(probe, layer, module, inputs(2, probe.ordinary, probe.study.width, dtypes[-1]))
+        fault = _fault(layer, module, inputs(2, probe.ordinary, probe.study.width, dtypes[-1]))
         if fault:
             yield fault
 
 
-def _fault(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Violation | None:
+def _fault(layer: int, module: nn.Module, x_BTC: Tensor) -> Violation | None:
     """The first fault of a pass in training or in evaluation."""
     wanted = f"the input is {_tensor(x_BTC)}, and the output must be the same"
     for training in (True, False):
@@ -76,8 +76,6 @@ def _fault(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Violat
             found = error_line(error)
             function = f" in {found[2]}" if found else ""
             return violation(
-                probe.name,
-                SHAPE,
                 explained or f"{describe(error)}{function} ({how})",
                 "correct that line; every length from 1 to the block size must work",
                 module,
@@ -93,9 +91,7 @@ def _fault(probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor) -> Violat
             message = (
                 _attend_fault(module, x_BTC, training) or f"forward returns {_tensor(y)} ({how}); {wanted}"
             )
-            return violation(
-                probe.name, SHAPE, message, "return (B, T, C) of x's dtype and device", module, layer=layer
-            )
+            return violation(message, "return (B, T, C) of x's dtype and device", module, layer=layer)
     return None
 
 
@@ -140,8 +136,6 @@ def inplace(probe: Probe) -> Iterator[Violation]:
             if not torch.equal(given, x_BTC):
                 size = float((given - x_BTC).abs().max() / x_BTC.abs().max())
                 yield violation(
-                    probe.name,
-                    INPLACE,
                     f"the call changes its input by {size:.2g} of the largest value ({MODES[training]})",
                     "replace in-place operations on x (+=, mul_, copy_) by new tensors",
                     module,
@@ -170,8 +164,6 @@ def finite(probe: Probe) -> Iterator[Violation]:
                 fault = _not_finite(module, given, case not in forward_only)
                 if fault:
                     yield violation(
-                        probe.name,
-                        FINITE,
                         f"the {fault} is NaN or infinite for {case} ({weights} weights, {given.shape[1]} tokens)",
                         "subtract the row's maximum before exp, and add a small number to denominators and under roots",
                         module,
@@ -208,7 +200,7 @@ def _autocast(probe: Probe, x_BTC: Tensor) -> Iterator[Violation]:
         if fault:
             message = f"{fault}{'' if error else ' is NaN or infinite'} under bfloat16 autocast"
             fix = "cast tensors to the dtype of q, k and v before an operation on both"
-            yield violation(probe.name, FINITE, message, fix, module, error, layer=layer)
+            yield violation(message, fix, module, error, layer=layer)
             return
 
 
@@ -237,4 +229,4 @@ def step(probe: Probe) -> Iterator[Violation]:
     except (Exception, SystemExit) as error:
         message = f"a training step fails: {describe(error)}"
         fix = FUSED_FIX if "No available kernel" in message else "correct that line"
-        yield violation(probe.name, STEP, message.partition("; fix")[0], fix, module, error)
+        yield violation(message.partition("; fix")[0], fix, module, error)

@@ -59,11 +59,11 @@ def deterministic(probe: Probe) -> Iterator[Violation]:
                     what, fix = "two calls on one input", RANDOM_FIX
                     if kept[0] > allowed:
                         fix = STATE_FIX
-                    yield _differ(probe, layer, module, what, random, how, fix)
+                    yield _differ(layer, module, what, random, how, fix)
                     break
                 if kept[0] > allowed:
                     what = "the same call after calls on other inputs"
-                    yield _differ(probe, layer, module, what, kept, how, STATE_FIX)
+                    yield _differ(layer, module, what, kept, how, STATE_FIX)
                     break
     yield from _dropout_in_evaluation(probe)
 
@@ -80,18 +80,11 @@ def _kept(
 
 
 def _differ(
-    probe: Probe,
-    layer: int,
-    module: nn.Module,
-    what: str,
-    found: tuple[float, int],
-    how: str,
-    fix: str,
-    check: str = DETERMINISTIC,
+    layer: int, module: nn.Module, what: str, found: tuple[float, int], how: str, fix: str
 ) -> Violation:
     size, position = found
     message = f"{what}: the output at position {position} differs by {size:.2g} of the largest output ({how})"
-    return violation(probe.name, check, message, fix, module, layer=layer, position=position, size=size)
+    return violation(message, fix, module, layer=layer, position=position, size=size)
 
 
 def _instances(probe: Probe) -> Iterator[Violation]:
@@ -103,8 +96,6 @@ def _instances(probe: Probe) -> Iterator[Violation]:
             other = states[1].get(name)
             if other is None or value.shape != other.shape or not torch.equal(value, other):
                 yield violation(
-                    probe.name,
-                    DETERMINISTIC,
                     f"two instances built from one seed differ in {name}",
                     "draw with torch in __init__, without a generator or seed of its own: torch's generator is seeded",
                     examined_part(first, number),
@@ -128,7 +119,7 @@ def _dropout_in_evaluation(probe: Probe) -> Iterator[Violation]:
         found = difference(first, used(x_BTC.clone()))
     if found[0] > row_rounding(dtype, x_BTC.shape[1]):
         what, how = "two calls on one input", "evaluation of a model with dropout 0.5"
-        yield _differ(probe, layer, module, what, found, how, "apply dropout only where self.training")
+        yield _differ(layer, module, what, found, how, "apply dropout only where self.training")
 
 
 def state(probe: Probe) -> Iterator[Violation]:
@@ -149,8 +140,6 @@ def state(probe: Probe) -> Iterator[Violation]:
         ]
         if changed:
             yield violation(
-                probe.name,
-                STATE,
                 f"a call changes {changed[0]}: the function depends on the number of calls, so on micro-batches, "
                 "evaluations and resumption",
                 f"{STATE_FIX}; begin_step(iteration) may set what depends on the step",
@@ -159,8 +148,6 @@ def state(probe: Probe) -> Iterator[Violation]:
             )
         elif saved != {name: value.shape for name, value in used.state_dict().items()}:
             yield violation(
-                probe.name,
-                STATE,
                 "a call adds or resizes a saved buffer, so a checkpoint cannot be loaded",
                 "register_buffer(..., persistent=False) for a cache",
                 module,
@@ -192,12 +179,12 @@ def mode(probe: Probe) -> Iterator[Violation]:
                     for training, grad in (one, other)
                 ]
                 fix = "compute one function, or set `stochastic = True` on the module if training draws random numbers"
-                yield _differ(probe, layer, module, " and ".join(names), found, "dropout 0", fix, MODE)
+                yield _differ(layer, module, " and ".join(names), found, "dropout 0", fix)
                 break
     model, ids_BT = _whole(probe)
     if not any(map(stochastic, model.modules())):
         found = difference(run_model(model, ids_BT, True), run_model(model, ids_BT, False))
-        yield from _in_model(probe, model, found, "training and evaluation", "compute one function", MODE)
+        yield from _in_model(probe, model, found, "training and evaluation", "compute one function")
 
 
 def _whole(probe: Probe) -> tuple[GPT2, Tensor]:
@@ -208,16 +195,14 @@ def _whole(probe: Probe) -> tuple[GPT2, Tensor]:
 
 
 def _in_model(
-    probe: Probe, model: GPT2, found: tuple[float, int], what: str, fix: str, check: str
+    probe: Probe, model: GPT2, found: tuple[float, int], what: str, fix: str
 ) -> Iterator[Violation]:
     working = working_dtype(examined_part(model, 0), probe.shape.width, probe.dtypes[0])
     if found[0] > 100 * shape_rounding(working, probe.ordinary, probe.shape.width):
         message = (
             f"{what}: the logits of a model at position {found[1]} differ by {found[0]:.2g} of the largest"
         )
-        yield violation(
-            probe.name, check, message, fix, examined_part(model, 0), position=found[1], size=found[0]
-        )
+        yield violation(message, fix, examined_part(model, 0), position=found[1], size=found[0])
 
 
 def batch(probe: Probe) -> Iterator[Violation]:
@@ -259,19 +244,17 @@ def batch(probe: Probe) -> Iterator[Violation]:
             )
             if wrong:
                 fix = "use no mean, norm or index over dimension 0, the batch"
-                yield _differ(probe, layer, module, wrong[0], wrong[1], MODES[training], fix, BATCH)
+                yield _differ(layer, module, wrong[0], wrong[1], MODES[training], fix)
                 break
         else:
-            yield from _batch_gradient(probe, layer, module, x_BTC, exact)
+            yield from _batch_gradient(layer, module, x_BTC, exact)
     model, ids_BT = _whole(probe)
     whole, fix = run_model(model, ids_BT, False), "use no mean, norm or index over dimension 0, the batch"
     found_alone = difference(whole[:1], run_model(model, ids_BT[:1], False))
-    yield from _in_model(probe, model, found_alone, "a sequence alone and in a batch", fix, BATCH)
+    yield from _in_model(probe, model, found_alone, "a sequence alone and in a batch", fix)
 
 
-def _batch_gradient(
-    probe: Probe, layer: int, module: nn.Module, x_BTC: Tensor, allowed: float
-) -> Iterator[Violation]:
+def _batch_gradient(layer: int, module: nn.Module, x_BTC: Tensor, allowed: float) -> Iterator[Violation]:
     """The gradient of one sequence's output with respect to another sequence is zero."""
     leaf = x_BTC.clone().requires_grad_()
     y_BTC = run(module, leaf, training=True, grad=True)
@@ -286,8 +269,6 @@ def _batch_gradient(
     size = float(gradient[1:].abs().max() / gradient.abs().max().clamp_min(1e-30))
     if size > allowed:
         yield violation(
-            probe.name,
-            BATCH,
             f"backward: the gradient of sequence 0 with respect to the others is {size:.2g} of the largest gradient",
             "correct the backward of the custom function",
             module,

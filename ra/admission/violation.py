@@ -61,18 +61,15 @@ def describe(error: BaseException) -> str:
 
 
 def violation(
-    variant: str,
-    check: str,
-    message: str,
-    fix: str,
-    module: Any = None,
-    error: BaseException | None = None,
-    **details: Any,
+    message: str, fix: str, module: Any = None, error: BaseException | None = None, **details: Any
 ) -> Violation:
-    """A violation with its source: the line of an error, else the method of `module` that the variant defines."""
+    """A violation with its source: the line of an error, else the method of `module` that the variant defines.
+
+    ra.admission.examine adds the variant and the check.
+    """
     raised = error_line(error) if error else None
     file, line = raised[:2] if raised else source_line(module) or _only_line(module) or (None, None)
-    return Violation(variant, check, message, fix, file=file, line=line, **details)
+    return Violation("", "", message, fix, file=file, line=line, **details)
 
 
 def _only_line(module: Any) -> tuple[str, int] | None:

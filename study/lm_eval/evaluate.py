@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import math
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from gpt2.artifacts import run_record
-from gpt2.model.transformer import GPT2
+from gpt2.model.init import state_digest
 from study.lm_eval import records
 from study.lm_eval.model import NAME, LmEvalError, RunModel
 from study.lm_eval.records import LmEvalRecord, Metric, TaskResult
@@ -58,7 +57,7 @@ def evaluate_run(
             f"{run_dir}/checkpoint has the weights of iteration {iteration}; the run finished at "
             f"{record.progress.iterations}; fix: copy the checkpoint of the finished run"
         )
-    weights = _digest(model.model)
+    weights = state_digest(model.model)
     found = records.read(run_dir)
     if found is None or found.weights != weights:
         found = LmEvalRecord(record.run, str(record.variant), record.seed, iteration, weights, ())
@@ -164,11 +163,3 @@ def _metrics(
             items=tuple(float(f"{item:.{DIGITS}g}") for item in items) if items and not marks else None,
         ))  # fmt: skip
     return metrics
-
-
-def _digest(model: GPT2) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + b"\0")
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

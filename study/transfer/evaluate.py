@@ -24,7 +24,7 @@ from gpt2.eval.evaluator import Evaluator
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget
-from gpt2.model.transformer import GPT2
+from gpt2.model.init import state_digest
 from gpt2.system.errors import UserError
 from gpt2.system.files import write_bytes
 from gpt2.system.signals import Stop
@@ -80,7 +80,7 @@ def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Eval
     platforms = [replace(parse_platform(name), machine=machine) for name in dict.fromkeys([*first, *names])]
     windows = _windows(run, run_dir, record.fingerprint.validation)
     items = find_items(run_dir, record, run.config)
-    weights = _digest(run.model)
+    weights = state_digest(run.model)
     run.model.to(resolved.device).eval()
     evaluation = _Evaluation(run, run_dir, resolved, windows, items, weights, record.target.dtype)
     found = [evaluation.evaluate(platform) for platform in platforms]
@@ -211,11 +211,3 @@ def _windows(run: TrainedRun, run_dir: Path, expected: str) -> np.ndarray:
 
 def _sha256(windows: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(windows).data).hexdigest()
-
-
-def _digest(model: GPT2) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + b"\0")
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt2.model.transformer import CausalSelfAttention
-from tests.ra.admission.broken import future, scores_of
+from tests.ra.admission.leaking import future, scores_of
 
 
 class Correct(CausalSelfAttention):

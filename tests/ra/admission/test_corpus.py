@@ -1,6 +1,5 @@
 """Every broken attention is refused for its own reason, and no correct one is."""
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,15 +24,13 @@ SEPARATE = "HASHOFASTRING"  # only a second process shows it
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of custom variants that holds the corpus."""
     folder = tmp_path_factory.mktemp("corpus")
-    for kind, (name, variant) in itertools.chain(
-        (("broken", each) for each in BROKEN.items()), (("correct", each) for each in CORRECT.items())
-    ):
+    for name, variant in (BROKEN | CORRECT).items():
         make = (
             "kind.make(layer, spec)"
             if hasattr(variant, "make")
             else "kind(spec.width, spec.heads, spec.dropout)"
         )
-        text = f"from tests.ra.admission.{kind} import {variant.__name__} as kind\n\n\n"
+        text = f"from {variant.__module__} import {variant.__name__} as kind\n\n\n"
         (folder / f"{name.lower()}.py").write_text(f"{text}def attention(layer, spec):\n    return {make}\n")
     patch = pytest.MonkeyPatch()
     patch.setattr(names, "CUSTOM_FOLDER", folder)

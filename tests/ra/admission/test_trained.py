@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from gpt2.model.init import initialise
 from gpt2.model.transformer import GPT2, CausalSelfAttention, ModelParts
 from ra.admission.trained import examine_trained
-from tests.ra.admission.broken import uncausal
+from tests.ra.admission.leaking import uncausal
 
 
 class Opened(CausalSelfAttention):

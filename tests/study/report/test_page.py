@@ -5,7 +5,6 @@ import math
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +16,10 @@ from gpt2.artifacts import run_record
 from gpt2.system import files
 from pages import components
 from study.records import curves, runs
-from study.report import build, figures, figures_final, sentences, write
+from study.report import build, figures, figures_final, sentences
 from tests.study.browser import percent
-from tests.study.sample_records import ENVIRONMENT, STEPS, VARIANTS, a_plan, a_record, a_study, edit
-
-VOID = {"meta", "br", "input", "link", "img", "hr"}
-
-
-class Outline(HTMLParser):
-    """Check that elements are closed and ids unique, and collect external addresses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.loads: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(str(value))
-            if name == "src" or (name == "href" and tag != "a"):
-                self.loads.append(str(value))
-            if name == "href" and tag == "a":
-                self.links.append(str(value))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def outline(text: str) -> Outline:
-    built = Outline()
-    built.feed(text)
-    assert built.open == []
-    assert len(set(built.ids)) == len(built.ids)
-    return built
-
-
-def page(study: Path) -> str:
-    write.write_report(study)
-    return (study / "report.html").read_text()
+from tests.study.report.rendered import outline, page
+from tests.study.sample_records import STEPS, VARIANTS, a_plan, a_record, a_study, edit
 
 
 def specified(text: str) -> dict[str, Any]:
@@ -272,51 +232,6 @@ def test_strings_of_records_have_no_effect_on_the_page(tmp_path: Path) -> None:
     assert "<img" not in outside
     assert "alert(1)</script>" not in text
     assert 'onload="' not in outside
-
-
-def facts(text: str) -> dict[str, list[str]]:
-    """The page's table of the experiment, as markup: entry -> values."""
-    found: dict[str, list[str]] = {}
-    entry = ""
-    table = text.partition(">Experiment and fingerprint</h2>")[2].partition("</table>")[0]
-    for name, value in re.findall(r'<tr><t[hd][^>]*>(.*?)</t[hd]><td class="text">(.*?)</td></tr>', table):
-        entry = name or entry  # only the first value has the name
-        found.setdefault(entry, []).append(value)
-    return found
-
-
-def test_each_value_of_the_environment_is_listed_once_with_the_runs_that_have_it(
-    tmp_path: Path,
-) -> None:
-    study = a_study(tmp_path, seeds=2, variants=("B", "RAALL"))
-    evil = "<img src=x onerror=alert(1)>"
-    edit(study, "B1", environment={
-        "numpy": "2.3.2", "variables": {"OMP_NUM_THREADS": evil},
-        "code": ENVIRONMENT["code"] | {"gpt2.train.step": "aaaa", evil: "bbbb"},
-    })  # fmt: skip
-    text = page(study)
-    outline(text)
-    found = facts(text)
-    for name, key in (("Python", "python"), ("CUDA", "cuda"), ("float32 products", "float32_matmul"),
-                      ("CPU threads", "threads"), ("platform", "platform"), ("cuDNN or MIOpen", "cudnn")):  # fmt: skip
-        assert found[name] == [str(ENVIRONMENT[key])]
-    assert "ROCm" not in found
-    assert found["NumPy"] == ["2.3.1 (3 runs)", "2.3.2 (1 run)"]
-    inert = evil.replace("<", "&lt;").replace(">", "&gt;")
-    assert found["variables"] == [f"<code>OMP_NUM_THREADS={inert} (1 run)</code>"]
-    step, attention = ENVIRONMENT["code"].values()
-    lines = [f"{inert} bbbb (1 run)", f"gpt2.train.step {step} (3 runs)", "gpt2.train.step aaaa (1 run)",
-             f"ra.attention {attention}"]  # fmt: skip
-    modules = text.partition("SHA-256 of the modules of code")[2]
-    assert re.findall("<code>(.*?)</code>", modules) == lines
-
-
-def test_unset_variables_are_stated_and_a_missing_environment_has_no_rows(tmp_path: Path) -> None:
-    study = a_study(tmp_path, seeds=1, variants=("B",))
-    assert facts(page(study))["variables"] == ["none set that changes numbers"]
-    edit(study, "B0", environment=None)
-    assert not {"Python", "variables"} & set(facts(page(study)))
-    assert "modules of code" not in page(study)
 
 
 def test_a_hostile_variant_name_is_escaped_in_every_figure(tmp_path: Path) -> None:
