@@ -297,7 +297,8 @@ def _write_all(config: DataConfig, writers: dict[str, ShardWriter], report: Repo
 
 def format_rate(tokens: int, seconds: float, of: str = "") -> str:
     """Return "1.5M tokens, 0.30M tokens/s". of: text after "tokens"."""
-    return f"{tokens / 1e6:.1f}M tokens{of}, {tokens / max(seconds, 1e-9) / 1e6:.2f}M tokens/s"
+    count = f"{tokens / 1e6:.1f}M" if tokens >= 1e6 else f"{tokens:,}"
+    return f"{count} tokens{of}, {tokens / max(seconds, 1e-9) / 1e6:.2f}M tokens/s"
 
 
 def _share(tokens: int, most: int, count: int, expected: int | None) -> float | None:

@@ -143,8 +143,8 @@ def split_tail(directory: Path, splits: dict[str, Split], permille: int) -> tupl
     count = max(total * permille // 1000, min(total // 5, TAIL_TOKENS))
     if count < SHORTEST_TOKENS:
         raise DataError(
-            f"the text has {total} tokens; training and validation need at least 5 x (CONFIG_GPT2_BLOCK_SIZE + 1), "
-            f"and never fewer than {5 * SHORTEST_TOKENS}; fix: use more text or a smaller CONFIG_GPT2_BLOCK_SIZE"
+            f"the text has {total} tokens, and training and validation need {5 * SHORTEST_TOKENS} or more; fix: use at "
+            "least 5 x (CONFIG_GPT2_BLOCK_SIZE + 1) tokens: 645 for a block size of 128, 5,125 for 1024"
         )
     for file in files:
         file.unlink()
