@@ -29,6 +29,21 @@ def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ[shared_folder.VARIABLE] = str(session / "shared")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _limited_threads() -> Iterator[None]:
+    """Give a run of CONFIG_CPU_THREADS=0 in this process OMP_NUM_THREADS threads, where `make check` sets that.
+
+    With one for each core they wait for the cores that other test processes use, in this test and in all later ones.
+    """
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    with pytest.MonkeyPatch.context() as patch:
+        if limit.isdecimal():
+            from gpt2.hardware import attention_kernels
+
+            patch.setattr(attention_kernels, "cpu_threads", lambda requested: requested or int(limit))
+        yield
+
+
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """An empty working folder for .config, on a machine with a CPU alone."""
