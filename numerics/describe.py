@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 MOST_DEPTH = 10  # of nested arguments
 SCALARS = (bool, int, float, str, type(None))
+WITHOUT_FLOAT64 = {"mps"}  # types of devices; to convert a tensor there is a TypeError
 PART = 2**16  # elements that stay in a processor's cache while their statistics and checksum are computed
 
 
@@ -112,6 +113,20 @@ def _quantization(tensor: Tensor) -> list[Tensor]:
     if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return [torch.tensor([tensor.q_scale(), tensor.q_zero_point()], dtype=torch.float64)]
     return [tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()]
+
+
+def to_float64(tensor: Tensor) -> Tensor:
+    """Return the tensor in float64, on its device, or on the CPU where the device has no float64."""
+    return (tensor.cpu() if tensor.device.type in WITHOUT_FLOAT64 else tensor).double()
+
+
+def device_name(device_type: str, index: int = 0) -> str:
+    """Return the name of a device. torch.mps has it in another place than other modules."""
+    module: Any = torch.get_device_module(device_type)
+    if hasattr(module, "get_device_name"):
+        return str(module.get_device_name(index))
+    named = getattr(getattr(torch.backends, device_type, None), "get_name", None)
+    return str(named()) if named else device_type
 
 
 def is_wrapped(tensor: Tensor) -> bool:
@@ -258,13 +273,19 @@ def _parts(value: Any) -> list[Any]:
 
 
 def resolve(tree: Any) -> Any:
-    """Replace the scalars of devices in a tree of entries by numbers, with one transfer a device."""
+    """Replace the scalars of devices in a tree of entries by numbers, with one transfer a device.
+
+    On a device without float64 it is one for each dtype, so that large counts stay exact.
+    """
     found: list[Tensor] = []
     _scalars(tree, found)
     values: dict[int, float | int | bool] = {}
-    for device in {tensor.device for tensor in found}:
-        here = [tensor for tensor in found if tensor.device == device]
-        moved = torch.stack([tensor.double() for tensor in here]).tolist()
+    groups: dict[tuple[torch.device, torch.dtype | None], list[Tensor]] = {}
+    for tensor in found:
+        dtype = tensor.dtype if tensor.device.type in WITHOUT_FLOAT64 else None
+        groups.setdefault((tensor.device, dtype), []).append(tensor)
+    for (_, dtype), here in groups.items():
+        moved = torch.stack(here if dtype else [tensor.double() for tensor in here]).tolist()
         for tensor, value in zip(here, moved, strict=True):
             values[id(tensor)] = value if tensor.is_floating_point() else int(value)
             if tensor.dtype == torch.bool:

@@ -105,6 +105,12 @@ class _Saves(TrainerCallback):  # type: ignore[misc]
         files.write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE, "")
 
 
+def training_device() -> str:
+    """Return the type of this machine's accelerator, else "cpu": on a Mac too, since GRPO was not tried on mps."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator.type if accelerator and accelerator.type != "mps" else "cpu"
+
+
 class Worker:
     """One run. say: prints a line for the user."""
 
@@ -119,8 +125,7 @@ class Worker:
         self.steps = settings.steps(len(self.train))
         self.divergence = Divergence()
         self.warned = False
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        self.device_type = accelerator.type if accelerator and accelerator.type != "mps" else "cpu"
+        self.device_type = training_device()
         self.device_module: Any = torch.get_device_module(self.device_type)
 
     def run(self) -> str:

@@ -16,6 +16,7 @@ from gpt2.config.batch import plan_batch
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.train.step import Stepper
+from numerics.describe import WITHOUT_FLOAT64
 
 SHAPES = {False: Sizes("124m-t512", 12, 12, 768, 512), True: Sizes("4x128-t128", 4, 4, 128, 128)}
 SEQUENCES = 2
@@ -63,18 +64,19 @@ def gate_gradients(resolved: ResolvedTarget, sizes: Sizes, precision: str) -> li
     """
     exact = precision == EXACT
     config, parts = model_and_parts(sizes, "RALEARN")
+    device = "cpu" if exact and resolved.device_type in WITHOUT_FLOAT64 else resolved.device
     stepper = Stepper(
         config,
         optimizer_config(),
         plan_batch(SEQUENCES, SEQUENCES, 1, sizes.block_size),
         seed=0,
-        device=resolved.device,
+        device=device,
         dtype="float32" if exact else precision.split()[0],
         compile=precision.endswith("compiled"),
         parts=parts,
     )
     model = stepper.model.double() if exact else stepper.model
-    ids_BT = random_batch(sizes, SEQUENCES, resolved.device)
+    ids_BT = random_batch(sizes, SEQUENCES, device)
     with sdpa_kernel(SDPBackend.MATH) if exact else attention_kernels.attention_context(resolved):
         with stepper.autocast():
             x_BTC = stepper._hidden(ids_BT[:, :-1].contiguous())

@@ -94,11 +94,13 @@ def save(
 
 
 def _portable(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with an NPU's tensors on the CPU: their pickles may need torch_npu to be loaded."""
+    """Return the state with the tensors of an NPU or of mps on the CPU, so that it loads on every machine."""
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
 
-    if not any(isinstance(leaf, torch.Tensor) and leaf.device.type == "npu" for leaf in tree_leaves(state)):
+    if not any(
+        isinstance(leaf, torch.Tensor) and leaf.device.type in ("npu", "mps") for leaf in tree_leaves(state)
+    ):
         return state
     moved: dict[str, Any] = tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), state)
     return moved

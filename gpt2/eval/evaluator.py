@@ -53,7 +53,7 @@ class Evaluator:
         self._block_size = windows.shape[1] - 1
         self.tokens = int(windows.shape[0]) * self._block_size
         self.text_bytes = len(tokenizer.decode_bytes(windows[:, 1:].ravel().tolist()))
-        self._batch_tokens = validation.EVALUATION_TOKENS["cpu" if device == "cpu" else "card"]
+        self._batch_tokens = validation.evaluation_tokens(device)
 
     def history(self) -> dict[str, list[Any]]:
         """Return the results so far, as a checkpoint saves them for `restore`."""

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gpt2.eval.validation import evaluating
 from gpt2.model.transformer import GPT2
 from gpt2.system import ranks
+from numerics.describe import to_float64
 
 Row = tuple[Sequence[int] | np.ndarray, int]  # tokens, and how many of them, at the end, are scored
 
@@ -36,7 +37,7 @@ def row_losses(
         ids_BT, targets_BT = pad_rows([rows[index] for index in indices])
         with autocast():
             losses_BT = model.token_losses(ids_BT.to(device), targets_BT.to(device))
-        losses: list[float] = losses_BT.double().sum(1).tolist()
+        losses: list[float] = to_float64(losses_BT).sum(1).tolist()
         return losses
 
     groups = list(batches([len(tokens) - 1 for tokens, _ in rows], batch_tokens))

@@ -17,8 +17,17 @@ from torch import nn
 
 from gpt2.model.transformer import GPT2
 from gpt2.system import ranks
+from numerics.describe import to_float64
 
 EVALUATION_TOKENS = {"cpu": 4096, "card": 65536}  # per evaluation batch
+
+
+def evaluation_tokens(device: str) -> int:
+    """Return the tokens of an evaluation batch on a device or a kind of device.
+
+    On mps they are as few as on a CPU, since its attention stores T x T scores.
+    """
+    return EVALUATION_TOKENS["cpu" if device.startswith(("cpu", "mps")) else "card"]
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ def perplexity(
         ids = torch.from_numpy(windows[start : start + batch].astype(np.int64)).to(device)
         with autocast():
             losses_BT = model.token_losses(ids[:, :-1], ids[:, 1:])
-        sums: list[float] = losses_BT.double().sum(1).tolist()
+        sums: list[float] = to_float64(losses_BT).sum(1).tolist()
         return sums
 
     with evaluating(model):

@@ -1,4 +1,6 @@
-"""Restrict attention to fused kernels, so that no call silently computes a T x T matrix of scores.
+"""Restrict attention to the target's kernels, so that no call silently computes a T x T matrix of scores.
+
+They are fused, except those of mps, which has no fused one with gradients.
 
 In the context, a call that no fused kernel supports raises. A check before training names the fix.
 """
@@ -14,12 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from gpt2.hardware import mps
 from gpt2.hardware.cpu import cpu_threads
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.hardware.resolve import ResolvedTarget, resolve
 from gpt2.hardware.torch_devices import list_torch_devices
 from gpt2.system import ranks
-from gpt2.system.resource_errors import device_fault, out_of_memory
+from gpt2.system.resource_errors import device_fault, explain_missing_operation, out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +75,7 @@ def attention_context(resolved: ResolvedTarget, dropout: float = 0.0) -> Abstrac
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "cudnn": SDPBackend.CUDNN_ATTENTION,
         "fusion": SDPBackend.OVERRIDEABLE,  # of a device outside torch's own
+        "math": SDPBackend.MATH,  # mps has no fused kernel with gradients
     }
     allowed = [kernels[name] for name in kernel_order(resolved)]
     if resolved.device_type == "cuda":
@@ -109,7 +113,7 @@ def check_attention(
             exact, _ = _attend(qkv_BTC.to(exact_device, exact_dtype), heads, _definition)
             _compare(resolved, f"{kernel} attention kernel's {{}} for {B} x {shape[1]} tokens", found, exact)
     notes = [resolved.note] if resolved.note else []
-    if kernel == "math":
+    if kernel == "math" and device == "cpu":
         notes.append(
             "attention stores T x T scores: torch's fused CPU kernel supports no CONFIG_GPT2_DROPOUT above 0"
         )
@@ -130,7 +134,7 @@ def _attend_fused(
         with attention_context(resolved, dropout), _reasons(reasons):
             found, operation = _attend(qkv_BTC.to(resolved.device), heads, fused)
     except RuntimeError as error:
-        if out_of_memory(error) or device_fault(error):
+        if out_of_memory(error) or device_fault(error) or explain_missing_operation(error):
             raise
         reason = next(iter(reasons), str(error).strip().splitlines()[0])
         raise _no_kernel(resolved, qkv_BTC, heads, reason) from error
@@ -170,8 +174,8 @@ def _definition(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
 def _compare(resolved: ResolvedTarget, what: str, found: list[Tensor], exact: list[Tensor]) -> None:
     limit = TOLERANCE[resolved.dtype]
     for name, value, reference in zip(("result", "gradient"), found, exact, strict=True):
-        difference = value.cpu().double() - reference.cpu().double()
-        error = float(difference.abs().max() / reference.abs().max())
+        expected = reference.cpu().double()
+        error = float((value.cpu().double() - expected).abs().max() / expected.abs().max())
         if not error <= limit:  # true for NaN as well
             raise TargetError(
                 f"{resolved.device_name}: the {what.format(name)} differs by {error:.1%} from the definition in "
@@ -253,15 +257,18 @@ def prepare_device(config: TargetConfig, model: ModelConfig) -> ResolvedTarget:
         seed_all(mode=True, rm_dropout=False)
     heads, head_size = model.heads, model.width // model.heads
     resolved = resolve(config, devices=list_torch_devices())
+    if resolved.device_type == "mps":
+        mps.fallback_log()  # before the first operation
     if resolved.device != "cpu":
         module = torch.get_device_module(resolved.device)
-        module.set_device(resolved.device)  # the default for torch calls that name no device
+        if hasattr(module, "set_device"):  # torch.mps has one device
+            module.set_device(resolved.device)  # the default for torch calls that name no device
     resolved = check_attention(resolved, heads, head_size, model.block_size, model.dropout)
     if resolved.device == "cpu":
         here = 1 if config.cpu_threads else ranks.local("LOCAL_WORLD_SIZE", config.ranks)
         torch.set_num_threads(max(1, cpu_threads(config.cpu_threads) // here))
     else:
         module.empty_cache()  # of the check
-        if resolved.device_type == "cuda":  # TF32; an NPU's float32 products stay whole
+        if resolved.device_type == "cuda":  # TF32; float32 products of an NPU and of mps stay whole
             torch.set_float32_matmul_precision("high")
     return resolved

@@ -1,8 +1,8 @@
 """Detect the hardware without torch, fast enough for every `make defconfig`. Standard library only.
 
 nvidia-smi lists NVIDIA cards, or /proc/driver/nvidia where nvidia-smi is missing or hangs. The kernel's compute
-topology (/sys/class/kfd) lists AMD cards, and npu-smi Ascend NPUs. Integrated GPUs are ignored. Memory is total memory,
-not free memory.
+topology (/sys/class/kfd) lists AMD cards, npu-smi Ascend NPUs, and sysctl Apple's GPU. Integrated GPUs of other vendors
+are ignored. Memory is total memory, not free memory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gpt2.hardware import cpu
 from gpt2.hardware.ascend import list_npus
 from gpt2.hardware.cpu import DEV, PROC, SYS, read_integer, read_text
 from gpt2.hardware.gpu_specs import GIB, TARGETS, TargetError, match_target
+from gpt2.hardware.mps import list_apple_gpu
 
 TIMEOUT_SECONDS = 8  # of a vendor's tool, which may need seconds to load the driver
 NVIDIA_SMI = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
@@ -41,12 +42,12 @@ Run = Callable[[Sequence[str]], str]
 
 @dataclass(frozen=True)
 class Hardware:
-    """The device of a study. count: visible discrete GPUs or NPUs of its kind, 0 for a CPU.
+    """The device of a study. count: visible discrete GPUs or NPUs of its kind, 1 for Apple's, 0 for a CPU.
 
     memory_bytes: total, 0 where unknown. ignored: the skipped devices and tools, each with a reason in brackets.
     """
 
-    kind: str  # "cuda", "rocm", "npu" or "cpu"
+    kind: str  # "cuda", "rocm", "npu", "mps" or "cpu"
     name: str
     memory_bytes: int
     count: int
@@ -101,7 +102,10 @@ def detect_hardware(
     environment: Mapping[str, str] = os.environ,
     dev: Path = DEV,
 ) -> Hardware:
-    """Return the first visible discrete GPU or NPU (NVIDIA, AMD, Ascend), else the CPU. Tools may be missing."""
+    """Return the first visible discrete GPU or NPU (NVIDIA, AMD, Ascend), else Apple's, else the CPU.
+
+    A missing tool is no error.
+    """
     ignored: list[str] = []
     nvidia, nvidia_driver = _nvidia(proc, run, ignored)
     if environment.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
@@ -118,6 +122,7 @@ def detect_hardware(
         (nvidia, [*amd, *ascend], nvidia_driver),
         (amd, ascend, _amd_driver(sys, proc)),
         (ascend, [], ascend_driver),
+        (_apple(run, ignored), [], ""),  # torch_devices has the version of macOS
     ):
         if cards:
             ignored += [f"{card.name} (another vendor)" for card in others]
@@ -185,6 +190,19 @@ def _ascend(dev: Path, run: Run, ignored: list[str]) -> tuple[list[Card], str]:
         ignored.append(_tool_failure("npu-smi", error))
         return [], ""
     return [Card("npu", index, name, size, "") for index, (name, size) in enumerate(found)], driver
+
+
+# -- Apple ------------------------------------------------------------------------------------------------------
+
+
+def _apple(run: Run, ignored: list[str]) -> list[Card]:
+    """Return Apple's GPU."""
+    try:
+        found = list_apple_gpu(run)
+    except (OSError, subprocess.SubprocessError) as error:
+        ignored.append(_tool_failure("sysctl", error))
+        return []
+    return [Card("mps", 0, name, size, "") for name, size in found]
 
 
 # -- NVIDIA -----------------------------------------------------------------------------------------------------

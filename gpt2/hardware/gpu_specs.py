@@ -20,13 +20,22 @@ SMALLEST_SHARE = 0.9
 FUSED_CUDA = ("flash", "efficient", "cudnn")
 FUSED_HOPPER = ("cudnn", "flash", "efficient")
 FUSED_ROCM = ("flash", "efficient")  # both are AOTriton's
+MATH_MPS = (
+    "math",
+)  # T x T scores: torch 2.13 has no fused kernel with gradients (pytorch/pytorch issue 179294)
 FUSED_NPU = ("fusion",)  # torch_npu's npu_fusion_attention, which scaled_dot_product_attention calls
 # AOTriton's kernels for most Radeon cards are experimental; without this variable torch uses the T x T path instead.
 # torch reads the variable once, at the first attention call.
 AOTRITON = {"TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL": "1"}
 # An overflow becomes Inf or NaN, as on every other device; without it an NPU may saturate.
 INF_NAN = {"INF_NAN_MODE_ENABLE": "1"}
-DEVICE_TYPES = {"cuda": "cuda", "rocm": "cuda", "npu": "npu", "cpu": "cpu"}  # kind -> torch's device type
+DEVICE_TYPES = {
+    "cuda": "cuda",
+    "rocm": "cuda",
+    "npu": "npu",
+    "mps": "mps",
+    "cpu": "cpu",
+}  # kind -> torch's device type
 MSMODELING = "Huawei's device profiles (github.com/Ascend/msmodeling)"
 
 
@@ -45,7 +54,7 @@ class Target:
 
     name: str
     title: str
-    kind: str  # "cuda", "rocm", "npu" or "cpu"
+    kind: str  # "cuda", "rocm", "npu", "mps" or "cpu"
     memory_bytes: int | None = None
     peak_flops: float | None = None
     peak_source: str = "none: the card has no row, so no utilisation is reported"
@@ -215,6 +224,14 @@ _ROWS = (
         environment=INF_NAN,
     ),
     Target(
+        name="mps",
+        title="Apple's GPU (mps)",
+        kind="mps",
+        dtype="float32",  # bfloat16 needs macOS 14, and no published peak says that it is faster
+        attention=MATH_MPS,
+        peak_source="none: Apple publishes no peak of matrix products, so no utilisation is reported",
+    ),
+    Target(
         name="cpu",
         title="the CPU",
         kind="cpu",
@@ -229,10 +246,10 @@ TARGETS = {row.name: row for row in _ROWS}
 def match_target(device_name: str, memory_bytes: int, kind: str) -> Target:
     """Return the row of a device by name and total memory (0: unknown), else the generic row of its kind.
 
-    kind: "cuda", "rocm", "npu" or "cpu". A slice of a card (MIG, a partition) gets the generic row.
+    kind: "cuda", "rocm", "npu", "mps" or "cpu". A slice of a card (MIG, a partition) gets the generic row.
     """
-    if kind == "cpu":
-        return TARGETS["cpu"]
+    if kind in ("mps", "cpu"):
+        return TARGETS[kind]
     name = " ".join(device_name.split())
     for row in _ROWS:
         if row.kind == kind and row.matches(name):

@@ -1,4 +1,4 @@
-"""List the GPUs and NPUs that torch reports. Importing this module does not import torch.
+"""List the GPUs and NPUs that torch reports, Apple's included. Importing this module does not import torch.
 
 python -m gpt2.hardware.torch_devices      print them as JSON; started by `list_in_child`
 """
@@ -16,6 +16,7 @@ from gpt2.artifacts.typed_json import parse, to_plain
 from gpt2.hardware.ascend import is_torch_npu_installed, load_torch_npu
 from gpt2.hardware.detect import is_integrated
 from gpt2.hardware.gpu_specs import TargetError
+from gpt2.hardware.mps import NAMELESS, has_bfloat16, macos, why_unavailable
 
 BFLOAT16_CAPABILITY = (8, 0)  # the first NVIDIA compute capability with bfloat16 in hardware (Ampere)
 
@@ -35,10 +36,10 @@ class TorchDevice:
 class TorchDevices:
     """The GPUs of a torch build. kind: the build's hardware; trouble: torch's warning about an unusable GPU.
 
-    "npu" is a CPU build with torch_npu.
+    "npu" is a CPU build with torch_npu, "mps" a build for Apple's GPU where torch can use it.
     """
 
-    kind: str  # "cuda", "rocm", "npu" or "cpu"
+    kind: str  # "cuda", "rocm", "npu", "mps" or "cpu"
     torch: str
     gpus: tuple[TorchDevice, ...] = ()
     runtime: str = ""
@@ -53,6 +54,10 @@ def list_torch_devices(torch: Any = None) -> TorchDevices:
     kind = "rocm" if hip else "cuda" if cuda else "cpu"
     runtime = f"HIP {hip}" if hip else f"CUDA {cuda}" if cuda else ""
     module, trouble = torch.cuda, ""
+    if kind == "cpu" and torch.backends.mps.is_available():
+        return TorchDevices("mps", str(torch.__version__), (_apple(torch),), macos())
+    if kind == "cpu" and (why := why_unavailable(torch)):
+        return TorchDevices("cpu", str(torch.__version__), trouble=why)
     if kind == "cpu":
         npu, trouble = load_torch_npu()
         if npu:
@@ -77,10 +82,23 @@ def _device(index: int, kind: str, properties: Any) -> TorchDevice:
     return TorchDevice(index, str(properties.name), memory_bytes, integrated, capability)
 
 
+def _apple(torch: Any) -> TorchDevice:
+    """Return Apple's GPU. Its memory is Metal's recommended maximum. torch.mps has no properties of a device."""
+    try:
+        name = str(torch.backends.mps.get_name())
+    except AttributeError:  # an older torch
+        name = NAMELESS
+    memory_bytes = int(torch.mps.recommended_max_memory())
+    return TorchDevice(
+        0, name, memory_bytes, capability=BFLOAT16_CAPABILITY if has_bfloat16(torch) else (0, 0)
+    )
+
+
 def list_in_child() -> TorchDevices:
     """List the GPUs in a short process, so that this one opens no context on a GPU.
 
-    A context needs half a GiB, and a GPU in the mode EXCLUSIVE_PROCESS allows only one. A CPU build needs no process.
+    A context needs half a GiB, and a GPU in the mode EXCLUSIVE_PROCESS allows only one. A CPU build needs no process,
+    nor does mps, whose memory is the machine's.
     """
     import torch
 

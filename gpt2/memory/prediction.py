@@ -17,6 +17,9 @@ Assumptions for a GPU:
 
 For an NPU: torch_npu's attention saves two statistics of eight float32 numbers per row and head, and a mask of 2048 x
 2048 bytes per call (`_NpuAttention`). Workspaces of CANN's operators are not counted; their sizes are not published.
+
+For mps: attention is torch's T x T path, operation by operation (`_MathAttention`). Workspaces of Metal's graphs and
+the rounding of its heaps are not counted; their sizes are not published.
 """
 
 from __future__ import annotations
@@ -45,10 +48,11 @@ GRANULARITY = {
     "cuda": 512,
     "rocm": 512,
     "npu": 512,
+    "mps": 1,
 }  # bytes; kMinBlockSize of the caching allocators
 # bytes that the matrix library allocates at its first matrix product: cuBLAS's largest default (Hopper; 8 MiB on older
 # devices), and hipBLASLt's
-WORKSPACE = {"cpu": 0, "cuda": 32 * 2**20, "rocm": 76 * 2**20, "npu": 0}
+WORKSPACE = {"cpu": 0, "cuda": 32 * 2**20, "rocm": 76 * 2**20, "npu": 0, "mps": 0}
 # of torch_npu's attention: numbers of statistics per row and head beyond the CPU kernel's one, and bytes of its mask
 NPU_STATISTICS, NPU_MASK = 2 * 8 - 1, 2048 * 2048
 
@@ -91,7 +95,7 @@ def _emulate_device(kind: str) -> Iterator[None]:
     rows, devices = loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES
     loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = {"cpu": rows["card"]}, set()
     try:
-        with _NpuAttention() if kind == "npu" else _DropoutInKernel():
+        with EMULATED_ATTENTION.get(kind, _DropoutInKernel)():
             yield
     finally:
         loss_module.CHUNK_ROWS, cpu_linear.CPU_KERNEL_DEVICES = rows, devices
@@ -113,6 +117,34 @@ class _NpuAttention(_DropoutInKernel):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(func, types, args, kwargs)
         return _Saved.apply(result) if func is F.scaled_dot_product_attention else result
+
+
+class _MathAttention(TorchFunctionMode):
+    """Let attention be computed and saved operation by operation, as on mps."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _math_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _math_attention(
+    q_BHTD: Tensor,
+    k_BHTD: Tensor,
+    v_BHTD: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    options = {"scale": scale, "enable_gqa": enable_gqa}
+    compute = torch.ops.aten._scaled_dot_product_attention_math
+    y_BHTD: Tensor = compute(q_BHTD, k_BHTD, v_BHTD, attn_mask, dropout_p, is_causal, **options)[0]
+    return y_BHTD
+
+
+EMULATED_ATTENTION: dict[str, type[TorchFunctionMode]] = {"npu": _NpuAttention, "mps": _MathAttention}
 
 
 class _Saved(torch.autograd.Function):
@@ -138,11 +170,18 @@ def npu_attention_workspace(operation: Any, arguments: tuple[Any, ...]) -> int:
     return B * H * T * NPU_STATISTICS * 4 + NPU_MASK
 
 
+WORKSPACES: dict[str, Callable[[Any, tuple[Any, ...]], int] | None] = {
+    "npu": npu_attention_workspace,
+    "mps": None,  # attention is no kernel of its own
+    "cpu": None,
+}
+
+
 def predict(work: StepWorkload) -> Prediction:
     """Predict peak memory of a workload without its device."""
     gpu = work.kind != "cpu"
-    workspace = npu_attention_workspace if work.kind == "npu" else attention_workspace
-    tracker = AllocationTracker(GRANULARITY[work.kind], workspace if gpu else None)
+    workspace = WORKSPACES.get(work.kind, attention_workspace)
+    tracker = AllocationTracker(GRANULARITY[work.kind], workspace)
     with FakeTensorMode(), _emulate_device(work.kind):
         timeline = track(work, tracker, "cpu", hold=work.compile)
         if work.sharded_over > 1:

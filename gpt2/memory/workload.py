@@ -8,7 +8,7 @@ import torch
 
 from gpt2.config.batch import BatchPlan
 from gpt2.config.config import ModelConfig, OptimizerConfig
-from gpt2.eval.validation import EVALUATION_TOKENS, evaluating
+from gpt2.eval.validation import evaluating, evaluation_tokens
 from gpt2.model.transformer import ModelParts
 from gpt2.train.step import Phases, Stepper
 
@@ -17,7 +17,7 @@ MICRO_BATCHES = 2  # per step: the second adds to existing gradients, and furthe
 
 @dataclass(frozen=True)
 class StepWorkload:
-    """micro: sequences per micro-batch. kind: "cuda", "rocm", "npu" or "cpu": the device to predict for.
+    """micro: sequences per micro-batch. kind: "cuda", "rocm", "npu", "mps" or "cpu": the device to predict for.
 
     accumulation: micro-batches per step. At most MICRO_BATCHES are run; more change no peak. compile: whether training
     compiles the model. sharded_over: ranks that share out the weights (gpt2.train.sharding).
@@ -42,8 +42,7 @@ class StepWorkload:
     @property
     def evaluation_batch(self) -> int:
         """Return the number of windows of an evaluation batch."""
-        tokens = EVALUATION_TOKENS["cpu" if self.kind == "cpu" else "card"]
-        return max(1, tokens // self.model.block_size)
+        return max(1, evaluation_tokens(self.kind) // self.model.block_size)
 
     def prepare(self, device: str, compile: bool = False) -> Stepper:
         """Build model and optimizer, and run a first step, which allocates the optimizer's state.

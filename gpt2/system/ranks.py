@@ -63,6 +63,11 @@ def join(device_type: str, timeout_seconds: float) -> None:
     """
     if not started() or int(os.environ["WORLD_SIZE"]) == 1:
         return
+    if device_type not in BACKENDS:
+        raise UserError(
+            f"{device_type} has no communication among processes in torch; fix: set CONFIG_RANKS=1, or "
+            "CONFIG_TARGET_CPU=y"
+        )
     import torch
 
     timeout = timedelta(seconds=timeout_seconds)

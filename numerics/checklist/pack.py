@@ -31,7 +31,7 @@ from numerics.checklist.structure import (
     unwrap,
 )
 from numerics.checklist.variables import relevant_variables
-from numerics.describe import tensors_in
+from numerics.describe import device_name, tensors_in
 from numerics.dump_files import this_rank
 from numerics.errors import NumericsError
 
@@ -143,9 +143,9 @@ def machine() -> dict[str, str]:
 def _device() -> str:
     device = torch.accelerator.current_accelerator(check_available=True)
     module: Any = torch.get_device_module(device) if device else None
-    if device is None or not hasattr(module, "get_device_name"):
+    if device is None:
         return "CPU"
-    return f"{module.device_count()} x {module.get_device_name(0)}"
+    return f"{module.device_count()} x {device_name(device.type)}"
 
 
 def packages() -> dict[str, str]:

@@ -198,7 +198,7 @@ def random_states() -> dict[str, str]:
     }
     device = torch.accelerator.current_accelerator(check_available=True)
     module: Any = torch.get_device_module(device) if device else None
-    if device and getattr(module, "is_initialized", bool)():
+    if device and getattr(module, "is_initialized", lambda: device.type == "mps")():
         for number in range(module.device_count()):
             states[f"state of device {number}"] = tensor_digest(module.get_rng_state(number))[:16]
     return states

@@ -155,7 +155,7 @@ def _sequence(
 def as_matrix(value: Any, name: str) -> NDArray[np.float64]:
     """Return a matrix in float64. Tensors of any device and dtype are read."""
     if hasattr(value, "detach"):
-        value = value.detach().double().cpu().numpy()
+        value = value.detach().cpu().double().numpy()
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:

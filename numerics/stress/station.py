@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from numerics.describe import device_name
 from numerics.repeat.digest import bits_of, digest
 from numerics.stress.exchanges import Exchange, Exchanged, Exchanges, connect_processes
 from numerics.stress.kernels import Kernel, kernels
@@ -144,8 +145,7 @@ def device_kind(device: str) -> str:
     if kind == "cpu":
         name = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}"
     else:
-        module = torch.get_device_module(kind)
-        name = str(module.get_device_name(torch.device(device).index or 0))
+        name = device_name(kind, torch.device(device).index or 0)
     return f"{name}, torch {torch.__version__}"
 
 

@@ -76,6 +76,8 @@ def say_scale() -> None:
     lines = config_text().splitlines()
     if "CONFIG_SCALE_CPU=y" in lines and "CONFIG_GRPO=y" not in lines:
         why = "no GPU" if 'CONFIG_DETECTED="cpu"' in lines else "CPU chosen"
+        if "CONFIG_TARGET_CPU=y" not in lines and 'CONFIG_DETECTED="mps"' in lines:
+            why = "Apple's GPU"
         print(f"{why}: .config is scaled to a CPU study", flush=True)
 
 

@@ -32,13 +32,14 @@ from gpt2.artifacts import run_record
 from gpt2.data import tokenizer
 from gpt2.data.tokenizer import Tokenizer
 from gpt2.eval.token_rows import batches
-from gpt2.eval.validation import EVALUATION_TOKENS, evaluating
+from gpt2.eval.validation import evaluating, evaluation_tokens
 from gpt2.hardware import attention_kernels
 from gpt2.model.loss import CHUNK_ROWS, IGNORED
 from gpt2.model.sampling import Cache, CacheError, Drawing, logits
 from gpt2.model.transformer import GPT2
 from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import out_of_memory
+from numerics.describe import to_float64
 from study.attention.inspect import load_run
 
 NAME = "ablation-run"
@@ -67,7 +68,7 @@ class ScoredModel(TemplateLM):  # type: ignore[misc]
         super().__init__()
         self.model, self.encoding, self.autocast = model.eval(), encoding, autocast
         self._device = torch.device(device)
-        self.batch_tokens = batch_tokens or EVALUATION_TOKENS["cpu" if device == "cpu" else "card"]
+        self.batch_tokens = batch_tokens or evaluation_tokens(device)
         self.truncated = 0
         self.progress: Progress = lambda finished, rows: None
 
@@ -276,7 +277,7 @@ def _token_scores(x_NC: Tensor, head_VC: Tensor, targets_N: Tensor) -> tuple[Ten
     """Return (log-probability of each target in nats, float64; whether it is the most probable token)."""
     logits_NV = F.linear(x_NC, head_VC).float()
     log_N = -F.cross_entropy(logits_NV, targets_N, reduction="none")
-    return log_N.double(), logits_NV.argmax(-1) == targets_N
+    return to_float64(log_N), logits_NV.argmax(-1) == targets_N
 
 
 @register_model(NAME)

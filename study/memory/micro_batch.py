@@ -27,7 +27,13 @@ MICRO_TOKENS = {"cpu": 4096, "gpu": 65536}  # tokens of a micro-batch beyond whi
 _PREDICTIONS: dict[tuple[Any, ...], Prediction] = {}  # by everything that a prediction depends on
 MEMINFO = Path("/proc/meminfo")
 # the command that lists the processes of a device
-LISTED_BY = {"cuda": "nvidia-smi", "rocm": "rocm-smi --showpids", "npu": "npu-smi info", "cpu": "top"}
+LISTED_BY = {
+    "cuda": "nvidia-smi",
+    "rocm": "rocm-smi --showpids",
+    "npu": "npu-smi info",
+    "mps": "top",
+    "cpu": "top",
+}
 
 
 class MemoryPlanError(UserError, RuntimeError):
@@ -156,7 +162,9 @@ class Predictions:
 
 
 def free_bytes(device: str) -> int | None:
-    """Free memory of the device; None if it is unknown."""
+    """Free memory of the device; None if it is unknown, as of mps, which shares the CPU's."""
+    if device.startswith("mps"):
+        return None
     if device != "cpu":
         import torch
 

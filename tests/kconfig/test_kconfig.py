@@ -79,6 +79,9 @@ def test_every_defconfig_and_fragment_survives_savedefconfig(base, detected, tmp
         ("cpu", f"{STUDY}+cpu", True),
         ("910b", STUDY, False),
         ("cpu", f"{STUDY}+910c", False),
+        ("mps", STUDY, True),
+        ("mps", f"{STUDY}+a100-40g", False),
+        ("a100-40g", f"{STUDY}+mps", True),
     ],
 )
 def test_the_scale_follows_the_configured_or_the_detected_target(detected, spec, cpu, monkeypatch):
@@ -97,7 +100,7 @@ def test_the_scale_follows_the_configured_or_the_detected_target(detected, spec,
 
 def test_the_effective_batch_is_the_same_on_every_gpu_target():
     batches = set()
-    for fragment in set(FRAGMENTS) - {"cpu"}:
+    for fragment in set(FRAGMENTS) - {"mps", "cpu"}:
         defconfig(spec=f"{STUDY}+{fragment}")
         config = load_config(".config")
         batches.add((config.batch.effective, config.model.block_size, config.data.max_tokens))

@@ -101,14 +101,15 @@ def test_a_slower_form_factor_has_a_lower_peak() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_row_is_complete(name: str) -> None:
     row = TARGETS[name]
-    card = not (name.startswith("generic") or name == "cpu")
+    card = not (name.startswith("generic") or name in ("mps", "cpu"))
     assert row.name == name
     assert row.title
-    assert row.kind in ("cuda", "rocm", "npu", "cpu")
+    assert row.kind in ("cuda", "rocm", "npu", "mps", "cpu")
     preferred = {"h100": "cudnn", "h200": "cudnn"} | dict.fromkeys(("910b", "910c", "generic-npu"), "fusion")
-    assert row.dtype == ("float32" if row.kind == "cpu" else "bfloat16")
+    preferred["mps"] = "math"
+    assert row.dtype == ("float32" if row.kind in ("mps", "cpu") else "bfloat16")
     assert row.attention_backend == preferred.get(name, "flash")
-    assert "math" not in row.attention
+    assert ("math" in row.attention) == (name == "mps")
     assert ("cudnn" in row.attention) == (row.kind == "cuda")
     assert bool(row.patterns) == (row.memory_bytes is not None) == card
     assert (row.peak_flops is not None) == (card and row.kind != "npu")  # an NPU's peak is that of its grade

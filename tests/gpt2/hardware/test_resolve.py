@@ -65,6 +65,7 @@ def fake_torch(*cards: Any, cuda: str | None = None, hip: str | None = None, war
             device_count=lambda: len(cards),
             get_device_properties=lambda i: cards[i],
         ),
+        backends=SimpleNamespace(mps=SimpleNamespace(is_available=lambda: False)),
     )
 
 
