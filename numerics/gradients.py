@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 Report = Callable[[str, int, Tensor], None]
+SEVERAL = (
+    "several backward passes reached one call, as with retain_graph: its gradients are those of the first"
+)
 
 
 def sequence_number() -> int:
@@ -22,17 +25,23 @@ def sequence_number() -> int:
 
 
 class GradientWatch:
-    """Report the gradients of one call.
+    """Report the gradients of one call, of the first backward pass that reaches it.
 
     report("input", index, gradient): of the call's output `index`, which backward receives.
     report("output", index, gradient): of the call's input `index`, summed over its uses within the call.
-    begin: `sequence_number()` before the call. Nodes of before are outside.
+    begin: `sequence_number()` before the call. Nodes of before are outside. note: receives SEVERAL.
     """
 
     def __init__(
-        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], begin: int, report: Report
+        self,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        begin: int,
+        report: Report,
+        note: Callable[[str], None],
     ) -> None:
-        self.report = report
+        self.report, self.note = report, note
+        self.first_pass: int | None = None
         self.sums: dict[int, Tensor] = {}
         self.missing: dict[int, int] = {}  # input -> uses whose gradient has not arrived
         starts = []
@@ -72,16 +81,26 @@ class GradientWatch:
             if uses:
                 node.register_hook(self._pass_on(uses))
 
+    def _is_first_pass(self) -> bool:
+        now = torch._C._current_graph_task_id()
+        if self.first_pass is None:
+            self.first_pass = now
+        if now != self.first_pass:
+            self.note(SEVERAL)
+        return now == self.first_pass
+
     def _receive(self, index: int, number: int) -> Callable[[Any], None]:
         def hook(gradients: Sequence[Tensor | None]) -> None:
             gradient = gradients[number]
-            if gradient is not None:
+            if gradient is not None and self._is_first_pass():
                 self.report("input", index, gradient)
 
         return hook
 
     def _pass_on(self, uses: list[tuple[int, int]]) -> Callable[[Any, Any], None]:
         def hook(passed: Sequence[Tensor | None], received: Any) -> None:
+            if not self._is_first_pass():
+                return
             for slot, index in uses:
                 self.missing[index] -= 1
                 gradient = passed[slot]

@@ -292,7 +292,7 @@ class Recorder:
 
         with self._quietly():
             try:
-                GradientWatch(inputs, outputs, call.begin, report)
+                GradientWatch(inputs, outputs, call.begin, report, self.note)
             except RuntimeError as error:
                 self.note(f"{name}: its gradients are not recorded: {str(error).partition(chr(10))[0]}")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from numerics.errors import NumericsError
 from numerics.fixes.computation import Around, Computation
@@ -170,6 +171,11 @@ def _check_parts(change: Change, module: nn.Module) -> None:
                 f"{change.word}: {name or change.module} is a module of torch.jit, which no fix can change; fix: apply "
                 "fixes to the model before torch.jit.script or trace"
             )
+        if any(map(is_lazy, part.parameters(recurse=False))):
+            raise NumericsError(
+                f"{change.word}: {name or change.module} has parameters without a shape; fix: call the model once "
+                "before numerics.fix"
+            )
         embeds = isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
         if embeds and change.kind != SMALL and change.function in ("", "embedding", "embedding_bag"):
             raise NumericsError(
@@ -228,7 +234,7 @@ def _matches(
                 path,
                 function,
                 type(modules[path]).__name__,
-                sum(one.numel() for one in modules[path].parameters()),
+                sum(one.numel() for one in modules[path].parameters() if not is_lazy(one)),
             ),
             modules[path],
         )

@@ -18,6 +18,7 @@ from numerics.fixes.conversion import SMALL, UPCAST, Conversion
 from numerics.fixes.multi_head import Replacement
 from numerics.fixes.passes import DISCARDED, LISTENERS, running
 from numerics.fixes.replay import Autocast, Finish, device_types, forked_rng, replayed
+from numerics.fixes.results import opened
 from numerics.fixes.small import SMALL as SMALL_FUNCTIONS
 
 DEEPEST = 4  # levels of an argument's attributes in which tensors are looked for
@@ -46,6 +47,11 @@ class Computation:
     ) -> Any:
         """Return forward(*args, **kwargs) of the module, fixed."""
         self.calls += 1
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise NumericsError(
+                f"{self.path} is called within a function of torch.func, such as vmap or grad, where no fix works; "
+                "fix: name a module around it"
+            )
         leaves, form = tree_flatten((tuple(args), dict(kwargs)))
         places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         parameters = list({id(one): one for one in module.parameters()}.values())
@@ -53,7 +59,7 @@ class Computation:
         state = ModuleState(module)
         if torch.is_grad_enabled() and any(one.requires_grad for one in held.values()):
             raise self._exchange()
-        results: list[Any] = []  # form of the results
+        results: list[Any] = []  # leaves of the results, and how to build these
         tensors = [*(leaves[place] for place in places), *parameters]
         dtypes = self._result_dtypes(lambda: forward(*args, **kwargs), tensors, state)
 
@@ -74,21 +80,21 @@ class Computation:
             ):
                 versions = [_version(one) for one in inputs]
                 new_args, new_kwargs = tree_unflatten(inputs, form)
-                flat, structure = tree_flatten(forward(*new_args, **new_kwargs))
+                flat, build = opened(forward(*new_args, **new_kwargs))
                 if any(isinstance(one, Iterator) for one in flat):
                     raise self._generator()
                 for leaf, one, version in zip(leaves, inputs, versions, strict=True):
                     if one is not leaf and _version(one) != version:
                         raise self._overwritten()
                 if first:
-                    results[:] = [[Tensor if isinstance(one, Tensor) else one for one in flat], structure]
+                    results[:] = [[Tensor if isinstance(one, Tensor) else one for one in flat], build]
                 return finish(conversion.back([one for one in flat if isinstance(one, Tensor)], dtypes))
 
         outputs = iter(replayed(compute, tensors))
         if held.keys() != _held(leaves).keys():
             raise self._exchange()
-        flat, structure = results
-        return tree_unflatten([next(outputs) if one is Tensor else one for one in flat], structure)
+        flat, build = results
+        return build([next(outputs) if one is Tensor else one for one in flat])
 
     def _result_dtypes(
         self, original: Callable[[], Any], tensors: Sequence[Tensor], state: ModuleState
@@ -107,9 +113,7 @@ class Computation:
                 state.restored(lambda one: one),
                 running(DISCARDED),
             ):
-                self.dtypes[key] = [
-                    one.dtype for one in tree_flatten(original())[0] if isinstance(one, Tensor)
-                ]
+                self.dtypes[key] = [one.dtype for one in opened(original())[0] if isinstance(one, Tensor)]
         return self.dtypes[key]
 
     @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from numerics.fixes.passes import FIRST, REPLAYED, running
 
+TWICE = b"a module with a fix has no second derivative; fix: remove the fix of a module that is differentiated twice"
 Finish = Callable[[Sequence[Tensor]], Any]  # outputs -> the result, in the context of the computation
 Compute = Callable[[Sequence[Tensor], bool, Finish], Any]  # (tensors, whether this is the first time, finish)
 
@@ -106,8 +107,19 @@ class _Replayed(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *received: Tensor | None) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            found = _Replayed._gradients(ctx, received)
+        if not torch.is_grad_enabled():
+            return found
+        # with create_graph=True: an error in a second backward, whether or not what was received has a graph
+        delayed = torch._C._functions.DelayedError(TWICE, len(found))
+        copies = [one if one is None else one.detach().requires_grad_() for one in found]
+        second: tuple[Tensor | None, ...] = delayed(*copies)
+        return second
+
+    @staticmethod
+    def _gradients(ctx: Any, received: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[1:]
         copies = [
             tensor.detach().requires_grad_() if need else tensor.detach()

@@ -19,7 +19,7 @@ from numerics.describe import tensors_in
 from numerics.fixes import passes
 from numerics.monitor.attention import AttentionCalls
 from numerics.monitor.statistics import Pending
-from numerics.monitor.targets import plain_name
+from numerics.monitor.targets import model_names
 
 Wanted = Callable[[str, str], bool]  # (kind, name)
 
@@ -46,8 +46,9 @@ class ActivationWatch:
         self._ended = False
         with contextlib.ExitStack() as stack:
             stack.callback(setattr, self, "_ended", True)
+            plain = model_names(root)
             # of a wrapper and the module in it, which have one name, the module
-            for path, module in {plain_name(path): one for path, one in root.named_modules()}.items():
+            for path, module in {plain(path): one for path, one in root.named_modules()}.items():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
                     continue
                 for handle in self._hooks(path, module, module is root):

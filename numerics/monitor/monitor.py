@@ -22,13 +22,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from numerics.errors import NumericsError
 from numerics.monitor.activations import ActivationWatch
 from numerics.monitor.reduction.moments import Moments
 from numerics.monitor.statistics import Pending, sign_agreements, update_ratios
 from numerics.monitor.tables import KINDS, MOMENTS, STATISTICS, STEPS_PER_FILE, TableWriter
-from numerics.monitor.targets import Target, parse_targets, plain_name
+from numerics.monitor.targets import Target, model_names, parse_targets
 
 EVERYTHING = Target("all")
 FORWARD = ("actv", "actv_grad", "attention")  # kinds that need hooks during forward
@@ -83,11 +84,8 @@ class Monitor:
         rank: int = 0,
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config or MonitorConfig()
-        self.parameters = [
-            (plain_name(name), parameter)
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        ]
+        self.parameters: list[tuple[str, nn.Parameter]] = []
+        self.new_parameters()
         self.folder = folder / f"rank{rank}"
         self.configure(self.config)
         self.extra: tuple[Target, ...] = ()
@@ -134,10 +132,11 @@ class Monitor:
     def new_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Add the parameters that the model has gained or unfrozen, and return them."""
         known = {id(parameter) for _, parameter in self.parameters}
+        names = model_names(self.model)
         found = [
-            (plain_name(name), parameter)
+            (names(name), parameter)
             for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad and id(parameter) not in known
+            if parameter.requires_grad and id(parameter) not in known and not is_lazy(parameter)
         ]
         self.parameters += found
         return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from numerics.dump_files import read_json, write_json, writing
 from numerics.errors import NumericsError
-from numerics.monitor.targets import Target, plain_name
+from numerics.monitor.targets import Target, model_names
 
 FILE = "names.json"
 SIDES = {"actv": ("input", "output"), "actv_grad": ("input_grad", "output_grad"), "attention": ("sdpa",)}
@@ -27,8 +27,9 @@ class ModelNames:
     @classmethod
     def of(cls, model: Any) -> ModelNames:
         """Return the names of a torch module."""
-        parameters = (plain_name(name) for name, one in model.named_parameters() if one.requires_grad)
-        modules = (plain_name(name) for name, _ in model.named_modules())
+        plain = model_names(model)
+        parameters = (plain(name) for name, one in model.named_parameters() if one.requires_grad)
+        modules = (plain(name) for name, _ in model.named_modules())
         return cls(tuple(parameters), tuple(dict.fromkeys(filter(None, modules))))
 
     def matches(self, target: Target) -> bool:

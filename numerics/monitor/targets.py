@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from numerics.errors import NumericsError
 from numerics.monitor.tables import ALL, GRADIENTS, KINDS, MOMENTS
@@ -61,12 +63,28 @@ def parse_targets(words: Iterable[str]) -> tuple[Target, ...]:
     return tuple(found)
 
 
-def plain_name(name: str) -> str:
-    """Return the name of a module or parameter without the wrappers around the model."""
+def plain_name(name: str, most: int | None = None) -> str:
+    """Return the name of a module or parameter without the wrappers around the model, of "module" at most as many."""
     parts = [part for part in name.split(".") if part not in WRAPPERS[1:]]
-    while len(parts) > 1 and parts[0] == WRAPPERS[0]:
-        parts = parts[1:]
-    return ".".join([] if parts == [WRAPPERS[0]] else parts)
+    while parts and parts[0] == WRAPPERS[0] and most != 0:
+        parts, most = parts[1:], None if most is None else most - 1
+    return ".".join(parts)
+
+
+def model_names(model: Any) -> Callable[[str], str]:
+    """Return the function from the name of a module or parameter to its plain one, for a torch module.
+
+    A module named "module" is in a wrapper where it is the only one, and the module around it has no parameters.
+    """
+    count = 0
+    while model is not None:
+        children = dict(model.named_children())
+        name = next(iter(children), "")
+        if len(children) != 1 or name not in WRAPPERS or (name == WRAPPERS[0] and model._parameters):
+            break
+        count += name == WRAPPERS[0]
+        model = children[name]
+    return functools.partial(plain_name, most=count)
 
 
 def parse_triggers(words: Sequence[str]) -> dict[str, float]:

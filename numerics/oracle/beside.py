@@ -109,11 +109,10 @@ def check_optimizer(
         else:
             oracle.check(found)
     if not oracle.checks:
-        reasons = (
-            "; ".join(dict.fromkeys(skip.reason for skip in oracle.skipped)) or "no parameter has a gradient"
-        )
+        reasons = "; ".join(dict.fromkeys(skip.reason for skip in oracle.skipped))
+        fix = "check another optimizer" if reasons else "call it after backward, before step"
         raise NumericsError(
-            f"{type(optimizer).__name__} cannot be checked: {reasons}; fix: call it after backward, before step"
+            f"{type(optimizer).__name__} cannot be checked: {reasons or 'no parameter has a gradient'}; fix: {fix}"
         )
     return oracle.checks
 

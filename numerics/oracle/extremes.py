@@ -156,4 +156,9 @@ def _subnormal(measured: Measure, result: Tensor, exact: Tensor, operation: Oper
         flushed = judged(result, zeros, "forward", place, result.dtype, SAMPLES)
         if not flushed.wrong:
             return flushed, "subnormal inputs are flushed to zero"
+        finite = result.detach().cpu().isfinite()
+        if not finite.all() and torch.equal(finite, other.isfinite()):  # a division by a norm
+            return dataclasses.replace(
+                measured, ratio=0.0, why=""
+            ), "Inf or NaN where zeros give them: squares of subnormal inputs are zero"
     return measured, ""

@@ -390,7 +390,7 @@ class Tree:
             _, outputs = self.capture(other, difference.event)
             for good, bad in zip(map(dense, reference), map(dense, outputs), strict=False):
                 if good.shape == bad.shape and good.dtype == bad.dtype:
-                    shape = analyse(good, bad, terms)
+                    shape = analyse(good, bad, terms, inputs)
                     if shape.count:  # which of them is right is unknown
-                        return shape if shape.change != OTHER else analyse(bad, good, terms)
+                        return shape if shape.change != OTHER else analyse(bad, good, terms, inputs)
         return None

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from numerics.describe import tensors_in
 from numerics.errors import NumericsError
@@ -64,6 +66,8 @@ class Step:
                     f"state has {name}, a {type(part).__name__} without state_dict; fix: give the model and the "
                     "optimizer"
                 )
+            if isinstance(part, nn.Module) and any(map(is_lazy, [*part.parameters(), *part.buffers()])):
+                raise NumericsError(f"{name} has parameters without a shape; fix: call it once before")
         self.function, self.state = function, state
         self.modules = {name: part for name, part in state.items() if isinstance(part, nn.Module)}
         single = len(self.modules) == 1
@@ -74,15 +78,16 @@ class Step:
             for module in self.modules.values()
             for value in module.parameters()
         ]
-        self._random = random.getstate(), torch.get_rng_state(), _accelerator_states()
+        self._random = random.getstate(), np.random.get_state(), torch.get_rng_state(), _accelerator_states()
 
     def restore(self) -> None:
         for name, part in self.state.items():
             part.load_state_dict(copy.deepcopy(self._saved[name]))
         for value, gradient in self._gradients:
             value.grad = None if gradient is None else gradient.clone()
-        python, cpu, devices = self._random
+        python, numpys, cpu, devices = self._random
         random.setstate(python)
+        np.random.set_state(numpys)
         torch.set_rng_state(cpu)
         for index, state in devices.items():
             torch.get_device_module().set_rng_state(state, index)

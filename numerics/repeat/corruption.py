@@ -61,10 +61,11 @@ class Corruption:
         return asdict(self)
 
 
-def analyse(good: Tensor, bad: Tensor, terms: int = 1) -> Corruption:
+def analyse(good: Tensor, bad: Tensor, terms: int = 1, inputs: Sequence[Tensor] = ()) -> Corruption:
     """Compare two tensors of one shape and dtype. NumericsError where these differ.
 
-    terms: numbers in the sums that made one element, at most; rounding grows with its square root.
+    terms: numbers in the sums that made one element, at most; rounding grows with its square root. inputs: of the
+    operation, which may round in the coarsest of their formats.
     """
     if good.shape != bad.shape or good.dtype != bad.dtype:
         raise NumericsError(
@@ -78,9 +79,10 @@ def analyse(good: Tensor, bad: Tensor, terms: int = 1) -> Corruption:
     dtype = str(good.dtype).removeprefix("torch.")
     if not len(where):
         return Corruption(NOWHERE, "none", "", "", 0, before.size, shape, dtype)
+    eps = max((torch.finfo(one.dtype).eps for one in inputs if one.is_floating_point()), default=0.0)
     place, place_text = _place(where, shape, before.itemsize)
     largest, relative = _sizes(good, bad)
-    change, change_text, flipped = _change(where, before, after, good, bad, largest, terms)
+    change, change_text, flipped = _change(where, before, after, good, bad, largest, terms, eps)
     if largest is not None and change != NAN:
         change_text += f"; the largest difference is {largest:.3g}"
         change_text += f", {relative:.3g} of the largest value" if relative is not None else ""
@@ -201,6 +203,7 @@ def _change(
     bad: Tensor,
     largest: float | None,
     terms: int,
+    eps: float,
 ) -> tuple[str, str, tuple[int, ...]]:
     width = before.itemsize * 8
     unsigned = np.dtype(f"u{before.itemsize}")
@@ -210,7 +213,7 @@ def _change(
     positions = tuple(bit for bit in range(width) if either >> bit & 1)
     values = _values(bad)[where] if bad.dtype.is_floating_point or bad.is_complex() else None
     origin = _values(good)[where] if values is not None else None
-    rounding = _rounding(good, largest, terms)
+    rounding = _rounding(good, largest, terms, eps)
     if len(positions) == 1:
         text = _bit_text(positions[0], old, good.dtype)
         return (ROUNDING, f"{rounding}; {text}", positions) if rounding else (BIT, text, positions)
@@ -240,7 +243,7 @@ def _change(
     return OTHER, "the new values have no common form", ()
 
 
-def _rounding(good: Tensor, largest: float | None, terms: int) -> str:
+def _rounding(good: Tensor, largest: float | None, terms: int, eps: float) -> str:
     """Return a sentence if the largest difference is at most eps max|good| sqrt(terms), else "".
 
     The rounding errors of a sum of n terms grow with sqrt(n) where they are independent.
@@ -249,7 +252,7 @@ def _rounding(good: Tensor, largest: float | None, terms: int) -> str:
         return ""
     values = np.abs(_values(good))
     scale = float(np.max(values, initial=0.0, where=np.isfinite(values)))
-    if largest > torch.finfo(good.dtype).eps * scale * math.sqrt(max(terms, 1)):
+    if largest > max(torch.finfo(good.dtype).eps, eps) * scale * math.sqrt(max(terms, 1)):
         return ""
     return f"the differences are of the size of rounding in sums of at most {terms} terms"
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from numerics import NumericsError, PrecisionDebugger, Recorder, RecorderConfig
 from numerics.describe import PART, describe_tensor, resolve
+from numerics.gradients import SEVERAL
 
 ROOT = Path(__file__).parents[2]
 
@@ -343,3 +344,34 @@ def test_a_large_tensor_has_the_statistics_and_the_checksum_of_its_values(
         assert entry[name] == pytest.approx(number.item(), rel=1e-5, nan_ok=True), name
     counts = (int(fault is not None and fault != fault), int(fault == float("inf")))
     assert (entry["nan_count"], entry["inf_count"]) == counts
+
+
+@pytest.mark.parametrize("twice", ["retain_graph", "second derivative"])
+def test_gradients_are_of_one_backward_pass(twice: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    x = torch.randn(3, 4, requires_grad=True)
+    recorder = Recorder(RecorderConfig(dump_path=str(tmp_path), task="tensor", level="mix"))
+    recorder.start(model)
+    y = model(x).sum()
+    if twice == "retain_graph":
+        y.backward(retain_graph=True)
+        (3 * y).backward()
+    else:
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        gradient.square().mean().backward()
+    recorder.stop()
+    recorder.step()
+    folder = tmp_path / "step0" / "rank0"
+    assert SEVERAL in json.loads((folder / "dump.json").read_text())["notes"]
+    received, passed, output = (
+        torch.load(folder / "dump_tensor_data" / f"Torch.tanh.0.{name}.0.pt")
+        for name in ("backward.input", "backward.output", "forward.output")
+    )
+    torch.testing.assert_close(passed, received * (1 - output.square()))
+    assert torch.equal(received, torch.ones(3, 4))
+    done = subprocess.run(
+        [sys.executable, "-m", "numerics", "oracle", str(tmp_path / "step0"), "-o", str(tmp_path / "oracle")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ": 0 wrong, " in done.stdout

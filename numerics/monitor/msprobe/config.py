@@ -69,14 +69,14 @@ def check_settings(content: Any) -> dict[str, Any]:
     return settings
 
 
-def monitor_config(settings: dict[str, Any]) -> MonitorConfig:
-    """Return the monitor's configuration of checked settings."""
+def monitor_config(settings: dict[str, Any], names: ModelNames | None = None) -> MonitorConfig:
+    """Return the monitor's configuration of checked settings. names: of the model."""
     groups = [group for switch, names in GROUPS.items() if settings[switch] for group in names]
     if settings["xy_distribution"]:
         groups += ["actv"] * (not settings["backward_only"]) + ["actv_grad"] * (not settings["forward_only"])
     ops = tuple(OPS.get(str(name), str(name)) for name in settings["ops"])
     return MonitorConfig(
-        targets=tuple(f"{target}" for group in groups for target in _paths(group, settings)),
+        targets=tuple(f"{target}" for group in groups for target in _paths(group, settings, names)),
         interval=settings["step_interval"],
         start=settings["start_step"],
         times=settings["collect_times"],
@@ -88,20 +88,22 @@ def monitor_config(settings: dict[str, Any]) -> MonitorConfig:
 
 def check_targets(path: Path, settings: dict[str, Any], names: ModelNames) -> None:
     """NumericsError for an entry of `targets` that names no module and no parameter of the model."""
-    for target in _paths("all", settings):
+    for target in _paths("all", settings, names):
         problem = names.problem(target)
         if problem:
             raise NumericsError(f"{path}: targets: {problem.removeprefix('all:')}")
 
 
-def _paths(group: str, settings: dict[str, Any]) -> list[Target]:
+def _paths(group: str, settings: dict[str, Any], names: ModelNames | None = None) -> list[Target]:
     """Return the targets of a group: all modules, or those that `targets` lists with their sides."""
     listed = settings["targets"]
     if not listed or (group in ("actv", "actv_grad") and settings["all_xy"]):
         return [Target(group)]
     found = []
+    known = (*names.modules, *names.parameters) if names else ()
     for path, sides in listed.items():
-        path = plain_name(re.sub(r"^[0-9]+:", "", path))
+        path = re.sub(r"^[0-9]+:", "", path)
+        path = path if path in known else plain_name(path)
         sides = sides if isinstance(sides, dict) else {}
         unknown = [side for side in sides if side not in SIDES]
         if unknown:

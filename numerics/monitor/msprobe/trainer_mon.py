@@ -30,7 +30,7 @@ from numerics.monitor.msprobe.config import check_settings, check_targets, monit
 from numerics.monitor.names import ModelNames
 from numerics.monitor.statistics import reason
 from numerics.monitor.tables import MOMENTS
-from numerics.monitor.targets import plain_name
+from numerics.monitor.targets import model_names
 
 OUTPUT, DYNAMIC = "MONITOR_OUTPUT_DIR", "DYNAMIC_MONITOR"  # environment variables of msProbe
 
@@ -107,8 +107,8 @@ class TrainerMon:
         self.iteration, self.grad_acc_steps = start_iteration, grad_acc_steps
         self.micro_batch = 0
         folder = Path(os.environ.get(OUTPUT) or "monitor_output")
-        config = monitor_config(self.settings)
         self._names = ModelNames.of(model)
+        config = monitor_config(self.settings, self._names)
         check_targets(self.path, self.settings, self._names)
         if not (config.targets or self.dynamic or self.settings["print_struct"]):
             print(
@@ -135,8 +135,9 @@ class TrainerMon:
         )
         self._handles.append(before)
         if self.settings["print_struct"]:
+            names = model_names(model)
             for path, module in model.named_modules():
-                self._handles.append(module.register_forward_hook(self._note_shapes(plain_name(path))))
+                self._handles.append(module.register_forward_hook(self._note_shapes(names(path))))
         self._watch(monitor.parameters)
         # a model that is compiled from within its forward calls hooks that are installed after its first call
         torch._dynamo.config.skip_nnmodule_hook_guards = False
@@ -226,7 +227,7 @@ class TrainerMon:
             check_targets(self.path, settings, self._names)
             self.settings, self._compared = settings, False
             monitor = self._monitor
-            monitor.configure(monitor_config(self.settings))
+            monitor.configure(monitor_config(self.settings, self._names))
             self._active = self.settings["dynamic_on"]
         except (OSError, NumericsError) as error:
             print(f"monitor: {' '.join(str(error).split())}; the former configuration stays", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -221,3 +222,79 @@ def test_small_words_and_other_functions_accept_sparse_embeddings() -> None:
         model(torch.tensor([1, 2])).sum().backward()
     assert model[0].weight.grad is not None
     assert model[0].weight.grad.is_sparse
+
+
+@dataclasses.dataclass
+class Scores:
+    logits: Tensor
+    extra: object = None
+
+
+class Holder:
+    def __init__(self, logits: Tensor) -> None:
+        self.parts = {"logits": [logits]}
+
+
+class Scoring(nn.Module):
+    """Returns its numbers in a dataclass, an object or a distribution."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.kind = nn.Linear(WIDTH, WIDTH), kind
+
+    def forward(self, x: Tensor) -> object:
+        y = self.linear(x)
+        if self.kind == "dataclass":
+            return Scores(y, {"inner": Scores(y * 2)})
+        return Holder(y) if self.kind == "object" else torch.distributions.Normal(y, y.exp())
+
+
+class Scored(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.scoring = Scoring(kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.scoring(x)
+        if isinstance(found, Scores):
+            assert isinstance(found.extra, dict)
+            return found.logits.square().mean() + found.extra["inner"].logits.mean()
+        if isinstance(found, Holder):
+            return found.parts["logits"][0].square().mean()
+        loss: Tensor = -found.log_prob(torch.zeros(WIDTH)).mean()
+        return loss
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "object", "distribution"])
+@pytest.mark.parametrize("word", ["small", "upcast"])
+def test_results_in_objects_keep_their_gradients_and_formats(kind: str, word: str) -> None:
+    torch.manual_seed(0)
+    model, x = Scored(kind), torch.randn(3, WIDTH)
+    weight = model.scoring.linear.weight
+    plain = model(x)
+    plain.backward()
+    expected, weight.grad = weight.grad, None
+    with fix(model, f"{word}:scoring"):
+        loss = model(x)
+        loss.backward()
+    assert loss.dtype == plain.dtype
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, expected)
+
+
+def test_what_a_fix_cannot_compute_is_one_line() -> None:
+    lazy = nn.Sequential(nn.LazyLinear(WIDTH))
+    with pytest.raises(
+        NumericsError, match=r"0 has parameters without a shape; fix: call the model once before"
+    ):
+        fix(lazy, "upcast:0")
+    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH)), torch.randn(3, WIDTH, requires_grad=True)
+    with fix(model, "upcast:0"):
+        with pytest.raises(NumericsError, match=r"0 is called within a function of torch.func"):
+            torch.vmap(model)(x)
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="no second derivative; fix: remove the fix"):
+            gradient.sum().backward()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)  # of a constant
+        with pytest.raises(RuntimeError, match="no second derivative; fix: remove the fix"):
+            gradient.sum().backward()

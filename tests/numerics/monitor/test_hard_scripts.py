@@ -313,3 +313,43 @@ def test_rows_of_the_whole_model_are_those_of_each_micro_batch(
     for key, tensors in expected.items():
         assert rows[key][0] == pytest.approx(float(torch.cat(tensors).norm()), rel=1e-5), key
     assert rows["actv", "0.input.0"] == rows["actv", "input.0"]
+
+
+class Named(nn.Module):
+    """Has a module named "module" beside others, as no wrapper has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(4, 4)
+        self.weight = nn.Parameter(torch.full((4,), 3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.module(x) * self.weight
+        return y
+
+
+def test_a_module_named_module_is_no_wrapper(tmp_path: Path, output: Path) -> None:
+    model = Named()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    config = {"param_distribution": True, "targets": {"weight": {}, "module.weight": {}}}
+    watch(tmp_path, model, optimizer, config)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    rows = {row.name: row.values[0] for row in read_table(output, "param").rows}
+    assert rows == pytest.approx(
+        {"weight": 6.0, "module.weight": float(model.module.weight.detach().norm())}, rel=1e-5
+    )
+
+
+def test_a_lazy_parameter_has_rows_from_the_step_in_which_it_has_a_shape(
+    tmp_path: Path, output: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.LazyLinear(2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    watch(tmp_path, model, optimizer, {"wg_distribution": True, "param_distribution": True})
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    rows = read_table(output, "grad_unreduced").rows
+    assert [row.step for row in rows if row.name == "0.weight"] == [0, 1]
+    assert [row.step for row in rows if row.name == "1.weight"] == [1]

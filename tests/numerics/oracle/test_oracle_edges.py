@@ -210,3 +210,9 @@ def test_an_extreme_that_is_refused_is_skipped_with_its_reason(
     oracle.check(Operation("call", "call", function, inputs))
     reasons = [skip.reason for skip in oracle.skipped if isinstance(skip, Skipped)]
     assert any(reason.startswith("zeros: _LinAlgError: ") for reason in reasons)
+
+
+def test_a_division_by_a_norm_of_subnormal_numbers_is_no_fault() -> None:
+    checks = check_operation(lambda v, g: torch._weight_norm(v, g, 0), [draw(8, 16), draw(8, 1, seed=1)])
+    assert wrong(checks) == []
+    assert any("squares of subnormal inputs are zero" in check.remark for check in checks)

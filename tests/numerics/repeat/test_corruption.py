@@ -11,7 +11,7 @@ from torch import Tensor
 
 from numerics.errors import NumericsError
 from numerics.repeat import corruption
-from numerics.repeat.corruption import analyse
+from numerics.repeat.corruption import ROUNDING, analyse
 from numerics.repeat.digest import bits_of, digest
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int64)
@@ -205,3 +205,10 @@ def test_a_digest_of_many_parts_depends_on_the_order_of_the_parts() -> None:
     moved = torch.cat([parts[1 << 18 :], parts[: 1 << 18]])
     assert int(digest(parts)) != int(digest(moved))
     assert int(digest(parts[:0])) == 0
+
+
+def test_rounding_is_that_of_the_coarsest_input() -> None:
+    good = torch.linspace(0.5, 1.0, 8)
+    bad = good * 1.003
+    assert analyse(good, bad).change != ROUNDING
+    assert analyse(good, bad, inputs=[good.bfloat16(), torch.arange(3)]).change == ROUNDING

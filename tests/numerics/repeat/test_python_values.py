@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from numerics import repeat_step
+from numerics import NumericsError, repeat_step
 from numerics.repeat import conclude
 from numerics.repeat.report import Repetition
 from numerics.repeat.trace import Event, Trace, first_difference
@@ -138,3 +139,13 @@ def test_gradients_that_are_not_finite_are_noted_and_values_that_cannot_be_read_
     assert [note for note in found.conclusion.notes if "finite" in note] == [
         "the result gradient of weight is not finite (NaN or infinity) in 2 of 2 repetitions"
     ]
+
+
+def test_numpys_generator_is_restored_and_a_lazy_model_is_refused() -> None:
+    found = repeated(lambda y, n: y * float(np.random.rand()))
+    assert not found.conclusion.is_fault, found.text()
+    assert "numpy" not in found.text()
+    with pytest.raises(
+        NumericsError, match=r"model has parameters without a shape; fix: call it once before"
+    ):
+        repeat_step(lambda: None, {"model": nn.LazyLinear(3)}, times=2)
