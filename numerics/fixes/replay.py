@@ -113,7 +113,7 @@ class _Replayed(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return found
         # with create_graph=True: an error in a second backward, whether or not what was received has a graph
-        delayed = torch._C._functions.DelayedError(TWICE, len(found))
+        delayed: Any = torch._C._functions.DelayedError(TWICE, len(found))
         copies = [one if one is None else one.detach().requires_grad_() for one in found]
         second: tuple[Tensor | None, ...] = delayed(*copies)
         return second
