@@ -64,9 +64,9 @@ def check_all(
     benchmark = read_results(other) if other else None
     chosen = usable_device(device)
     oracle = Oracle(chosen, extremes=extremes)
-    names: list[str] = []
+    names: dict[str, None] = {}  # in order; a name comes again with what was left out of its check
     for operation in found:
-        names.append(operation.name)
+        names[operation.name] = None
         if isinstance(operation, Skipped):
             oracle.skipped.append(operation)
         else:
@@ -77,7 +77,7 @@ def check_all(
         )
     pairs, alone = parties(oracle.checks, benchmark) if benchmark else ([], 0)
     name = benchmark.device if benchmark else ""
-    return Report(device_name(chosen), source, oracle.checks, oracle.skipped, name, pairs, alone, names)
+    return Report(device_name(chosen), source, oracle.checks, oracle.skipped, name, pairs, alone, list(names))
 
 
 def device_name(device: object) -> str:

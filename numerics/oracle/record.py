@@ -33,6 +33,7 @@ def linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, after: str,
 REFERENCES = {"mkldnn._linear_pointwise": linear_pointwise}  # of operations that take no float64
 WITHIN = "a module: the recorded calls within it are checked"
 LOW = (torch.bfloat16, torch.float16)
+LOST = "on recorded values, whose files are missing"
 CONVERSIONS = ("to", "type", "type_as", "float", "half", "bfloat16", "double", "copy_")
 # Results depend on the order of writes where an index repeats, as a generated one does.
 ORDERED = ("scatter", "scatter_", "index_copy", "index_copy_", "index_put", "index_put_", "__setitem__")
@@ -60,6 +61,9 @@ def operations(path: Path) -> Iterator[Operation | Skipped]:
                 yield Skipped(prefix + call.name, _label(call), WITHIN)
             else:
                 yield dataclasses.replace(operation, name=prefix + call.name)
+                used = (*call.parameters.values(), *call.inputs.values(), *call.outputs.values())
+                if any(value.file and not value.has_values for value in used):
+                    yield Skipped(prefix + call.name, _label(call), LOST)
         yield from custom_operations(folder, prefix)
         yield from step_operations(folder, prefix)
 

@@ -42,6 +42,10 @@ def main() -> int:
             written = [
                 path for rank in rank_folders(folder).values() for path in export(rank, arguments.format)
             ]
+            if not written:
+                raise UserError(
+                    f"{folder} has no tables to convert; fix: wait for the first monitored step, or train with CONFIG_MONITOR=y"
+                )
             print(*(f"wrote {path}" for path in written), sep="\n")
             return 0
         if arguments.on or arguments.off:

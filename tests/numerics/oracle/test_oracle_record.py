@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,15 @@ from bench.numerics.models import ours
 from numerics import NumericsError, Recorder, RecorderConfig
 from numerics.compare.table.step_record import Value
 from numerics.oracle.check import Oracle, random_gradients
+from numerics.oracle.command import check_all
 from numerics.oracle.extremes import extreme_checks
 from numerics.oracle.inputs import generated
 from numerics.oracle.masks import causal_row_length, misread_mask
 from numerics.oracle.operation import Operation
-from numerics.oracle.record import operations
+from numerics.oracle.record import LOST, operations
+from numerics.oracle.report import report_document
 from numerics.oracle.results import Check, Skipped
+from pages.document import render_terminal
 from tests.numerics.compare.small_models import STATISTICS, TENSORS, record
 
 
@@ -145,6 +149,17 @@ def test_a_folder_without_a_record_is_one_line(tmp_path: Path) -> None:
 
 
 # -- generated values
+
+
+def test_missing_files_of_recorded_values_are_counted(tmp_path: Path) -> None:
+    place = small_record(tmp_path, task="tensor", level="mix")
+    whole = check_all(operations(place), "whole")
+    shutil.rmtree(place / "rank0" / "dump_tensor_data")
+    report = check_all(operations(place), "without values")
+    assert len(report.recorded) == len(whole.recorded)
+    text = render_terminal(report_document(report))
+    assert "runs of checked operations skipped: on recorded values, whose files are missing" in text
+    assert LOST not in render_terminal(report_document(whole))
 
 
 def test_generated_numbers_have_the_recorded_shape_dtype_and_statistics() -> None:

@@ -67,6 +67,9 @@ def test_state_tables_and_triggers_are_printed(
             monitor(monkeypatch, trained, **wrong)
     with pytest.raises(UserError, match="is not a folder"):
         monitor(monkeypatch, elsewhere / "B9")
+    (trained / "monitor" / "rank0").rename(trained / "tables")
+    with pytest.raises(UserError, match="has no tables to convert; fix: wait"):
+        monitor(monkeypatch, trained, format="parquet")
     (trained / "monitor").rename(trained / "aside")
     with pytest.raises(UserError, match="trained without CONFIG_MONITOR=y"):
         monitor(monkeypatch, trained, "MONITOR=n")
