@@ -44,7 +44,8 @@ def main() -> int:
             ]
             if not written:
                 raise UserError(
-                    f"{folder} has no tables to convert; fix: wait for the first monitored step, or train with CONFIG_MONITOR=y"
+                    f"{folder} has no tables to convert; fix: wait for the first monitored step, or train with "
+                    "CONFIG_MONITOR=y"
                 )
             print(*(f"wrote {path}" for path in written), sep="\n")
             return 0
