@@ -1,6 +1,7 @@
 """`make` with its training in this process, without the seconds in which a process loads torch.
 
-For tests of what follows a study. Tests of training processes are in tests/study/runner and tests/faults.
+For tests of what follows a study. Tests of training processes are in tests/study/runner and tests/faults, those of the
+examination of variants in tests/study/admission, tests/scripts/admit and tests/study/runner.
 """
 
 import contextlib
@@ -50,7 +51,8 @@ class InProcessExecutor:
 
 
 def train(place: Workplace) -> subprocess.CompletedProcess[str]:
-    """Run `make` in a workplace. Returns its status and its output."""
+    """Run `make` in a workplace without examining its variants. Returns its status and its output."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Study, "admit", lambda study: None)
         patch.setattr(Study, "executor", lambda study: InProcessExecutor())
         return place.here("scripts.study")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -68,15 +69,22 @@ def write_run(
 FINAL = {"baseline": (760, 764, 770), "mild": (761, 764, 771), "qerl": (700, 712, 708)}
 
 
-@pytest.fixture
-def settings(tmp_path: Path) -> GrpoSettings:
-    found = dataclasses.replace(SETTINGS, results_dir=tmp_path)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = dataclasses.replace(SETTINGS, results_dir=tmp_path_factory.mktemp("results"))
     for arm, finals in FINAL.items():
         for seed, right in enumerate(finals):
             write_run(found, arm, seed, [240, right])
     write_run(found, "strong", 0, [240, 900])
     write_run(found, "strong", 1, [240], diverged="step 7: the loss is nan")
-    return found
+    return found.results_dir
+
+
+@pytest.fixture
+def settings(tmp_path: Path, written: Path) -> GrpoSettings:
+    """Return the settings of a copy of the study."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    return dataclasses.replace(SETTINGS, results_dir=tmp_path)
 
 
 def build(settings: GrpoSettings) -> GrpoReport:
