@@ -6,7 +6,7 @@ One process on one thread. Used by the suites `recorder` and `monitor`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from bench.case_step import make_stepper, model_config, random_batch
 from bench.cases import BASELINE, Sizes, find_shapes
 from bench.runner import LIMIT_SECONDS
 from bench.suite import Session
+from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import Worker
 from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import attention_kernels
@@ -27,10 +28,13 @@ WARM_UP_STEPS = 2
 
 
 class Mode(Protocol):
-    """One way to observe."""
+    """One way to observe. goal: its largest cost."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def goal(self) -> float | None: ...
 
 
 ModeT = TypeVar("ModeT", bound=Mode)
@@ -97,6 +101,38 @@ def run_shapes(
             results.append(worker.call(measure, shape, session.rounds, limit_seconds=limit))
         session.save({"shapes": results})
     return results
+
+
+def table_of(
+    result: Mapping[str, Any],
+    modes: Sequence[ModeT],
+    plain: tuple[str, str],
+    head: tuple[str, ...],
+    costs: Callable[[Sequence[dict[str, Any]], ModeT, str], list[float]],
+    title: str = "",
+) -> ResultTable:
+    """Return a row of each mode: its seconds, its cost on both clocks, and whether the numbers stay the same.
+
+    plain: the name of the step that is not observed, and its cost. costs: of a mode on a clock in each round.
+    """
+    samples, differing = result["samples"], result["differing"]
+
+    def seconds(name: str) -> str:
+        return format_spread(spread([sample["cpu"] for sample in samples if sample["case"] == name]))
+
+    cells = [(plain[0], seconds(plain[0]), plain[1], plain[1], "-", "-")]
+    for mode in modes:
+        cpu, wall = (format_spread(spread(costs(samples, mode, clock))) for clock in ("cpu", "wall"))
+        goal = "-" if mode.goal is None else f"{mode.goal:g}"
+        cells.append(
+            (mode.name, seconds(mode.name), cpu, wall, goal, "differ" if mode.name in differing else "equal")
+        )
+    return ResultTable(
+        f"one optimizer step of {result['shape']}, one thread{title}",
+        (*head, "goal", "loss, gradient norm, weights"),
+        tuple(cells),
+        (f"median and {INTERVAL}",),
+    )
 
 
 def pairs(samples: Sequence[dict[str, Any]], name: str, plain: str, clock: str) -> list[tuple[float, float]]:

@@ -24,9 +24,10 @@ from bench.simulated_driver import simulate
 from bench.suite import Session, Suite, SuiteResult
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import Worker
-from gpt2.config.batch import plan_batch
+from gpt2.config.batch import BatchPlan, plan_batch
 from gpt2.config.config import ANY_TARGET, OptimizerConfig
 from gpt2.hardware import attention_kernels
+from gpt2.hardware.resolve import ResolvedTarget
 from gpt2.system.errors import UserError
 from gpt2.train.step import Stepper
 from kconfig import commands, rules
@@ -61,21 +62,26 @@ def prepared_slot(slot: Slot, kind: str) -> Prepared:
 def prepare(kind: str) -> Prepared:
     shape, (effective, micro) = SHAPES[kind], SEQUENCES[kind]
     resolved = attention_kernels.prepare_device(ANY_TARGET, model_config(shape))
-    stepper = Stepper(
+    stepper = standard_stepper(shape, plan_batch(effective, micro, 1, shape.block_size), resolved)
+    ids_ET = random_batch(shape, effective, resolved.device)
+    with attention_kernels.attention_context(resolved):
+        for iteration in range(WARM_UP_STEPS):
+            stepper.step(ids_ET, iteration, ITERATIONS)
+    return stepper, ids_ET, resolved
+
+
+def standard_stepper(shape: Sizes, batch: BatchPlan, resolved: ResolvedTarget) -> Stepper:
+    """Build the training step of standard attention, not compiled."""
+    return Stepper(
         model_config(shape),
         OPTIMIZER,
-        plan_batch(effective, micro, 1, shape.block_size),
+        batch,
         seed=0,
         device=resolved.device,
         dtype=resolved.dtype,
         compile=False,
         parts=None,
     )
-    ids_ET = random_batch(shape, effective, resolved.device)
-    with attention_kernels.attention_context(resolved):
-        for iteration in range(WARM_UP_STEPS):
-            stepper.step(ids_ET, iteration, ITERATIONS)
-    return stepper, ids_ET, resolved
 
 
 def time_slot(slot: Slot, kind: str, seconds: float) -> float:

@@ -13,9 +13,9 @@ from typing import Any
 
 from bench.case_step import kernels
 from bench.cases import BASELINE
-from bench.observed_step import ITERATIONS, ObservedShape, ObservedStep, pairs, run_shapes
+from bench.observed_step import ITERATIONS, ObservedShape, ObservedStep, pairs, run_shapes, table_of
 from bench.suite import Session, Suite, SuiteResult
-from bench.tables import INTERVAL, ResultTable, format_spread, spread
+from bench.tables import ResultTable
 from gpt2.train.step import StepResult
 from numerics.debugger import StopAtOptimizer
 from numerics.record_config import RecorderConfig
@@ -81,21 +81,9 @@ def ratios(samples: Sequence[dict[str, Any]], name: str, clock: str) -> list[flo
 
 
 def table(result: dict[str, Any]) -> ResultTable:
-    samples, differing = result["samples"], result["differing"]
-    seconds = spread([sample["cpu"] for sample in samples if sample["case"] == PLAIN])
-    cells = [(PLAIN, format_spread(seconds), "1", "1", "-", "-")]
-    for mode in MODES:
-        cpu, wall = (spread(ratios(samples, mode.name, clock)) for clock in ("cpu", "wall"))
-        own = spread([sample["cpu"] for sample in samples if sample["case"] == mode.name])
-        goal = "-" if mode.goal is None else f"{mode.goal:g}"
-        same = "differ" if mode.name in differing else "equal"
-        cells.append((mode.name, format_spread(own), format_spread(cpu), format_spread(wall), goal, same))
-    head = ("recorded", "CPU seconds", "CPU ratio", "wall ratio", "goal", "loss, gradient norm, weights")
-    return ResultTable(
-        f"one optimizer step of {result['shape']}, one thread",
-        head,
-        tuple(cells),
-        (f"median and {INTERVAL}",),
+    head = ("recorded", "CPU seconds", "CPU ratio", "wall ratio")
+    return table_of(
+        result, MODES, (PLAIN, "1"), head, lambda rows, mode, clock: ratios(rows, mode.name, clock)
     )
 
 

@@ -21,10 +21,11 @@ from bench.cases import Sizes
 from bench.runner import LIMIT_SECONDS
 from bench.suite import Session, Suite, SuiteResult
 from bench.suites import executors
+from bench.suites.executors import ITERATIONS, WARM_UP_STEPS
 from bench.tables import INTERVAL, ResultTable, format_spread, spread
 from bench.workers import Worker
 from gpt2.config.batch import plan_batch
-from gpt2.config.config import ANY_TARGET, OptimizerConfig
+from gpt2.config.config import ANY_TARGET
 from gpt2.hardware import attention_kernels
 from gpt2.hardware.torch_devices import list_in_child
 from gpt2.system import ranks
@@ -34,10 +35,7 @@ from gpt2.train.clocks import device_synchroniser
 from gpt2.train.step import Stepper
 from study.executors.child_process import KEEP_HEAP
 
-WARM_UP_STEPS = 2
 TIMEOUT_SECONDS = 600
-ITERATIONS = 10**9  # of the schedule: a constant rate
-OPTIMIZER = OptimizerConfig(6e-4, 0.1, 0.05, 0.1, 0.9, 0.95, 1e-8, 1.0)
 
 
 @dataclass(frozen=True)
@@ -109,16 +107,8 @@ def prepare_rank(number: int, port: int, arrangement: Arrangement, shape: Scaled
     target = dataclasses.replace(ANY_TARGET, ranks=count)
     resolved = attention_kernels.prepare_device(target, model_config(shape))
     ranks.join(resolved.device_type, TIMEOUT_SECONDS)
-    stepper = Stepper(
-        model_config(shape),
-        OPTIMIZER,
-        plan_batch(shape.effective, shape.micro, count, shape.block_size),
-        seed=0,
-        device=resolved.device,
-        dtype=resolved.dtype,
-        compile=False,
-        parts=None,
-    )
+    batch = plan_batch(shape.effective, shape.micro, count, shape.block_size)
+    stepper = executors.standard_stepper(shape, batch, resolved)
     if arrangement.sharded:
         stepper.shard()
     ids_ET = ranks.share(random_batch(shape, shape.effective, "cpu")).to(resolved.device)

@@ -90,7 +90,7 @@ def read_record(folder: Path) -> StepRecord:
         if found := GRADIENTS.fullmatch(name):
             values = _flatten(row, folder, name)
             gradients.append(
-                (found["path"] or "", {_without_zero(place): value for place, value in values.items()})
+                (found["path"] or "", {place.removesuffix(".0"): value for place, value in values.items()})
             )
         elif call := _call(name, row, folder):
             calls[name] = call
@@ -226,11 +226,6 @@ def _shape(sizes: Any) -> tuple[int, ...]:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
-
-
-def _without_zero(place: str) -> str:
-    """Name the gradient of a parameter: its entry is a list of one."""
-    return place.removesuffix(".0")
 
 
 def _attach(calls: dict[str, Call], path: str, values: dict[str, Value]) -> None:

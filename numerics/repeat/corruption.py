@@ -223,7 +223,8 @@ def _change(
         return ZERO, "every differing value is 0", ()
     if len(where) > 1:
         if shift := _shift(where, before, after):
-            return SHIFT, f"the values are those {abs(shift)} elements {_side(shift)} in the other tensor", ()
+            side = "later" if shift > 0 else "earlier"
+            return SHIFT, f"the values are those {abs(shift)} elements {side} in the other tensor", ()
         if (new == new[0]).all():
             shown = f"{values[0]:.6g}" if values is not None else str(int(after[where[0]]))
             return CONSTANT, f"every differing value is {shown} (bits {int(new[0]):#x})", ()
@@ -311,7 +312,3 @@ def _shift(where: np.ndarray, before: np.ndarray, after: np.ndarray) -> int:
         if shift and moved[0] >= 0 and moved[-1] < before.size and (before[moved] == after[where]).all():
             return shift
     return 0
-
-
-def _side(shift: int) -> str:
-    return "later" if shift > 0 else "earlier"

@@ -246,7 +246,8 @@ class Stress:
         target = min(max(self.limit / parts, LEAST_SECONDS), MOST_SECONDS)
         repetitions = min(max(int(target / per), 1), self.most_repetitions)
         for worker, batch in self._together(chosen, kernel, repetitions):
-            before = self._done(worker.name, kernel)
+            modes = (START, ALONE, TOGETHER)
+            before = sum(self.outcome.counts.get((worker.name, kernel, mode), 0) for mode in modes)
             self._count(worker, kernel, mode, batch)
             for deviation in batch.deviations:
                 self._fault(worker, kernel, mode, before, deviation)
@@ -278,9 +279,6 @@ class Stress:
     def _lose(self, worker: Worker, reason: str) -> None:
         self.outcome.lost[worker.name] = reason
         self.workers = [other for other in self.workers if other is not worker]
-
-    def _done(self, device: str, kernel: str) -> int:
-        return sum(self.outcome.counts.get((device, kernel, mode), 0) for mode in (START, ALONE, TOGETHER))
 
     def _count(self, worker: Worker, kernel: str, mode: str, batch: Batch) -> None:
         key = worker.name, kernel, mode

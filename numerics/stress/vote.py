@@ -13,7 +13,6 @@ class Election:
 
     golden: int | None
     odd: tuple[str, ...] = ()
-    votes: int = 0
 
 
 def elect(votes: Mapping[str, Sequence[int]]) -> Election:
@@ -25,8 +24,8 @@ def elect(votes: Mapping[str, Sequence[int]]) -> Election:
     opinions = {name: _majority(digests) for name, digests in votes.items()}
     golden = _majority([value for value in opinions.values() if value is not None])
     if golden is None:
-        return Election(None, (), len(votes))
-    return Election(golden, tuple(name for name, value in opinions.items() if value != golden), len(votes))
+        return Election(None)
+    return Election(golden, tuple(name for name, value in opinions.items() if value != golden))
 
 
 def _majority(digests: Sequence[int]) -> int | None:

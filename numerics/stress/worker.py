@@ -13,7 +13,7 @@ import torch
 
 from numerics.errors import NumericsError
 from numerics.seed import process_environment
-from numerics.stress.station import Batch, Flip, Station, device_kind
+from numerics.stress.station import Flip, Station, device_kind
 
 PATIENCE_SECONDS = 600.0  # for an answer; a device that hangs is reported
 
@@ -146,9 +146,3 @@ def _serve(pipe: Any, device: str, threads: int, memory_bytes: int | None, fault
             send(_call(station, method, arguments))
         except Exception as error:
             send(RuntimeError(f"{type(error).__name__}: {error}"))
-
-
-def one_batch(worker: Worker, kernel: str, repetitions: int) -> Batch:
-    worker.request("batch", kernel, repetitions)
-    found: Batch = worker.answer()
-    return found

@@ -28,7 +28,6 @@ AROUND = 64  # steps before the first chosen one and after it that correlations 
 DIFFERS = 16 * 2.0**-8  # relative, in the median over steps: 16 times the rounding of bfloat16
 FEWEST, NEARLY_ALL = 8, 0.9  # common steps of a tensor, and the part of them in which it differs
 SHARED_STEPS = 16  # anomalous steps, else first common steps, that shares are computed from
-Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

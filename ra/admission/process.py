@@ -70,7 +70,12 @@ class _Child:
         """All events, and why the process ended early; "" if it did not."""
         try:
             status = self.process.wait(max(0.1, until - time.monotonic()))
-            reason = "" if status == 0 else _exit_text(status)
+            killed = (
+                f"was killed by {signal.Signals(-status).name}"
+                if status < 0
+                else f"ended with status {status}"
+            )
+            reason = f"its process {killed}" if status else ""
         except subprocess.TimeoutExpired:
             reason = NO_RESULT
         finally:
@@ -90,14 +95,6 @@ class _Child:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-
-
-def _exit_text(status: int) -> str:
-    return (
-        f"its process was killed by {signal.Signals(-status).name}"
-        if status < 0
-        else f"its process ended with status {status}"
-    )
 
 
 def examine_variants(

@@ -111,11 +111,8 @@ class Live:
         if drawn:
             curve.update()
         _, _, done, loss, speed, host, place = run.cells
-        cells = [run.name, run.state, done, loss, speed, _gib(curve.memory_bytes), host, place]
+        memory = f"{curve.memory_bytes / 2**30:.2f} GiB" if curve.memory_bytes else ""
+        cells = [run.name, run.state, done, loss, speed, memory, host, place]
         points = curve.points if drawn else []
         finite = [point for point in points if abs(point[1]) < float("inf")]
         return {"cells": cells, "reason": run.reason, "color": color, "curve": finite}
-
-
-def _gib(memory_bytes: int) -> str:
-    return f"{memory_bytes / 2**30:.2f} GiB" if memory_bytes else ""

@@ -102,13 +102,9 @@ def bits_per_byte(table: EvalSetTable, row: EvalSetRow) -> str:
     return with_interval(row.loss, lambda loss: f"{table.bits_per_byte(loss):.3f}")
 
 
-def _token_perplexity(table: EvalSetTable, row: EvalSetRow) -> str:
-    return with_interval(row.loss, perplexity)
-
-
 SHOWN: dict[str, Callable[[EvalSetTable, EvalSetRow], str]] = {
     "word perplexity": word_perplexity,
-    "perplexity per token": _token_perplexity,
+    "perplexity per token": lambda table, row: with_interval(row.loss, perplexity),
     "bits per byte": bits_per_byte,
 }
 

@@ -156,7 +156,8 @@ def sight_blocks(forecast: Forecast, sight: StudySight) -> list[Block]:
     }
     if all(row.noise.dof is None for row in sight.rows):
         del columns["if the noise is at its upper limit"]
-    return [Paragraph(about), Table.of(sight.rows, columns), BulletList(_noise_sources(sight))]
+    sources = BulletList([f"Noise of {row.name}: {row.source}." for row in sight.rows])
+    return [Paragraph(about), Table.of(sight.rows, columns), sources]
 
 
 def _deviation(row: Sight) -> str:
@@ -178,10 +179,6 @@ def _design(design: StudyDesign | None, sight: StudySight) -> str:
     runs = (design.controls + sight.judged) * design.seeds
     tuned = f", {design.runs} with tuning" if design.runs > runs else ""
     return f"({design.controls} + {sight.judged}) x {design.seeds} = {runs}{tuned}"
-
-
-def _noise_sources(sight: StudySight) -> list[str]:
-    return [f"Noise of {row.name}: {row.source}." for row in sight.rows]
 
 
 def _remarks(sight: StudySight) -> list[str]:

@@ -62,7 +62,8 @@ def restore_counts(
                 f"plan.json was rebuilt; {name} has the {count} iterations of its existing runs "
                 f"(new step times give {row.iterations})"
             )
-        restored = _with_count(row, count, optimizers[name])
+        tokens = row.tokens // row.iterations
+        restored = planned_row(row.cost_class, count, tokens, optimizers[name], row.predicted_bytes)
         if restored.warmup_iterations is not None and schedule.warmup_iterations is not None:
             restored = dataclasses.replace(restored, warmup_iterations=schedule.warmup_iterations)
         rows[name] = restored
@@ -155,10 +156,6 @@ def _step_down(plan: Plan, fresh: Plan, added: list[str]) -> Plan:
         f"runs use {fresh.batch.micro}. The effective batch of {fresh.batch.effective} does not change"
     )
     return dataclasses.replace(plan, batch=fresh.batch, variants=rows, notes=(*plan.notes, note))
-
-
-def _with_count(row: PlanRow, count: int, optimizer: OptimizerConfig) -> PlanRow:
-    return planned_row(row.cost_class, count, row.tokens // row.iterations, optimizer, row.predicted_bytes)
 
 
 def _share_count(row: PlanRow, existing: PlanRow) -> PlanRow:

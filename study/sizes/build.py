@@ -13,7 +13,7 @@ from gpt2.system.read_files import DamagedFileError, read_json
 from ra.names import is_control_arm
 from study.analysis.trend import Trend, trends
 from study.analysis.verdict import Verdict
-from study.records.runs import BASELINE, Run
+from study.records.runs import BASELINE
 from study.report.build import Report, build_report
 from study.runner.settings import symbol_of
 
@@ -95,7 +95,9 @@ def build_sizes(directory: Path, sizes: Sequence[str]) -> SizesReport:
 
 def _row(size: str, study: str, report: Report | None) -> SizeRow:
     used = report.used if report else []
-    first = min(used, key=_baseline_first, default=None)
+    first = min(
+        used, key=lambda run: (run.variant != BASELINE, not is_control_arm(run.variant)), default=None
+    )
     return SizeRow(
         size=size,
         study=study,
@@ -104,10 +106,6 @@ def _row(size: str, study: str, report: Report | None) -> SizeRow:
         counted=len(used),
         runs=len(report.runs) if report else 0,
     )
-
-
-def _baseline_first(run: Run) -> tuple[bool, bool]:
-    return run.variant != BASELINE, not is_control_arm(run.variant)
 
 
 def _unfinished(rows: Sequence[SizeRow]) -> list[str]:

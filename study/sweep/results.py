@@ -50,14 +50,10 @@ class RateReport:
         """Arm -> its rate, once it is chosen."""
         return {arm.arm: arm.chosen for arm in self.arms if arm.chosen}
 
-    def having(self, *statuses: str) -> list[str]:
-        """Return the names of the runs with one of the statuses."""
-        return [run.run for run in (*self.tuning, *self.others) if run.status in statuses]
-
     @property
     def pending(self) -> list[str]:
         """The names of the runs that the study still has to finish."""
-        return self.having(*PENDING)
+        return [run.run for run in (*self.tuning, *self.others) if run.status in PENDING]
 
 
 def rate_report(found: SortedRuns, verdicts: RateVerdicts) -> RateReport:

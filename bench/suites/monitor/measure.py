@@ -14,9 +14,9 @@ from typing import Any
 
 from bench.case_step import kernels
 from bench.cases import BASELINE
-from bench.observed_step import ITERATIONS, ObservedShape, ObservedStep, pairs, run_shapes
+from bench.observed_step import ITERATIONS, ObservedShape, ObservedStep, pairs, run_shapes, table_of
 from bench.suite import Session, Suite, SuiteResult
-from bench.tables import INTERVAL, ResultTable, format_spread, spread
+from bench.tables import ResultTable
 from gpt2.config.monitor import MonitorSettings
 from gpt2.numerics.monitoring import RunMonitor
 from gpt2.numerics.observer import StepObserver
@@ -84,22 +84,8 @@ def costs(samples: Sequence[dict[str, Any]], mode: Mode, clock: str) -> list[flo
 
 
 def table(result: dict[str, Any]) -> ResultTable:
-    samples, differing = result["samples"], result["differing"]
-    seconds = spread([sample["cpu"] for sample in samples if sample["case"] == PLAIN])
-    cells = [(PLAIN, format_spread(seconds), "0", "0", "-", "-")]
-    for mode in MODES:
-        cpu, wall = (spread(costs(samples, mode, clock)) for clock in ("cpu", "wall"))
-        own = spread([sample["cpu"] for sample in samples if sample["case"] == mode.name])
-        goal = "-" if mode.goal is None else f"{mode.goal:g}"
-        same = "differ" if mode.name in differing else "equal"
-        cells.append((mode.name, format_spread(own), format_spread(cpu), format_spread(wall), goal, same))
-    head = ("monitored", "CPU seconds", "cost, CPU", "cost, wall", "goal", "loss, gradient norm, weights")
-    return ResultTable(
-        f"one optimizer step of {result['shape']}, one thread; cost as a fraction of a step",
-        head,
-        tuple(cells),
-        (f"median and {INTERVAL}",),
-    )
+    head = ("monitored", "CPU seconds", "cost, CPU", "cost, wall")
+    return table_of(result, MODES, (PLAIN, "0"), head, costs, "; cost as a fraction of a step")
 
 
 SUITE = Suite(

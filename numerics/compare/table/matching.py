@@ -127,7 +127,7 @@ class _Matching:
                 how = "map" if path != call.path else "name" if other.name == call.name else "path"
                 self._add(call.name, other.name, how)
         mine, theirs = self._free(self.target, backward, True), self._free(self.golden, backward, True)
-        for call, other in _align(mine, theirs, (_structure, _type)):
+        for call, other in _align(mine, theirs, (_structure, lambda call: call.type)):
             self._add(call.name, other.name, "order")
             self.paths.setdefault(call.path, other.path)
 
@@ -195,10 +195,6 @@ def _label(call: Call) -> Hashable:
     """Return what a function is. x + 1, 1 + x and x.add(1) are one: torch gives the recorder one name for them."""
     found = OPERATOR.fullmatch(call.path)
     return f"Tensor.{found[1] or found[2]}" if found else call.path
-
-
-def _type(call: Call) -> Hashable:
-    return call.type
 
 
 def _align(
