@@ -106,8 +106,7 @@ def compare_records(
     see read_map. NumericsError where a record cannot be used.
     """
     pairs, notes = _paired(find_records(target), find_records(golden))
-    pairs = _paired(find_records(envelope), find_records(golden))[0] if envelope else []
-    others = {other: mine for _, mine, other in pairs}
+    others = dict(_paired_folders(find_records(envelope), find_records(golden))) if envelope else {}
     steps: list[StepComparison] = []
     known: set[tuple[int, str]] = set()
     for place, mine, other in pairs:
@@ -191,6 +190,10 @@ def _place(place: str) -> tuple[int, str]:
     """Return step and rank of a place such as "step0/rank0"."""
     found = re.match(r"step(\d+)(.*)", place)
     return (int(found[1]), found[2]) if found else (-1, place)
+
+
+def _paired_folders(targets: Mapping[str, Path], goldens: Mapping[str, Path]) -> list[tuple[Path, Path]]:
+    return [(other, mine) for _, mine, other in _paired(targets, goldens)[0]]
 
 
 def _paired(
