@@ -197,6 +197,9 @@ def _write(folder: Path, model: GPT2, found: _Files, contents: Mapping[str, str]
     save_file(found.state, folder / "model.safetensors", metadata={"format": "pt"})
     for name, content in contents.items():
         files.write_text(folder / name, content)
+    (folder / "model.safetensors").chmod(
+        (folder / "README.md").stat().st_mode
+    )  # safetensors lets only its owner read
     return check_folder(folder, model) if found.difference is None else found.difference
 
 

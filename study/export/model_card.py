@@ -112,6 +112,11 @@ def _scores(record: RunRecord) -> list[list[str]]:
     if record.validation is not None and record.validation.loss is not None:
         rows.append(["validation loss, nats per token", f"{record.validation.loss:.4f}"])
         rows.append(["validation perplexity", f"{record.validation.perplexity:.2f}"])
+    for name, text in (record.eval_sets or {}).items():
+        if text.word_perplexity is not None:
+            rows.append([f"{name}: perplexity by word", f"{text.word_perplexity:,.2f}"])
+        if text.bits_per_byte is not None:
+            rows.append([f"{name}: bits per byte", f"{text.bits_per_byte:.3f}"])
     if record.hellaswag is not None and record.hellaswag.acc is not None:
         error = record.hellaswag.acc_stderr
         spread = "" if error is None else f" ± {100 * error:.1f}"

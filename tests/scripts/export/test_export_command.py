@@ -1,11 +1,16 @@
 """`make export`: transformers loads the folder and computes the logits of the run."""
 
+import dataclasses
+import math
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from gpt2.artifacts import run_record
+from gpt2.artifacts.run_record import EvalSetEntry
+from gpt2.system import files
 from gpt2.system.errors import UserError
 from scripts.export import __main__ as export
 from study.attention.inspect import load_run
@@ -43,10 +48,24 @@ def test_transformers_loads_the_folder_and_has_the_logits_of_the_run(
     with torch.no_grad():
         ours, other = run.model.eval()(ids), theirs(ids).logits
     assert (ours - other).abs().max() < 1e-5 * ours.abs().max()
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # who may read one may read all
     card = (folder / "README.md").read_text()
     assert f"variant {variant}" in card.replace("\\", "")
     assert ("exchanged" in card) is (variant in ("RAALL", "RAALT", "RA:1"))
     assert call(monkeypatch, str(run_dir)) == 0  # a second export replaces the first
+
+
+def test_the_card_has_the_perplexities_of_held_out_texts(
+    tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = a_run(tmp_path / "x/runs", config_file, "B")
+    entry = EvalSetEntry(1, 5500, 1000, 5500, 1.0, math.e, math.exp(5.5), math.e, 1 / math.log(2), "a", "b")
+    record = dataclasses.replace(run_record.load(run_dir), eval_sets={"news": entry})
+    files.write_json(run_dir / "run.json", record.to_json())
+    assert call(monkeypatch, str(run_dir)) == 0
+    card = (tmp_path / "x/export/B0/README.md").read_text()
+    assert "| news: perplexity by word | 244.69 |" in card
+    assert "| news: bits per byte | 1.443 |" in card
 
 
 def test_another_arm_needs_trust_remote_code_and_replaces_the_files_of_an_earlier_export(
