@@ -382,13 +382,18 @@ def load(run_dir: Path, name: str = "run.json") -> RunRecord:
 
 
 def load_given(run_dir: Path) -> RunRecord:
-    """Read the record of a run that the user named. RecordError with a fix where there is none."""
+    """Read the record of a run that the user named. RecordError with a fix where there is none or it is damaged."""
     fix = "fix: RUN=results/STUDY/runs/NAME of a run that exists"
     if not run_dir.is_dir():
         raise RecordError(f"{run_dir} is not a folder; {fix}")
     if not (run_dir / "run.json").exists():
         raise RecordError(f"{run_dir / 'run.json'} does not exist, so {run_dir} is not a run; {fix}")
-    return load(run_dir)
+    try:
+        return load(run_dir)
+    except RecordError as error:
+        raise RecordError(
+            f"{error}; fix: restore the run's folder from a copy, or delete it and run `make`"
+        ) from error
 
 
 def from_json(value: Any) -> RunRecord:

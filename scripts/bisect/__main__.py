@@ -23,7 +23,7 @@ SYMPTOMS = ("nan", "spike", "differs", "rounding")
 def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
     given = parse_arguments()
-    record = run_record.load(given.run)
+    record = run_record.load_given(given.run)
     enter_environment(record, restart)
     from numerics.errors import NumericsError
     from scripts.bisect.bisection import bisect_run

@@ -23,7 +23,7 @@ USAGE = "make shrink RUN=results/STUDY/runs/NAME [AGAINST=results/OTHER/runs/NAM
 def main(restart: bool = False) -> int:
     """restart: whether to restart this process with the environment of the run."""
     given = parse_arguments()
-    enter_environment(run_record.load(given.run), restart)
+    enter_environment(run_record.load_given(given.run), restart)
     from numerics.errors import NumericsError
     from scripts.shrink.shrinking import shrink_run
 

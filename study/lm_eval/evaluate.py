@@ -45,7 +45,7 @@ def evaluate_run(
     """
     from lm_eval.api.registry import get_model
 
-    record = run_record.load(run_dir)
+    record = run_record.load_given(run_dir)
     if record.status != "finished" or record.progress is None:
         raise LmEvalError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
     if not (run_dir / "checkpoint").is_dir():

@@ -63,7 +63,7 @@ def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Eval
     default from the name of its device; `machine` also selects that on the machine of training. EvaluateError for other
     data, an unfinished run, or a record of another machine with the same name.
     """
-    record = run_record.load(run_dir)
+    record = run_record.load_given(run_dir)
     if record.status != "finished" or record.target is None or record.fingerprint is None:
         raise EvaluateError(f"{run_dir} is {record.status}; fix: run `make` until the run is finished")
     if not (run_dir / "checkpoint").is_dir():
