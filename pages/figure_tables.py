@@ -192,7 +192,11 @@ def _heat_maps(traces: Sequence[Plain]) -> list[tuple[Table, int]]:
     tables = []
     for trace in traces:
         values = trace["customdata"] if "customdata" in trace else trace["z"]
-        if sum(map(len, values)) <= MOST_CELLS:
-            rows = [[_number(at), *map(_number, row)] for at, row in zip(trace["y"], values, strict=True)]
+        columns = len(trace["x"])
+        if len(values) * columns <= MOST_CELLS:
+            full = [
+                [*row, *[None] * (columns - len(row))] for row in values
+            ]  # a causal row ends at the diagonal
+            rows = [[_number(at), *map(_number, row)] for at, row in zip(trace["y"], full, strict=True)]
             tables.append((Table([NAME, *map(_number, trace["x"])], rows), len(rows)))
     return tables

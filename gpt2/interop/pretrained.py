@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -267,6 +268,11 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         return found
     except UserError:
         raise
+    except pickle.UnpicklingError:  # its text advises to run the file
+        raise PretrainedError(
+            f"{path} is damaged or holds other objects than tensors, which are not loaded; fix: copy the file "
+            "again, or convert it to model.safetensors"
+        ) from None
     except Exception as error:  # a damaged file can fail in any way
         raise PretrainedError(
             f"{path} cannot be read: {first_sentences(error)}; fix: copy the file again"

@@ -163,11 +163,11 @@ def _matrix(rows: Masses) -> Matrix:
     return matrix
 
 
-def _cells(masses: Masses, even: Matrix, scale: str) -> list[list[float | None]]:
-    """The values of a color scale. Cells above the diagonal (the future) are empty."""
+def _cells(masses: Masses, even: Matrix, scale: str) -> list[list[float]]:
+    """The values of a color scale. A row ends at the diagonal: what follows is the future."""
     if scale == SCALES[0]:
         values = np.clip(ratios(masses, even), -2 * SPANS[1], 2 * SPANS[1])
     else:
         values = np.log10(np.maximum(_matrix(masses), FLOOR))
-    rows = np.round(values, 2).tolist()
-    return [[*row[: place + 1], *[None] * (len(rows) - place - 1)] for place, row in enumerate(rows)]
+    rows: list[list[float]] = np.round(values, 2).tolist()
+    return [row[: place + 1] for place, row in enumerate(rows)]

@@ -91,6 +91,8 @@ def test_bars_of_two_panels_and_a_heat_map() -> None:
     assert tables(spec) == [[["name", "tokens a second", "GiB"], ["A", "52,429", "1.5"]]]
     heat = trace("gap", type="heatmap", x=["p", "q"], y=["B"], z=[[0.5, None]], customdata=[[0.25, None]])
     assert tables(figure([heat], *SIZE)) == [[["name", "p", "q"], ["B", "0.25", "-"]]]
+    causal = trace("map", type="heatmap", x=[0, 1], y=[0, 1], z=[[1.0], [0.25, 0.75]])
+    assert tables(figure([causal], *SIZE)) == [[["name", "0", "1"], ["0", "1", "-"], ["1", "0.25", "0.75"]]]
     large = trace("map", type="heatmap", x=list(range(32)), y=list(range(32)), z=[[0.0] * 32] * 32)
     assert tables(figure([large], *SIZE)) == []
 

@@ -185,7 +185,9 @@ def test_an_unusable_record_is_refused_with_its_path(tmp_path: Path, text: str |
 
 def test_a_damaged_record_that_the_user_named_has_a_fix(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"bro')
-    with pytest.raises(run_record.RecordError, match=r"run.json cannot be read: .*; fix: restore the run's folder"):
+    with pytest.raises(
+        run_record.RecordError, match=r"run.json cannot be read: .*; fix: restore the run's folder"
+    ):
         run_record.load_given(tmp_path)
 
 

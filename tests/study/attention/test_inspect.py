@@ -247,6 +247,14 @@ def test_the_page_shows_every_run_and_escapes_its_texts(tmp_path: Path, config_f
     json.dumps(figure, allow_nan=False)
 
 
+def test_a_map_has_no_cells_of_the_future(tmp_path: Path, config_file: Path) -> None:
+    run, text = inspected(a_run(tmp_path, config_file, "B"))
+    spec, _ = map_figure([(run, run.pictures[0])], text)
+    for option in spec["choices"][0]["options"]:
+        for trace in option["data"]:
+            assert [len(row) for row in trace["z"]] == list(range(1, len(trace["z"]) + 1))
+
+
 def test_a_layer_of_another_kind_is_not_on_the_page(tmp_path: Path, config_file: Path) -> None:
     run = inspect.load_run(a_run(tmp_path, config_file, "B"))
     assert isinstance(run.model, GPT2)
