@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpt2.config.config import TargetConfig
+from gpt2.config.config import ModelConfig, OptimizerConfig, TargetConfig
 from gpt2.hardware import mps
 from gpt2.hardware.detect import Hardware, detect_hardware, detected_target_name
 from gpt2.hardware.gpu_specs import GIB, TargetError
 from gpt2.hardware.resolve import resolve, scale_notice
 from gpt2.hardware.torch_devices import TorchDevice, TorchDevices, list_torch_devices
+from gpt2.memory.prediction import WORKSPACE, predict
+from gpt2.memory.workload import StepWorkload
 from gpt2.system import ranks
 from gpt2.system.errors import UserError
 from gpt2.system.resource_errors import explain_missing_operation
@@ -202,3 +204,16 @@ def test_a_missing_operation_is_named_with_the_fix() -> None:
     assert "aten::_linalg_solve_ex.result" in explain_missing_operation(wrapped)
     assert explain_missing_operation(NotImplementedError("abstract")) == ""
     assert explain_missing_operation(RuntimeError(NO_KERNEL)) == ""
+
+
+def test_the_prediction_of_memory_counts_the_scores_of_attention() -> None:
+    B, H, T, layers = 4, 2, 256, 2
+    model = ModelConfig("test", layers, H, 32, T, 0.0, 50, 64)
+    optimizer = OptimizerConfig(3e-3, 0.1, 0.2, 0.1, 0.9, 0.95, 1e-8, 1.0, "cosine", 0.2)
+
+    def forward(kind: str) -> int:
+        work = StepWorkload(model, optimizer, None, B, 1, kind, "float32")
+        return predict(work).timeline.by_phase()["forward"] - WORKSPACE[kind]
+
+    scores = layers * B * H * T * T * 4  # of float32, kept for backward
+    assert scores <= forward("mps") - forward("rocm") < 4 * scores
