@@ -348,10 +348,14 @@ def run_name(variant: str, seed: int) -> str:
 def blank(run: str, variant: str, seed: int) -> RunRecord:
     """Return the record of a run of which nothing else is known."""
     required = [one.name for one in dataclasses.fields(RunRecord) if one.default is dataclasses.MISSING]
-    unknown: dict[str, Any] = dict.fromkeys(required)
-    return RunRecord(
-        **unknown | {"schema": 1, "run": run, "variant": variant, "seed": seed, "status": "running"}
-    )
+    known: dict[str, Any] = {
+        "schema": SCHEMA,
+        "run": run,
+        "variant": variant,
+        "seed": seed,
+        "status": "running",
+    }
+    return RunRecord(**{name: known.get(name) for name in required})
 
 
 def write(run_dir: Path, record: RunRecord) -> None:
