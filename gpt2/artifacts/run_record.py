@@ -333,8 +333,7 @@ class RunRecord(JsonObject):
 def bits_per_byte(loss: float | None, tokens: int, text_bytes: int | None) -> float | None:
     """Return the nats of all tokens over ln 2 and over the bytes that they decode to; None where one is unknown.
 
-    loss: mean nats per token. Unlike perplexity the result does not depend on the tokenizer's units (Gao et al. 2020,
-    "The Pile", arXiv:2101.00027, section 3.1).
+    loss: mean nats per token. It does not depend on the tokenizer's units (Gao et al. 2020, arXiv:2101.00027, 3.1).
     """
     return loss * tokens / (math.log(2) * text_bytes) if loss is not None and text_bytes else None
 
@@ -348,14 +347,9 @@ def run_name(variant: str, seed: int) -> str:
 def blank(run: str, variant: str, seed: int) -> RunRecord:
     """Return the record of a run of which nothing else is known."""
     required = [one.name for one in dataclasses.fields(RunRecord) if one.default is dataclasses.MISSING]
-    known: dict[str, Any] = {
-        "schema": SCHEMA,
-        "run": run,
-        "variant": variant,
-        "seed": seed,
-        "status": "running",
-    }
-    return RunRecord(**{name: known.get(name) for name in required})
+    values: dict[str, Any] = dict.fromkeys(required)
+    values |= {"schema": SCHEMA, "run": run, "variant": variant, "seed": seed, "status": "running"}
+    return RunRecord(**values)
 
 
 def write(run_dir: Path, record: RunRecord) -> None:
