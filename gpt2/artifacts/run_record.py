@@ -333,7 +333,7 @@ class RunRecord(JsonObject):
 def bits_per_byte(loss: float | None, tokens: int, text_bytes: int | None) -> float | None:
     """Return the nats of all tokens over ln 2 and over the bytes that they decode to; None where one is unknown.
 
-    loss: mean nats per token. It does not depend on the tokenizer's units (Gao et al. 2020, arXiv:2101.00027, 3.1).
+    loss: mean nats per token. The result does not depend on the tokenizer's units (Gao et al. 2020, arXiv:2101.00027).
     """
     return loss * tokens / (math.log(2) * text_bytes) if loss is not None and text_bytes else None
 
