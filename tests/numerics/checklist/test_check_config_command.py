@@ -70,7 +70,6 @@ def test_make_compares_two_zips(tmp_path: Path) -> None:
         str(ROOT),
         "check-config",
         f"PYTHON={sys.executable}",
-        "SETUP=true",
     ]
     zips = [f"A={tmp_path / 'a.zip'}", f"B={tmp_path / 'a.zip'}", f"OUT={tmp_path / 'out'}"]
     done = subprocess.run([*make, *zips], capture_output=True, text=True, check=True)
