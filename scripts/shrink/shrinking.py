@@ -18,6 +18,7 @@ from kconfig import rules
 from kconfig.files import load_leniently
 from numerics.bisect.journal import Journal
 from numerics.bisect.search import smallest_sizes
+from pages.markup import counted
 from scripts.bisect.play import Played, Settings
 from scripts.bisect.session import default_folder, identity
 from scripts.bisect.settings import SCRATCH
@@ -137,10 +138,9 @@ def choices(start: Mapping[str, int]) -> dict[str, list[int]]:
 
 def _text(sizes: Mapping[str, int]) -> str:
     width = sizes["heads"] * sizes["head_size"]
-    return (
-        f"{sizes['layers']} layers, {sizes['heads']} heads, width {width}, {sizes['block_size']} tokens, "
-        f"batch {sizes['batch']}{f', {ranks} ranks' if (ranks := sizes.get('ranks', 1)) > 1 else ''}"
-    )
+    layers, heads = counted(sizes["layers"], "layer"), counted(sizes["heads"], "head")
+    ranks = f", {sizes['ranks']} ranks" if sizes.get("ranks", 1) > 1 else ""
+    return f"{layers}, {heads}, width {width}, {sizes['block_size']} tokens, batch {sizes['batch']}{ranks}"
 
 
 def sized(settings: Settings, sizes: Mapping[str, int]) -> Settings:

@@ -65,7 +65,7 @@ def test_a_killed_search_continues_to_the_smallest_sizes_and_they_show_the_sympt
     shrink(monkeypatch, run=overflowing)
     printed = capsys.readouterr().out
     assert (
-        "smallest: 2 layers, 1 heads, width 8, 16 tokens, batch 1; at first 4 layers, 4 heads, width 128"
+        "smallest: 2 layers, 1 head, width 8, 16 tokens, batch 1; at first 4 layers, 4 heads, width 128"
         in printed
     )
     assert f"next: cp {folder / 'defconfig'} .config && make olddefconfig && make" in printed
@@ -100,7 +100,7 @@ def test_a_difference_of_two_runs_shrinks_while_it_persists(
     shrink(monkeypatch, run=first, against=second)
     printed = capsys.readouterr().out
     assert "trials: up to 4 steps of both runs from the initial weights" in printed
-    assert "smallest: 2 layers, 1 heads, width 8, 16 tokens, batch 1; at first 2 layers, 2 heads" in printed
+    assert "smallest: 2 layers, 1 head, width 8, 16 tokens, batch 1; at first 2 layers, 2 heads" in printed
     folder = first.parents[1] / "shrink/SHIFTED0"
     names = []
     for path in (folder / "defconfig", folder / "defconfig-against"):
