@@ -49,7 +49,7 @@ def test_without_the_swap_the_curves_differ(baseline: list[float]) -> None:
 
 
 def test_a_learned_variant_has_no_control() -> None:
-    with pytest.raises(ValueError, match="no fixed reciprocal pattern"):
+    with pytest.raises(ValueError, match="not a fixed reciprocal pattern"):
         train("RALEARN", swap=True)
 
 

@@ -231,7 +231,10 @@ def test_every_command_refuses_a_misspelt_variable_before_it_does_anything(
 ) -> None:
     before = (ROOT / ".config").read_bytes() if (ROOT / ".config").exists() else None
     done = subprocess.run(
-        ["make", f"PYTHON={sys.executable}", target, "PROMT=x"], cwd=ROOT, capture_output=True, text=True
+        ["make", "--no-print-directory", f"PYTHON={sys.executable}", target, "PROMT=x"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode != 0
     assert done.stdout == ""

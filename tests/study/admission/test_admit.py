@@ -58,8 +58,8 @@ def test_ignored_checks_are_accepted_and_others_are_not(capsys: pytest.CaptureFi
 
 
 class FakeSymbols(dict[str, str]):
-    def text(self, name: str) -> str:
-        return self[name]
+    def text(self, name: str, absent: str | None = None) -> str:
+        return self[name] if absent is None else self.get(name, absent)
 
     def error(self, name: str, problem: str) -> ConfigError:
         return ConfigError(f"CONFIG_{name} {problem}")
