@@ -17,14 +17,15 @@ writer). Every file begins with a header. One row is one tensor in one step:
     grad_clipped    <parameter>                                  what the optimizer receives
     param           <parameter>                                  weights after the update
     exp_avg, exp_avg_sq   <parameter>                            Adam's moments after the update
-    update_ratio    <parameter>                                  norm of the update / norm of the weights before it
+    update_ratio    <parameter>                                  norm of the update / norm of the weights before
     mg_direction    <parameter>                                  how far the signs of gradient and exp_avg agree
     attention       <module>.sdpa.<i>                            call i of scaled_dot_product_attention in the module
 
 vpp_stage is 0: models of one pipeline stage. step counts from 1 in this trainer, as `iteration` in metrics.jsonl does.
 norm is the Euclidean norm, std is of the population, zeros is the fraction of elements that equal 0, nan and inf are
 counts. mg_direction is (mean of sign(gradient) x sign(exp_avg) + 1) / 2 before the update, as msProbe's: 1 where all
-signs agree, 0.5 of independent ones; the first step has none. mean, min, max, std and norm are nan where an element
+signs agree, 0.5 of independent ones; the first step has none. The update ratio of weights that are zero, as of new
+biases, is inf. mean, min, max, std and norm are nan where an element
 is nan. entropy is the mean over heads and queries, in nats; logit_max is the largest scaled score that the mask
 admits. msProbe also splits activations by micro_step; here their rows join all micro-batches, so the column is
 absent. Only ranks with a difference write grad_unreduced: a run of one rank has no reduction. Parquet files

@@ -150,7 +150,10 @@ def aligned(table: Table, values: Floats, like: Table) -> Floats:
 
 
 def not_finite(table: Table) -> Flags:
-    """Return where a tensor is not finite. Inf in every step is left out: it is a mask."""
+    """Return where a tensor is not finite. Inf in every step is left out: it is a mask.
+
+    So is Inf in the first steps of an update ratio: the weights before were zero, as new biases are.
+    """
     nan, inf = (np.zeros(table.present.shape, dtype=bool) for _ in range(2))
     for word, values in table.values.items():
         if word in ("nan", "inf"):
@@ -161,6 +164,8 @@ def not_finite(table: Table) -> Flags:
             if "nan" not in table.values:
                 nan |= np.isnan(values)
     inf &= table.present
+    if table.kind == "update_ratio":
+        inf &= np.logical_or.accumulate(table.present & ~inf, axis=1)
     always = np.all(inf | ~table.present, axis=1, keepdims=True)
     return np.asarray((nan & table.present) | (inf & ~always))
 
@@ -177,7 +182,10 @@ def _events(table: Table, word: str, found: History | None, other: Table | None)
             yield _anomaly(table, word, row, column, length, NOT_FINITE, found)
     if found is not None:
         reason = HISTORY if other is None else REFERENCE
-        for row, column, length in _starts(found.anomalous & np.isfinite(values), table.present):
+        flags = found.anomalous & np.isfinite(values)
+        if other is None and table.kind == "update_ratio":
+            flags &= found.units > 0  # the schedule lowers it, often to 0 at its end
+        for row, column, length in _starts(flags, table.present):
             yield _anomaly(table, word, row, column, length, reason, found)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from numerics.trend.anomalies import NOT_FINITE, REFERENCE, find_anomalies
+from numerics.trend.anomalies import HISTORY, NOT_FINITE, REFERENCE, find_anomalies
 from numerics.trend.conclusion import analyse, sentences
 from numerics.trend.tables import read_monitor
 from tests.numerics.trend.monitor_files import names, noisy, write_monitor
@@ -144,3 +144,26 @@ def test_entropy_and_logits_of_attention_are_tested(tmp_path: Path) -> None:
         (91, "blocks.0.sdpa.0", "logit_max"),
         (101, "blocks.1.sdpa.0", "entropy"),
     ]
+
+
+def write_ratios(folder: Path, ratios: np.ndarray) -> Path:
+    write_monitor(folder, ratios, "update_ratio")
+    (file,) = folder.rglob("update_ratio_*.csv")
+    file.write_text(file.read_text().replace(",norm", ",ratio", 1))
+    return folder
+
+
+def test_the_ratio_of_zero_weights_and_a_rate_that_ends_at_zero_are_no_anomalies(tmp_path: Path) -> None:
+    ratios = noisy(4, 100)
+    ratios[2, :3] = np.inf  # a bias of zeros, with updates from step 3 on
+    ratios[:, -1] = 0
+    assert find_anomalies(read_monitor(write_ratios(tmp_path, ratios))).found == []
+
+
+@pytest.mark.parametrize(("value", "reason"), [(np.inf, NOT_FINITE), (np.nan, NOT_FINITE), (1e3, HISTORY)])
+def test_a_wrong_update_is_an_anomaly_of_its_ratio(tmp_path: Path, value: float, reason: str) -> None:
+    ratios = noisy(4, 100)
+    ratios[2, 0] = np.inf
+    ratios[1, 60] = value
+    (found,) = find_anomalies(read_monitor(write_ratios(tmp_path, ratios))).found
+    assert (found.step, found.name, found.reason) == (61, names()[1], reason)
