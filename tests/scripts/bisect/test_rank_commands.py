@@ -132,6 +132,6 @@ def test_the_ranks_shrink_first_where_the_symptom_stays(
 ) -> None:
     assert call(shrink_command, monkeypatch, run=run("half", "HALF0")) == 0
     printed = capsys.readouterr().out
-    assert "smallest: 2 layers, 1 heads, width 8, 16 tokens, batch 1; at first 2 layers" in printed
+    assert "smallest: 2 layers, 1 head, width 8, 16 tokens, batch 1; at first 2 layers" in printed
     assert "16 tokens, batch 8, 2 ranks\n" in printed
     assert "RANKS" not in Path("results/half/shrink/HALF0/defconfig").read_text()
