@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -121,6 +122,7 @@ class Workplace:
 
         A fault that sends signals to the study needs a study in a process. Any other study runs in this one.
         """
+        wait_for(self._unlocked)  # processes of an earlier study may end a moment later
         actions = fault["action"].split() if fault else []
         run = self.here if {"oom", "nan", "spike", "kill"}.issuperset(actions) else self.command
         return run("scripts.study", **(injected(fault) if fault else {}), **extra)
@@ -164,6 +166,17 @@ class Workplace:
     def checkpoints(self, name: str = "B0") -> list[Path]:
         folder = self.run_dir(name) / "checkpoint"
         return sorted(path for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
+
+    def _unlocked(self) -> bool:
+        lock = self.study / "lock"
+        if not lock.exists():
+            return True
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
 
     def orphans(self) -> list[str]:
         """Return the training and tracking processes that still run in this folder."""
