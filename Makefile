@@ -50,7 +50,7 @@ olddefconfig: setup-base  ## Update .config to the Kconfig files
 data: setup-main  ## Prepare and check the data that .config names
 	@$(INTERPRETER) -m scripts.data
 
-demo: setup-core  ## A study of a tiny model with a known result on the CPU: two minutes, three verdicts
+demo: setup-core  ## A study of a tiny model with a known result on the CPU: three minutes, three verdicts
 	@$(INTERPRETER) -m scripts.demo
 
 run: setup-main  ## The same as make

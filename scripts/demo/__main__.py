@@ -1,4 +1,4 @@
-"""`make demo`: a study of a tiny model with a known result, in about two minutes on two idle cores.
+"""`make demo`: a study of a tiny model with a known result, in two to three minutes on two idle cores.
 
 It runs the study of defconfigs/demo on the CPU, in results/demo, and explains each verdict. It reads and changes no
 .config.
