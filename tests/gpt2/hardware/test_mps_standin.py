@@ -17,13 +17,16 @@ ROOT = Path(__file__).parents[3]
 MAC = ROOT / "tests/fixtures/mps"
 pytestmark = NO_COMPILER
 STEPS = """
-import dataclasses, json, os, sys, torch
+import contextlib, dataclasses, io, json, os, platform, sys, torch
 from pathlib import Path
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ANY_TARGET, ModelConfig, OptimizerConfig
+from gpt2.hardware import mps
 from gpt2.hardware.attention_kernels import attention_context, prepare_device
+from gpt2.hardware.resolve import resolve
 from gpt2.model import cpu_linear, loss
+from gpt2.system.errors import run_command
 from gpt2.train.clocks import ClockTimer, device_synchroniser, step_timer
 from gpt2.train.peak_memory import PeakMeter
 from gpt2.train.step import Stepper
@@ -84,8 +87,45 @@ with attention_context(mac):
     start(folder / "whole", short).train()
     stopped = start(folder / "parts", short, stop=StopAfter(9)).train()
     continued = start(folder / "parts", short).train()
+
+shorter = dataclasses.replace(configuration(folder / "texts", 3), target=ANY_TARGET)
+
+def lacking(name, missing=(), on_cpu=(), **variables):
+    # train without kernels of these operations, as in a process of its own
+    mps_standin.MISSING, mps_standin.ON_CPU, mps_standin.FALLBACK = set(missing), set(on_cpu), bool(variables)
+    mps_standin.warned.clear()
+    torch.set_warn_always(False)
+    mps.fallback_log.cache_clear()
+    os.environ |= variables
+    status, stderr = 0, io.TextIOWrapper(io.BytesIO())
+
+    def main():
+        with attention_context(prepare_device(ANY_TARGET, shorter.model)):
+            start(folder / name, shorter).train()
+
+    with contextlib.redirect_stderr(stderr):
+        try:
+            run_command(main)
+        except SystemExit as end:
+            status = end.code
+    record = json.loads((folder / name / "run.json").read_text())
+    stderr.seek(0)
+    return {"status": status, "last": (stderr.read().splitlines() or [""])[-1], "record": record}
+
+gelu, norm = "aten::gelu", "aten::native_layer_norm"
+lacks = {
+    "always": lacking("always", on_cpu=[gelu]),
+    "error": lacking("error", missing=[gelu]),
+    "fallback": lacking("fallback", missing=[norm, gelu], PYTORCH_ENABLE_MPS_FALLBACK="1"),
+}
+os.environ["FAKE_MACOS"] = "13"
+platform.mac_ver = lambda: ("13.1", ("", "", ""), "arm64")
+for cached in (torch.backends.mps.is_available, torch.backends.mps.is_macos_or_newer):
+    cached.cache_clear()
+old = resolve(ANY_TARGET)
 print(json.dumps({
-    "doubles": doubles, "stopped": stopped, "continued": continued, "steps": found, "synchronised": synchronised,
+    "lacks": lacks, "old": [old.device, old.note], "doubles": doubles, "stopped": stopped,
+    "continued": continued, "steps": found, "synchronised": synchronised,
     "record": json.loads((folder / "whole/run.json").read_text()), "clock": isinstance(timer, ClockTimer),
     "equal": same(outcome(folder / "whole"), outcome(folder / "parts")), "random": torch.equal(drawn, again),
     "backend": mac.attention_backend, "device": mac.device, "dtype": mac.dtype, "row": mac.target.name,
@@ -93,6 +133,14 @@ print(json.dumps({
 }))
 """
 STUDY = ("CONFIG_VARIANTS=B", "CONFIG_HELLASWAG=n", "CONFIG_GPT2_MAX_ITERS=4", "CONFIG_EVAL_TOKENS=256")
+STUDY_AND_MEMORY = """
+import sys
+from scripts import memory, study
+
+assert study.main() == 0
+sys.argv[1:] = ["--target", "mps", "--variants", "B"]
+assert memory.main() == 0
+"""
 
 
 def on_a_mac(folder: Path, *command: str, **settings: str) -> subprocess.CompletedProcess[str]:
@@ -173,7 +221,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_study_trains_reports_and_predicts_its_memory(study: Path) -> None:
-    done = on_a_mac(study, "-m", "scripts.study")
+    done = on_a_mac(study, "-c", STUDY_AND_MEMORY)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "on Apple M4, float32 (memory is Metal's recommended maximum" in done.stdout
     results = study / "results/gpt2-ra-ablation-smoke"
@@ -182,71 +230,36 @@ def test_a_study_trains_reports_and_predicts_its_memory(study: Path) -> None:
     assert record["status"] == "finished"
     assert 0 < record["memory"]["peak_allocated_bytes"] < record["memory"]["predicted_bytes"]
     assert "PYTORCH_ENABLE_MPS_FALLBACK" not in record["environment"]["variables"]
-    memory = on_a_mac(study, "-m", "scripts.memory", "--target", "mps", "--variants", "B")
-    assert memory.returncode == 0, memory.stderr
-    assert "mps (Apple M4, 10.67 GiB, float32): GPT-2 mini" in memory.stdout
+    assert "mps (Apple M4, 10.67 GiB, float32): GPT-2 mini" in done.stdout
 
 
-def test_an_operation_without_a_kernel_ends_the_run_with_the_fix(tmp_path: Path) -> None:
-    done = on_a_mac(ROOT, "-c", FALLBACK, str(tmp_path), FAKE_MPS_MISSING="aten::gelu")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(
-        "error: torch has no aten::gelu for mps; fix: PYTORCH_ENABLE"
-    )
-    error = json.loads((tmp_path / "run/run.json").read_text())["error"]
-    assert error.startswith("torch has no aten::gelu for mps")
+def test_an_operation_without_a_kernel_ends_the_run_with_the_fix(steps: dict[str, Any]) -> None:
+    found = steps["lacks"]["error"]
+    assert found["status"] == 1
+    assert found["last"].startswith("error: torch has no aten::gelu for mps; fix: PYTORCH_ENABLE")
+    assert found["record"]["error"].startswith("torch has no aten::gelu for mps")
 
 
-def test_operations_that_fall_back_to_the_cpu_are_named_in_the_record(tmp_path: Path) -> None:
-    settings = {"PYTORCH_ENABLE_MPS_FALLBACK": "1", "FAKE_MPS_MISSING": "aten::native_layer_norm,aten::gelu"}
-    done = on_a_mac(ROOT, "-c", FALLBACK, str(tmp_path), **settings)
-    assert done.returncode == 0, done.stderr[-3000:]
-    record = json.loads((tmp_path / "run/run.json").read_text())
-    assert record["notes"][-1].endswith(
+def test_operations_that_fall_back_to_the_cpu_are_named_in_the_record(steps: dict[str, Any]) -> None:
+    found = steps["lacks"]["fallback"]
+    assert found["status"] == 0, found["last"]
+    assert found["record"]["notes"][-1].endswith(
         "(PYTORCH_ENABLE_MPS_FALLBACK=1): aten::gelu, aten::native_layer_norm"
     )
-    assert record["environment"]["variables"]["PYTORCH_ENABLE_MPS_FALLBACK"] == "1"
+    assert found["record"]["environment"]["variables"]["PYTORCH_ENABLE_MPS_FALLBACK"] == "1"
 
 
-def test_an_operation_that_torch_always_computes_on_the_cpu_is_named_too(tmp_path: Path) -> None:
-    done = on_a_mac(ROOT, "-c", FALLBACK, str(tmp_path), FAKE_MPS_ON_CPU="aten::gelu")
-    assert done.returncode == 0, done.stderr[-3000:]
-    notes = json.loads((tmp_path / "run/run.json").read_text())["notes"]
-    assert notes[-1] == "operations without a kernel for mps that torch computed on the CPU: aten::gelu"
+def test_an_operation_that_torch_always_computes_on_the_cpu_is_named_too(steps: dict[str, Any]) -> None:
+    found = steps["lacks"]["always"]
+    assert found["status"] == 0, found["last"]
+    note = "operations without a kernel for mps that torch computed on the CPU: aten::gelu"
+    assert found["record"]["notes"][-1] == note
 
 
-FALLBACK = """
-import dataclasses, sys
-from pathlib import Path
-from gpt2.config.config import ANY_TARGET, ModelConfig
-from gpt2.hardware.attention_kernels import attention_context, prepare_device
-from gpt2.system.errors import run_command
-from tests.small_runs import configuration, start, write_texts
-
-folder = Path(sys.argv[1])
-short = dataclasses.replace(configuration(write_texts(folder / "texts"), 3), target=ANY_TARGET)
-
-def main():
-    with attention_context(prepare_device(ANY_TARGET, short.model)):
-        start(folder / "run", short).train()
-
-run_command(main)
-"""
-
-
-def test_without_mps_or_on_an_intel_mac_the_cpu_is_used(tmp_path: Path) -> None:
-    program = (
-        "import json; from gpt2.config.config import ANY_TARGET; from gpt2.hardware.resolve import resolve; "
-        "found = resolve(ANY_TARGET); print(json.dumps([found.device, found.note]))"
-    )
-    device, note = answers(on_a_mac(ROOT, "-c", program, FAKE_MPS="0"))
+def test_before_macos_14_the_cpu_is_used(steps: dict[str, Any]) -> None:
+    device, note = steps["old"]
     assert device == "cpu"
     assert note == (
-        f"torch {note.split()[1]} cannot use Apple M4: it was built without mps; so this study runs on the CPU"
+        f"torch {note.split()[1]} cannot use Apple M4: mps needs macOS 14, and this is macOS 13.1; "
+        "so this study runs on the CPU"
     )
-    assert answers(on_a_mac(ROOT, "-c", program, FAKE_MACHINE="x86_64"))[0] == "cpu"
-    old = answers(on_a_mac(ROOT, "-c", program, FAKE_MACOS="13"))
-    assert old == [
-        "cpu",
-        note.replace("it was built without mps", "mps needs macOS 14, and this is macOS 13.1"),
-    ]

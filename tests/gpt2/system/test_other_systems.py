@@ -1,57 +1,97 @@
-"""macOS trains on its CPU; Windows is refused in one line; numerics needs no module that Windows lacks."""
+"""macOS trains on its CPU; Windows is refused in one line; numerics needs no module that Windows lacks.
+
+A whole study on macOS, without affinity and Linux files: tests/gpt2/hardware/test_mps_standin.py.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from tests.checkout import ROOT, link_project
+import pytest
 
-MACOS = ROOT / "tests/fixtures/macos"
-SMALL = (
-    "CONFIG_VARIANTS=B",
-    "CONFIG_HELLASWAG=n",
-    "CONFIG_GPT2_MAX_ITERS=2",
-    "CONFIG_EVAL_TOKENS=256",
-    "CONFIG_DATASET_MAX_TOKENS=20000",
-)
+from gpt2.artifacts import run_record
+from tests.checkout import ROOT
+
+MACS_GPU = ROOT / "tests/fixtures/mps"  # with the stand-in for macOS
 POSIX_ONLY = ("fcntl", "resource", "pwd", "grp", "termios", "pty", "syslog", "posix", "_posixsubprocess")
 
 
-def run(folder: Path, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, path: Path | str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
-    environment |= {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"} | settings
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
 
 
-def test_a_study_runs_without_affinity_and_linux_files(tmp_path: Path) -> None:
-    link_project(tmp_path)
-    defconfig = run(tmp_path, MACOS, "-m", "scripts.kconfig", "defconfig", "gpt2-ra-ablation-smoke", *SMALL)
-    assert defconfig.returncode == 0, defconfig.stderr
-    study = run(tmp_path, MACOS, "-m", "scripts.study")
-    assert study.returncode == 0, study.stderr
-    assert (tmp_path / "results/gpt2-ra-ablation-smoke/runs/B0/run.json").exists()
-    assert "report: results/gpt2-ra-ablation-smoke/report.html" in study.stdout
-    several = run(
-        tmp_path,
-        MACOS,
-        "-m",
-        "scripts.kconfig",
-        "defconfig",
-        "gpt2-ra-ablation-smoke",
-        *SMALL,
-        "CONFIG_SLOTS=2",
+CPU = """
+import dataclasses, json, platform, sys
+from pathlib import Path
+from gpt2.config.config import ANY_TARGET
+from gpt2.hardware.attention_kernels import attention_context, prepare_device
+from gpt2.hardware.resolve import resolve
+from study.executors.slots import SlotsError, local_slots
+from study.memory.micro_batch import require_free
+from tests.small_runs import configuration, start, write_texts
+
+folder = Path(sys.argv[1])
+config = configuration(write_texts(folder / "texts"), 2)
+config = dataclasses.replace(config, target=dataclasses.replace(config.target, cpu_threads=0))
+found = {"arm": resolve(ANY_TARGET)}
+cpu = prepare_device(config.target, config.model)
+with attention_context(cpu):
+    status = start(folder / "run", config).train()
+require_free(cpu, 1, 1)
+try:
+    local_slots(2, cpu, 0)
+except SlotsError as error:
+    refused = str(error)
+platform.machine = lambda: "x86_64"
+found["intel"] = resolve(ANY_TARGET)
+print(json.dumps({
+    "found": {name: [one.device, one.note] for name, one in found.items()}, "status": status, "refused": refused,
+    "slots": len(local_slots(0, cpu, 0)), "system": sys.platform,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what one process found on a Mac whose torch has no mps. It trained a run on the CPU."""
+    folder = tmp_path_factory.mktemp("mac")
+    path = [str(MACS_GPU), str(ROOT)]
+    done = run(ROOT, os.pathsep.join(path), "-c", CPU, str(folder), FAKE_MPS="0")
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout.splitlines()[-1]), "folder": folder}
+
+
+def test_a_mac_without_mps_uses_its_cpu(cpu: dict[str, Any]) -> None:
+    device, note = cpu["found"]["arm"]
+    assert device == "cpu"
+    assert note == (
+        f"torch {note.split()[1]} cannot use Apple M4: it was built without mps; so this study runs on the CPU"
     )
-    assert several.returncode == 0, several.stderr
-    (tmp_path / "results").rename(tmp_path / "older")
-    refused = run(tmp_path, MACOS, "-m", "scripts.study")
-    assert refused.returncode == 1
-    assert refused.stderr.splitlines()[-1].startswith("error: CONFIG_SLOTS=2")
-    assert "fix: " in refused.stderr
+    assert cpu["found"]["intel"][0] == "cpu"
+    assert "Apple" not in str(cpu["found"]["intel"][1])
+
+
+def test_a_cpu_trains_without_affinity_and_linux_files(cpu: dict[str, Any]) -> None:
+    assert (cpu["system"], cpu["status"]) == ("darwin", "finished")
+    record = run_record.load(cpu["folder"] / "run")
+    assert record.status == "finished"
+    assert record.target.name == "cpu"
+    assert record.memory
+
+
+def test_without_affinity_several_slots_are_refused(cpu: dict[str, Any]) -> None:
+    assert cpu["slots"] == 1
+    assert cpu["refused"].startswith("CONFIG_SLOTS=2")
+    assert "fix: " in cpu["refused"]
 
 
 def test_windows_is_refused_in_one_line_by_every_command(tmp_path: Path) -> None:
