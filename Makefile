@@ -5,10 +5,42 @@
 
 # No recipe expands a variable that a user sets, so that no shell interprets it: the commands read the variables of
 # the command line from MAKEFLAGS. PYTHON and defconfig's NAME are environment variables of the recipe.
-ARGUMENTS := STUDY STUDIES OUT RUN RUNS TEXT LAYERS HEADS FACTOR UNDO SUITE SHAPE ROUNDS SECONDS CASES CHECKS TARGET FROM \
-             VARIANTS VARIANT PLATFORM PLATFORMS MACHINE RESULTS A B STEP LEVEL TASK NUMERICS SCALE THRESHOLD SPREAD \
-             PORT ON OFF FORMAT MONITOR PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED RECORD OTHER AGAINST SYMPTOM \
-             OVER TIMES MINUTES TASKS TASK_DATA MODEL
+# The variables that each target reads. Its command refuses the others.
+READS.admit := VARIANT
+READS.attention := RUN TEXT LAYERS HEADS
+READS.bench := SUITE SHAPE ROUNDS SECONDS CASES NUMERICS SCALE MONITOR
+READS.bisect := RUN AGAINST STEP SYMPTOM OVER OUT
+READS.card := OUT CHECKS
+READS.check-config := A B OUT
+READS.compare := STUDIES OUT
+READS.compare-records := A B OUT
+READS.diagnose := RUNS OUT
+READS.evaluate := RUN PLATFORM MACHINE
+READS.export := RUN OUT
+READS.extend := FACTOR UNDO
+READS.import := MODEL OUT
+READS.lm-eval := RUN TASKS TASK_DATA
+READS.logp-diff := RUN THRESHOLD OUT
+READS.memory := TARGET FROM VARIANTS
+READS.monitor := RUN ON OFF FORMAT
+READS.mrproper := RESULTS
+READS.oracle := RECORD OTHER OUT
+READS.pack-run := RUN OUT
+READS.plan := SPREAD
+READS.record := RUN STEP LEVEL TASK OUT
+READS.repeat := RUN STEP TIMES OUT
+READS.report := STUDY FORMAT
+READS.sample := RUN PROMPT TOKENS COUNT TEMPERATURE TOP_K TOP_P SEED OUT
+READS.serve := STUDY PORT
+READS.shrink := RUN AGAINST STEP SYMPTOM OUT
+READS.status := STUDY
+READS.stress := MINUTES OUT
+READS.sync := STUDY
+READS.transfer := STUDIES PLATFORMS MACHINE OUT
+READS.trend := RUNS OUT
+READS.verify := STUDY
+export override MAKE_GOALS := $(or $(MAKECMDGOALS),all)
+ARGUMENTS := $(foreach list,$(filter READS.%,$(.VARIABLES)),$($(list)))
 unexport $(ARGUMENTS) $(filter CONFIG_%,$(.VARIABLES))  # make would expand them: a$b to a
 ifdef PYTHON
 export override PYTHON := $(value PYTHON)

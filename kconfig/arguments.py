@@ -56,19 +56,35 @@ def make_variables(makeflags: str | None = None) -> dict[str, str]:
     return {variable.rstrip(":?+"): value for variable, _, value in pairs}
 
 
-def known_variables(makefile: str) -> list[str]:
-    """Return the variables that the Makefile's commands read, in its order."""
-    listed = re.search(r"^ARGUMENTS := ((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
-    return ["PYTHON", *(listed[1].replace("\\\n", " ").split() if listed else [])]
+def variables_by_target(makefile: str) -> dict[str, list[str]]:
+    """Return the variables that each target of the Makefile reads, without targets that read none."""
+    return {
+        target: names.split()
+        for target, names in re.findall(r"^READS\.(\S+) := (.*)$", makefile, re.MULTILINE)
+    }
 
 
-def refuse_unknown_variables(makeflags: str | None = None) -> None:
-    """Refuse a variable of make's command line that no command reads, such as PROMT=x. CONFIG_X=v is not checked."""
-    known = known_variables((ROOT / "Makefile").read_text(encoding="utf-8"))
+def refuse_unknown_variables(makeflags: str | None = None, goals: str | None = None) -> None:
+    """Refuse a variable of make's command line that none of its targets reads. CONFIG_X=v is not checked.
+
+    goals: the targets of make's command line; default: MAKE_GOALS of the environment. Where there are none, a variable
+    of any target passes.
+    """
+    goals = os.environ.get("MAKE_GOALS", "") if goals is None else goals
+    by_target = variables_by_target((ROOT / "Makefile").read_text(encoding="utf-8"))
+    known = ["PYTHON", *(name for names in by_target.values() for name in names)]
+    read = [name for goal in goals.split() for name in by_target.get(goal, [])] if goals else known
     for name, value in make_variables(makeflags).items():
-        if name in (*known, *MAKE_ITSELF) or name.startswith("CONFIG_"):
+        if name in ("PYTHON", *read, *MAKE_ITSELF) or name.startswith("CONFIG_"):
             continue
-        near = difflib.get_close_matches(name.upper(), known, n=1)
+        if name in known:
+            raise UserError(
+                f"{COMMAND_LINE}: make {goals} does not read {name}={value}; fix: leave it out; make {goals} reads "
+                f"{' '.join(dict.fromkeys(read)) or 'no variable'}"
+            )
+        near = difflib.get_close_matches(name.upper(), read, n=1) or difflib.get_close_matches(
+            name.upper(), known, n=1
+        )
         fix = (
             f"did you mean {near[0]}={value}?"
             if near
@@ -111,7 +127,9 @@ def _matches(word: str) -> list[str]:
     return [path] if os.path.exists(path) else sorted(glob.glob(path)) or [path]
 
 
-def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> list[str]:
+def make_assignments(
+    tree: Kconfig, makeflags: str, given: Sequence[str], goals: str | None = None
+) -> list[str]:
     """Return the CONFIG_X=v of make's command line that are not among the arguments `given`."""
     taken = {argument.partition("=")[0] for argument in given}
     symbols = [f"CONFIG_{symbol.name}" for symbol in tree.unique_defined_syms]
@@ -126,7 +144,7 @@ def make_assignments(tree: Kconfig, makeflags: str, given: Sequence[str]) -> lis
             raise ConfigError(
                 f"{COMMAND_LINE}: {variable}={value} sets no symbol; fix: did you mean {meant[0]}={value}?"
             )
-    refuse_unknown_variables(makeflags)
+    refuse_unknown_variables(makeflags, goals)
     return found
 
 

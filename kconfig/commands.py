@@ -46,11 +46,12 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     command, rest = (arguments[0], list(arguments[1:])) if arguments else ("", [])
     if command == "defconfig" and not rest and "DEFCONFIG" in environment:
         rest = [environment["DEFCONFIG"]]
+    makeflags, goals = environment.get("MAKEFLAGS", ""), environment.get("MAKE_GOALS", "")
     if command != "defconfig":
-        refuse_assignments(environment.get("MAKEFLAGS", ""))
-        refuse_unknown_variables(environment.get("MAKEFLAGS", ""))
+        refuse_assignments(makeflags)
+        refuse_unknown_variables(makeflags, goals)
     if command == "defconfig" and rest and "=" not in rest[0]:
-        defconfig(rest[0], rest[1:], environment.get("MAKEFLAGS", ""))
+        defconfig(rest[0], rest[1:], makeflags, goals)
     elif command == "savedefconfig" and len(rest) <= 1:
         savedefconfig(Path(*rest) if rest else Path("defconfig"))
     elif command in COMMANDS and not rest:
@@ -63,10 +64,12 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 # ---- commands
 
 
-def defconfig(specification: str, assignments: Sequence[str] = (), makeflags: str = "") -> None:
+def defconfig(
+    specification: str, assignments: Sequence[str] = (), makeflags: str = "", goals: str = ""
+) -> None:
     """Write .config from `NAME+FRAGMENT...` and the assignments of the command line."""
     tree = rules.load_kconfig(detected_target_name())
-    assignments = [*assignments, *make_assignments(tree, makeflags, assignments)]
+    assignments = [*assignments, *make_assignments(tree, makeflags, assignments, goals)]
     symbols = configure(tree, read_layers(specification), assignments)
     config = Config.from_symbols(symbols)
     check_files(config.evaluation.sets)

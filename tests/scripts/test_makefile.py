@@ -1,5 +1,6 @@
 """What a user types after `make` reaches the commands unchanged, and no shell interprets it."""
 
+import ast
 import functools
 import json
 import os
@@ -16,51 +17,20 @@ from hypothesis import strategies as st
 from gpt2.system.errors import UserError
 from kconfig.arguments import (
     command_arguments,
-    known_variables,
     make_variables,
     refuse_assignments,
     refuse_unknown_variables,
     split_paths,
+    variables_by_target,
 )
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 # Target -> the variables that its command reads.
-VARIABLES = {
-    "report": ("STUDY", "FORMAT"),
-    "compare": ("STUDIES", "OUT"),
-    "attention": ("RUN", "TEXT", "LAYERS", "HEADS"),
-    "sample": ("RUN", "PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT"),
-    "export": ("RUN", "OUT"),
-    "lm-eval": ("RUN", "TASKS", "TASK_DATA"),
-    "import": ("MODEL", "OUT"),
-    "serve": ("STUDY", "PORT"),
-    "sync": ("STUDY",),
-    "admit": ("VARIANT",),
-    "diagnose": ("RUNS", "OUT"),
-    "trend": ("RUNS", "OUT"),
-    "record": ("RUN", "STEP", "LEVEL", "TASK", "OUT"),
-    "monitor": ("RUN", "ON", "OFF", "FORMAT"),
-    "repeat": ("RUN", "STEP", "TIMES", "OUT"),
-    "stress": ("MINUTES", "OUT"),
-    "shrink": ("RUN", "STEP", "SYMPTOM", "OUT"),
-    "bisect": ("RUN", "AGAINST", "STEP", "SYMPTOM", "OVER", "OUT"),
-    "compare-records": ("A", "B", "OUT"),
-    "check-config": ("A", "B", "OUT"),
-    "logp-diff": ("RUN", "OUT", "THRESHOLD"),
-    "oracle": ("RECORD", "OTHER", "OUT"),
-    "pack-run": ("RUN", "OUT"),
-    "card": ("OUT", "CHECKS"),
-    "extend": ("FACTOR", "UNDO"),
-    "plan": ("SPREAD",),
-    "evaluate": ("RUN", "PLATFORM", "MACHINE"),
-    "transfer": ("STUDIES", "PLATFORMS", "OUT", "MACHINE"),
-    "bench": ("SUITE", "SHAPE", "ROUNDS", "SECONDS", "CASES", "NUMERICS", "SCALE", "MONITOR"),
-    "memory": ("TARGET", "FROM", "VARIANTS", "CONFIG_STUDY_NAME"),
-    "mrproper": ("RESULTS",),
-    "defconfig-x": ("CONFIG_STUDY_NAME", "CONFIG_DATASET_FILES"),
-    "all": ("CONFIG_SEEDS",),
-}
+VARIABLES = {target: tuple(names) for target, names in variables_by_target(MAKEFILE).items()}
+VARIABLES["memory"] += ("CONFIG_STUDY_NAME",)
+VARIABLES["defconfig-x"] = ("CONFIG_STUDY_NAME", "CONFIG_DATASET_FILES")
+VARIABLES["all"] = ("CONFIG_SEEDS",)
 HOSTILE = "a b 'q' \"d\" \\ \\\\ $x $$y $(shell touch made) $(touch made) `touch made`;touch made #& |<>*?~!\t{a,b} é"
 # Records how it was started, in place of the interpreter.
 RECORDER = f"""#!{sys.executable} -S
@@ -150,8 +120,43 @@ def test_no_recipe_expands_anything_but_the_interpreter_and_the_kind_of_setup() 
     for recipe in recipes:
         left = re.sub(r"^\t@\$\((INTERPRETER|BARE|SETUP)\)", "", recipe)
         assert "$" not in left or left == " $*", recipe
-    names = {name for names in VARIABLES.values() for name in names if not name.startswith("CONFIG_")}
-    assert set(known_variables(MAKEFILE)) == names | {"PYTHON"}
+
+
+def variables_of(module: Path) -> set[str]:
+    """The variables that a command's file names in calls of command_arguments and make_variables().get."""
+    tree, found = ast.parse(module.read_text(encoding="utf-8")), set[str]()
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for call in ast.walk(tree):
+        name = ast.unparse(call.func) if isinstance(call, ast.Call) else ""
+        if name in ("study_directory", "named_study"):
+            found.add("STUDY")
+        if isinstance(call, ast.Call) and name in ("command_arguments", "make_variables().get"):
+            given = [constants.get(getattr(one, "id", ""), one) for one in call.args]
+            for part in (*given, *(keyword.value for keyword in call.keywords)):
+                found |= {
+                    one.value
+                    for one in ast.walk(part)
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                }
+    return found
+
+
+def test_the_makefile_lists_for_each_target_the_variables_that_its_command_reads() -> None:
+    for target, recipe in re.findall(r"^([\w-]+):.*\n\t@\$\(\w+\) -m (\S+)", MAKEFILE, re.MULTILINE):
+        path = ROOT / recipe.replace(".", "/")
+        module = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"
+        listed = set(variables_by_target(MAKEFILE).get(target, []))
+        exported = set(re.findall(rf"^{target}: export \w+ = \$\(value (\w+)\)", MAKEFILE, re.MULTILINE))
+        read = variables_of(module) if recipe.startswith(("scripts.", "bench.")) else set()
+        exported |= {"NUMERICS", "SCALE", "MONITOR"} if target == "bench" else set()  # names of a loop
+        if target != "clean":  # its file is that of mrproper, too
+            assert listed == {name for name in read | exported if name.isupper()}, target
 
 
 def test_the_commands_read_the_variables_of_make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -225,23 +230,44 @@ def test_a_variable_that_no_command_reads_is_refused_with_the_nearest_name(typed
     refuse_unknown_variables(" -- RUN=x PROMPT=y PYTHON=z CONFIG_SEEDS=3 SHELL=/bin/sh")
 
 
-@pytest.mark.parametrize("target", ["sample", "help", "menuconfig", "defconfig-gpt2-ra-ablation", "status"])
-def test_every_command_refuses_a_misspelt_variable_before_it_does_anything(
-    target: str, tmp_path: Path
+def test_a_variable_of_another_command_is_refused_with_those_that_the_command_reads() -> None:
+    says = "make report does not read RUN=x; fix: leave it out; make report reads STUDY FORMAT"
+    with pytest.raises(UserError, match=says):
+        refuse_unknown_variables(" -- STUDY=y RUN=x", "report")
+    with pytest.raises(
+        UserError, match="make all does not read RUN=x; fix: leave it out; make all reads no variable"
+    ):
+        refuse_unknown_variables(" -- RUN=x", "all")
+    refuse_unknown_variables(" -- STUDY=y FORMAT=latex PYTHON=z CONFIG_SEEDS=3", "report")
+    refuse_unknown_variables(" -- STUDY=y RUN=x", "report sample")
+
+
+READS_NONE = "make {0} does not read RUN=x; fix: leave it out; make {0} reads no variable"
+
+
+@pytest.mark.parametrize(
+    ("target", "typed", "says"),
+    [
+        ("sample", "PROMT=x", "no command reads PROMT=x; fix: did you mean PROMPT=x?"),
+        ("help", "PROMT=x", "no command reads PROMT=x; fix: did you mean PROMPT=x?"),
+        ("report", "RUN=x", "make report does not read RUN=x; fix: leave it out; make report reads STUDY FORMAT"),
+        ("menuconfig", "RUN=x", READS_NONE.format("menuconfig")),
+        ("defconfig-demo", "RUN=x", READS_NONE.format("defconfig-demo")),
+    ],
+)  # fmt: skip
+def test_every_command_refuses_a_wrong_variable_before_it_does_anything(
+    target: str, typed: str, says: str
 ) -> None:
     before = (ROOT / ".config").read_bytes() if (ROOT / ".config").exists() else None
     done = subprocess.run(
-        ["make", "--no-print-directory", f"PYTHON={sys.executable}", target, "PROMT=x"],
+        ["make", "--no-print-directory", f"PYTHON={sys.executable}", target, typed],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode != 0
     assert done.stdout == ""
-    assert (
-        done.stderr.splitlines()[0]
-        == "error: command line: no command reads PROMT=x; fix: did you mean PROMPT=x?"
-    )
+    assert done.stderr.splitlines()[0] == f"error: command line: {says}"
     assert before == ((ROOT / ".config").read_bytes() if (ROOT / ".config").exists() else None)
 
 
