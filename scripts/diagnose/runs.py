@@ -120,7 +120,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunSide]:
 def read_run(path: Path, label: str) -> RunSide:
     if not (path / "run.json").exists():
         return RunSide(path, label, read_curve(path, label))
-    record = run_record.load(path)
+    record = run_record.load_given(path)
     failed = {fault.iteration + 1: math.nan for fault in record.faults}
     if (path / "metrics.jsonl").exists() and (path / "metrics.jsonl").stat().st_size:
         curve = read_curve(path, label)

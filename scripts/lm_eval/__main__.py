@@ -61,6 +61,8 @@ def main() -> int:
         kept = [name for name in tasks if name not in computed]
         print(f"{where}: evaluated on {', '.join(computed) or 'nothing new'}"
               + (f"; existing results of {', '.join(kept)}" if kept else ""), flush=True)  # fmt: skip
+        for note in evaluated.notes:
+            print(f"{run.name}: {note}")
         found.append((run.resolve().parents[1].name, evaluated.record))
         if run.resolve().parent.name == "runs" and not run_record.load(run).imported:
             studies[str(run.parent.parent)] = None

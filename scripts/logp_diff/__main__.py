@@ -22,8 +22,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--prompts", type=int, default=4, help="from the validation text")
     parser.add_argument("--tokens", type=int, default=32, help="sampled after each prompt")
-    parser.add_argument("--threshold", type=float, default=0.01)
+    parser.add_argument("--threshold", default="0.01")
     given = parser.parse_args(command_arguments(("OUT", "THRESHOLD"), paths="RUN"))
+    try:
+        threshold = float(given.threshold)
+    except ValueError:
+        raise UserError(f"THRESHOLD={given.threshold} is not a number; fix: THRESHOLD=0.01") from None
     if given.run is None or not given.run.is_dir():
         raise UserError(
             f"RUN={given.run or ''} is not a folder; fix: make logp-diff RUN=results/STUDY/runs/NAME"
@@ -56,12 +60,14 @@ def main() -> int:
             sampled = sample(model, prompt, new, [torch.Generator().manual_seed(number)], cache)
             rollout.append(sampled.log_probs)
             training.append(response_log_probs(model, prompt, sampled.tokens))
-        found = logp_diff(torch.cat(rollout), torch.cat(training), threshold=given.threshold)
+        found = logp_diff(torch.cat(rollout), torch.cat(training), threshold=threshold)
     except (CacheError, NumericsError) as error:
         raise UserError(f"{run.name}: {error}") from error
     print(
         f"{run.name}: {given.prompts} prompts of {length} tokens ({text.source}), {new} sampled tokens each"
     )
+    for note in run.notes:
+        print(f"{run.name}: {note}")
     print(render_terminal(report(found)))
     if given.out:
         write_json(given.out / "logp_diff.json", as_json(found))

@@ -27,10 +27,11 @@ DIGITS = 9  # of a number of an item
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The record of a run. computed: the tasks that were evaluated now; the others existed."""
+    """The record of a run. computed: the tasks that were evaluated now; the others existed. notes: on its weights."""
 
     record: LmEvalRecord
     computed: list[str]
+    notes: list[str]
 
 
 def evaluate_run(
@@ -77,7 +78,7 @@ def evaluate_run(
         found = replace(found, tasks=tuple(sorted([*others, result], key=lambda one: one.task)))
         records.write(run_dir, found)
         computed.append(name)
-    return Evaluated(found, computed)
+    return Evaluated(found, computed, list(model.run.notes))
 
 
 def _head(name: str, task: Any, model: RunModel) -> TaskResult:

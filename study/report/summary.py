@@ -41,6 +41,7 @@ from study.sweep.section import edge_sentences
 
 MAKE, MENUCONFIG = Code("make"), Code("make menuconfig")
 DEMO = "demo"  # the study of `make demo`, which no .config describes
+DEMO_ARMS = frozenset(("B", "RAALL", "NOPE", "B+WD=0.1", "RALEARN"))
 
 
 def findings(report: Report) -> list[Finding]:
@@ -245,7 +246,8 @@ def exaggeration_sentence(verdict: Verdict) -> str:
 
 def next_step(report: Report) -> Text:
     """The next step: finish the runs, add seeds, or ask another question."""
-    make = Code("make demo") if report.study == DEMO else MAKE
+    demo = report.study == DEMO and {run.variant for run in report.runs} == DEMO_ARMS
+    make = Code("make demo") if demo else MAKE
     pending = sum(run.status in PENDING for run in report.runs)
     unstable = [run.name for run in report.runs if run.cause == DIVERGED]
     failed = [run.name for run in report.runs if run.status == "failed" and run.name not in unstable]
@@ -265,7 +267,7 @@ def next_step(report: Report) -> Text:
     if unstable:
         names = f"{len(unstable)} of {runs} runs diverged ({some(unstable)})"
         return f"Next: {names}; fix: a smaller CONFIG_LEARNING_RATE or less noise in another study."
-    if report.study == DEMO:
+    if demo:
         return ("Next: a study of your own: ", Code("make defconfig-gpt2-ra-ablation"), ", then ", MAKE, ".")
     edit = (" in .config (", MENUCONFIG, "), then ", MAKE, ". Finished runs are not repeated.")
     words = {verdict.word for verdict in report.verdicts}

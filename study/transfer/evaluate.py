@@ -84,7 +84,8 @@ def evaluate_run(run_dir: Path, names: Sequence[str], machine: str = "") -> Eval
     run.model.to(resolved.device).eval()
     evaluation = _Evaluation(run, run_dir, resolved, windows, items, weights, record.target.dtype)
     found = [evaluation.evaluate(platform) for platform in platforms]
-    notes = [f"HellaSwag is not scored: {items.absent}"] if items.absent else []
+    notes = [f"{run.name}: {note}" for note in run.notes]
+    notes += [f"HellaSwag is not scored: {items.absent}"] if items.absent else []
     at_home = read_at_home(run_dir, record, home)
     same = at_home if at_home and at_home.weights == weights else None
     return Evaluated(same, found, notes)

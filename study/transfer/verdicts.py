@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ra.arms import parse_arm
 from ra.names import is_control_arm
 from study.analysis.verdict import LEVEL, VERDICT_SEEDS
 from study.stats.statistics import PairedTest, holm, mean, paired_t
@@ -55,12 +54,10 @@ class TransferVerdicts:
 
 
 def without_noise(arm: str) -> str:
-    """Return the arm without +AQN=; "" for an arm without noise."""
-    return (
-        "+".join(part for part in arm.split("+") if not part.startswith("AQN="))
-        if parse_arm(arm).noise
-        else ""
-    )
+    """Return the arm without +AQN=; "" for an arm without noise. A custom attention needs no file here."""
+    parts = arm.split("+")
+    others = [part for part in parts if not part.startswith("AQN=")]
+    return "+".join(others) if len(others) < len(parts) else ""
 
 
 def judge_transfer(

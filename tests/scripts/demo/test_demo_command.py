@@ -10,6 +10,7 @@ from gpt2.config.dotconfig import parse_lines
 from kconfig import commands
 from ra.names import is_control_arm
 from scripts.demo import __main__ as demo
+from study.report import summary
 from study.runner.study import Study
 from tests.checkout import link_project
 from tests.faults.in_process import InProcessExecutor
@@ -31,6 +32,7 @@ def arms() -> list[str]:
 
 def test_every_judged_arm_of_the_demo_is_explained() -> None:
     assert {name for name in arms() if not is_control_arm(name)} == set(demo.ARMS)
+    assert set(arms()) == summary.DEMO_ARMS
 
 
 def test_the_demo_runs_explains_its_verdicts_and_leaves_the_configuration(
@@ -42,6 +44,7 @@ def test_the_demo_runs_explains_its_verdicts_and_leaves_the_configuration(
     (tmp_path / ".config").write_text("# not a configuration\n")
     layers = [*commands.read_layers("demo"), parse_lines(SMALLER, "smaller")]
     monkeypatch.setattr(demo, "read_layers", lambda name: layers)
+    monkeypatch.setattr(summary, "DEMO_ARMS", {"B", "NOPE"})
     monkeypatch.setattr(Study, "executor", lambda study: InProcessExecutor())
     assert demo.main() == 0
     printed = capsys.readouterr().out

@@ -202,7 +202,7 @@ def test_a_file_of_losses_takes_the_place_of_a_run(
         (["B0", "missing"], "does not exist"),
         (["B0", "study"], "is a study"),
         (["B0", "empty"], "without metrics.jsonl"),
-        (["B0", "damaged"], "run.json"),
+        (["B0", "damaged"], "run.json cannot be read: .*fix: restore the run's folder from a copy"),
         (["B0", "no losses"], "no losses"),
     ],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpt2.artifacts import checkpoint, run_record
+from study.attention.inspect import load_run
 from study.transfer.records import gap, read
 from tests.faults.in_process import train
 from tests.faults.workplace import Workplace, write_stories
@@ -86,11 +87,19 @@ def test_weights_of_another_iteration_are_refused(place: Workplace) -> None:
     assert "checkpoint has the weights of iteration 8; the run finished at 12; fix:" in printed
 
 
-def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(place: Workplace) -> None:
-    assert evaluate(place, "int3")[0] == 0
+def test_an_existing_record_is_not_repeated_and_a_damaged_one_is(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = "shift.py is the study's copy"
+    status, printed = evaluate(place, "int3")
+    assert (status, note in printed) == (0, False)
     path = place.study / "runs/RALEARN0/platforms/int3.json"
     first = path.read_bytes()
-    assert evaluate(place, "int3")[0] == 0
+    monkeypatch.setattr(
+        "study.transfer.evaluate.load_run", lambda folder: replace(load_run(folder), notes=[note])
+    )
+    status, printed = evaluate(place, "int3")
+    assert (status, f"RALEARN0: {note}" in printed) == (0, True)
     assert path.read_bytes() == first  # its seconds of evaluation are the first ones
     content = json.loads(first)
     content["loss"] = 1.0

@@ -110,11 +110,18 @@ def test_our_hellaswag_of_the_run_is_the_harness_s(place: Workplace, printed: st
     assert right == {"acc": score.correct, "acc_norm": score.correct_norm}
 
 
-def test_nothing_is_repeated_unless_weights_items_or_the_file_changed(place: Workplace, printed: str) -> None:
+def test_nothing_is_repeated_unless_weights_items_or_the_file_changed(
+    place: Workplace, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = place.run_dir("B1") / records.FILE
     first = path.read_bytes()
-    status, text = call(place, "piqa winogrande", "B1", "RALEARN1")
+    note = "shift.py is the study's copy"
+    assert note not in printed
+    with monkeypatch.context() as patch:
+        patch.setattr("study.lm_eval.model.load_run", lambda folder: replace(load_run(folder), notes=[note]))
+        status, text = call(place, "piqa winogrande", "B1", "RALEARN1")
     assert status == 0
+    assert f"RALEARN1: {note}" in text
     assert path.read_bytes() == first
     assert "B1: evaluated on nothing new; existing results of piqa, winogrande" in text
     assert "hellaswag" not in text

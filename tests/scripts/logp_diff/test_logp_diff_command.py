@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from gpt2.model import sampling
 from gpt2.system.errors import UserError
 from scripts.logp_diff import __main__ as logp_diff
+from study.attention import inspect
+from study.attention.inspect import load_run
 from tests.study.attention.test_inspect import a_run, config_file
 
 __all__ = ["config_file"]
@@ -43,11 +46,14 @@ def test_a_cache_that_is_not_cleared_is_named(
     tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sampling.Cache, "clear", lambda cache: setattr(cache, "length", 0))
+    note = "shift.py is the study's copy"
+    monkeypatch.setattr(inspect, "load_run", lambda folder: replace(load_run(folder), notes=[note]))
     assert call(monkeypatch, str(a_run(tmp_path, config_file, "B"))) == 0
     printed = capsys.readouterr().out
     assert "within the threshold" not in printed
     printed = " ".join(printed.split())
     assert "first token over the threshold: sequence 1, " in printed
+    assert f"B0: {note} logp_diff: " in printed
 
 
 def test_unusable_arguments_are_one_line(
@@ -55,7 +61,7 @@ def test_unusable_arguments_are_one_line(
 ) -> None:
     run = str(a_run(tmp_path, config_file, "B"))
     for arguments in ((), (str(tmp_path / "absent"),), (run, "--prompts", "0"), (run, "--prompts", "9999"),
-                      (run, "--threshold", "-1")):  # fmt: skip
+                      (run, "--threshold", "-1"), (run, "--threshold", "x")):  # fmt: skip
         with pytest.raises(UserError) as found:
             call(monkeypatch, *arguments)
         assert "fix:" in str(found.value)

@@ -226,10 +226,12 @@ def test_the_first_screen_ends_with_the_next_step(tmp_path: Path) -> None:
     )
 
 
-def test_the_demo_is_continued_by_its_command(tmp_path: Path) -> None:
+def test_the_demo_is_continued_by_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo").mkdir()
     study = a_study(tmp_path / "demo", seeds=2)
     files.write_json(study / "expected.json", {"variants": list(VARIANTS), "seeds": 3})
+    assert "continue it: `make`." in to_markdown(summary.next_step(build.build_report(study)))  # other arms
+    monkeypatch.setattr(summary, "DEMO_ARMS", set(VARIANTS))
     assert to_markdown(summary.next_step(build.build_report(study))) == (
         "Next: 5 of 15 runs are pending. If the study is stopped, continue it: `make demo`."
     )

@@ -26,6 +26,11 @@ NOISY = "B+AQN=mild"
 Table = dict[str, dict[str, dict[int, float]]]
 
 
+def test_an_arm_without_its_noise_needs_no_file_of_its_attention() -> None:
+    assert without_noise("NOFILE+AQN=mild+WD=0.2") == "NOFILE+WD=0.2"
+    assert without_noise("NOFILE+WD=0.2") == ""
+
+
 def table(
     plain: float, noisy: float, seeds: int = SEEDS, noise: float = 0.002, seed: int = 0, cost: float = 0.0
 ) -> Table:
