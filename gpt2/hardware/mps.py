@@ -26,6 +26,7 @@ NOTES = (
     "attention stores T x T scores: torch has no fused kernel with gradients for mps",
     "the peak of memory is the largest sample at the ends of phases, since torch.mps has no peak",
 )
+COMPILED = "torch.compile is a prototype on mps and was not tested here (pytorch issue 150121)"
 
 
 def list_apple_gpu(run: Callable[[Sequence[str]], str]) -> list[tuple[str, int]]:

@@ -198,7 +198,7 @@ def _resolve_gpu(
     dtype, backend, notes = _precision(config, device, row, devices.kind)
     where = f"{DEVICE_TYPES[devices.kind]}:{device.index}"
     if row.kind == "mps":
-        notes += mps.NOTES
+        notes += [*mps.NOTES, mps.COMPILED if config.compile else None]
     elif row.memory_bytes is None:
         notes.append(
             f"the target table lacks {device.name}: torch reports {device.memory_bytes / GIB:.1f} GiB; the peak is "
@@ -253,6 +253,7 @@ def _plan(config: TargetConfig, hardware: Hardware) -> ResolvedTarget:
     note = "planned without the card"
     if row.kind == "mps":
         memory, title, note = _plan_mps(hardware)
+        note = f"{note}; {mps.COMPILED}" if config.compile else note
     elif memory is None:
         if hardware.kind != row.kind or not hardware.memory_bytes:
             raise TargetError(

@@ -50,6 +50,11 @@ def main() -> int:
             print(*(f"wrote {path}" for path in written), sep="\n")
             return 0
         if arguments.on or arguments.off:
+            if record.status == "finished":
+                given = " ".join(f"{key}=" for key in ("ON", "OFF") if getattr(arguments, key.lower()))
+                raise UserError(
+                    f"{record.run} is finished, so {given} changes nothing; fix: leave it out to print the tables"
+                )
             names = read_names(folder)
             problems = map(names.problem, parse_targets(split_words(arguments.on))) if names else ()
             for problem in filter(None, problems):

@@ -3,6 +3,7 @@
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -96,6 +97,11 @@ def test_auto_selects_apples_gpu_in_float32() -> None:
         usable, "float32", "math", "macOS 15.1",
     )  # fmt: skip
     assert got.note == "; ".join(mps.NOTES)
+    compiled = replace(config(), compile=True)
+    assert resolve(compiled, devices=DEVICES, hardware=M4).note == "; ".join((*mps.NOTES, mps.COMPILED))
+    for planned in (compiled, config()):
+        note = resolve(replace(planned, name="mps"), hardware=M4, planning=True).note
+        assert (mps.COMPILED in (note or "")) == planned.compile
     assert resolve(config("mps"), devices=DEVICES, hardware=M4).device == "mps:0"
     assert resolve(config("mps", "bfloat16"), devices=DEVICES, hardware=M4).dtype == "bfloat16"
     assert resolve(config("cpu"), devices=DEVICES, hardware=M4).device == "cpu"

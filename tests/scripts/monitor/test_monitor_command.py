@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpt2.artifacts import run_record
 from gpt2.config.dotconfig import ConfigError
 from gpt2.config.monitor import MonitorSettings
 from gpt2.system.errors import UserError
@@ -51,6 +52,10 @@ def test_state_tables_and_triggers_are_printed(
     assert "rank 0: param: 28 tensors, 2 steps from 1 to 11\n" in printed
     assert "step 11: nan: loss nan; checkpoint kept in anomaly/00000010\n" in printed
     assert f"make record RUN={trained} STEP=11" in printed
+    with pytest.raises(UserError, match="B0 is finished, so ON= changes nothing; fix: leave it out"):
+        monitor(monkeypatch, trained, on="grad:blocks.1")
+    assert not (trained / "monitor/control.json").exists()
+    run_record.write(trained, dataclasses.replace(run_record.load(trained), status="interrupted"))
     assert monitor(monkeypatch, trained, on="grad:blocks.1 actv") == 0
     assert "every step: grad:blocks.1, actv" in capsys.readouterr().out
     assert monitor(monkeypatch, trained, off="actv") == 0
