@@ -67,8 +67,8 @@ class FunctionCalls(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        label = _label(func)
-        if not label or not self.recorder.recording():
+        label = _label(func) if self.recorder.recording() else ""
+        if not label:
             return func(*args, **kwargs)
         before = tensors_in([list(args), kwargs])
         call = self.recorder.open_call(label, "{}.forward", (tuple(args), kwargs))
