@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -40,17 +41,17 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     return [group for group in groups if group["params"]]
 
 
-class AdamW(torch.optim.AdamW):
-    """torch's AdamW without the second or two in which its first use loads torch._dynamo.
+def adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.AdamW:
+    """Return torch's AdamW, without the second or two in which its first use loads torch._dynamo.
 
     torch loads it to keep these methods out of compiled graphs. No graph of this project contains an optimizer.
     """
-
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
-    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+    if "torch._dynamo" not in sys.modules:
+        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+            setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
+        step = inspect.unwrap(torch.optim.AdamW.step)
+        setattr(torch.optim.AdamW, "step", torch.no_grad()(step))  # noqa: B010  (mypy allows no assignment)
+    return torch.optim.AdamW(groups, **options)
 
 
 Progress = float | Fraction

@@ -26,8 +26,8 @@ from gpt2.system import ranks
 from gpt2.system.errors import UserError
 from gpt2.train import gradients
 from gpt2.train.optimizer import (
-    AdamW,
     Progress,
+    adamw,
     decay_start,
     learning_rate,
     parameter_groups,
@@ -145,7 +145,7 @@ class Stepper:
 
     def _make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         settings = self.settings
-        return AdamW(
+        return adamw(
             groups,
             lr=settings.learning_rate,
             betas=(settings.beta1, settings.beta2),
