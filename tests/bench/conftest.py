@@ -1,10 +1,14 @@
 """Fixtures of the bench tests."""
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import torch
 
 from bench.case_step import prepare_case
+from bench.workers import Worker
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +16,22 @@ def _no_prepared_case() -> Iterator[None]:
     """Forget the cases that a test prepared in this process."""
     yield
     prepare_case.cache_clear()
+
+
+@pytest.fixture
+def workers_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let this process, which has loaded torch, execute the calls of workers. They are pickled as for a process."""
+
+    def call(
+        worker: Worker, function: Callable[..., Any], *arguments: Any, limit_seconds: float | None = None
+    ) -> Any:
+        function, arguments = pickle.loads(pickle.dumps((function, arguments)))
+        return pickle.loads(pickle.dumps(function(*arguments)))
+
+    monkeypatch.setattr(Worker, "__init__", lambda worker, label, heap=None: None)
+    monkeypatch.setattr(Worker, "__exit__", lambda worker, *error: None)
+    monkeypatch.setattr(Worker, "call", call)
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)

@@ -146,6 +146,7 @@ def test_costs_are_those_of_the_main_study_on_the_card_of_the_goal(tmp_path: Pat
     assert config.model.block_size == 1024
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_the_suite_measures_prints_and_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def test_where_no_case_can_be_measured_the_suite_fails(
         run_small(growth.SUITE, tmp_path, monkeypatch)
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_the_suite_measures_small_models_on_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

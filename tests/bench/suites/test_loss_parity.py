@@ -102,6 +102,7 @@ def test_batches_are_windows_of_the_text_and_differ_between_steps() -> None:
     )
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_the_suite_saves_the_curves_and_their_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,7 +79,8 @@ def test_on_a_cpu_the_self_times_of_operations_count() -> None:
 # --- a step
 
 
-def test_a_step_is_profiled_in_a_worker() -> None:
+@pytest.mark.usefixtures("workers_here")
+def test_a_step_is_profiled_by_its_operations() -> None:
     for case in ("plain", "RALEARN"):
         with case_worker(SHAPE, case, 4) as worker:
             found = worker.call(profile.profile_case, SHAPE, case, 4, 1)

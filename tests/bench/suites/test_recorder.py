@@ -11,6 +11,7 @@ from tests.bench.sessions import run_small
 SMALL = recorder.ObservedShape("small", 2, 2, 16, 8, 2)
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_every_mode_is_timed_in_every_round_and_changes_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def test_ratios_are_taken_within_a_round_and_other_tokens_are_named() -> None:
     assert row["equal"]
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_the_suite_draws_equal_tokens_with_and_without_a_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
