@@ -44,7 +44,9 @@ def of_fake(run_dir: Path, logger: str) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def test_names_values_and_steps_are_the_same_in_all_trackers(run_dir: Path) -> None:
+def test_names_values_and_steps_are_the_same_in_all_trackers_and_a_second_logger_replaces_them(
+    run_dir: Path,
+) -> None:
     assert ExperimentLoggers(run_dir, ALL).finish(120) is None, (run_dir / "track.log").read_text()
     board, texts = of_tensorboard(run_dir)
     wandb, trackio = of_fake(run_dir, "wandb"), of_fake(run_dir, "trackio")
@@ -55,28 +57,23 @@ def test_names_values_and_steps_are_the_same_in_all_trackers(run_dir: Path) -> N
         assert [step for step, _ in board[name]] == [step for step, _ in points], name
         assert [value for _, value in board[name]] == pytest.approx([value for _, value in points], rel=1e-6)
     assert texts == {"config/text_summary"}
+    # as after an interruption: the run is read from its start
+    ids = [tracked(run_dir, logger).run_id for logger in CLIENTS]
+    ExperimentLoggers(run_dir, ALL).finish(120)
+    assert of_tensorboard(run_dir)[0] == board
+    assert [tracked(run_dir, logger).run_id for logger in CLIENTS] == ids
+    assert ["delete", ids[1]] in observed("trackio")
+    opened = [call[1] for call in observed("wandb") if call[0] == "init"]
+    assert [(one["id"], one["resume"]) for one in opened] == [(ids[0], "allow")] * 2
 
 
 def test_the_study_is_the_group_and_arm_and_seed_are_tags(run_dir: Path) -> None:
-    ExperimentLoggers(run_dir, ALL).finish(120)
+    ExperimentLoggers(run_dir, dataclasses.replace(ALL, tensorboard=False)).finish(120)
     about = {logger: observed(logger)[0][1] for logger in ("wandb", "trackio")}
     assert {one["group"] for one in about.values()} == {"week"}
     assert about["wandb"]["tags"] == about["trackio"]["config"]["tags"] == ["B", "seed 0"]
     ids = {about["wandb"]["id"], about["trackio"]["config"]["run_id"]}
     assert ids == {tracked(run_dir, logger).run_id for logger in ("wandb", "trackio")}
-
-
-def test_a_second_logger_keeps_the_id_and_replaces_what_was_sent(run_dir: Path) -> None:
-    """As after an interruption: the run is read from its start."""
-    ExperimentLoggers(run_dir, ALL).finish(120)
-    first, _ = of_tensorboard(run_dir)
-    ids = [tracked(run_dir, logger).run_id for logger in CLIENTS]
-    ExperimentLoggers(run_dir, ALL).finish(120)
-    assert of_tensorboard(run_dir)[0] == first
-    assert [tracked(run_dir, logger).run_id for logger in CLIENTS] == ids
-    assert ["delete", ids[1]] in observed("trackio")
-    opened = [call[1] for call in observed("wandb") if call[0] == "init"]
-    assert [(one["id"], one["resume"]) for one in opened] == [(ids[0], "allow")] * 2
 
 
 @pytest.mark.parametrize("mode", ["online", "offline"])

@@ -31,10 +31,11 @@ def run_with_npu(*command: str) -> str:
 
 
 STEPS = """
-import dataclasses, json, os, sys, torch
+import dataclasses, functools, json, os, sys, torch
 from pathlib import Path
 from gpt2.config.batch import plan_batch
 from gpt2.config.config import ANY_TARGET, ModelConfig, OptimizerConfig
+from gpt2.hardware import resolve
 from gpt2.hardware.attention_kernels import attention_context, prepare_device
 from gpt2.hardware.gpu_specs import TargetError
 from gpt2.model import cpu_linear, loss
@@ -73,6 +74,7 @@ assert isinstance(step_timer(npu.device, 1), ClockTimer)  # its events have no t
 torch.manual_seed(7)
 
 folder = Path(sys.argv[1])
+resolve.list_in_child = functools.cache(resolve.list_in_child)  # a process that loads torch
 short = configuration(write_texts(folder / "texts"), 8)
 short = dataclasses.replace(short, target=dataclasses.replace(ANY_TARGET, dtype="float32"))
 with attention_context(npu):

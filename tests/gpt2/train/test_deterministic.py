@@ -1,5 +1,6 @@
-"""CONFIG_DETERMINISTIC changes no number on a CPU, and is on record. It concerns a process, so each case has one."""
+"""CONFIG_DETERMINISTIC changes no number on a CPU, and is on record. It concerns a process, so it has one."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -7,44 +8,52 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from numerics.seed import process_environment
-
-ROOT = Path(__file__).parents[3]
-CODE = """
-import dataclasses, json, sys
-from pathlib import Path
 from gpt2.artifacts import run_record
 from gpt2.hardware import attention_kernels
 from gpt2.model.init import weights_digest
+from numerics.seed import process_environment
 from tests import small_runs
-folder, deterministic = Path(sys.argv[1]), sys.argv[2] == "y"
-config = small_runs.configuration(small_runs.write_texts(folder / "texts"), 3, dropout=0.1)
-target = dataclasses.replace(config.target, deterministic=deterministic)
-attention_kernels.prepare_device(target, config.model)
-run = small_runs.start(folder / "B0", dataclasses.replace(config, target=target), "RALEARN")
-run.train()
-_, _, losses = small_runs.outcome(folder / "B0")
-environment = run_record.load(folder / "B0").environment
-print(json.dumps([losses, weights_digest(run.stepper.model, 0), environment.deterministic, environment.variables]))
+
+ROOT = Path(__file__).parents[3]
+CODE = """
+import json, sys
+from pathlib import Path
+from tests.gpt2.train.test_deterministic import trained
+print(json.dumps(trained(Path(sys.argv[1]), deterministic=True)))
 """
+
+
+def trained(folder: Path, deterministic: bool) -> list[object]:
+    """Train in this process. Returns the losses, the digest of the weights, and what is on record."""
+    config = small_runs.configuration(small_runs.write_texts(folder / "texts"), 3, dropout=0.1)
+    target = dataclasses.replace(config.target, deterministic=deterministic)
+    attention_kernels.prepare_device(target, config.model)
+    run = small_runs.start(folder / "B0", dataclasses.replace(config, target=target), "RALEARN")
+    run.train()
+    _, _, losses = small_runs.outcome(folder / "B0")
+    environment = run_record.load(folder / "B0").environment
+    weights = weights_digest(run.stepper.model, 0)
+    return [losses, weights, environment.deterministic, environment.variables]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
-    found = {}
-    for flag in ("n", "y"):
-        done = subprocess.run(
-            [sys.executable, "-c", CODE, str(tmp_path_factory.mktemp("runs")), flag],
-            cwd=ROOT,
-            env={**os.environ, **(process_environment() if flag == "y" else {})},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "Warning" not in done.stderr
-        found[flag] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    """Train in a deterministic process, and without the setting in this one."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(tmp_path_factory.mktemp("runs"))],
+        cwd=ROOT,
+        env={**os.environ, **process_environment()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    threads = torch.get_num_threads()
+    usual = trained(tmp_path_factory.mktemp("usual"), deterministic=False)
+    torch.set_num_threads(threads)
+    return {"n": usual, "y": json.loads(done.stdout.splitlines()[-1])}
 
 
 def test_deterministic_training_has_the_same_numbers_on_a_cpu(outcomes: dict[str, list[object]]) -> None:
