@@ -49,7 +49,7 @@ class AllocatorListener:
         self.base = base
         self.by_phase: dict[str, int] = {}
         self._profile = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         )
 
     def __enter__(self) -> AllocatorListener:

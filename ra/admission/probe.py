@@ -11,6 +11,7 @@ import copy
 import functools
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -242,9 +243,15 @@ def restored_generators() -> Iterator[None]:
 def pristine(module: M) -> M:
     """A copy of a module that was never called, so that state of one pass cannot reach another."""
     try:
-        return copy.deepcopy(module)
+        return copy.deepcopy(module, _empty_dicts(module))
     except (Exception, SystemExit):  # a module that cannot be copied is used as it is
         return module
+
+
+def _empty_dicts(module: nn.Module) -> dict[int, Any]:
+    """The memo of a deep copy with the copies of all empty dicts: a module has ten, and deepcopy is slow at them."""
+    values = (value for part in module.modules() for value in vars(part).values())
+    return {id(value): type(value)() for value in values if type(value) in (dict, OrderedDict) and not value}
 
 
 def run(
@@ -308,6 +315,10 @@ def difference(first: Tensor, second: Tensor) -> tuple[float, int]:
 
     NaN differs from everything but NaN. The position is the first at which the difference is a tenth of the largest.
     """
+    if torch.equal(first, second) and bool(
+        first.isfinite().all()
+    ):  # most pairs: the rest costs ten times as much
+        return 0.0, 0
     both_nan = first.isnan() & second.isnan()
     change_T = (first - second).abs().masked_fill(both_nan, 0).nan_to_num(math.inf).amax((0, 2))
     scale = max(float(first[first.isfinite()].abs().amax()) if first.isfinite().any() else 0.0, 1e-30)
