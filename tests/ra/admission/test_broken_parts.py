@@ -14,6 +14,7 @@ from ra.admission.examine import examine
 from ra.admission.probe import Probe
 from ra.settings import AlternationSettings
 from tests.ra.admission.broken_parts import BROKEN_PARTS
+from tests.ra.admission.first_checks import checks_to
 
 STUDY = ModelConfig("test", 3, 2, 32, 160, 0.0)
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
@@ -39,8 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("attention", ["", "RALEARN"])
 @pytest.mark.parametrize("name", BROKEN_PARTS)
-def test_a_broken_part_is_refused_for_its_reason(folder: Path, name: str, attention: str) -> None:
+def test_a_broken_part_is_refused_for_its_reason(
+    folder: Path, name: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind: Any = BROKEN_PARTS[name]
+    monkeypatch.setattr("ra.admission.examine.CHECKS", checks_to(kind.fails))
     attention = "" if kind.part == "attention" else attention
     arm = f"{attention}+{kind.part.upper()}={name.lower()}" if attention else name
     found = examine(Probe(arm, STUDY, ALTERNATION))

@@ -13,8 +13,10 @@ from ra.admission.process import examine_variants
 from ra.settings import AlternationSettings
 from tests.ra.admission.broken import BROKEN
 from tests.ra.admission.correct import CORRECT
+from tests.ra.admission.first_checks import checks_to
 
 STUDY = ModelConfig("test", 3, 2, 32, 160, 0.0)
+SHALLOW = ModelConfig("test", 2, 2, 32, 160, 0.0)  # an even and an odd layer, the first and the last
 WIDE = ModelConfig("test", 2, 8, 320, 160, 0.0)  # the small model has six of its heads
 ALTERNATION = AlternationSettings("output", 0.5, 100.0)
 SEPARATE = "HASHOFASTRING"  # only a second process shows it
@@ -39,13 +41,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch.undo()
 
 
-def study_of(kind: type) -> ModelConfig:
-    return WIDE if getattr(kind, "wide", False) else STUDY
+def study_of(kind: type, otherwise: ModelConfig) -> ModelConfig:
+    return WIDE if getattr(kind, "wide", False) else otherwise
+
+
+WHOLE = {
+    kind.fails: name for name, kind in BROKEN.items()
+}.values()  # one of each check: no later check stops it
 
 
 @pytest.mark.parametrize("name", [name for name in BROKEN if name != SEPARATE])
-def test_a_broken_attention_is_refused_for_its_reason(folder: Path, name: str) -> None:
-    found = examine(Probe(name, study_of(BROKEN[name]), ALTERNATION))
+def test_a_broken_attention_is_refused_for_its_reason(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name not in WHOLE:
+        monkeypatch.setattr("ra.admission.examine.CHECKS", checks_to(BROKEN[name].fails))
+    found = examine(Probe(name, study_of(BROKEN[name], STUDY), ALTERNATION))
     assert found.violations, "admitted"
     first = found.violations[0]
     assert first.check == BROKEN[name].fails, str(first)
@@ -57,7 +68,7 @@ def test_a_broken_attention_is_refused_for_its_reason(folder: Path, name: str) -
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_correct_attention_is_admitted(folder: Path, name: str) -> None:
-    found = examine(Probe(name, study_of(CORRECT[name]), ALTERNATION))
+    found = examine(Probe(name, study_of(CORRECT[name], SHALLOW), ALTERNATION))
     assert found.violations == ()
     assert {outcome.result for outcome in found.outcomes} == {"passed"}
 
