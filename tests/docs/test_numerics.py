@@ -16,13 +16,16 @@ import pytest
 import torch
 
 from numerics import PrecisionDebugger, RecorderConfig
+from numerics.__main__ import main
 from numerics.logp.files import compare_files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
 
 
-def test_the_worked_case_names_the_function_that_the_page_names(tmp_path: Path) -> None:
+def test_the_worked_case_names_the_function_that_the_page_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = PAGE.partition("Save as `train_once.py`")[2]
     script = re.search(r"^    import sys\n(?:(?:    .*)?\n)*", record, re.MULTILINE)
     commands = re.findall(
@@ -32,7 +35,8 @@ def test_the_worked_case_names_the_function_that_the_page_names(tmp_path: Path) 
     assert len(commands) == 3
     (tmp_path / "train_once.py").write_text(textwrap.dedent(script[0]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "1234"}
-    for command in commands:
+    *trainings, compare = commands
+    for command in trainings:
         done = subprocess.run(
             [sys.executable, *command.split()],
             cwd=tmp_path,
@@ -42,13 +46,18 @@ def test_the_worked_case_names_the_function_that_the_page_names(tmp_path: Path) 
         )
         assert done.returncode == 0, done.stderr
         assert "PYTHONHASHSEED" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert compare.startswith("-m numerics compare ")
+    assert main(compare.split()[2:]) == 0
+    printed = capsys.readouterr().out
+    assert "first divergence" in printed
     shown = [line.strip() for line in PAGE.splitlines()]
-    for line in done.stdout.splitlines():
+    for line in printed.splitlines():
         if line.startswith(("verdict", "calls", "first divergence", "differs", "also", "next")):
             assert line in shown
     assert (tmp_path / "out/tree.html").exists()
     (view,) = re.findall(r"^    python (-m numerics view .*)$", PAGE, re.MULTILINE)
-    subprocess.run([sys.executable, *view.split()], cwd=tmp_path, env=environment, check=True)
+    assert main(view.split()[2:]) == 0
     assert (tmp_path / "tree.html").exists()
 
 

@@ -3,9 +3,7 @@
 import dataclasses
 import itertools
 import json
-import os
-import subprocess
-import sys
+import resource
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from numerics import NumericsError, PrecisionDebugger, Recorder, RecorderConfig
+from numerics.__main__ import main
 from numerics.describe import PART, describe_tensor, resolve
 from numerics.gradients import SEVERAL
-
-ROOT = Path(__file__).parents[2]
 
 
 def content(folder: Path, step: int = 0) -> dict[str, Any]:
@@ -283,38 +280,24 @@ def test_an_unusable_folder_is_known_before_the_step(tmp_path: Path) -> None:
     assert not model._forward_hooks
 
 
-FULL = """
-import resource, signal, sys, torch
-from numerics import NumericsError, Recorder, RecorderConfig
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-model = torch.nn.Linear(64, 64)
-recorder = Recorder(RecorderConfig(dump_path=sys.argv[1], task=sys.argv[2]))
-recorder.start(model)
-model(torch.ones(1, 64))
-recorder.stop()
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-try:
-    recorder.step()
-except NumericsError as error:
-    print(error)
-recorder.start(model)
-recorder.stop()
-print(recorder.iteration, len(model._forward_hooks))
-"""
-
-
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 def test_a_full_disk_is_one_line_and_the_next_step_goes_on(task: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), task],
-        cwd=ROOT,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-    )
-    lines = done.stdout.splitlines()
-    assert "step 0 cannot be written" in lines[0], done.stderr
-    assert lines[1:] == ["1 0"]
+    model = nn.Linear(64, 64)
+    recorder = Recorder(RecorderConfig(dump_path=str(tmp_path), task=task))
+    recorder.start(model)
+    model(torch.ones(1, 64))
+    recorder.stop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        with pytest.raises(NumericsError, match="step 0 cannot be written") as caught:
+            recorder.step()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value)
+    recorder.start(model)
+    recorder.stop()
+    assert (recorder.iteration, len(model._forward_hooks)) == (1, 0)
 
 
 def test_the_debugger_without_an_instance_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +330,9 @@ def test_a_large_tensor_has_the_statistics_and_the_checksum_of_its_values(
 
 
 @pytest.mark.parametrize("twice", ["retain_graph", "second derivative"])
-def test_gradients_are_of_one_backward_pass(twice: str, tmp_path: Path) -> None:
+def test_gradients_are_of_one_backward_pass(
+    twice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = torch.randn(3, 4, requires_grad=True)
@@ -370,8 +355,5 @@ def test_gradients_are_of_one_backward_pass(twice: str, tmp_path: Path) -> None:
     )
     torch.testing.assert_close(passed, received * (1 - output.square()))
     assert torch.equal(received, torch.ones(3, 4))
-    done = subprocess.run(
-        [sys.executable, "-m", "numerics", "oracle", str(tmp_path / "step0"), "-o", str(tmp_path / "oracle")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert ": 0 wrong, " in done.stdout
+    assert main(["oracle", str(tmp_path / "step0"), "-o", str(tmp_path / "oracle")]) == 0
+    assert ": 0 wrong, " in capsys.readouterr().out

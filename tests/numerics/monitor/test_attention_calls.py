@@ -1,6 +1,7 @@
 """Entropy and largest logit of attention calls equal those of whole score matrices, in blocks of any size."""
 
 import contextlib
+import itertools
 from typing import Any
 
 import pytest
@@ -70,12 +71,18 @@ def test_calls_are_seen_however_they_are_written_and_change_nothing() -> None:
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("weights", [False, True])
-@pytest.mark.parametrize("mask", ["none", "causal", "padding", "added"])
+MASKS = ["none", "causal", "padding", "added"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "weights", "way"),
+    [
+        *itertools.product(MASKS, [False, True], ["eager", "small"]),
+        *zip(MASKS, [False, True, True, False], ["compiled"] * 4, strict=True),
+    ],
+)
 def test_attention_within_multihead_attention_is_seen_once_and_changes_nothing(
-    mask: str, weights: bool, small: bool, compiled: bool
+    mask: str, weights: bool, way: str
 ) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -88,7 +95,7 @@ def test_attention_within_multihead_attention_is_seen_once_and_changes_nothing(
         "added": {"attn_mask": torch.randn(8, 5, 5)},
     }[mask]
     probabilities = layer.eval()(x, x, x, average_attn_weights=False, **given)[1].detach()
-    called = torch.compile(layer, backend="aot_eager") if compiled and not small else layer
+    called = torch.compile(layer, backend="aot_eager") if way == "compiled" else layer
     called.train()
 
     def run() -> Tensor:
@@ -97,7 +104,7 @@ def test_attention_within_multihead_attention_is_seen_once_and_changes_nothing(
         return found
 
     seen: list[Tensor] = []
-    with fix(layer, "small:*") if small else contextlib.nullcontext():
+    with fix(layer, "small:*") if way == "small" else contextlib.nullcontext():
         plain = run()
         with AttentionCalls(seen.append, lambda: True):
             observed = run()

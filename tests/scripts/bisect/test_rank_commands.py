@@ -25,7 +25,7 @@ from scripts.trend import __main__ as trend_command
 from tests.scripts.bisect.faulty_runs import HALF, ROOT, configured, train, workplace
 
 pytestmark = pytest.mark.slow
-STEPS = 40
+STEPS = 16
 MONITORED = {"GPT2_MAX_ITERS": str(STEPS), "EFFECTIVE_BATCH": "8", "MONITOR": "y", "MONITOR_INTERVAL": "1"}
 
 

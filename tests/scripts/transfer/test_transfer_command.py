@@ -14,11 +14,11 @@ from tests.faults.workplace import Workplace, write_stories
 SETTINGS = {
     "VARIANTS": "B B+AQN=strong",
     "SEEDS": "3",
-    "GPT2_MAX_ITERS": "12",
+    "GPT2_MAX_ITERS": "6",
     "MICRO_BATCH": "0",
     "EVAL_INTERVAL_TOKENS": "64",
 }
-PLATFORMS = "int8 int2 foreign:0 foreign:0.02 foreign:0.2"
+PLATFORMS = "int8 foreign:0 foreign:0.2"
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,8 @@ def transfer(place: Workplace, *arguments: str) -> tuple[int, str]:
 
 
 def test_every_run_is_evaluated_judged_and_shown_and_nothing_is_repeated(place: Workplace) -> None:
-    done = place.command("scripts.transfer", str(place.study), "--platforms", PLATFORMS)
-    printed = done.stdout
-    assert done.returncode == 0, printed
+    status, printed = transfer(place, str(place.study), "--platforms", PLATFORMS)
+    assert status == 0, printed
     content = json.loads((place.study / "transfer.json").read_text())
     names = ["fp32", *PLATFORMS.split()]
     rows = {(row["run"], row["platform"]): row["loss"] for row in content["matrix"]}
