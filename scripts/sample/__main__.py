@@ -21,6 +21,7 @@ from study.sampling.page import samples_document
 
 OPTIONS = ("PROMPT", "TOKENS", "COUNT", "TEMPERATURE", "TOP_K", "TOP_P", "SEED", "OUT")
 MOST_TEXTS = 1000
+SMALLEST_TEMPERATURE = 1e-6
 
 
 def main() -> int:
@@ -42,6 +43,11 @@ def main() -> int:
         int(number("TOP_K", given.top_k, 0, 0, math.inf, whole=True)),
         number("TOP_P", given.top_p, 1.0, 1e-6, 1.0),
     )
+    if 0 < settings.temperature < SMALLEST_TEMPERATURE:
+        raise UserError(
+            f"TEMPERATURE={given.temperature} is too small to divide the logits by; fix: TEMPERATURE=0, which takes "
+            f"the most probable token, or at least {SMALLEST_TEMPERATURE:g}"
+        )
     export_environment()  # before torch is imported
     from study.sampling.draw import sample_runs
 

@@ -176,6 +176,10 @@ def _arm_files(run: TrainedRun, record: RunRecord, alternation: AlternationSetti
 
 def _refuse_other_content(folder: Path) -> None:
     """ExportError for a folder with files that no export wrote."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise ExportError(f"{folder} is not UTF-8 text; fix: OUT=another folder") from None
     others = [path.name for path in sorted(folder.glob("*")) if not _is_exported(path)]
     if others or (folder.exists() and not folder.is_dir()):
         raise ExportError(

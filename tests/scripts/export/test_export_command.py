@@ -105,6 +105,8 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(
     full = tmp_path / "full"
     full.mkdir()
     (full / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not UTF-8 text; fix: OUT=another folder"):
+        call(monkeypatch, str(run), "--out", str(tmp_path / "n\udcff"))
     with pytest.raises(UserError, match=r"has other content \(thesis.txt\); fix: OUT=an empty folder"):
         call(monkeypatch, str(run), "--out", str(full))
     assert [path.name for path in full.iterdir()] == ["thesis.txt"]

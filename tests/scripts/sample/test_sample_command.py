@@ -78,6 +78,10 @@ def test_many_runs_have_a_table_for_each_seed(
         (("--tokens", "many"), "TOKENS=many is not a whole number; fix"),
         (("--temperature", "-1"), "TEMPERATURE=-1 is out of range; fix"),
         (("--temperature", "nan"), "TEMPERATURE=nan is out of range; fix"),
+        (
+            ("--temperature", "1e-300"),
+            "TEMPERATURE=1e-300 is too small to divide the logits by; fix: TEMPERATURE=0",
+        ),
         (("--top-p", "0"), "TOP_P=0 is out of range; fix"),
         (("--top-k", "-1"), "TOP_K=-1 is out of range; fix"),
         (("--count", "0"), "COUNT=0 is out of range; fix"),
