@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from numerics.compare.causes.causes import Causes
-from numerics.compare.causes.divergence import Divergence, cell_words
+from numerics.compare.causes.divergence import Divergence
 from numerics.compare.causes.missing import Missing
+from numerics.compare.causes.updates import Earlier, is_parameter, judge_updates
 from numerics.compare.replay import NotReplayableError, replayed_error
-from numerics.compare.table.measure import compare_values, epsilon, load, load_pair
-from numerics.compare.table.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, Cell, Row
-from numerics.compare.table.step_record import StepRecord, Value
+from numerics.compare.table.rows import BEYOND, EQUAL, ROUNDING, UNMATCHED, WRONG, Row
+from numerics.compare.table.step_record import StepRecord
 
 # The largest growth measured between correct kernels was 7.5 (14 for q, k and v as three layers), the largest error of
 # a float64 replay 2.5 (float32 products of 8192 terms): tests/numerics/compare.
@@ -55,9 +55,11 @@ def judge(
     if earlier is not None:
         scan.updated = True
         scan.found = judge_updates(rows, earlier, GROWTH, scan.causes)
-    for row in rows:
-        if row.grade != UNMATCHED:
-            scan.enter(row)
+    for late in (False, True):  # what is computed of gradients, after the gradients
+        for row in rows:
+            if row.grade != UNMATCHED and row.pair.call.late == late:
+                scan.enter(row)
+        scan.close_all()
     scan.end()
     alone = any(row.grade == UNMATCHED and scan.missing.is_judged(row) for row in rows)
     unequal = [row for row in rows if row.grade != UNMATCHED and row.unequal]
@@ -112,7 +114,9 @@ class _Scan:
             self.found = self.causes.retyped(row, texts, self.stack)
             return
         error = row.error("input")
-        self.unequal_inputs |= not row.equal("input")
+        self.unequal_inputs |= not (row.equal("input") or _overwrites(row))
+        if self.updated and not self.causes.has_modules:
+            self.seen = max(self.seen, _parameter_error(row))
         if error and (not row.equal("output") or not any(cell.side == "output" for cell in row.cells)):
             explained = self._rounding(row) + self.seen
             self._grown(error, explained, row)
@@ -124,6 +128,8 @@ class _Scan:
                 ]
                 trusted = not (self.causes.many or self.updated)
                 self.found = self.causes.entered(row, wrong, self.stack, trusted)
+                if row.pair.call.late and self.found.cause == "between":
+                    self.found = self._gradients() or self.found
         if self.found:
             return
         if self.updated or self.causes.many:
@@ -132,9 +138,11 @@ class _Scan:
             self.seen = max(self.seen, row.error("parameter"))
         self.stack.append(row)
 
-    def end(self) -> None:
+    def close_all(self) -> None:
         while self.stack:
             self._close(self.stack.pop())
+
+    def end(self) -> None:
         if not self.found:
             self.found = self._gradients()
         if not (self.found or self.updated or self.causes.many):
@@ -210,11 +218,14 @@ class _Scan:
         explained = self._explained(row)
         replay(row, not self.causes.has_functions)
         if row.replayed is not None:
-            wrong = max(row.replayed) > REPLAY
+            wrong = max(row.replayed) > REPLAY * _room(row)
         else:
             self._grown(error, explained, row)
             wrong = error > GROWTH * explained
         changed = [text for text in row.settings if not text.startswith("class")]
+        if row.pair.call.late and row.replayed is None and not row.equal("input") and not changed:
+            bound = math.sqrt(GROWTH * explained)  # as of an update: see judge_updates
+            wrong = wrong and _is_large_update(row, bound)
         weak = bool(changed) and row.equal("input") and not row.pair.call.backward and not row.inner
         if not wrong and not weak:
             return None
@@ -287,107 +298,26 @@ def _findings(rows: Sequence[Row], divergence: Divergence | None) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """The steps before. rows: of the last one. place: as in "step0/rank0". error: the largest of their gradients.
-
-    equal: whether all of their results are equal.
-    """
-
-    rows: Sequence[Row]
-    place: str
-    error: float
-    equal: bool
+def _overwrites(row: Row) -> bool:
+    """Return whether a function wrote over all of its first argument that differs: memory that nothing had set."""
+    places = {cell.place for cell in row.cells if cell.side == "input" and not cell.difference.equal}
+    is_function = not (row.pair.call.is_module or row.pair.call.backward)
+    return is_function and row.pair.call.path[-1:] == "_" and places == {"0"} and row.equal("output")
 
 
-def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: Causes) -> Divergence | None:
-    """Return the first parameter whose update since the step before its gradient does not explain.
-
-    The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
-    gradient before was equal, updates may differ by rounding. Where gradients have the relative error e, Adam divides
-    elements of the size of e by themselves: a share e of the elements has an update of any sign, which is an error of
-    sqrt(e) of the update. An update is wrong above sqrt(growth x e). Biases are then not judged: the gradient of a
-    key's bias is zero but for rounding.
-    """
-    before = {
-        (row.name, cell.place): cell for row in earlier.rows for cell in row.cells if _is_parameter(cell)
-    }
-    trained = {
-        (row.pair.call.path, cell.place): compare_values(cell.target, cell.golden).error
-        for row in earlier.rows
-        for cell in row.cells
-        if cell.side == "gradient"
-    }
-    updates = [
-        (row, cell, old)
-        for row in rows
-        for cell in row.cells
-        if _is_parameter(cell)
-        and (row.pair.call.path, cell.place) in trained
-        and (old := before.get((row.name, cell.place))) is not None
-    ]
-    wrong = []
-    for row, cell, old in updates:
-        error = max(earlier.error, trained[row.pair.call.path, cell.place])
-        bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
-        is_noise = _update_error(cell, old) <= bound or (not earlier.equal and _group(row, cell) == "biases")
-        if not (cell.difference.equal or is_noise):
-            wrong.append((row, cell))
-    if not wrong:
-        return None
-    first = wrong[0][0]
-    every = {_group(row, cell) for row, cell, _ in updates}
-    groups = {_group(row, cell) for row, cell in wrong}
-    count = f"{len(wrong)} of {len(updates)} parameters"
-    why = (
-        f"the gradients of {earlier.place} agree and {count} differ after it: the optimizer, or what changes gradients "
-        f"and weights between the steps; groups: {'all' if groups == every else ', '.join(sorted(groups))}"
-    )
-    what = [cell_words(cell) for row, cell in wrong if row is first]
-    return causes.divergence(first, "optimizer", what, first.units("parameter"), why)
+def _parameter_error(row: Row) -> float:
+    """Return the error of the parameters among a function's inputs."""
+    return max((cell.difference.error for cell in row.cells if is_parameter(cell)), default=0.0)
 
 
-def _is_parameter(cell: Cell) -> bool:
-    return cell.side == "parameter" and cell.target is not None and cell.golden is not None
+def _is_large_update(row: Row, bound: float) -> bool:
+    """Return whether a parameter that a function overwrote differs by more than the bound; a bias is not judged."""
+    cells = [cell for cell in row.cells if cell.side == "output"]
+    matrices = [cell for cell in cells if cell.golden is not None and len(cell.golden.shape) > 1]
+    return row.pair.call.writes_parameter and any(cell.difference.error > bound for cell in matrices)
 
 
-def _group(row: Row, cell: Cell) -> str:
-    assert cell.golden is not None
-    kind = row.pair.call.type.lower()
-    if "norm" in kind:
-        return "norms"
-    if "embedding" in kind:
-        return "embeddings"
-    return "matrices" if len(cell.golden.shape) > 1 else "biases"
-
-
-def _update_error(now: Cell, old: Cell) -> float:
-    """Return the error of an update relative to the golden one, without what rounding of the parameter explains."""
-    assert now.target is not None
-    assert now.golden is not None
-    assert old.target is not None
-    assert old.golden is not None
-    after, before = load_pair(now.target, now.golden), load_pair(old.target, old.golden)
-    rounding = 4 * epsilon(now.golden.dtype)
-    if after and before:
-        mine, golden = (x.double() - y.double() for x, y in zip(after, before, strict=True))
-        size = float(load(old.golden).double().square().mean().sqrt())
-        error, moved = (float(change.square().mean().sqrt()) for change in (mine - golden, golden))
-    else:
-        scales = _numbers(old.golden)
-        size = max(map(abs, scales))
-        mine_moved, golden_moved = (
-            [x - y for x, y in zip(_numbers(late), _numbers(early), strict=True)]
-            for late, early in ((now.target, old.target), (now.golden, old.golden))
-        )
-        error = max(abs(x - y) for x, y in zip(mine_moved, golden_moved, strict=True))
-        moved = max(map(abs, golden_moved))
-    error = max(error - rounding * size, 0.0)
-    return error / moved if moved else (math.inf if error else 0.0)
-
-
-def _numbers(value: Value) -> list[float]:
-    """Return the statistics at the scale of an element."""
-    root = math.sqrt(max(value.count, 1))
-    highest, lowest, mean, norm = (number or 0.0 for number in value.statistics)
-    return [highest, lowest, mean, norm / root]
+def _room(row: Row) -> float:
+    """Return how much larger a replay's bound is: a norm of all gradients may be one partial sum of n terms."""
+    most = max((value.count for value in row.pair.call.inputs.values()), default=0)
+    return max(1.0, math.sqrt(most) / 8) if row.pair.call.late else 1.0

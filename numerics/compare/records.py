@@ -102,6 +102,7 @@ def read_record(folder: Path) -> StepRecord:
         _attach(calls, path, values)
     outer = {name: parent if isinstance(parent, str) else None for name, parent in parents.items()}
     outer |= {name: row["parent"] for name, row in data.items() if isinstance(row.get("parent"), str)}
+    calls |= {name: replace(calls[name], late=True) for name in _late(calls, outer)}
     ordered: dict[str, None] = {}
     for backward in (False, True):
         names = [name for name, call in calls.items() if call.backward == backward]
@@ -226,6 +227,19 @@ def _shape(sizes: Any) -> tuple[int, ...]:
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
+
+
+def _late(calls: Mapping[str, Call], parents: Mapping[str, str | None]) -> list[str]:
+    """Return the functions outside of the modules that the code called after backward without autograd."""
+    found, started = [], False
+    for name, call in calls.items():  # in the order of dump.json, which is that of the ends of calls
+        started = started or call.backward
+        inputs_grow = any(value.requires_grad and not value.is_parameter for value in call.inputs.values())
+        outputs_grow = any(value.requires_grad for value in call.outputs.values())
+        without = not inputs_grow and (not outputs_grow or call.writes_parameter)
+        if started and without and not (call.backward or call.is_module or parents.get(name)):
+            found.append(name)
+    return found
 
 
 def _attach(calls: dict[str, Call], path: str, values: dict[str, Value]) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from numerics.compare.causes.divergence import Divergence
 from numerics.compare.causes.missing import changed_selection
+from numerics.compare.causes.updates import Earlier, gradient_error
 from numerics.compare.join.merged_layers import join_merged_layers
 from numerics.compare.join.micro_batches import join_micro_batches
-from numerics.compare.judge import Earlier, Judgement, judge
+from numerics.compare.judge import Judgement, judge
 from numerics.compare.records import find_records, read_record
 from numerics.compare.table.matching import NameMap, match_calls, recorded_by_both
 from numerics.compare.table.rows import Row, measure_rows
@@ -180,7 +181,7 @@ def _earlier(place: str, steps: Sequence[StepComparison]) -> Earlier | None:
     mine = [step for other, step in known.items() if other < number]
     if number - 1 not in known or any(step.judgement.divergence for step in mine):
         return None
-    error = max((row.error("gradient") for step in mine for row in step.rows), default=0.0)
+    error = max((gradient_error(row) for step in mine for row in step.rows), default=0.0)
     equal = all(step.judgement.verdict == "equal" for step in mine)
     last = known[number - 1]
     return Earlier(last.rows, last.place, error, equal)

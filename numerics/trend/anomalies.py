@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from numerics.trend.history import Flags, Floats, History, against, history, with_history
+from numerics.trend.history import BEFORE, LEAST, Flags, Floats, History, against, history, with_history
 from numerics.trend.tables import Monitored, Table, computation_order, kind_order
 
 NOT_FINITE, HISTORY, REFERENCE = "not finite", "leaves its history", "differs from the reference"
@@ -67,6 +67,17 @@ class Anomalies:
     steps: set[int] = field(default_factory=set)
     tested: set[int] = field(default_factory=set)
     most: int = 0
+
+    @property
+    def advice(self) -> list[str]:
+        """Return what to monitor where no anomaly was found, and most monitored steps were not tested."""
+        spaced = bool(self.steps) and max(self.steps) - min(self.steps) >= len(self.steps)
+        if self.found or (self.tests and not (spaced and 2 * len(self.tested) < len(self.steps))):
+            return []
+        return [
+            f"monitor every step (CONFIG_MONITOR_INTERVAL=1, step_interval 1 in config.json), and more than "
+            f"{BEFORE + LEAST} steps; only {len(self.tested)} of {len(self.steps)} were tested"
+        ]
 
     @property
     def first(self) -> Anomaly | None:

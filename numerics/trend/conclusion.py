@@ -80,8 +80,8 @@ def sentences(trend: Trend) -> list[str]:
 def next_commands(trend: Trend, record: Record, watch: Watch = lambda run, kinds: "") -> list[str]:
     """Return what to do next."""
     missing = _not_monitored(trend)
-    watched = [watch(trend.run, missing)] if missing else []
-    return _recordings(trend, record) + [one for one in watched if one]
+    watched = [one for one in [watch(trend.run, missing) if missing else ""] if one]
+    return [*_recordings(trend, record), *watched] or ([] if trend.reference else trend.anomalies.advice)
 
 
 def _not_monitored(trend: Trend) -> list[str]:

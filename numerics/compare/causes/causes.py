@@ -18,6 +18,7 @@ class Causes(CallIndex):
 
     def __init__(self, rows: Sequence[Row], target: StepRecord, golden: StepRecord) -> None:
         super().__init__(rows, target, golden)
+        self.has_modules = any(row.pair.call.is_module for row in rows)
         self.has_functions = all(
             any(not call.is_module for call in record.calls.values()) for record in (target, golden)
         )

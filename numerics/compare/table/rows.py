@@ -86,7 +86,11 @@ class Row:
 
 def measure_rows(pairs: Iterable[Pair], target: StepRecord, golden: StepRecord) -> list[Row]:
     """Return a row for each pair, in the order of execution."""
-    rows = [_row(pair) for pair in pairs]
+    sizes_passed = (
+        value.norm or 0.0 for call in golden.calls.values() if call.backward for value in call.values
+    )
+    largest = max((size for size in sizes_passed if math.isfinite(size)), default=0.0)
+    rows = [_row(pair, largest) for pair in pairs]
     coarse = _other_precision(rows)
     here, there = _epsilons(target), _epsilons(golden)
     for row in rows:
@@ -101,7 +105,8 @@ def measure_rows(pairs: Iterable[Pair], target: StepRecord, golden: StepRecord) 
     return rows
 
 
-def _row(pair: Pair) -> Row:
+def _row(pair: Pair, largest: float) -> Row:
+    """Compare a pair of calls. largest: norm of the gradients, the scale of what is computed of them after backward."""
     row = Row(pair)
     target, golden = pair.target, pair.golden
     if target is None or golden is None:
@@ -110,7 +115,7 @@ def _row(pair: Pair) -> Row:
     if target.type != golden.type:
         row.settings.append(f"class: {target.type} against {golden.type}")
     row.settings += _settings(target, golden)
-    floor = _bias_scale(golden)
+    received = _received(golden)
     for side, mine, others in (
         ("input", target.inputs, golden.inputs),
         ("parameter", target.parameters, golden.parameters),
@@ -120,10 +125,11 @@ def _row(pair: Pair) -> Row:
         for place in [*others, *(place for place in mine if place not in others)]:
             here, there = mine.get(place), others.get(place)
             passed = side == "gradient" or (side == "output" and golden.backward)
-            is_bias = passed and there is not None and len(there.shape) == 1
-            difference = compare_values(
-                here, there, floor / math.sqrt(there.count) if is_bias and there else 0.0
-            )
+            of_gradients = golden.late and side == "input" and there is not None
+            floor = largest / math.sqrt(max(there.count, 1)) if of_gradients and there else 0.0
+            if passed and there is not None and len(there.shape) == 1:
+                floor = _bias_scale(there, received)
+            difference = compare_values(here, there, floor)
             given = [value for value in (here, there) if value is not None and value.kind]
             alone = len(given) == 1
             optional = alone and _is_optional(side, place, target, golden)
@@ -173,14 +179,23 @@ def _settings(target: Call, golden: Call) -> list[str]:
     ]
 
 
-def _bias_scale(golden: Call) -> float:
-    """Return the norm of the received gradient: the scale of what a bias's gradient sums.
+def _received(golden: Call) -> Value | None:
+    """Return the largest gradient that a backward receives."""
+    values = [value for value in golden.inputs.values() if golden.backward and value.norm is not None]
+    return max(values, key=lambda value: value.norm or 0.0, default=None)
+
+
+def _bias_scale(bias: Value, received: Value | None) -> float:
+    """Return the scale of what the gradient of a bias sums.
 
     The gradient of a key's bias is zero but for rounding, and has no scale of its own. So is that of a bias before a
-    BatchNorm.
+    BatchNorm. Of n terms in one partial sum, rounding grows with sqrt(n); the bound of the judgement has room for the
+    first 64.
     """
-    received = [value.norm for value in golden.inputs.values() if value.norm is not None]
-    return max(received, default=0.0) if golden.backward else 0.0
+    if received is None or received.norm is None:
+        return 0.0
+    count = max(bias.count, 1)
+    return received.norm / math.sqrt(count) * max(1.0, math.sqrt(received.count / count) / 8)
 
 
 def _epsilons(record: StepRecord) -> Mapping[str, float]:

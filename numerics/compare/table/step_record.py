@@ -91,7 +91,8 @@ class Call:
 
     path: of the module, "" for the root; the label of a function, as in "Functional.gelu". number: of the call.
     inputs, parameters, outputs: by place, as in "0.hidden". gradients: of the module's parameters at the end of the
-    step, at its last backward. raw: the row of dump.json.
+    step, at its last backward. raw: the row of dump.json. late: whether it is a function that the code calls outside
+    of the modules after backward, of values that need no gradient: clipping, the optimizer.
     """
 
     name: str
@@ -105,6 +106,13 @@ class Call:
     outputs: dict[str, Value]
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
     gradients: dict[str, Value] = field(default_factory=dict)
+    late: bool = False
+
+    @property
+    def writes_parameter(self) -> bool:
+        """Return whether it is a function that overwrites a parameter, as an optimizer does."""
+        first = next(iter(self.inputs.values()), None)
+        return self.path[-1:] == "_" and first is not None and first.is_parameter
 
     @property
     def values(self) -> Iterator[Value]:

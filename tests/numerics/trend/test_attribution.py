@@ -121,6 +121,16 @@ def test_a_loss_that_is_not_tested_is_not_called_clean(
     assert words in sentences(trend)[1]
 
 
+@pytest.mark.parametrize(("steps", "tested"), [(20, 0), (200, 200 - 31)])
+def test_a_run_with_too_few_monitored_steps_has_a_next_command(
+    tmp_path: Path, steps: int, tested: int
+) -> None:
+    write_monitor(tmp_path, noisy(14, steps))
+    found = next_commands(analysed(tmp_path), lambda _, step: str(step))
+    assert bool(found) == (tested == 0), found
+    assert not found or ("CONFIG_MONITOR_INTERVAL=1" in found[0] and f"only {tested} of {steps}" in found[0])
+
+
 def test_the_next_command_names_the_first_anomaly(tmp_path: Path) -> None:
     """The rate of step 100 is too large, so the gradient norm is anomalous from step 101."""
     write(tmp_path, 101, None)

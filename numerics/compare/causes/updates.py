@@ -1,0 +1,135 @@
+"""Judge what an optimizer did between two consecutive recorded steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from numerics.compare.causes.causes import Causes
+from numerics.compare.causes.divergence import Divergence, cell_words
+from numerics.compare.table.measure import compare_values, epsilon, load, load_pair
+from numerics.compare.table.rows import Cell, Row
+from numerics.compare.table.step_record import Value
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The steps before. rows: of the last one. place: as in "step0/rank0". error: the largest of their gradients.
+
+    equal: whether all of their results are equal.
+    """
+
+    rows: Sequence[Row]
+    place: str
+    error: float
+    equal: bool
+
+
+def judge_updates(rows: Sequence[Row], earlier: Earlier, growth: float, causes: Causes) -> Divergence | None:
+    """Return the first parameter whose update since the step before its gradient does not explain.
+
+    The error of an update is relative to the update: |d - d'| / |d'|, with d the change of a parameter. Where every
+    gradient before was equal, updates may differ by rounding. Where gradients have the relative error e, Adam divides
+    elements of the size of e by themselves: a share e of the elements has an update of any sign, which is an error of
+    sqrt(e) of the update. An update is wrong above sqrt(growth x e). Biases are then not judged: the gradient of a
+    key's bias is zero but for rounding.
+    """
+    before = {
+        (row.name, cell.place): cell for row in earlier.rows for cell in row.cells if is_parameter(cell)
+    }
+    trained = {
+        (row.pair.call.path, cell.place): compare_values(cell.target, cell.golden).error
+        for row in earlier.rows
+        for cell in row.cells
+        if cell.side == "gradient"
+    }
+    updates = [
+        (row, cell, old)
+        for row in rows
+        for cell in row.cells
+        if is_parameter(cell)
+        and ((row.pair.call.path, cell.place) in trained or _is_trained_argument(row, cell, causes))
+        and (old := before.get((row.name, cell.place))) is not None
+    ]
+    wrong = []
+    for row, cell, old in updates:
+        error = max(earlier.error, trained.get((row.pair.call.path, cell.place), 0.0))
+        bound = growth * row.epsilon if earlier.equal else math.sqrt(growth * error)
+        is_noise = _update_error(cell, old) <= bound or (not earlier.equal and _group(row, cell) == "biases")
+        if not (cell.difference.equal or is_noise):
+            wrong.append((row, cell))
+    if not wrong:
+        return None
+    first = wrong[0][0]
+    every = {_group(row, cell) for row, cell, _ in updates}
+    groups = {_group(row, cell) for row, cell in wrong}
+    count = f"{len(wrong)} of {len(updates)} parameters"
+    why = (
+        f"the gradients of {earlier.place} agree and {count} differ after it: the optimizer, or what changes gradients "
+        f"and weights between the steps; groups: {'all' if groups == every else ', '.join(sorted(groups))}"
+    )
+    what = [cell_words(cell) for row, cell in wrong if row is first]
+    return causes.divergence(first, "optimizer", what, first.units("parameter"), why)
+
+
+def gradient_error(row: Row) -> float:
+    """Return the error of the gradients of a module's parameters, or of those that a function's backward returns."""
+    is_function = row.pair.call.backward and not row.pair.call.is_module
+    return row.error("output" if is_function else "gradient")
+
+
+def is_parameter(cell: Cell) -> bool:
+    """Return whether both sides recorded a parameter here: of a module, or as an argument of a function."""
+    of_module = cell.side == "parameter" or (
+        cell.side == "input" and cell.golden is not None and cell.golden.is_parameter
+    )
+    return of_module and cell.target is not None and cell.golden is not None
+
+
+def _is_trained_argument(row: Row, cell: Cell, causes: Causes) -> bool:
+    """Return whether a cell is a trained parameter that only functions have: no module was recorded."""
+    trained = cell.golden is not None and cell.golden.requires_grad is True and cell.side == "input"
+    return trained and not (causes.has_modules or row.pair.call.late)
+
+
+def _group(row: Row, cell: Cell) -> str:
+    assert cell.golden is not None
+    kind = row.pair.call.type.lower()
+    if "norm" in kind:
+        return "norms"
+    if "embedding" in kind:
+        return "embeddings"
+    return "matrices" if len(cell.golden.shape) > 1 else "biases"
+
+
+def _update_error(now: Cell, old: Cell) -> float:
+    """Return the error of an update relative to the golden one, without what rounding of the parameter explains."""
+    assert now.target is not None
+    assert now.golden is not None
+    assert old.target is not None
+    assert old.golden is not None
+    after, before = load_pair(now.target, now.golden), load_pair(old.target, old.golden)
+    rounding = 4 * epsilon(now.golden.dtype)
+    if after and before:
+        mine, golden = (x.double() - y.double() for x, y in zip(after, before, strict=True))
+        size = float(load(old.golden).double().square().mean().sqrt())
+        error, moved = (float(change.square().mean().sqrt()) for change in (mine - golden, golden))
+    else:
+        scales = _numbers(old.golden)
+        size = max(map(abs, scales))
+        mine_moved, golden_moved = (
+            [x - y for x, y in zip(_numbers(late), _numbers(early), strict=True)]
+            for late, early in ((now.target, old.target), (now.golden, old.golden))
+        )
+        error = max(abs(x - y) for x, y in zip(mine_moved, golden_moved, strict=True))
+        moved = max(map(abs, golden_moved))
+    error = max(error - rounding * size, 0.0)
+    return error / moved if moved else (math.inf if error else 0.0)
+
+
+def _numbers(value: Value) -> list[float]:
+    """Return the statistics at the scale of an element."""
+    root = math.sqrt(max(value.count, 1))
+    highest, lowest, mean, norm = (number or 0.0 for number in value.statistics)
+    return [highest, lowest, mean, norm / root]
