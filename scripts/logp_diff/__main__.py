@@ -18,7 +18,7 @@ from pages.document import render_terminal
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts.logp_diff")
-    parser.add_argument("run", nargs="?", type=Path)
+    parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--prompts", type=int, default=4, help="from the validation text")
     parser.add_argument("--tokens", type=int, default=32, help="sampled after each prompt")
@@ -28,10 +28,8 @@ def main() -> int:
         threshold = float(given.threshold)
     except ValueError:
         raise UserError(f"THRESHOLD={given.threshold} is not a number; fix: THRESHOLD=0.01") from None
-    if given.run is None or not given.run.is_dir():
-        raise UserError(
-            f"RUN={given.run or ''} is not a folder; fix: make logp-diff RUN=results/STUDY/runs/NAME"
-        )
+    if len(given.runs) != 1:
+        raise UserError("RUN names no single run; fix: make logp-diff RUN=results/STUDY/runs/NAME")
     if given.prompts < 1 or given.tokens < 1:
         raise UserError("prompts and tokens are at least 1; fix: --prompts 4 --tokens 32")
     export_environment()  # before torch is imported
@@ -42,7 +40,7 @@ def main() -> int:
     from numerics.logp.report import as_json, report
     from study.attention.inspect import choose_text, load_run
 
-    run = load_run(given.run)
+    run = load_run(given.runs[0])
     model = run.model.eval()
     ids, text = choose_text([run], None)
     length = max(1, min(len(ids) // given.prompts, model.block_size // 2))

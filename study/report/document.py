@@ -102,7 +102,7 @@ def _subtitle(report: Report) -> str:
 
 def _verdict(report: Report) -> list[Block]:
     """The verdicts, and the next step."""
-    damaged = [Paragraph((Strong("Damaged: "), sentence)) for sentence in report.damaged]
+    damaged = [Paragraph((Strong("Damaged:"), f" {sentence}")) for sentence in report.damaged]
     nothing = Paragraph("" if report.rows else Strong(NOTHING))
     notes = [Paragraph(no_verdict(report)), Paragraph(next_step(report))]
     return [*damaged, nothing, Findings(findings(report)), *notes]

@@ -60,7 +60,7 @@ def test_unusable_arguments_are_one_line(
     tmp_path: Path, config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = str(a_run(tmp_path, config_file, "B"))
-    for arguments in ((), (str(tmp_path / "absent"),), (run, "--prompts", "0"), (run, "--prompts", "9999"),
+    for arguments in ((), (run, run), (str(tmp_path / "absent"),), (run, "--prompts", "0"), (run, "--prompts", "9999"),
                       (run, "--threshold", "-1"), (run, "--threshold", "x")):  # fmt: skip
         with pytest.raises(UserError) as found:
             call(monkeypatch, *arguments)
