@@ -15,9 +15,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from numerics.errors import NumericsError
 from numerics.fixes.passes import FIRST, REPLAYED, running
 
 TWICE = b"a module with a fix has no second derivative; fix: remove the fix of a module that is differentiated twice"
+SPARSE = (
+    "a module with a fix has a sparse gradient, which torch cannot convert; fix: sparse=False in F.embedding, or a fix "
+    "without this module"
+)
 Finish = Callable[[Sequence[Tensor]], Any]  # outputs -> the result, in the context of the computation
 Compute = Callable[[Sequence[Tensor], bool, Finish], Any]  # (tensors, whether this is the first time, finish)
 
@@ -139,9 +144,20 @@ class _Replayed(torch.autograd.Function):
             # torch.autograd.grad would leave the modes that the context has entered
             engine: Any = torch.autograd.Variable._execution_engine
             with ctx.replay.autocast.disabled():  # as in every backward
-                result: Sequence[Tensor | None] = engine.run_backward(
-                    ends, starts, False, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
-                )
+                try:
+                    result: Sequence[Tensor | None] = engine.run_backward(
+                        ends,
+                        starts,
+                        False,
+                        False,
+                        tuple(wanted),
+                        allow_unreachable=True,
+                        accumulate_grad=False,
+                    )
+                except RuntimeError as error:
+                    if "different layout" in str(error):
+                        raise NumericsError(SPARSE) from error
+                    raise
             return result
 
         found: Sequence[Tensor | None] = ctx.replay.again(copies, gradients)

@@ -117,7 +117,10 @@ class ActivationWatch:
     def _gradient(self, key: tuple[str, str], tensor: Tensor) -> None:
         names = self._hooked.get(tensor)
         if names is not None:
-            names.append(key)
+            if (
+                key not in names
+            ):  # a module that reads the tensor twice: the gradient is the sum over both uses
+                names.append(key)
             return
         mine = self._hooked[tensor] = [key]
         pending = self.pending  # without this object, which holds the tensor

@@ -374,3 +374,17 @@ def test_a_compiled_model_runs_with_the_fix_and_a_compiled_module_is_refused() -
     assert all(error(one, true[name.removeprefix("_orig_mod.")]) < 3e-6 for name, one in found.items())
     with pytest.raises(NumericsError, match="OptimizedModule has a forward of its own"):
         fix(nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager")), "upcast:0")
+
+
+def test_a_sparse_gradient_of_a_function_is_one_line() -> None:
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(10, 4))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return F.embedding(ids, self.table, sparse=True)
+
+    model = nn.Sequential(Lookup())
+    with fix(model, "upcast:0"), pytest.raises(NumericsError, match="fix: sparse=False"):
+        model(torch.tensor([1, 2, 2])).sum().backward()
