@@ -205,11 +205,6 @@ def test_the_primary_comparison_is_first_although_another_arm_has_a_lower_loss(t
     assert [to_markdown(one.sentence).split("**")[1] for one in found] == [last, first]
 
 
-def test_a_warning_of_damage_is_bold_in_markdown(tmp_path: Path) -> None:
-    report = dataclasses.replace(build.build_report(a_study(tmp_path)), damaged=["B0 counts in no mean"])
-    assert "**Damaged:** B0 counts in no mean\n" in rendered.markdown(report)
-
-
 def test_too_few_seeds_are_mentioned_once(tmp_path: Path) -> None:
     report = build.build_report(a_study(tmp_path, seeds=2))
     (found,) = summary.findings(report)

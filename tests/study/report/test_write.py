@@ -1,11 +1,13 @@
 """A report is rebuilt when a file that it reads has changed."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from gpt2.system import files
 from study.attention import data
-from study.report import write
+from study.report import build, write
+from tests.study.report import rendered
 from tests.study.sample_records import a_study, edit
 
 
@@ -63,3 +65,8 @@ def test_a_study_scored_on_one_hellaswag_item_has_a_page(tmp_path: Path) -> None
         edit(tmp_path, folder.name, hellaswag={"acc": 1.0, "acc_norm": 0.0, "items": 1})
     write.write_report(tmp_path)
     assert "100.0 ± 50.0 %" in (tmp_path / "report.md").read_text()
+
+
+def test_a_warning_of_damage_is_bold_in_markdown(tmp_path: Path) -> None:
+    report = replace(build.build_report(a_study(tmp_path, seeds=1)), damaged=["B0 counts in no mean"])
+    assert "**Damaged:** B0 counts in no mean\n" in rendered.markdown(report)
